@@ -1,0 +1,381 @@
+"""Devices -> strategy: which devices share the batch, and how their values are summed.
+
+    strategy()                      # what the cluster and the machine offer
+    strategy(devices=2)             # two GPUs; on a machine without any, two logical CPU devices
+    strategy("mirrored", devices=["GPU:0", "GPU:2"])
+
+The same request in one process returns the same object, because two `MirroredStrategy` objects
+over the same devices fail in TensorFlow ("Shape mismatch in the collective instance"). So a
+notebook cell may run twice, and two models may train one after the other.
+"""
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import require_positive_integer
+
+KINDS = (
+    "auto",
+    "one_device",
+    "mirrored",
+    "multi_worker",
+    "central_storage",
+    "parameter_server",
+    "tpu",
+)
+# These take their devices from the cluster, not from `devices`.
+_CLUSTER_KINDS = ("multi_worker", "parameter_server", "tpu")
+
+_log = logging.getLogger("keras_multigpu")
+_strategies: dict[tuple[str, tuple[str, ...]], tf.distribute.Strategy] = {}
+
+
+def strategy(
+    kind: str = "auto", *, devices: Sequence[str] | int | None = None
+) -> tf.distribute.Strategy:
+    """The `tf.distribute` strategy for these devices: one object for each request.
+
+    Call it before the first TensorFlow operation. Only then can it let the GPUs take memory as
+    they need it, or split a CPU into logical devices.
+
+    Args:
+        kind: `"auto"`, `"one_device"`, `"mirrored"`, `"multi_worker"`, `"central_storage"`,
+            `"parameter_server"` or `"tpu"`. `"auto"` reads the cluster environment (`TF_CONFIG`,
+            SLURM), then looks for GPUs, and falls back to one CPU device. What it chose, and why,
+            is logged in one line by the logger `keras_multigpu`.
+        devices: Names such as `["GPU:0", "GPU:1"]`, or how many. A number counts GPUs, and logical
+            CPU devices on a machine without a GPU. `None` means all GPUs.
+
+    Returns:
+        A `tf.distribute.Strategy`, to be handed to `keras_multigpu.distribute`.
+
+    Raises:
+        ValueError: If an argument or a cluster variable of the environment makes no sense.
+        RuntimeError: If TensorFlow started too early, or another strategy's scope is open.
+
+    Example:
+
+    ```python
+    two_gpus = kmg.strategy(devices=2)
+    ```
+    """
+    return _obtain(kind, devices, late_growth_is_an_error=True)
+
+
+def default_strategy() -> tf.distribute.Strategy:
+    """The strategy whose scope is open, otherwise what `strategy()` returns.
+
+    For a model that was built first, and so has started TensorFlow: GPUs that already hold all
+    their memory are then worth a warning, not an error, for training works just as well.
+    """
+    if tf.distribute.has_strategy():
+        return tf.distribute.get_strategy()
+    return _obtain("auto", None, late_growth_is_an_error=False)
+
+
+def device_count(device_type: str) -> int:
+    """How many logical devices TensorFlow has, or will have once it starts.
+
+    `tf.config.list_logical_devices` would start TensorFlow, so they are counted from the settings.
+
+    Args:
+        device_type: `"GPU"` or `"CPU"`.
+
+    Returns:
+        An integer.
+    """
+    return sum(
+        len(tf.config.get_logical_device_configuration(device) or [device])
+        for device in tf.config.get_visible_devices(device_type)
+    )
+
+
+def require_logical_cpus(count: int) -> None:
+    """Have at least `count` logical CPU devices; they are made here if there are fewer.
+
+    Args:
+        count: Integer.
+
+    Raises:
+        RuntimeError: If there are fewer, and TensorFlow has started with them.
+    """
+    present = device_count("CPU")
+    if present >= count:
+        return
+    try:
+        tf.config.set_logical_device_configuration(
+            tf.config.get_visible_devices("CPU")[0],
+            [tf.config.LogicalDeviceConfiguration()] * count,
+        )
+    except RuntimeError as error:
+        raise RuntimeError(
+            problem(
+                f"{count} logical CPU devices are needed, but TensorFlow started with {present}.",
+                "Expected to make them before TensorFlow's first operation.",
+                f"Restart Python and move `keras_multigpu.strategy(devices={count})` before the "
+                "first model, tensor or dataset; ask for the largest number first.",
+                devices=count,
+            )
+        ) from error
+
+
+def _obtain(
+    kind: str, devices: Sequence[str] | int | None, *, late_growth_is_an_error: bool
+) -> tf.distribute.Strategy:
+    require_choice("kind", kind, KINDS)
+    names = None if devices is None else _device_names(devices)
+    reason = "asked for"
+    if kind == "auto":
+        kind, reason = _choose(names)
+    names = _check_devices(kind, names)
+
+    known = _strategies.get((kind, names))
+    if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not known:
+        raise RuntimeError(
+            problem(
+                "A strategy was asked for inside the scope of another one.",
+                "Expected no open scope, or the scope of the same strategy.",
+                "Call `keras_multigpu.strategy` before the `with ...scope():` block, or use "
+                "`tf.distribute.get_strategy()` inside it.",
+                kind=kind,
+                devices=devices,
+            )
+        )
+    if known is None:
+        # SLURM's resolver chooses this process's GPUs, so it comes before any look at them.
+        resolver = _cluster_resolver(kind)
+        if not any(name.startswith("CPU") for name in names):
+            _let_gpu_memory_grow(late_growth_is_an_error)
+        known = _strategies[kind, names] = _build(kind, names, resolver)
+        where = ", ".join(names) or "the cluster"
+        _log.info("Strategy: %s on %s (%s).", kind, where, reason)
+    return known
+
+
+def _choose(names: tuple[str, ...] | None) -> tuple[str, str]:
+    """The kind that "auto" stands for, and why."""
+    if names is not None:
+        kind = "mirrored" if len(names) > 1 else "one_device"
+        return kind, f"`devices` names {len(names)}"
+    cluster = _tf_config_cluster()
+    if "ps" in cluster:
+        return "parameter_server", "TF_CONFIG names parameter servers"
+    workers = len(cluster.get("chief", [])) + len(cluster.get("worker", []))
+    if workers > 1:
+        return "multi_worker", f"TF_CONFIG names {workers} workers"
+    tasks = _slurm_tasks()
+    if tasks > 1:
+        return "multi_worker", f"SLURM started {tasks} tasks"
+    gpus = device_count("GPU")
+    if gpus:
+        return ("mirrored" if gpus > 1 else "one_device"), f"GPUs found: {gpus}"
+    return "one_device", "no GPU found"
+
+
+def _build(kind: str, names: tuple[str, ...], resolver: Any) -> tf.distribute.Strategy:
+    match kind:
+        case "one_device":
+            return tf.distribute.OneDeviceStrategy(names[0])
+        case "mirrored":
+            return tf.distribute.MirroredStrategy(names, _cross_device_ops(names))
+        case "central_storage":
+            return tf.distribute.experimental.CentralStorageStrategy(compute_devices=names)
+        case "multi_worker":
+            return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+        case "parameter_server":
+            return tf.distribute.ParameterServerStrategy(resolver)
+        case _:
+            return tf.distribute.TPUStrategy(resolver)
+
+
+def _cross_device_ops(names: tuple[str, ...]) -> tf.distribute.CrossDeviceOps | None:
+    """How mirrored replicas sum; `None` is TensorFlow's own choice, NCCL."""
+    if names[0].startswith("CPU"):
+        # TensorFlow's own choice on CPUs, collectives, crashes inside XLA and while loops, and is
+        # slower.
+        return tf.distribute.ReductionToOneDevice()
+    if sys.platform == "win32":
+        # NCCL is not built for Windows.
+        return tf.distribute.HierarchicalCopyAllReduce()
+    return None
+
+
+def _let_gpu_memory_grow(late_is_an_error: bool) -> None:
+    """Let each GPU take memory as it needs it, so that several processes can share one."""
+    if os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH", "").lower() == "true":
+        return
+    for gpu in tf.config.get_visible_devices("GPU"):
+        if tf.config.get_logical_device_configuration(gpu):
+            continue  # Split by the user into parts of fixed size.
+        try:
+            tf.config.experimental.set_memory_growth(gpu, True)
+        except RuntimeError as error:
+            message = problem(
+                "TensorFlow started before the strategy, so its GPUs take all their memory.",
+                "Expected to set memory growth before TensorFlow's first operation.",
+                "Restart Python and move `keras_multigpu.strategy(...)` before the first model, "
+                "tensor or dataset, or set TF_FORCE_GPU_ALLOW_GROWTH=true in the environment.",
+                gpu=gpu.name,
+            )
+            if late_is_an_error:
+                raise RuntimeError(message) from error
+            _log.warning("%s", message)
+            return
+
+
+# Devices
+
+
+def _device_names(devices: object) -> tuple[str, ...]:
+    """`devices` as distinct names of one type: `("GPU:0", "GPU:1")`."""
+    if isinstance(devices, int):
+        require_positive_integer("devices", devices)
+        device_type = "GPU" if device_count("GPU") else "CPU"
+        return tuple(f"{device_type}:{index}" for index in range(devices))
+    if not isinstance(devices, list | tuple) or not devices:
+        raise _devices_error("`devices` is neither a number nor a list with names in it.", devices)
+    names = []
+    for device in devices:
+        # Also as TensorFlow writes them: "/device:GPU:0", "/job:localhost/.../device:GPU:0".
+        match = re.fullmatch(r"(?:.*/)?(?:device:)?(GPU|CPU):(\d+)", str(device), re.IGNORECASE)
+        if match is None:
+            raise _devices_error(f"There is no device of the name {device!r}.", devices)
+        names.append(f"{match[1].upper()}:{int(match[2])}")
+    if len(set(names)) < len(names):
+        raise _devices_error("`devices` names a device twice.", devices)
+    if len({name[:3] for name in names}) > 1:
+        raise _devices_error("`devices` mixes GPUs and CPUs.", devices)
+    return tuple(names)
+
+
+def _devices_error(what: str, devices: object) -> ValueError:
+    return ValueError(
+        problem(
+            what,
+            'Expected a number, or distinct names of one type, such as ["GPU:0", "GPU:1"].',
+            "Leave `devices` out to use all GPUs.",
+            devices=devices,
+        )
+    )
+
+
+def _check_devices(kind: str, names: tuple[str, ...] | None) -> tuple[str, ...]:
+    """The devices of a strategy of this kind: empty for a cluster, otherwise present ones."""
+    if kind in _CLUSTER_KINDS:
+        if names is None:
+            return ()
+        raise ValueError(
+            problem(
+                f"`devices` was given for {kind!r}.",
+                "Expected none: every process of a cluster uses all devices it can see.",
+                "Leave `devices` out; to hide GPUs from a process set CUDA_VISIBLE_DEVICES.",
+                kind=kind,
+                devices=names,
+            )
+        )
+    if names is None:
+        names = tuple(f"GPU:{index}" for index in range(device_count("GPU"))) or ("CPU:0",)
+        return names[:1] if kind == "one_device" else names
+    if kind == "one_device" and len(names) > 1:
+        raise ValueError(
+            problem(
+                f"{len(names)} devices were given for one.",
+                'Expected a single device for "one_device".',
+                'Name one device, or use kind="mirrored".',
+                devices=names,
+            )
+        )
+    _require_present(names)
+    return names
+
+
+def _require_present(names: tuple[str, ...]) -> None:
+    needed = 1 + max(int(name[4:]) for name in names)
+    if names[0].startswith("CPU"):
+        require_logical_cpus(needed)
+    elif needed > device_count("GPU"):
+        raise ValueError(
+            problem(
+                "`devices` asks for more GPUs than there are.",
+                f"Expected at most the {device_count('GPU')} GPUs that TensorFlow sees.",
+                "Ask for fewer, or check `nvidia-smi` and CUDA_VISIBLE_DEVICES.",
+                devices=names,
+            )
+        )
+
+
+# Cluster
+
+
+def _cluster_resolver(kind: str) -> Any:
+    """Who is in the cluster, for the kinds that have one; `None` for the others."""
+    resolvers = tf.distribute.cluster_resolver
+    if kind == "multi_worker":
+        if _tf_config_cluster():
+            return resolvers.TFConfigClusterResolver()
+        if _slurm_tasks():
+            resolver = resolvers.SlurmClusterResolver()
+            resolver.cluster_spec()  # This call sets CUDA_VISIBLE_DEVICES.
+            return resolver
+        raise _cluster_error(kind, "TF_CONFIG or SLURM's variables, set by a launcher or `srun`")
+    if kind == "parameter_server":
+        if "ps" in _tf_config_cluster():
+            return resolvers.TFConfigClusterResolver()
+        raise _cluster_error(kind, 'TF_CONFIG with a "ps" entry in its "cluster"')
+    if kind == "tpu":
+        try:
+            return resolvers.TPUClusterResolver.connect(os.environ.get("TPU_NAME", "local"))
+        except (ValueError, tf.errors.OpError) as error:
+            raise _cluster_error(kind, "a TPU on this machine, or its name in TPU_NAME") from error
+    return None
+
+
+def _cluster_error(kind: str, expected: str) -> ValueError:
+    return ValueError(
+        problem(
+            f"{kind!r} needs a cluster, and none was found.",
+            f"Expected {expected}.",
+            'Set it before Python starts, or use kind="auto" for the devices of this machine.',
+            kind=kind,
+            TF_CONFIG=os.environ.get("TF_CONFIG"),
+        )
+    )
+
+
+def _tf_config_cluster() -> dict[str, Any]:
+    """The "cluster" part of TF_CONFIG; empty when the variable is not set."""
+    text = os.environ.get("TF_CONFIG") or "{}"
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError:
+        config = None
+    cluster = config.get("cluster", {}) if isinstance(config, dict) else None
+    if not isinstance(cluster, dict):
+        raise ValueError(
+            problem(
+                "The environment variable TF_CONFIG cannot be read.",
+                'Expected JSON such as {"cluster": {"worker": ["host:port", ...]}, '
+                '"task": {"type": "worker", "index": 0}}.',
+                "Correct TF_CONFIG, or unset it to use this machine alone.",
+                TF_CONFIG=text,
+            )
+        )
+    return cluster
+
+
+def _slurm_tasks() -> int:
+    """How many processes `srun` started together with this one; 0 outside `srun`."""
+    # In a batch script without `srun` SLURM_NTASKS and SLURM_PROCID are set as well, but there is
+    # one process, which would wait for the others for ever. SLURM_STEP_NODELIST tells them apart.
+    if {"SLURM_PROCID", "SLURM_STEP_NODELIST"} <= os.environ.keys():
+        return int(os.environ.get("SLURM_NTASKS", 1))
+    return 0

@@ -1,0 +1,82 @@
+"""One optimizer step as a pure function: values and gradients in, new values out.
+
+The gradients that come in are already summed over replicas, so whatever the optimizer
+does with them (clip, accumulate, decay, scale, average) is what one device would do, and
+every replica does the same.
+"""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+
+
+def loss_scale(
+    optimizer: keras.optimizers.Optimizer | None, optimizer_values: Sequence[tf.Tensor]
+) -> tf.Tensor:
+    """The factor that the optimizer wants the loss to have before its gradient is taken."""
+    if optimizer is None:
+        return tf.ones(())
+    mapping = list(zip(optimizer.variables, optimizer_values, strict=True))
+    with keras.StatelessScope(mapping):
+        return optimizer.scale_loss(tf.ones(()))
+
+
+def updated(
+    model: keras.Model,
+    trainable: Sequence[tf.Tensor],
+    optimizer_values: Sequence[tf.Tensor],
+    gradients: Sequence[tf.Tensor | None],
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """New values of the trainable variables and of the optimizer's own.
+
+    Args:
+        model: The compiled model.
+        trainable: Values of `model.trainable_variables`.
+        optimizer_values: Values of `model.optimizer.variables`.
+        gradients: One for each trainable variable, None where the loss does not
+            depend on it.
+    """
+    optimizer = model.optimizer
+    variables = [*model.trainable_variables, *optimizer.variables]
+    values = [*trainable, *optimizer_values]
+    update = loss_scaled_update if is_loss_scaled(optimizer) else plain_update
+    new = update(optimizer, variables, values, list(model.trainable_variables), gradients)
+    return new[: len(trainable)], new[len(trainable) :]
+
+
+def is_loss_scaled(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether the optimizer skips steps with gradients that are not finite."""
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def plain_update(optimizer, variables, values, trainable, gradients):  # type: ignore[no-untyped-def]
+    """New values of all variables after `optimizer.apply`."""
+    with keras.StatelessScope(list(zip(variables, values, strict=True))) as scope:
+        keras_internals.apply_functionally(optimizer, gradients, trainable)
+    return [scope.get_current_value(variable) for variable in variables]
+
+
+def loss_scaled_update(optimizer, variables, values, trainable, gradients):  # type: ignore[no-untyped-def]
+    """The same for a `LossScaleOptimizer`: all replicas take or skip the step together."""
+    known = {id(v): value for v, value in zip(variables, values, strict=True)}
+    scale, counter = known[id(optimizer.dynamic_scale)], known[id(optimizer.step_counter)]
+    given = [gradient for gradient in gradients if gradient is not None]
+    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in given])
+
+    def take() -> list[tf.Tensor]:
+        unscaled = [None if g is None else g / tf.cast(scale, g.dtype) for g in gradients]
+        return plain_update(optimizer.inner_optimizer, variables, values, trainable, unscaled)
+
+    new = tf.cond(finite, take, lambda: [tf.identity(value) for value in values])
+    grow = tf.equal(counter, optimizer.dynamic_growth_steps - 1)
+    scale_if_finite = tf.where(grow, scale * 2.0, scale)
+    changed = {
+        id(optimizer.dynamic_scale): tf.where(finite, scale_if_finite, scale * 0.5),
+        id(optimizer.step_counter): tf.where(
+            tf.logical_and(finite, tf.logical_not(grow)), counter + 1, tf.zeros_like(counter)
+        ),
+    }
+    return [changed.get(id(v), value) for v, value in zip(variables, new, strict=True)]

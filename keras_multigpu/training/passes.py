@@ -1,0 +1,292 @@
+"""The two passes over one replica's rows, as pure functions.
+
+A pass takes values and rows and returns tensors. What has to be summed over replicas is
+packed, so that one all-reduce carries gradients, losses and moving statistics together.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.batch_sizes import share_bounds
+from keras_multigpu.training import moving_statistics
+from keras_multigpu.training.loss_reduction import LossShares
+from keras_multigpu.training.optimizer_update import updated
+from keras_multigpu.training.packing import Packing
+from keras_multigpu.training.pure_model import PureModel
+from keras_multigpu.training.pure_model import Rows
+from keras_multigpu.training.pure_model import Values
+from keras_multigpu.training.shares import cut
+
+
+class Summands(NamedTuple):
+    """What one replica adds to the sums over replicas."""
+
+    gradients: list[tf.Tensor]
+    losses: list[tf.Tensor]
+    others: list[tf.Tensor]
+    layer_metrics: list[tf.Tensor]
+
+
+class Outcome(NamedTuple):
+    """What a pass over a replica's rows returns."""
+
+    packs: list[tf.Tensor]
+    seeds: list[tf.Tensor]
+    global_seed: tf.Tensor
+    y_pred: Any
+    masks: Any
+
+
+class Update(NamedTuple):
+    """New values of a replica's variables, and the sums that are for all."""
+
+    trainable: list[tf.Tensor]
+    optimizer: list[tf.Tensor]
+    others: list[tf.Tensor]
+    losses: list[tf.Tensor]
+    layer_metrics: list[tf.Tensor]
+
+
+class ReplicaPass:
+    """What both passes share: summands in, packs out, and back again.
+
+    Args:
+        model: The model, built.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self.pure = PureModel(model)
+        self.model = model
+        self._packing: Packing | None = None
+        self._sizes: list[int] = []
+        self._changed: list[int] = []
+
+    def outcome(
+        self, summands: Summands, start: Values, end: Values, rows: Rows, replica: Any, y_pred: Any
+    ) -> Outcome:
+        """Pack one replica's results; a replica without examples adds nothing."""
+        self._changed = [
+            index
+            for index, (old, new) in enumerate(zip(start.others, end.others, strict=True))
+            if new is not old and not self.pure.is_seed(self.pure.others[index])
+        ]
+        others = [
+            moving_statistics.contribution(
+                self.pure.others[index], start.others[index], end.others[index],
+                rows.fraction, replica,
+            )
+            for index in self._changed
+        ]
+        summands = summands._replace(others=others, layer_metrics=list(end.layer_metrics))
+        flat = [tensor for part in summands for tensor in part]
+        self._sizes = [len(part) for part in summands]
+        self._packing = Packing(flat)
+        packs = [
+            tf.where(rows.examples > 0, pack, tf.zeros_like(pack))
+            for pack in self._packing.pack(flat)
+        ]
+        seeds = self.pure.unseeded(end.others, replica)
+        return Outcome(
+            packs,
+            [seeds[index] for index in self.seed_indices],
+            end.global_seed,
+            y_pred,
+            keras.tree.map_structure(keras_internals.get_mask, y_pred),
+        )
+
+    @property
+    def seed_indices(self) -> list[int]:
+        """Where the seeds stand among the other variables."""
+        return [i for i, variable in enumerate(self.pure.others) if self.pure.is_seed(variable)]
+
+    @property
+    def changed_indices(self) -> list[int]:
+        """Where the variables stand that a pass has changed; seeds excluded."""
+        return self._changed
+
+    def sums(self, packs: Sequence[tf.Tensor]) -> Summands:
+        """The summed packs, taken apart."""
+        assert self._packing is not None
+        flat = self._packing.unpack(packs)
+        parts = []
+        for size in self._sizes:
+            parts.append(flat[:size])
+            flat = flat[size:]
+        return Summands(*parts)
+
+    def merged_others(self, values: Values, sums: Summands) -> list[tf.Tensor]:
+        """The new values of the changed variables, equal on all replicas."""
+        return [
+            moving_statistics.merged(self.pure.others[index], values.others[index], total)
+            for index, total in zip(self._changed, sums.others, strict=True)
+        ]
+
+
+class TrainingPass(ReplicaPass):
+    """Forward and backward pass over a replica's rows, in pieces if asked.
+
+    Args:
+        model: The compiled model.
+        micro_batches: In how many pieces the rows are taken.
+    """
+
+    def __init__(self, model: keras.Model, micro_batches: int = 1) -> None:
+        super().__init__(model)
+        self._micro_batches = micro_batches
+        self._connected: list[int] = []
+
+    def run(
+        self, values: Values, rows: Rows, replica: Any, divisors: Any, loss_scale: Any
+    ) -> Outcome:
+        """The pass itself.
+
+        Args:
+            values: The values of the replica's variables.
+            rows: Its share of the batch.
+            replica: Its index.
+            divisors: See `LossShares`.
+            loss_scale: A factor for the loss whose gradient is taken.
+        """
+        start = self.pure.seeded(values, replica)
+        if self._micro_batches == 1:
+            gradients, losses, end, y_pred = self._piece(start, rows, divisors, loss_scale)
+        else:
+            gradients, losses, end, y_pred = self._pieces(start, rows, divisors, loss_scale)
+        summands = Summands(gradients, losses, [], [])
+        return self.outcome(summands, start, end, rows, replica, y_pred)
+
+    def count(self, values: Values, rows: Rows, replica: Any) -> list[tf.Tensor]:
+        """This replica's summands of the divisors of masked and weighted losses."""
+        values = self.pure.seeded(values, replica)
+        with self.pure.scope(values) as scope:
+            forward = self.pure.forward(rows.x, True, scope, rows.fraction)
+            shares = LossShares(self.model, rows.fraction, counting=True)
+            shares.total(rows.y, forward.y_pred, rows.sample_weight)
+        present = tf.cast(rows.examples > 0, tf.float32)
+        return [divisor * present for divisor in shares.local_divisors]
+
+    def _piece(self, values: Values, rows: Rows, divisors: Any, loss_scale: Any) -> Any:
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(values.trainable)
+            with self.pure.scope(values) as scope:
+                forward = self.pure.forward(rows.x, True, scope, rows.fraction)
+                loss, shares = self._loss(forward, rows, divisors)
+                end = self.pure.new_values(scope, values)
+            scaled = loss * loss_scale
+        gradients = tape.gradient(scaled, values.trainable)
+        self._connected = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        # Embeddings yield sparse gradients; replicas share no row numbers, so they are
+        # made dense before they are summed.
+        dense = [tf.convert_to_tensor(gradients[i]) for i in self._connected]
+        return dense, [loss, *shares], end, forward.y_pred
+
+    def _loss(self, forward: Any, rows: Rows, divisors: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        terms = [*forward.added_losses, *(value * rows.fraction for value in forward.regularization)]
+        shares: list[tf.Tensor] = []
+        if keras_internals.compile_loss(self.model) is not None:
+            compiled = LossShares(self.model, rows.fraction, divisors)
+            terms.append(compiled.total(rows.y, forward.y_pred, rows.sample_weight))
+            shares = compiled.shares
+        if not terms:
+            raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
+        return tf.add_n(terms), shares
+
+    def _pieces(self, values: Values, rows: Rows, divisors: Any, loss_scale: Any) -> Any:
+        """Take the rows piece by piece; each waits for the one before, to save memory."""
+        size = rows_count(rows)
+        gradients, losses, predictions = None, None, []
+        for index in range(self._micro_batches):
+            with tf.control_dependencies(losses or []):
+                piece, taken = piece_of(rows, size, index, self._micro_batches)
+                more, shares, end, y_pred = self._piece(values, piece, divisors, loss_scale)
+                present = piece.examples > 0
+                more, shares = keras.tree.map_structure(
+                    lambda t, p=present: tf.where(p, t, tf.zeros_like(t)), (more, shares)
+                )
+                values = keep_if(present, end, values)
+            gradients = more if gradients is None else add_all(gradients, more)
+            losses = shares if losses is None else add_all(losses, shares)
+            predictions.append(keras.tree.map_structure(lambda t, n=taken: t[:n], y_pred))
+        joined = keras.tree.map_structure(lambda *parts: tf.concat(parts, axis=0), *predictions)
+        return gradients, losses, values, joined
+
+    def update(
+        self, values: Values, optimizer_values: Sequence[tf.Tensor], packs: Sequence[tf.Tensor]
+    ) -> Update:
+        """The new values of all variables of a replica, from the summed packs."""
+        sums = self.sums(packs)
+        gradients: list[tf.Tensor | None] = [None] * len(values.trainable)
+        for index, gradient in zip(self._connected, sums.gradients, strict=True):
+            gradients[index] = gradient
+        trainable, optimizer = values.trainable, optimizer_values
+        if gradients:
+            trainable, optimizer = updated(self.model, trainable, optimizer, gradients)
+        return Update(
+            list(trainable),
+            list(optimizer),
+            self.merged_others(values, sums),
+            sums.losses,
+            sums.layer_metrics,
+        )
+
+
+class EvaluationPass(ReplicaPass):
+    """Forward pass over a replica's rows in inference mode."""
+
+    def run(self, values: Values, rows: Rows, replica: Any) -> Outcome:
+        """The pass itself; see `TrainingPass.run`."""
+        start = self.pure.seeded(values, replica)
+        with self.pure.scope(start) as scope:
+            forward = self.pure.forward(rows.x, False, scope, rows.fraction)
+            end = self.pure.new_values(scope, start)
+        summands = Summands([], forward.added_losses, [], [])
+        return self.outcome(summands, start, end, rows, replica, forward.y_pred)
+
+    def update(self, values: Values, packs: Sequence[tf.Tensor]) -> Update:
+        """The new values of variables that inference changes, and the sums."""
+        sums = self.sums(packs)
+        return Update([], [], self.merged_others(values, sums), sums.losses, sums.layer_metrics)
+
+
+def rows_count(rows: Rows) -> Any:
+    """The number of rows at hand, the borrowed one included."""
+    leaf = next(leaf for leaf in keras.tree.flatten(rows.x) if leaf is not None)
+    return leaf.shape[0] if leaf.shape[0] is not None else tf.shape(leaf)[0]
+
+
+def piece_of(rows: Rows, size: Any, index: int, pieces: int) -> tuple[Rows, Any]:
+    """One of several pieces of a replica's rows, and how many rows it really has."""
+    start, stop = share_bounds(size, index, pieces)
+    taken = stop - start
+    present = tf.cast(rows.examples > 0, tf.int32)
+    if isinstance(taken, int):
+        start, stop = (start, stop) if taken else (0, 1)
+    else:
+        start, stop = tf.where(taken > 0, start, 0), tf.where(taken > 0, stop, 1)
+    data = (rows.x, rows.y, rows.sample_weight)
+    x, y, sample_weight = keras.tree.map_structure(lambda leaf: cut(leaf, start, stop), data)
+    return Rows(x, y, sample_weight, taken * present, rows.global_batch_size), taken
+
+
+def keep_if(condition: tf.Tensor, new: Values, old: Values) -> Values:
+    """New values where the condition holds, old ones otherwise; unchanged ones as they are."""
+
+    def choose(after: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
+        return before if after is before else tf.where(condition, after, before)
+
+    return Values(
+        old.trainable,
+        [choose(*pair) for pair in zip(new.others, old.others, strict=True)],
+        [choose(*pair) for pair in zip(new.layer_metrics, old.layer_metrics, strict=True)],
+        choose(new.global_seed, old.global_seed),
+    )
+
+
+def add_all(first: list[tf.Tensor], second: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Add two lists of tensors, one by one."""
+    return [a + b for a, b in zip(first, second, strict=True)]

@@ -1,0 +1,176 @@
+"""A model's forward pass as a pure function of its variables' values.
+
+A pure function can be traced once and run on every replica, compiled by XLA, and run
+on pieces of a batch. `keras.StatelessScope` gives the variables the values that are
+passed in and catches every assignment, so the new values come out as results.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.training import randomness
+
+
+class Values(NamedTuple):
+    """The values of a model's variables on one replica."""
+
+    trainable: Sequence[tf.Tensor]
+    others: Sequence[tf.Tensor]
+    layer_metrics: Sequence[tf.Tensor]
+    global_seed: tf.Tensor
+
+
+class Rows(NamedTuple):
+    """Some rows of a global batch: a replica's share, or a piece of it.
+
+    A replica without examples borrows the batch's first row, so that no layer ever meets
+    an empty batch; `examples` is then zero and whatever the row yields is dropped.
+    """
+
+    x: Any
+    y: Any
+    sample_weight: Any
+    examples: tf.Tensor
+    global_batch_size: tf.Tensor
+
+    @property
+    def fraction(self) -> tf.Tensor:
+        """The number of examples divided by the global batch size."""
+        return tf.cast(self.examples, tf.float32) / tf.cast(self.global_batch_size, tf.float32)
+
+
+class Forward(NamedTuple):
+    """What a forward pass yields besides new values of variables."""
+
+    y_pred: Any
+    added_losses: list[tf.Tensor]
+    regularization: list[tf.Tensor]
+
+
+class PureModel:
+    """Runs a model on given values of its variables.
+
+    Args:
+        model: A built model.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self.model = model
+        self.trainable = list(model.trainable_variables)
+        self.others = list(model.non_trainable_variables)
+        self.layer_metrics = layer_metric_variables(model)
+        self.global_seed = keras_internals.global_seed_state()
+        self._seeds = {id(state) for state in keras_internals.seed_states(model)}
+        self._takes_training = "training" in inspect.signature(model.call).parameters
+
+    def scope(self, values: Values) -> keras.StatelessScope:
+        """A stateless scope in which the model has these values."""
+        variables = [*self.trainable, *self.others, *self.layer_metrics, self.global_seed]
+        tensors = [*values.trainable, *values.others, *values.layer_metrics, values.global_seed]
+        return keras.StatelessScope(
+            list(zip(variables, tensors, strict=True)), collect_losses=True
+        )
+
+    def forward(self, x: Any, training: bool, scope: keras.StatelessScope, part: Any) -> Forward:
+        """The forward pass inside `scope`.
+
+        Args:
+            x: The inputs.
+            training: Whether to train.
+            scope: The scope the call is made in.
+            part: The rows' fraction of the global batch. Losses that layers add are taken
+                for means over examples and weighed with it, penalties of activity
+                regularisers for sums; so their sum over replicas is one device's value.
+        """
+        with remembered_activity_penalties(self.model) as summed:
+            y_pred = self.model(x, training=training) if self._takes_training else self.model(x)
+        added = {id(loss) for loss in scope.losses}
+        added_losses, regularization = [], []
+        for loss in self.model.losses:
+            value = tf.reduce_sum(tf.cast(loss, tf.float32))
+            if id(loss) not in added:
+                regularization.append(value)
+            else:
+                added_losses.append(value if id(loss) in summed else value * part)
+        return Forward(y_pred, added_losses, regularization)
+
+    def new_values(self, scope: keras.StatelessScope, values: Values) -> Values:
+        """The values that the variables have inside `scope`."""
+        return Values(
+            values.trainable,
+            [scope.get_current_value(variable) for variable in self.others],
+            [scope.get_current_value(variable) for variable in self.layer_metrics],
+            scope.get_current_value(self.global_seed),
+        )
+
+    def seeded(self, values: Values, replica: tf.Tensor) -> Values:
+        """The values with the seeds of one replica, and layer metrics at zero."""
+        return Values(
+            values.trainable,
+            self._with_seeds(randomness.for_replica, values.others, replica),
+            [tf.zeros(variable.shape, variable.dtype) for variable in self.layer_metrics],
+            randomness.for_replica(values.global_seed, replica),
+        )
+
+    def unseeded(self, others: Sequence[tf.Tensor], replica: tf.Tensor) -> list[tf.Tensor]:
+        """The values of `others` with the seeds of one device again."""
+        return self._with_seeds(randomness.for_one_device, others, replica)
+
+    def _with_seeds(
+        self, change: Callable[..., tf.Tensor], others: Sequence[tf.Tensor], replica: tf.Tensor
+    ) -> list[tf.Tensor]:
+        return [
+            change(value, replica) if id(variable) in self._seeds else value
+            for variable, value in zip(self.others, others, strict=True)
+        ]
+
+    def is_seed(self, variable: keras.Variable) -> bool:
+        """Whether the variable is the state of a seed generator."""
+        return id(variable) in self._seeds
+
+
+def layer_metric_variables(model: keras.Model) -> list[keras.Variable]:
+    """Variables of metrics that layers own and update in their `call`."""
+    return [
+        variable
+        for metric in keras_internals.owned_metrics(model)
+        for variable in metric.variables
+    ]
+
+
+@contextlib.contextmanager
+def remembered_activity_penalties(model: keras.Model) -> Iterator[set[int]]:
+    """Collect the identities of the penalties that activity regularisers compute.
+
+    Keras sums them over the batch, whereas a loss that a layer adds is mostly a mean; the
+    two are weighed differently, and afterwards they look alike.
+    """
+    layers = keras_internals.activity_regularized_layers(model)
+    regularizers = [layer.activity_regularizer for layer in layers]
+    penalties: list[tf.Tensor] = []  # Kept alive, so that an identity is not used again.
+    identities: set[int] = set()
+
+    def remembering(regularizer: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        def penalty(outputs: tf.Tensor) -> tf.Tensor:
+            penalties.append(regularizer(outputs))
+            identities.add(id(penalties[-1]))
+            return penalties[-1]
+
+        return penalty
+
+    for layer, regularizer in zip(layers, regularizers, strict=True):
+        layer.activity_regularizer = remembering(regularizer)
+    try:
+        yield identities
+    finally:
+        for layer, regularizer in zip(layers, regularizers, strict=True):
+            layer.activity_regularizer = regularizer

@@ -1,0 +1,52 @@
+"""Traces a pure function once, so that every replica can call it on its device."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+
+
+def traced(function: Callable[..., Any], specs: tuple[Any, ...], jit_compile: bool) -> Any:
+    """A graph of `function` for arguments of the given specs.
+
+    It is traced outside any strategy, as for one device; called inside a replica it runs
+    on that replica's device. TensorFlow itself would trace it anew for each replica.
+    """
+    with tf.init_scope(), keras_internals.single_device():
+        return tf.function(
+            function, jit_compile=jit_compile, autograph=False
+        ).get_concrete_function(*specs)
+
+
+def called_directly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function without a graph, for `run_eagerly`."""
+
+    def call(*args: Any) -> Any:
+        with keras_internals.single_device():
+            return function(*args)
+
+    return call
+
+
+def specs_of(tensors: Any) -> Any:
+    """The specs of a structure of tensors or variables; None stays None."""
+    return keras.tree.map_structure(spec_of, tensors)
+
+
+def spec_of(value: Any) -> Any:
+    """The spec of one tensor, variable or spec."""
+    if value is None or isinstance(value, tf.TypeSpec):
+        return value
+    if isinstance(value, keras.Variable):
+        return tf.TensorSpec(value.shape, value.dtype)
+    return tf.type_spec_from_value(value)
+
+
+def symbolic(specs: Any) -> Any:
+    """Specs as the symbolic tensors that Keras builds layers and metrics from."""
+    return keras.tree.map_structure(
+        lambda spec: None if spec is None else keras.KerasTensor(spec.shape, spec.dtype.name), specs
+    )

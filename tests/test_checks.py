@@ -1,0 +1,42 @@
+"""Errors in three parts, and the argument checks that raise them."""
+
+import pytest
+
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import require_positive_integer
+
+
+def test_a_problem_has_three_parts_and_the_values_received():
+    """The sentences come in order, and every value is printed as Python writes it."""
+    text = problem("It came.", "Expected that.", "Do this.", size=3, name="x")
+    assert text == "It came. Expected that. Do this. Received: size=3, name='x'"
+
+
+def test_a_known_choice_passes():
+    """A value from the list raises nothing, whatever iterable holds the list."""
+    require_choice("kind", "one", ["one", "two"])
+    require_choice("kind", "two", (choice for choice in ("one", "two")))
+
+
+def test_an_unknown_choice_is_named_with_all_known_ones():
+    """The message tells the argument, every known value and what came."""
+    with pytest.raises(ValueError) as error:
+        require_choice("kind", "three", ["one", "two"])
+    assert str(error.value) == (
+        "`kind` has an unknown value. Expected one of 'one', 'two'. Check the spelling. "
+        "Received: kind='three'"
+    )
+
+
+@pytest.mark.parametrize("value", [1, 2, 10**9])
+def test_positive_integers_pass(value):
+    """Every whole number from one on is accepted."""
+    require_positive_integer("devices", value)
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.0, "1", None, True, [1]])
+def test_anything_else_is_refused_by_name(value):
+    """Zero, fractions, texts and booleans are refused, and the message names the argument."""
+    with pytest.raises(ValueError, match="`devices` is not a positive integer.*Received: devices="):
+        require_positive_integer("devices", value)

@@ -1,0 +1,98 @@
+"""Imports inside the package point down only; siblings never import each other.
+
+So each part can be read, tested and replaced without the parts above it.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "keras_multigpu"
+
+# From the bottom up. A part is a module of the package or a folder with all its modules.
+# `__init__` re-exports the public names; only the commands stand above it.
+LAYERS = (
+    {"batch_sizes", "checks", "keras_internals"},
+    {"replicas"},
+    {"data", "augmentation", "training", "cluster"},
+    {"callbacks", "verify"},
+    {"__init__"},
+    {"commands"},
+)
+HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer}
+
+
+def part_of(module: str) -> str:
+    """The part that a module such as `keras_multigpu.data.order` belongs to."""
+    return (module.split(".") + ["__init__"])[1]
+
+
+def imported_parts(source: str) -> set[str]:
+    """The parts of the package that a file imports, inside functions too."""
+    modules = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports are banned"
+            for alias in node.names:
+                # `from keras_multigpu import checks` is a module, `... import strategy` is not.
+                inside = node.module == "keras_multigpu" and alias.name in HEIGHT
+                modules.add(f"{node.module}.{alias.name}" if inside else node.module)
+    return {part_of(module) for module in modules if module.split(".")[0] == "keras_multigpu"}
+
+
+def forbidden_imports(package: Path) -> list[str]:
+    """Every import that does not point down, as `file imports part`."""
+    found = []
+    for path in sorted(package.rglob("*.py")):
+        file = path.relative_to(package)
+        importer = file.parts[0].removesuffix(".py")
+        for part in sorted(imported_parts(path.read_text(encoding="utf-8")) - {importer}):
+            if HEIGHT[part] >= HEIGHT[importer]:
+                found.append(f"{file.as_posix()} imports {part}")
+    return found
+
+
+def test_imports_point_down():
+    """No file of the package imports a sibling of its part, or anything above."""
+    assert forbidden_imports(PACKAGE) == []
+
+
+def test_every_part_has_a_layer():
+    """A new module or folder is given its place in LAYERS, and in docs and CONTRIBUTING.md."""
+    parts = {path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py")}
+    assert {part.removesuffix(".py") for part in parts} <= HEIGHT.keys()
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "expected"),
+    [
+        ("replicas.py", "from keras_multigpu.checks import problem", []),
+        ("training/loops.py", "from keras_multigpu.training import packing", []),
+        ("training/loops.py", "from keras_multigpu import replicas", []),
+        ("training/loops.py", "import numpy, keras.layers", []),
+        ("__init__.py", "from keras_multigpu.verify import verify", []),
+        ("commands/demo.py", "import keras_multigpu as kmg", []),
+        ("checks.py", "import keras_multigpu.replicas", ["checks.py imports replicas"]),
+        ("checks.py", "from keras_multigpu import batch_sizes", ["checks.py imports batch_sizes"]),
+        (
+            "data/order.py",
+            "from keras_multigpu.training.loops import x",
+            ["data/order.py imports training"],
+        ),
+        ("verify.py", "from keras_multigpu import strategy", ["verify.py imports __init__"]),
+        (
+            "verify.py",
+            "def f():\n  import keras_multigpu.callbacks",
+            ["verify.py imports callbacks"],
+        ),
+    ],
+)
+def test_the_checker_sees_what_is_planted(tmp_path, file, source, expected):
+    """Upward and sibling imports are found in every form; downward ones are let through."""
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(source)
+    assert forbidden_imports(tmp_path) == expected

@@ -1,0 +1,112 @@
+"""Private names of Keras and TensorFlow are used in `keras_internals.py` only.
+
+There each of them has its reason and a test, so a new Keras breaks one file, with a clear sentence.
+"""
+
+import ast
+from pathlib import Path
+
+import keras
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "keras_multigpu"
+PRIVATE_DOOR = "keras_internals.py"
+# Public, in spite of the underscore: it keeps a named tuple's methods apart from its fields.
+NAMED_TUPLE = {"_asdict", "_fields", "_make", "_replace"}
+PRIVATE_MODULES = ("keras.src", "tensorflow.python", "tf.__internal__")
+
+
+def inherited_private_names() -> set[str]:
+    """What Keras itself keeps under `_name` on the objects that our classes extend."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    functional = keras.Model(model.inputs, model.outputs)
+    objects = [model, functional, model.layers[0], keras.callbacks.Callback()]
+    return {name for instance in objects for name in dir(instance) if is_private(name)}
+
+
+def is_private(name: str) -> bool:
+    """Whether a name starts with one underscore, and means it."""
+    return name.startswith("_") and not name.startswith("__") and name not in NAMED_TUPLE
+
+
+def is_own(node: ast.expr) -> bool:
+    """Whether an expression is `self`, `cls` or `super()`."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id == "super"
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def inside_keras_classes(tree: ast.AST) -> set[ast.AST]:
+    """All nodes inside classes that extend one of Keras, where `self` has its private names too."""
+    return {
+        node
+        for owner in ast.walk(tree)
+        if isinstance(owner, ast.ClassDef)
+        and any(ast.unparse(base).startswith("keras.") for base in owner.bases)
+        for node in ast.walk(owner)
+    }
+
+
+def without_docstrings(tree: ast.AST) -> ast.AST:
+    """The same code without texts that stand alone; `ast` has dropped the comments already."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value = ast.Constant(...)
+    return tree
+
+
+def private_names(source: str, inherited: set[str]) -> list[str]:
+    """The private names of others that a file uses."""
+    tree = without_docstrings(ast.parse(source))
+    code = ast.unparse(tree)
+    found = [module for module in PRIVATE_MODULES if module in code]
+    in_keras = inside_keras_classes(tree)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=owner, attr=name):
+                pass
+            # getattr(model, "_name") and its like.
+            case ast.Call(func=ast.Name(), args=[owner, ast.Constant(value=str(name)), *_]):
+                pass
+            case _:
+                continue
+        theirs = not is_own(owner) or (name in inherited and node in in_keras)
+        if is_private(name) and theirs:
+            found.append(f"{ast.unparse(owner)}.{name}")
+    return sorted(set(found))
+
+
+def test_private_names_stay_behind_their_door():
+    """No file but `keras_internals.py` names anything private that is not its own."""
+    inherited = inherited_private_names()
+    found = {
+        str(path.relative_to(PACKAGE)): private_names(path.read_text(encoding="utf-8"), inherited)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.relative_to(PACKAGE).as_posix() != PRIVATE_DOOR
+    }
+    assert {file: names for file, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("self._mine = cls._mine = super()._mine()", []),
+        ("model.__class__", []),
+        ("pair._replace(first=1)", []),
+        ("'''See keras.src.'''  # keras.src", []),
+        ("getattr(self, '_mine'); getattr(model, 'name')", []),
+        ("model._theirs()", ["model._theirs"]),
+        ("self.model._theirs", ["self.model._theirs"]),
+        ("setattr(model, '_theirs', 1)", ["model._theirs"]),
+        ("class A(keras.Model):\n  x = lambda self: self._inherited", ["self._inherited"]),
+        ("class A:\n  x = lambda self: self._inherited", []),
+        ("import tensorflow.python.eager as x", ["tensorflow.python"]),
+        ("from keras.src import ops", ["keras.src"]),
+        ("import_module('keras.src.ops')", ["keras.src"]),
+        ("tf.__internal__.x()", ["tf.__internal__"]),
+    ],
+)
+def test_the_checker_sees_what_is_planted(source, expected):
+    """Private names of others are found in every form; a class's own are let through."""
+    assert private_names(source, {"_inherited"}) == expected

@@ -1,0 +1,36 @@
+"""`keras_multigpu.__all__` is the public interface: exact and sorted, with no leaks."""
+
+from types import ModuleType
+
+import keras_multigpu
+
+PUBLIC_NAMES = [
+    "strategy",
+]
+
+
+def test_the_public_names_are_these():
+    """A public name is added or removed on purpose: here, in the docs and in CHANGELOG.md."""
+    assert keras_multigpu.__all__ == PUBLIC_NAMES
+
+
+def test_the_public_names_are_sorted():
+    """Sorted without regard to case, so that a list of names has one form."""
+    assert keras_multigpu.__all__ == sorted(keras_multigpu.__all__, key=str.casefold)
+
+
+def test_every_public_name_exists_and_is_documented():
+    """Each name can be had from the package, and has a docstring."""
+    for name in keras_multigpu.__all__:
+        assert getattr(keras_multigpu, name).__doc__, name
+
+
+def test_nothing_else_leaks():
+    """Apart from its own modules the package shows no other name without an underscore."""
+    others = {
+        name
+        for name, value in vars(keras_multigpu).items()
+        if not name.startswith("_")
+        and not (isinstance(value, ModuleType) and value.__name__ == f"keras_multigpu.{name}")
+    }
+    assert others <= set(keras_multigpu.__all__)

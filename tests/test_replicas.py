@@ -1,0 +1,329 @@
+"""Which strategy a request gives, on which devices, and what a wrong request is told."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import tensorflow as tf
+
+from keras_multigpu import replicas
+
+PARAMETER_SERVER = {"cluster": {"chief": ["a:1"], "worker": ["b:1"], "ps": ["c:1"]}}
+TWO_WORKERS = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+CHIEF_AND_WORKER = {"cluster": {"chief": ["a:1"], "worker": ["b:1"]}}
+ONE_WORKER = {"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}
+SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "node[1-2]"}
+
+
+@pytest.fixture(autouse=True)
+def fresh_process(monkeypatch):
+    """No strategy built yet, and no cluster in the environment."""
+    monkeypatch.setattr(replicas, "_strategies", {})
+    for name in ("TF_CONFIG", "TPU_NAME", "TF_FORCE_GPU_ALLOW_GROWTH", *SLURM):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Pretends that there are GPUs: `gpus(2)`; what is set on them is recorded."""
+    machine = SimpleNamespace(growing=[], split={}, started=False)
+
+    def set_memory_growth(gpu, enable):
+        if machine.started:
+            raise RuntimeError("Physical devices cannot be modified after being initialized")
+        assert enable
+        machine.growing.append(gpu.name)
+
+    def pretend(count):
+        names = [f"/physical_device:GPU:{index}" for index in range(count)]
+        devices = {"GPU": [SimpleNamespace(name=name) for name in names]}
+        devices["CPU"] = [SimpleNamespace(name="/physical_device:CPU:0")]
+        monkeypatch.setattr(tf.config, "get_visible_devices", devices.__getitem__)
+        monkeypatch.setattr(
+            tf.config,
+            "get_logical_device_configuration",
+            lambda device: machine.split.get(device.name),
+        )
+        monkeypatch.setattr(tf.config.experimental, "set_memory_growth", set_memory_growth)
+        for name in ("OneDeviceStrategy", "MirroredStrategy", "MultiWorkerMirroredStrategy"):
+            monkeypatch.setattr(tf.distribute, name, fake_strategy(name))
+        return machine
+
+    return pretend
+
+
+def fake_strategy(name):
+    """A strategy class that only remembers how it was built."""
+    return lambda *args, **kwargs: SimpleNamespace(name=name, args=args, kwargs=kwargs)
+
+
+def devices_of(strategy):
+    """The short names of a strategy's devices."""
+    return [device.rpartition("device:")[2] for device in strategy.extended.worker_devices]
+
+
+@pytest.mark.parametrize(
+    ("kind", "devices", "expected_class", "expected_devices"),
+    [
+        ("auto", None, "OneDeviceStrategy", ["CPU:0"]),
+        ("auto", 1, "OneDeviceStrategy", ["CPU:0"]),
+        ("auto", 2, "MirroredStrategy", ["CPU:0", "CPU:1"]),
+        ("auto", ["CPU:5"], "OneDeviceStrategy", ["CPU:5"]),
+        ("auto", ["CPU:3", "CPU:1"], "MirroredStrategy", ["CPU:3", "CPU:1"]),
+        ("one_device", None, "OneDeviceStrategy", ["CPU:0"]),
+        ("one_device", ["cpu:2"], "OneDeviceStrategy", ["CPU:2"]),
+        ("mirrored", None, "MirroredStrategy", ["CPU:0"]),
+        ("mirrored", 3, "MirroredStrategy", ["CPU:0", "CPU:1", "CPU:2"]),
+        ("mirrored", 8, "MirroredStrategy", [f"CPU:{index}" for index in range(8)]),
+        ("mirrored", ("/cpu:0", "/device:CPU:1"), "MirroredStrategy", ["CPU:0", "CPU:1"]),
+        ("central_storage", 2, "CentralStorageStrategy", ["CPU:0", "CPU:1"]),
+    ],
+)
+def test_strategies_on_logical_cpus(kind, devices, expected_class, expected_devices):
+    """Each kind gives its TensorFlow class on the devices asked for, in their order."""
+    strategy = replicas.strategy(kind, devices=devices)
+    assert type(strategy).__name__.startswith(expected_class)
+    assert devices_of(strategy) == expected_devices
+
+
+def test_the_same_request_gives_the_same_object():
+    """However a request is written, one device set of one kind has one strategy."""
+    two = replicas.strategy("mirrored", devices=2)
+    assert replicas.strategy("mirrored", devices=["CPU:0", "CPU:1"]) is two
+    assert replicas.strategy(devices=("/cpu:0", "/cpu:1")) is two
+    assert replicas.strategy(devices=3) is not two
+    assert replicas.strategy("central_storage", devices=2) is not two
+
+
+def test_two_strategies_sum_one_after_the_other():
+    """Strategies on two, three and again two replicas all sum in one process."""
+    for count, expected in [(2, 1), (3, 3), (2, 1)]:
+        strategy = replicas.strategy(devices=count)
+
+        @tf.function
+        def summed(strategy=strategy):
+            def add():
+                context = tf.distribute.get_replica_context()
+                return context.all_reduce("sum", context.replica_id_in_sync_group)
+
+            return strategy.experimental_local_results(strategy.run(add))
+
+        assert [int(value) for value in summed()] == [expected] * count
+
+
+def test_one_log_line_says_what_was_chosen_and_why(caplog):
+    """Building logs one line; asking again logs none."""
+    with caplog.at_level("INFO", logger="keras_multigpu"):
+        for _ in range(2):
+            replicas.strategy()
+            replicas.strategy(devices=2)
+            replicas.strategy("central_storage", devices=["CPU:1"])
+    assert caplog.messages == [
+        "Strategy: one_device on CPU:0 (no GPU found).",
+        "Strategy: mirrored on CPU:0, CPU:1 (`devices` names 2).",
+        "Strategy: central_storage on CPU:1 (asked for).",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "devices", "message"),
+    [
+        ("auto", [], "`devices` is neither a number nor a list with names in it"),
+        ("auto", "CPU:0", "`devices` is neither a number nor a list with names in it"),
+        ("auto", 0, "`devices` is not a positive integer"),
+        ("auto", True, "`devices` is not a positive integer"),
+        ("auto", ["CPU:0", "NPU:1"], "There is no device of the name 'NPU:1'"),
+        ("auto", ["CPU"], "There is no device of the name 'CPU'"),
+        ("auto", ["CPU:0", "/cpu:0"], "`devices` names a device twice"),
+        ("auto", ["CPU:0", "GPU:0"], "`devices` mixes GPUs and CPUs"),
+        ("auto", ["GPU:0"], "`devices` asks for more GPUs than there are"),
+        ("one_device", 2, "2 devices were given for one"),
+        ("tpu", 2, "`devices` was given for 'tpu'"),
+        ("multi_worker", ["CPU:0"], "`devices` was given for 'multi_worker'"),
+        ("mirored", None, "`kind` has an unknown value"),
+        ("multi_worker", None, "'multi_worker' needs a cluster, and none was found"),
+        ("parameter_server", None, "'parameter_server' needs a cluster, and none was found"),
+        ("tpu", None, "'tpu' needs a cluster, and none was found"),
+    ],
+)
+def test_wrong_requests_are_named(kind, devices, message):
+    """Every wrong request says what came, what was expected and how to fix it."""
+    with pytest.raises(ValueError, match=f"^{message}.* Expected .*Received: "):
+        replicas.strategy(kind, devices=devices)
+
+
+def test_another_scope_is_refused_and_the_same_scope_is_not():
+    """Inside a scope only that scope's own strategy can be had."""
+    two = replicas.strategy(devices=2)
+    with two.scope():
+        assert replicas.strategy(devices=2) is two
+        assert replicas.default_strategy() is two
+        with pytest.raises(RuntimeError, match="inside the scope of another one.*devices=3"):
+            replicas.strategy(devices=3)
+    assert devices_of(replicas.default_strategy()) == ["CPU:0"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected_kind"),
+    [
+        ({}, "one_device"),
+        ({"TF_CONFIG": ""}, "one_device"),
+        ({"TF_CONFIG": json.dumps(ONE_WORKER)}, "one_device"),
+        ({"TF_CONFIG": json.dumps(TWO_WORKERS)}, "multi_worker"),
+        ({"TF_CONFIG": json.dumps(CHIEF_AND_WORKER)}, "multi_worker"),
+        ({"TF_CONFIG": json.dumps(PARAMETER_SERVER)}, "parameter_server"),
+        (SLURM, "multi_worker"),
+        (SLURM | {"SLURM_NTASKS": "1"}, "one_device"),
+        # A batch script without `srun`: one process, though SLURM counts two tasks.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "one_device"),
+    ],
+)
+def test_auto_reads_the_cluster_first(monkeypatch, environment, expected_kind):
+    """The environment decides between a cluster and this machine."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    built = []
+    monkeypatch.setattr(replicas, "_cluster_resolver", lambda kind: None)
+    monkeypatch.setattr(replicas, "_build", lambda kind, *_: built.append(kind))
+    replicas.strategy()
+    assert built == [expected_kind]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '"worker"', '{"cluster": ["a:1"]}'])
+def test_an_unreadable_tf_config_is_named(monkeypatch, text):
+    """A malformed variable is an error, not a silent run on one machine."""
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(ValueError, match="TF_CONFIG cannot be read.* Expected .*Received: TF_CONF"):
+        replicas.strategy()
+
+
+def test_tf_config_reaches_the_strategies_of_a_cluster(monkeypatch):
+    """Workers and parameter servers are built by TensorFlow's classes, from TF_CONFIG."""
+    for name in ("MultiWorkerMirroredStrategy", "ParameterServerStrategy"):
+        monkeypatch.setattr(tf.distribute, name, fake_strategy(name))
+    monkeypatch.setenv("TF_CONFIG", json.dumps(TWO_WORKERS))
+    workers = replicas.strategy("multi_worker").kwargs["cluster_resolver"]
+    assert workers.cluster_spec().as_dict() == TWO_WORKERS["cluster"]
+    monkeypatch.setenv("TF_CONFIG", json.dumps(PARAMETER_SERVER))
+    servers = replicas.strategy("parameter_server").args[0]
+    assert servers.cluster_spec().as_dict() == PARAMETER_SERVER["cluster"]
+
+
+def test_slurm_chooses_the_gpus_before_memory_growth_is_set(monkeypatch, gpus):
+    """SLURM's resolver sets CUDA_VISIBLE_DEVICES, which counts only before GPUs are looked at."""
+    machine = gpus(2)
+    seen = []
+
+    class Resolver:
+        def cluster_spec(self):
+            seen.extend(machine.growing)
+            seen.append("resolved")
+
+    monkeypatch.setattr(tf.distribute.cluster_resolver, "SlurmClusterResolver", Resolver)
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    strategy = replicas.strategy()
+    assert strategy.name == "MultiWorkerMirroredStrategy"
+    assert seen == ["resolved"]
+    assert len(machine.growing) == 2
+
+
+@pytest.mark.parametrize(
+    ("present", "devices", "expected_class", "expected_devices"),
+    [
+        (1, None, "OneDeviceStrategy", "GPU:0"),
+        (2, None, "MirroredStrategy", ("GPU:0", "GPU:1")),
+        (4, 2, "MirroredStrategy", ("GPU:0", "GPU:1")),
+        (4, ["GPU:3"], "OneDeviceStrategy", "GPU:3"),
+        (4, ["gpu:3", "GPU:1"], "MirroredStrategy", ("GPU:3", "GPU:1")),
+    ],
+)
+def test_gpus_come_before_cpus(gpus, present, devices, expected_class, expected_devices):
+    """Where there are GPUs, "auto" and numbers mean GPUs, and all of them may grow."""
+    machine = gpus(present)
+    strategy = replicas.strategy(devices=devices)
+    assert (strategy.name, strategy.args[0]) == (expected_class, expected_devices)
+    assert machine.growing == [f"/physical_device:GPU:{index}" for index in range(present)]
+
+
+def test_more_gpus_than_present_are_refused(gpus):
+    """The message tells how many there are."""
+    gpus(2)
+    for devices in (3, ["GPU:0", "GPU:2"]):
+        with pytest.raises(ValueError, match="more GPUs than there are. Expected at most the 2"):
+            replicas.strategy(devices=devices)
+
+
+def test_a_gpu_split_by_the_user_keeps_its_parts(gpus):
+    """Each part is a device of its own, and no growth is set on a part of fixed size."""
+    machine = gpus(1)
+    machine.split["/physical_device:GPU:0"] = ["one half", "the other half"]
+    assert replicas.strategy().args[0] == ("GPU:0", "GPU:1")
+    assert machine.growing == []
+
+
+def test_cpus_on_a_gpu_machine_leave_the_gpus_alone(gpus):
+    """Asking for a CPU device sets nothing on a GPU."""
+    machine = gpus(2)
+    assert replicas.strategy(devices=["CPU:0"]).args == ("CPU:0",)
+    assert machine.growing == []
+
+
+def test_growth_that_comes_too_late(gpus, monkeypatch, caplog):
+    """An explicit call is told what to move; the automatic one goes on with a warning."""
+    machine = gpus(2)
+    machine.started = True
+    with pytest.raises(RuntimeError, match=r"move `keras_multigpu.strategy\(...\)` before the"):
+        replicas.strategy()
+    assert replicas.default_strategy().name == "MirroredStrategy"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "TF_FORCE_GPU_ALLOW_GROWTH=true" in caplog.text
+    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "true")
+    assert replicas.strategy(devices=["GPU:0"]).name == "OneDeviceStrategy"
+
+
+@pytest.mark.parametrize(
+    ("names", "platform", "expected"),
+    [
+        (("CPU:0", "CPU:1"), "linux", "ReductionToOneDevice"),
+        (("CPU:0", "CPU:1"), "win32", "ReductionToOneDevice"),
+        (("GPU:0", "GPU:1"), "linux", "NoneType"),  # TensorFlow's own choice: NCCL.
+        (("GPU:0", "GPU:1"), "win32", "HierarchicalCopyAllReduce"),
+    ],
+)
+def test_how_mirrored_replicas_sum(monkeypatch, names, platform, expected):
+    """No collectives on CPUs, no NCCL on Windows."""
+    monkeypatch.setattr(sys, "platform", platform)
+    assert type(replicas._cross_device_ops(names)).__name__ == expected
+
+
+FRESH_PROCESS = """
+import tensorflow as tf
+from keras_multigpu.replicas import device_count, strategy
+
+assert device_count("CPU") == 1
+two = strategy(devices=2)
+assert device_count("CPU") == two.num_replicas_in_sync == 2
+assert strategy("mirrored", devices=["CPU:0", "CPU:1"]) is two
+tf.constant(0)
+assert strategy(devices=["CPU:1"]).extended.worker_devices[0].endswith("CPU:1")
+try:
+    strategy(devices=4)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_logical_cpus_are_made_while_tensorflow_has_not_started():
+    """The first call makes them; one that comes too late is told what to move, and where."""
+    printed = subprocess.run(
+        [sys.executable, "-c", FRESH_PROCESS], capture_output=True, text=True, check=True
+    ).stdout
+    assert printed.strip() == (
+        "4 logical CPU devices are needed, but TensorFlow started with 2. Expected to make them "
+        "before TensorFlow's first operation. Restart Python and move "
+        "`keras_multigpu.strategy(devices=4)` before the first model, tensor or dataset; ask for "
+        "the largest number first. Received: devices=4"
+    )
