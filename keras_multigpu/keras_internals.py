@@ -14,7 +14,9 @@ import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
+from keras.src.models.functional import Functional as FunctionalModel
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.saving import object_registration
 from keras.src.random import seed_generator
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_slicing
@@ -24,6 +26,7 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weigh
 
 __all__ = [
     "DataAdapter",
+    "FunctionalModel",
     "activity_regularized_layers",
     "apply_functionally",
     "build_metrics",
@@ -32,15 +35,19 @@ __all__ = [
     "compile_loss",
     "compile_metrics",
     "compute_loss",
+    "called",
     "data_adapter",
     "flat_losses",
     "flatten_metrics",
     "get_mask",
     "global_seed_state",
+    "initial_epoch",
     "layers_of",
     "loss_tracker",
     "optimizer_variable_keys",
+    "own_training_state",
     "owned_metrics",
+    "register_like",
     "same_rank",
     "seed_states",
     "set_mask",
@@ -49,6 +56,7 @@ __all__ = [
     "single_device",
     "split_validation",
     "stop_tracking",
+    "symbolic_build",
     "symbolic_call",
     "tracked_losses",
     "variable_storage",
@@ -130,6 +138,31 @@ def compute_loss(
     return model._compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
+def initial_epoch(model: keras.Model) -> int | None:
+    """The epoch that `BackupAndRestore` wants training to go on with."""
+    return model._initial_epoch
+
+
+def called(model: keras.Model, x: Any, training: bool) -> Any:
+    """`model(x)`, with the `training` argument where its `call` takes one."""
+    return model(x, training=training) if model._call_has_training_arg else model(x)
+
+
+def register_like(made: type, original: type) -> None:
+    """Save objects of class `made` under the name that `original` is registered with."""
+    if original in object_registration.GLOBAL_CUSTOM_NAMES:
+        name = object_registration.GLOBAL_CUSTOM_NAMES[original]
+        object_registration.GLOBAL_CUSTOM_NAMES[made] = name
+
+
+def own_training_state(model: keras.Model) -> None:
+    """Let Keras's own methods take the model for one that lives on one device.
+
+    Keras remembers the scope a model was made in and then avoids XLA and distributes data.
+    """
+    model._distribute_strategy = None
+
+
 def owned_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """Metrics that belong to the model or its layers and not to `compile`."""
     compiled = [model._loss_tracker, model._compile_metrics]
@@ -162,6 +195,11 @@ def flatten_metrics(model: keras.Model, logs: dict[str, Any]) -> Any:
 def symbolic_call(function: Any, *args: Any, **kwargs: Any) -> Any:
     """Run a function on shapes alone, which builds what is not built yet."""
     return backend.compute_output_spec(function, *args, **kwargs)
+
+
+def symbolic_build(model: keras.Model, batch: Any) -> None:
+    """Build the model, its compiled losses and metrics from the shapes of a batch."""
+    model._symbolic_build(data_batch=batch)
 
 
 def build_metrics(model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> None:

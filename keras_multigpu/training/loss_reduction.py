@@ -43,7 +43,8 @@ class LossShares:
         model: The compiled model.
         fraction: The replica's examples divided by the global batch size.
         divisors: The global divisors of losses with masks or sample weights, in the
-            order in which the losses are called; None when they are not known.
+            order in which the losses are called, or a function that sums a divisor over
+            replicas at once; None when they are not known.
         counting: Whether this pass is there to find the divisors.
     """
 
@@ -51,7 +52,7 @@ class LossShares:
         self,
         model: keras.Model,
         fraction: tf.Tensor,
-        divisors: Sequence[tf.Tensor] | None = None,
+        divisors: Sequence[tf.Tensor] | Callable[[tf.Tensor], tf.Tensor] | None = None,
         counting: bool = False,
     ) -> None:
         self._model = model
@@ -89,13 +90,17 @@ class LossShares:
             # Every example has equally many loss values, so the replica's mean counts
             # as much as its part of the batch.
             return tf.reduce_mean(values) * self._fraction
-        self.local_divisors.append(tf.cast(divisor, tf.float32))
+        divisor = tf.cast(divisor, tf.float32)
+        self.local_divisors.append(divisor)
         if self._divisors is None:
             if not self._counting:
                 raise NeedsDivisors
             return tf.zeros(())
-        known = self._divisors[len(self.local_divisors) - 1]
-        return tf.math.divide_no_nan(tf.reduce_sum(values), known)
+        if callable(self._divisors):
+            divisor = self._divisors(divisor)
+        else:
+            divisor = self._divisors[len(self.local_divisors) - 1]
+        return tf.math.divide_no_nan(tf.reduce_sum(values), divisor)
 
 
 def weighted_values(

@@ -296,7 +296,8 @@ def whole_loss(
     """`model.compute_loss` of a global batch, as one device computes it."""
     x, y, sample_weight = batch
     with keras_internals.single_device():
-        with keras.StatelessScope(collect_losses=True) as scope:
+        values = [(v, tf.convert_to_tensor(v)) for v in model.trainable_variables]
+        with keras.StatelessScope(values, collect_losses=True) as scope:
             keras_internals.tracked_losses(model, added_losses)
             loss = keras_internals.compute_loss(model, x, y, y_pred, sample_weight, training)
         compiled = keras_internals.compile_loss(model)

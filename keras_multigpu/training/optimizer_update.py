@@ -25,26 +25,22 @@ def loss_scale(
 
 
 def updated(
-    model: keras.Model,
-    trainable: Sequence[tf.Tensor],
-    optimizer_values: Sequence[tf.Tensor],
+    optimizer: keras.optimizers.Optimizer,
+    trainable: list[keras.Variable],
+    values: Sequence[tf.Tensor],
     gradients: Sequence[tf.Tensor | None],
-) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-    """New values of the trainable variables and of the optimizer's own.
+) -> list[tf.Tensor]:
+    """New values of `[*trainable, *optimizer.variables]`.
 
     Args:
-        model: The compiled model.
-        trainable: Values of `model.trainable_variables`.
-        optimizer_values: Values of `model.optimizer.variables`.
-        gradients: One for each trainable variable, None where the loss does not
-            depend on it.
+        optimizer: The optimizer, built.
+        trainable: The variables it updates.
+        values: The present values, in the order of the result.
+        gradients: One for each of `trainable`, None where the loss does not depend on it.
     """
-    optimizer = model.optimizer
-    variables = [*model.trainable_variables, *optimizer.variables]
-    values = [*trainable, *optimizer_values]
+    variables = [*trainable, *optimizer.variables]
     update = loss_scaled_update if is_loss_scaled(optimizer) else plain_update
-    new = update(optimizer, variables, values, list(model.trainable_variables), gradients)
-    return new[: len(trainable)], new[len(trainable) :]
+    return update(optimizer, variables, list(values), trainable, gradients)
 
 
 def is_loss_scaled(optimizer: keras.optimizers.Optimizer) -> bool:

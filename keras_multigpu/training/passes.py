@@ -4,6 +4,8 @@ A pass takes values and rows and returns tensors. What has to be summed over rep
 packed, so that one all-reduce carries gradients, losses and moving statistics together.
 """
 
+import contextlib
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -20,7 +22,7 @@ from keras_multigpu.training.packing import Packing
 from keras_multigpu.training.pure_model import PureModel
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.pure_model import Values
-from keras_multigpu.training.shares import cut
+from keras_multigpu.training.shares import rows
 
 
 class Summands(NamedTuple):
@@ -67,7 +69,7 @@ class ReplicaPass:
         self._changed: list[int] = []
 
     def outcome(
-        self, summands: Summands, start: Values, end: Values, rows: Rows, replica: Any, y_pred: Any
+        self, summands: Summands, start: Values, end: Values, share: Rows, replica: Any, y_pred: Any
     ) -> Outcome:
         """Pack one replica's results; a replica without examples adds nothing."""
         self._changed = [
@@ -78,7 +80,7 @@ class ReplicaPass:
         others = [
             moving_statistics.contribution(
                 self.pure.others[index], start.others[index], end.others[index],
-                rows.fraction, replica,
+                share.fraction, replica,
             )
             for index in self._changed
         ]
@@ -87,7 +89,7 @@ class ReplicaPass:
         self._sizes = [len(part) for part in summands]
         self._packing = Packing(flat)
         packs = [
-            tf.where(rows.examples > 0, pack, tf.zeros_like(pack))
+            tf.where(share.examples > 0, pack, tf.zeros_like(pack))
             for pack in self._packing.pack(flat)
         ]
         seeds = self.pure.unseeded(end.others, replica)
@@ -133,76 +135,86 @@ class TrainingPass(ReplicaPass):
     Args:
         model: The compiled model.
         micro_batches: In how many pieces the rows are taken.
+        context: Makes a context for the forward pass over some rows.
     """
 
-    def __init__(self, model: keras.Model, micro_batches: int = 1) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        micro_batches: int = 1,
+        context: Callable[[Rows], contextlib.AbstractContextManager[None]] | None = None,
+    ) -> None:
         super().__init__(model)
         self._micro_batches = micro_batches
+        self._context = context or (lambda rows: contextlib.nullcontext())
         self._connected: list[int] = []
 
     def run(
-        self, values: Values, rows: Rows, replica: Any, divisors: Any, loss_scale: Any
+        self, values: Values, share: Rows, replica: Any, divisors: Any, loss_scale: Any
     ) -> Outcome:
         """The pass itself.
 
         Args:
             values: The values of the replica's variables.
-            rows: Its share of the batch.
+            share: Its rows of the batch.
             replica: Its index.
             divisors: See `LossShares`.
             loss_scale: A factor for the loss whose gradient is taken.
         """
         start = self.pure.seeded(values, replica)
         if self._micro_batches == 1:
-            gradients, losses, end, y_pred = self._piece(start, rows, divisors, loss_scale)
+            gradients, losses, end, y_pred = self._piece(start, share, divisors, loss_scale)
         else:
-            gradients, losses, end, y_pred = self._pieces(start, rows, divisors, loss_scale)
+            gradients, losses, end, y_pred = self._pieces(start, share, divisors, loss_scale)
         summands = Summands(gradients, losses, [], [])
-        return self.outcome(summands, start, end, rows, replica, y_pred)
+        return self.outcome(summands, start, end, share, replica, y_pred)
 
-    def count(self, values: Values, rows: Rows, replica: Any) -> list[tf.Tensor]:
+    def count(self, values: Values, share: Rows, replica: Any) -> list[tf.Tensor]:
         """This replica's summands of the divisors of masked and weighted losses."""
         values = self.pure.seeded(values, replica)
-        with self.pure.scope(values) as scope:
-            forward = self.pure.forward(rows.x, True, scope, rows.fraction)
-            shares = LossShares(self.model, rows.fraction, counting=True)
-            shares.total(rows.y, forward.y_pred, rows.sample_weight)
-        present = tf.cast(rows.examples > 0, tf.float32)
+        with self.pure.scope(values) as scope, self._context(share):
+            forward = self.pure.forward(share.x, True, scope, share.fraction)
+            shares = LossShares(self.model, share.fraction, counting=True)
+            shares.total(share.y, forward.y_pred, share.sample_weight)
+        present = tf.cast(share.examples > 0, tf.float32)
         return [divisor * present for divisor in shares.local_divisors]
 
-    def _piece(self, values: Values, rows: Rows, divisors: Any, loss_scale: Any) -> Any:
+    def _piece(self, values: Values, share: Rows, divisors: Any, loss_scale: Any) -> Any:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values.trainable)
-            with self.pure.scope(values) as scope:
-                forward = self.pure.forward(rows.x, True, scope, rows.fraction)
-                loss, shares = self._loss(forward, rows, divisors)
+            with self.pure.scope(values) as scope, self._context(share):
+                forward = self.pure.forward(share.x, True, scope, share.fraction)
+                loss, shares = self._loss(forward, share, divisors)
                 end = self.pure.new_values(scope, values)
             scaled = loss * loss_scale
-        gradients = tape.gradient(scaled, values.trainable)
+        gradients = self.connected(tape.gradient(scaled, values.trainable))
+        return gradients, [loss, *shares], end, forward.y_pred
+
+    def connected(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
+        """The gradients that exist, as dense tensors; remembers whose they are."""
         self._connected = [i for i, gradient in enumerate(gradients) if gradient is not None]
         # Embeddings yield sparse gradients; replicas share no row numbers, so they are
         # made dense before they are summed.
-        dense = [tf.convert_to_tensor(gradients[i]) for i in self._connected]
-        return dense, [loss, *shares], end, forward.y_pred
+        return [tf.convert_to_tensor(gradients[i]) for i in self._connected]
 
-    def _loss(self, forward: Any, rows: Rows, divisors: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        terms = [*forward.added_losses, *(value * rows.fraction for value in forward.regularization)]
+    def _loss(self, forward: Any, share: Rows, divisors: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        terms = [*forward.added_losses, *(value * share.fraction for value in forward.regularization)]
         shares: list[tf.Tensor] = []
         if keras_internals.compile_loss(self.model) is not None:
-            compiled = LossShares(self.model, rows.fraction, divisors)
-            terms.append(compiled.total(rows.y, forward.y_pred, rows.sample_weight))
+            compiled = LossShares(self.model, share.fraction, divisors)
+            terms.append(compiled.total(share.y, forward.y_pred, share.sample_weight))
             shares = compiled.shares
         if not terms:
             raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
         return tf.add_n(terms), shares
 
-    def _pieces(self, values: Values, rows: Rows, divisors: Any, loss_scale: Any) -> Any:
+    def _pieces(self, values: Values, share: Rows, divisors: Any, loss_scale: Any) -> Any:
         """Take the rows piece by piece; each waits for the one before, to save memory."""
-        size = rows_count(rows)
+        size = rows_count(share)
         gradients, losses, predictions = None, None, []
         for index in range(self._micro_batches):
             with tf.control_dependencies(losses or []):
-                piece, taken = piece_of(rows, size, index, self._micro_batches)
+                piece, taken = piece_of(share, size, index, self._micro_batches)
                 more, shares, end, y_pred = self._piece(values, piece, divisors, loss_scale)
                 present = piece.examples > 0
                 more, shares = keras.tree.map_structure(
@@ -223,12 +235,12 @@ class TrainingPass(ReplicaPass):
         gradients: list[tf.Tensor | None] = [None] * len(values.trainable)
         for index, gradient in zip(self._connected, sums.gradients, strict=True):
             gradients[index] = gradient
-        trainable, optimizer = values.trainable, optimizer_values
-        if gradients:
-            trainable, optimizer = updated(self.model, trainable, optimizer, gradients)
+        new = [*values.trainable, *optimizer_values]
+        if self._connected:
+            new = updated(self.model.optimizer, self.pure.trainable, new, gradients)
         return Update(
-            list(trainable),
-            list(optimizer),
+            new[: len(gradients)],
+            new[len(gradients) :],
             self.merged_others(values, sums),
             sums.losses,
             sums.layer_metrics,
@@ -238,14 +250,14 @@ class TrainingPass(ReplicaPass):
 class EvaluationPass(ReplicaPass):
     """Forward pass over a replica's rows in inference mode."""
 
-    def run(self, values: Values, rows: Rows, replica: Any) -> Outcome:
+    def run(self, values: Values, share: Rows, replica: Any) -> Outcome:
         """The pass itself; see `TrainingPass.run`."""
         start = self.pure.seeded(values, replica)
         with self.pure.scope(start) as scope:
-            forward = self.pure.forward(rows.x, False, scope, rows.fraction)
+            forward = self.pure.forward(share.x, False, scope, share.fraction)
             end = self.pure.new_values(scope, start)
         summands = Summands([], forward.added_losses, [], [])
-        return self.outcome(summands, start, end, rows, replica, forward.y_pred)
+        return self.outcome(summands, start, end, share, replica, forward.y_pred)
 
     def update(self, values: Values, packs: Sequence[tf.Tensor]) -> Update:
         """The new values of variables that inference changes, and the sums."""
@@ -253,24 +265,18 @@ class EvaluationPass(ReplicaPass):
         return Update([], [], self.merged_others(values, sums), sums.losses, sums.layer_metrics)
 
 
-def rows_count(rows: Rows) -> Any:
+def rows_count(share: Rows) -> Any:
     """The number of rows at hand, the borrowed one included."""
-    leaf = next(leaf for leaf in keras.tree.flatten(rows.x) if leaf is not None)
+    leaf = next(leaf for leaf in keras.tree.flatten(share.x) if leaf is not None)
     return leaf.shape[0] if leaf.shape[0] is not None else tf.shape(leaf)[0]
 
 
-def piece_of(rows: Rows, size: Any, index: int, pieces: int) -> tuple[Rows, Any]:
+def piece_of(share: Rows, size: Any, index: int, pieces: int) -> tuple[Rows, Any]:
     """One of several pieces of a replica's rows, and how many rows it really has."""
     start, stop = share_bounds(size, index, pieces)
-    taken = stop - start
-    present = tf.cast(rows.examples > 0, tf.int32)
-    if isinstance(taken, int):
-        start, stop = (start, stop) if taken else (0, 1)
-    else:
-        start, stop = tf.where(taken > 0, start, 0), tf.where(taken > 0, stop, 1)
-    data = (rows.x, rows.y, rows.sample_weight)
-    x, y, sample_weight = keras.tree.map_structure(lambda leaf: cut(leaf, start, stop), data)
-    return Rows(x, y, sample_weight, taken * present, rows.global_batch_size), taken
+    present = tf.cast(share.examples > 0, tf.int32)
+    data = rows((share.x, share.y, share.sample_weight), start, stop)
+    return Rows(*data, (stop - start) * present, share.global_batch_size), stop - start
 
 
 def keep_if(condition: tf.Tensor, new: Values, old: Values) -> Values:

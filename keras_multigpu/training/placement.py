@@ -17,14 +17,15 @@ from keras_multigpu import keras_internals
 def place_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     """Move a built model's variables to `strategy`; those already there stay.
 
-    Metrics stay where they are: they are updated once, with the whole batch.
+    Metrics are updated once a step, with the global batch, and so have one copy.
     """
     for optimizer in optimizers_of(model):
         keras_internals.optimizer_variable_keys(optimizer)
     place_variables(model.variables, strategy)
     place_metrics(model.metrics_variables)
     for optimizer in optimizers_of(model):
-        keras_internals.set_optimizer_strategy(optimizer, strategy)
+        if home_device(strategy) is None:
+            keras_internals.set_optimizer_strategy(optimizer, strategy)
         place_variables(optimizer.variables, strategy)
 
 
@@ -49,7 +50,7 @@ def build_optimizer(model: keras.Model, strategy: tf.distribute.Strategy) -> Non
     """Create the optimizer's variables for the model's trainable ones."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built and model.trainable_variables:
-        with strategy.scope():
+        with variable_scope(strategy):
             optimizer.build(model.trainable_variables)
         for part in optimizers_of(model):
             keras_internals.optimizer_variable_keys(part)
@@ -85,33 +86,50 @@ def place_metrics(variables: list[keras.Variable]) -> None:
             keras_internals.set_variable_storage(variable, moved)
 
 
+def place_summing_metrics(
+    variables: list[keras.Variable], strategy: tf.distribute.Strategy
+) -> None:
+    """Give metric variables a copy on each replica whose sum is their value.
+
+    A custom step updates metrics on every replica, each with its own rows.
+    """
+    for variable in variables:
+        storage = keras_internals.variable_storage(variable)
+        if home_device(strategy) is None and not lives_under(storage, strategy):
+            with tf.init_scope(), strategy.scope():
+                moved = tf.Variable(
+                    storage.numpy(),
+                    dtype=storage.dtype,
+                    name=variable.name,
+                    aggregation=tf.VariableAggregation.SUM,
+                    synchronization=tf.VariableSynchronization.ON_READ,
+                )
+            keras_internals.set_variable_storage(variable, moved)
+
+
 def variable_scope(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[object]:
     """Where a new variable of this strategy is made."""
-    if is_central_storage(strategy):
-        return tf.device(strategy.extended.parameter_devices[0])
-    return strategy.scope()
+    home = home_device(strategy)
+    return strategy.scope() if home is None else tf.device(home)
 
 
 def lives_under(storage: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
     """Whether a variable is already where `place_variables` would put it."""
     if isinstance(storage, tf.distribute.DistributedValues):
         return storage.distribute_strategy is strategy
-    if is_central_storage(strategy):
-        return storage.device == canonical(strategy.extended.parameter_devices[0])
-    return storage.device == strategy.extended.worker_devices[0] and (
-        strategy.num_replicas_in_sync == 1
-    )
+    home = home_device(strategy)
+    return home is not None and tf.DeviceSpec.from_string(
+        storage.device
+    ) == tf.DeviceSpec.from_string(home)
 
 
-def canonical(device: str) -> str:
-    """A device's full name, as variables report it."""
-    with tf.device(device):
-        return tf.zeros(()).device
-
-
-def is_central_storage(strategy: tf.distribute.Strategy) -> bool:
-    """Whether variables live once and not on every replica."""
-    return isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy)
+def home_device(strategy: tf.distribute.Strategy) -> str | None:
+    """The device that holds the only copy of the variables; None if each replica has one."""
+    if isinstance(strategy, tf.distribute.OneDeviceStrategy):
+        return strategy.extended.worker_devices[0]
+    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+        return strategy.extended.worker_devices[0]
+    return None
 
 
 def copies(storage: tf.Variable, strategy: tf.distribute.Strategy) -> tuple[tf.Variable, ...]:

@@ -6,7 +6,6 @@ passed in and catches every assignment, so the new values come out as results.
 """
 
 import contextlib
-import inspect
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -70,7 +69,6 @@ class PureModel:
         self.layer_metrics = layer_metric_variables(model)
         self.global_seed = keras_internals.global_seed_state()
         self._seeds = {id(state) for state in keras_internals.seed_states(model)}
-        self._takes_training = "training" in inspect.signature(model.call).parameters
 
     def scope(self, values: Values) -> keras.StatelessScope:
         """A stateless scope in which the model has these values."""
@@ -92,7 +90,7 @@ class PureModel:
                 regularisers for sums; so their sum over replicas is one device's value.
         """
         with remembered_activity_penalties(self.model) as summed:
-            y_pred = self.model(x, training=training) if self._takes_training else self.model(x)
+            y_pred = keras_internals.called(self.model, x, training)
         added = {id(loss) for loss in scope.losses}
         added_losses, regularization = [], []
         for loss in self.model.losses:

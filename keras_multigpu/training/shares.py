@@ -31,7 +31,7 @@ def batch_size_of(batch: Any) -> int | tf.Tensor | None:
     )
 
 
-def share_of(batch: tuple[Any, Any, Any], replica: Any, replicas: int) -> Rows:
+def share_of(batch: tuple[Any, Any, Any], replica: int, replicas: int) -> Rows:
     """The rows of a global batch that belong to one replica.
 
     Args:
@@ -40,18 +40,21 @@ def share_of(batch: tuple[Any, Any, Any], replica: Any, replicas: int) -> Rows:
         replicas: The number of replicas.
     """
     size = batch_size_of(batch)
-    return rows(batch, size, *share_bounds(size, replica, replicas))
+    total = tf.convert_to_tensor(size, tf.int32)
+    if replicas == 1:
+        return Rows(*batch, total, total)
+    start, stop = share_bounds(size, replica, replicas)
+    return Rows(*rows(batch, start, stop), tf.convert_to_tensor(stop - start, tf.int32), total)
 
 
-def rows(batch: tuple[Any, Any, Any], size: Any, start: Any, stop: Any) -> Rows:
-    """Rows `start` to `stop`; where they are none, the first row with no examples."""
-    examples = tf.convert_to_tensor(stop - start, tf.int32)
+def rows(data: Any, start: Any, stop: Any) -> Any:
+    """Rows `start` to `stop` of a batch, or its first row where these are none."""
     if isinstance(start, int) and isinstance(stop, int):
         start, stop = (start, stop) if stop > start else (0, 1)
     else:
-        start, stop = tf.where(stop > start, (start, stop), (0, 1))
-    x, y, sample_weight = keras.tree.map_structure(lambda leaf: cut(leaf, start, stop), batch)
-    return Rows(x, y, sample_weight, examples, tf.convert_to_tensor(size, tf.int32))
+        some = stop > start
+        start, stop = tf.where(some, start, 0), tf.where(some, stop, 1)
+    return keras.tree.map_structure(lambda leaf: cut(leaf, start, stop), data)
 
 
 def cut(leaf: Any, start: Any, stop: Any) -> Any:

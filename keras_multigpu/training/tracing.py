@@ -15,7 +15,7 @@ def traced(function: Callable[..., Any], specs: tuple[Any, ...], jit_compile: bo
     It is traced outside any strategy, as for one device; called inside a replica it runs
     on that replica's device. TensorFlow itself would trace it anew for each replica.
     """
-    with tf.init_scope(), keras_internals.single_device():
+    with keras_internals.single_device():
         return tf.function(
             function, jit_compile=jit_compile, autograph=False
         ).get_concrete_function(*specs)

@@ -1,0 +1,245 @@
+"""Runs a `train_step` or `test_step` that the user has written, on each replica.
+
+The user's code sees one replica's rows and the replica's own variables. What it calls on
+the model is made aware of the other replicas: `compute_loss` returns the global loss (with
+the gradient of the replica's part), optimizers sum gradients before they update, metrics
+add up, seeds differ, and moving statistics are averaged after the step.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.training import randomness
+from keras_multigpu.training.feeding import Batch
+from keras_multigpu.training.loss_reduction import LossShares
+from keras_multigpu.training.loss_reduction import NeedsWholeBatch
+from keras_multigpu.training.one_step import assign
+from keras_multigpu.training.one_step import read
+from keras_multigpu.training.one_step import sums
+from keras_multigpu.training.optimizer_update import updated
+from keras_multigpu.training.packing import Packing
+from keras_multigpu.training.placement import copies
+from keras_multigpu.training.placement import optimizers_of
+from keras_multigpu.training.placement import place_variables
+from keras_multigpu.training.placement import variable_scope
+from keras_multigpu.training.pure_model import Rows
+from keras_multigpu.training.shares import HOST
+from keras_multigpu.training.shares import share_of
+
+_present = threading.local()
+
+
+def present_rows() -> Rows | None:
+    """The rows of the replica whose custom step runs now; None outside such a step."""
+    return getattr(_present, "rows", None)
+
+
+class CustomStep:
+    """A step that runs the user's function on each replica.
+
+    Args:
+        model: The model, built and placed.
+        strategy: Its strategy.
+        function: The user's `train_step` or `test_step`.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        function: Callable[[Any], Any],
+    ) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._function = function
+        states = keras_internals.seed_states(model)
+        seeds = {id(state) for state in states}
+        self._seeds = self._copies_of(states)
+        self._others = self._copies_of(
+            [v for v in model.non_trainable_variables if id(v) not in seeds]
+        )
+
+    def __call__(self, batch: Batch) -> dict[str, Any]:
+        """Run the step on one global batch; its logs."""
+        logs, rows = self._run(batch)
+        self._average(rows)
+        return self._merged(logs, rows)
+
+    def _run(self, batch: Batch) -> tuple[list[Any], list[Rows]]:
+        results: dict[int, tuple[Any, Rows]] = {}
+
+        def on_replica() -> None:
+            context = tf.distribute.get_replica_context()
+            replica = int(tf.get_static_value(context.replica_id_in_sync_group))
+            with tf.device(HOST):
+                rows = share_of(batch, replica, self._strategy.num_replicas_in_sync)
+            self._shift(replica, randomness.for_replica)
+            with aware_of_replicas(self._model, self._strategy, rows):
+                results[replica] = self._function(packed(rows)), rows
+            self._shift(replica, randomness.for_one_device)
+
+        self._strategy.run(on_replica)
+        outputs, rows = zip(*(results[replica] for replica in sorted(results)), strict=True)
+        return list(outputs), list(rows)
+
+    def _copies_of(self, variables: Sequence[keras.Variable]) -> list[tuple[tf.Variable, ...]]:
+        return [
+            copies(keras_internals.variable_storage(variable), self._strategy)
+            for variable in variables
+        ]
+
+    def _shift(self, replica: int, change: Callable[..., tf.Tensor]) -> None:
+        states = read(self._seeds, replica)
+        assign(self._seeds, [change(state, tf.constant(replica)) for state in states], replica)
+
+    def _average(self, rows: list[Rows]) -> None:
+        """Give all replicas the mean of their statistics, weighted by examples."""
+        for parts in self._others:
+            first = parts[0].read_value()
+            common = first
+            if first.dtype.is_floating:
+                for part, share in zip(parts[1:], rows[1:], strict=False):
+                    more = (part.read_value() - first) * tf.cast(share.fraction, first.dtype)
+                    common += tf.where(share.examples > 0, more, tf.zeros_like(more))
+            for part in parts:
+                part.assign(common, read_value=False)
+
+    def _merged(self, logs: list[dict[str, Any]], rows: list[Rows]) -> dict[str, Any]:
+        """Metrics from their global state; other logs as means weighted by examples."""
+        metrics = self._model.get_metrics_result()
+        merged = {}
+        for name in logs[0]:
+            if name in metrics:
+                merged[name] = metrics[name]
+            else:
+                merged[name] = tf.add_n(
+                    [
+                        tf.where(share.examples > 0, tf.cast(log[name], tf.float32), 0.0)
+                        * share.fraction
+                        for log, share in zip(logs, rows, strict=True)
+                    ]
+                )
+        return merged
+
+
+class CustomPrediction(CustomStep):
+    """A prediction step that runs the user's `predict_step` on each replica."""
+
+    def __call__(self, batch: Batch) -> Any:
+        """The predictions for one global batch, in the order of its examples."""
+        outputs, rows = self._run(batch)
+        return keras.tree.map_structure(
+            lambda *parts: tf.concat(
+                [part[: share.examples] for part, share in zip(parts, rows, strict=True)], axis=0
+            ),
+            *outputs,
+        )
+
+
+def packed(rows: Rows) -> Any:
+    """Rows as the data that Keras hands to a `train_step`."""
+    return keras.utils.pack_x_y_sample_weight(rows.x, rows.y, rows.sample_weight)
+
+
+@contextlib.contextmanager
+def aware_of_replicas(
+    model: keras.Model, strategy: tf.distribute.Strategy, rows: Rows
+) -> Iterator[None]:
+    """Let the model's methods and optimizers know that this is one replica of several."""
+    optimizers = optimizers_of(model)
+    _present.rows = rows
+    for optimizer in optimizers:
+        vars(optimizer)["apply"] = summing_apply(optimizer, strategy)
+    try:
+        yield
+    finally:
+        _present.rows = None
+        for optimizer in optimizers:
+            vars(optimizer).pop("apply", None)
+
+
+def summing_apply(
+    optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strategy
+) -> Callable[..., None]:
+    """An `apply` that sums the gradients over replicas, then updates this replica."""
+
+    def apply(grads: Any, trainable_variables: Any = None) -> None:
+        trainable = list(trainable_variables or optimizer._trainable_variables)
+        if not optimizer.built:
+            with tf.init_scope(), keras_internals.single_device(), variable_scope(strategy):
+                optimizer.build(trainable)
+            with keras_internals.single_device():
+                keras_internals.optimizer_variable_keys(optimizer)
+                place_variables(optimizer.variables, strategy)
+        context = tf.distribute.get_replica_context()
+        replica = int(tf.get_static_value(context.replica_id_in_sync_group))
+        known = [index for index, gradient in enumerate(grads) if gradient is not None]
+        dense = [tf.convert_to_tensor(grads[index]) for index in known]
+        packing = Packing(dense)
+        summed = packing.unpack(sums(context, packing.pack(dense)))
+        total = [None] * len(trainable)
+        for index, gradient in zip(known, summed, strict=True):
+            total[index] = gradient
+        variables = [*trainable, *optimizer.variables]
+        storages = [
+            copies(keras_internals.variable_storage(variable), strategy) for variable in variables
+        ]
+        values = read(storages, replica)
+        new = updated(optimizer, trainable, values, total)
+        assign(storages, new, replica)
+
+    return apply
+
+
+def share_of_loss(
+    model: keras.Model, rows: Rows, whole: Callable[[Any], tf.Tensor], y: Any, y_pred: Any, sw: Any
+) -> tf.Tensor:
+    """The loss of the global batch, with the gradient of this replica's part of it.
+
+    Args:
+        model: The compiled model.
+        rows: The replica's rows.
+        whole: Computes the loss from `(y, y_pred, sample_weight)` as one device does.
+        y: The rows' targets.
+        y_pred: The rows' predictions.
+        sw: The rows' sample weights.
+    """
+    context = tf.distribute.get_replica_context()
+
+    def summed(tensor: tf.Tensor) -> tf.Tensor:
+        return sums(context, [tensor])[0]
+
+    try:
+        part = sum_of_parts(model, rows, summed, y, y_pred, sw)
+    except NeedsWholeBatch:
+        everyones = keras.tree.map_structure(
+            lambda leaf: None if leaf is None else context.all_gather(leaf, axis=0),
+            keras.tree.map_structure(
+                lambda leaf: None if leaf is None else leaf[: rows.examples], (y, y_pred, sw)
+            ),
+        )
+        # Every replica computes the same loss, so each contributes one of N equal parts.
+        with keras_internals.single_device():
+            part = tf.reduce_sum(whole(everyones)) / context.num_replicas_in_sync
+    return part + tf.stop_gradient(summed(tf.stop_gradient(part)) - part)
+
+
+def sum_of_parts(
+    model: keras.Model, rows: Rows, summed: Callable[[Any], Any], y: Any, y_pred: Any, sw: Any
+) -> tf.Tensor:
+    """This replica's part of compiled losses, added losses and regularisers."""
+    terms = [tf.reduce_sum(tf.cast(loss, tf.float32)) * rows.fraction for loss in model.losses]
+    if keras_internals.compile_loss(model) is not None:
+        shares = LossShares(model, rows.fraction, summed)
+        terms.append(shares.total(y, y_pred, sw))
+    if not terms:
+        raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
+    return tf.where(rows.examples > 0, tf.add_n(terms), 0.0)

@@ -1,0 +1,70 @@
+"""`distribute`: turns a Keras model into a `DistributedModel`."""
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.checks import problem
+from keras_multigpu.replicas import default_strategy
+from keras_multigpu.training.distributed_model import DistributedModel
+from keras_multigpu.training.distributed_model import distributed_class
+from keras_multigpu.training.replication import Replication
+
+
+def distribute(
+    model: keras.Model,
+    strategy: tf.distribute.Strategy | None = None,
+    *,
+    sync_batch_norm: bool = False,
+) -> DistributedModel:
+    """Let a Keras model train on all replicas of a strategy.
+
+    The model itself becomes distributed and is returned: its layers, weights, optimizer
+    state and compiled losses and metrics stay. It may be Sequential, functional or
+    subclassed, built or not, compiled or not, made inside a scope or outside. Calling it
+    again moves the model to another strategy.
+
+    Args:
+        model: The model.
+        strategy: A strategy, by default what `keras_multigpu.strategy()` chooses.
+        sync_batch_norm: Whether BatchNormalization layers normalise with the moments of
+            the global batch instead of each replica's own. With it, training equals one
+            device also for these layers; it costs two all-reduces a layer.
+
+    Returns:
+        The model, now a `DistributedModel`.
+
+    Example:
+
+    ```python
+    model = keras.applications.EfficientNetV2B0(weights=None, classes=10)
+    model = kmg.distribute(model)
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    ```
+    """
+    if not isinstance(model, keras.Model):
+        raise ValueError(
+            problem(
+                "`model` is no Keras model.",
+                "Expected a `keras.Model`: Sequential, functional or subclassed.",
+                "Build a model first, for example `keras.Sequential([...])`.",
+                model=model,
+            )
+        )
+    if strategy is not None and not isinstance(strategy, tf.distribute.Strategy):
+        raise ValueError(
+            problem(
+                "`strategy` is no strategy.",
+                "Expected a `tf.distribute.Strategy`.",
+                "Pass `kmg.strategy(devices=2)`, or leave it out.",
+                strategy=strategy,
+            )
+        )
+    previous = vars(model).get("_replication")
+    replication = Replication(strategy or default_strategy(), sync_batch_norm)
+    if previous is not None:
+        replication.micro_batches, replication.pieces = previous.micro_batches, previous.pieces
+    model.__class__ = distributed_class(type(model))
+    model.replicate(replication)
+    if model.built:
+        model.prepare(None)
+    return model

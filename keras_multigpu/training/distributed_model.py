@@ -1,0 +1,299 @@
+"""`DistributedModel`: a Keras model whose batch is shared by replicas."""
+
+import functools
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.checks import problem
+from keras_multigpu.replicas import default_strategy
+from keras_multigpu.training import loops
+from keras_multigpu.training.custom_step import present_rows
+from keras_multigpu.training.custom_step import share_of_loss
+from keras_multigpu.training.feeding import Batch
+from keras_multigpu.training.feeding import Feed
+from keras_multigpu.training.feeding import Group
+from keras_multigpu.training.feeding import normalized
+from keras_multigpu.training.replication import Replication
+
+
+class DistributedModel(keras.Model):
+    """A Keras model that trains on N replicas exactly as on one device.
+
+    Use it through `keras_multigpu.distribute`, or directly like `keras.Model`:
+    `DistributedModel(inputs, outputs)`, or as the base class of a model of your own. Every
+    method has the signature and the results of `keras.Model`'s; `batch_size` means the
+    global batch size. No strategy's scope is needed.
+
+    A subclass may override `train_step`, `test_step`, `predict_step`, `compute_loss` and
+    `compute_metrics`. The last two are called with the global batch. The steps run on each
+    replica with its share of the batch: take the loss from `self.compute_loss` and update
+    with `self.optimizer`, which know about the other replicas.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "DistributedModel":
+        """Make a functional model where Keras would."""
+        if is_functional(args, kwargs) and not issubclass(cls, functional_class()):
+            cls = distributed_class(functional_class(), cls)
+        return super().__new__(cls, *args, **kwargs)
+
+    @property
+    def replication(self) -> Replication:
+        """The model's strategy and compiled steps."""
+        if "_replication" not in vars(self):
+            self.replicate(Replication(default_strategy()))
+        return vars(self)["_replication"]
+
+    def replicate(self, replication: Replication) -> None:
+        """Let the model run on other replicas from now on; its values are kept."""
+        # Not an attribute for Keras to track or save.
+        vars(self)["_replication"] = replication
+        keras_internals.own_training_state(self)
+
+    @property
+    def distribute_strategy(self) -> tf.distribute.Strategy:
+        """The strategy that the model runs under."""
+        return self.replication.strategy
+
+    @property
+    def runs_in_graph(self) -> bool:
+        """Whether several steps may run in one graph."""
+        return not (
+            self.run_eagerly
+            or self.steps_per_execution == 1
+            or self.replication.micro_batches == "auto"
+        )
+
+    def compile(self, *args: Any, micro_batches: int | str = 1, **kwargs: Any) -> None:
+        """Configure the model for training, as `keras.Model.compile`.
+
+        Args:
+            *args: As in `keras.Model.compile`.
+            micro_batches: In how many pieces each replica takes its share of a batch; there
+                is still one all-reduce and one update a step. `"auto"` starts with one
+                and doubles it whenever memory runs out.
+            **kwargs: As in `keras.Model.compile`.
+        """
+        if micro_batches != "auto" and not (isinstance(micro_batches, int) and micro_batches > 0):
+            raise ValueError(
+                problem(
+                    "`micro_batches` is no number of pieces.",
+                    'Expected a positive integer or "auto".',
+                    "Leave it out, or pass for example 4.",
+                    micro_batches=micro_batches,
+                )
+            )
+        super().compile(*args, **kwargs)
+        self.replication.micro_batches = micro_batches
+        self.replication.pieces = 1 if micro_batches == "auto" else int(micro_batches)
+        self.replication.forget_steps()
+
+    def prepare(self, spec: Batch | None) -> None:
+        """Build the model and the optimizer, and move their variables to the replicas."""
+        self.replication.prepare(self, spec)
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: Any = True,
+        class_weight: Any = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+    ) -> keras.callbacks.History:
+        """Train the model, as `keras.Model.fit`."""
+        require_compiled(self)
+        if validation_split and validation_data is None:
+            (x, y, sample_weight), validation_data = keras_internals.split_validation(
+                (x, y, sample_weight), validation_split
+            )
+        feed = Feed(x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight)
+        validation = None
+        if validation_data is not None:
+            parts = keras.utils.unpack_x_y_sample_weight(validation_data)
+            size = validation_batch_size or batch_size
+            validation = loops.Validation(Feed(*parts, size, validation_steps), validation_freq)
+        return loops.train(self, feed, validation, callbacks, verbose, epochs, initial_epoch)
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Compute loss and metrics on a dataset, as `keras.Model.evaluate`."""
+        require_compiled(self)
+        if kwargs:
+            raise ValueError(f"Arguments not recognized: {kwargs}")
+        feed = Feed(x, y, sample_weight, batch_size, steps)
+        logs = loops.evaluate(self, feed, callbacks, verbose)
+        return logs if return_dict else keras_internals.flatten_metrics(self, logs)
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+    ) -> Any:
+        """Compute predictions, as `keras.Model.predict`: all of them, in input order."""
+        return loops.predict(self, Feed(x, None, None, batch_size, steps), callbacks, verbose)
+
+    def train_on_batch(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        class_weight: Any = None,
+        return_dict: bool = False,
+    ) -> Any:
+        """Train on one global batch, which is split over the replicas."""
+        require_compiled(self)
+        if class_weight is not None:
+            if sample_weight is not None:
+                raise ValueError(
+                    problem(
+                        "`sample_weight` and `class_weight` came together.",
+                        "Expected one of them.",
+                        "Multiply the class weights into `sample_weight`.",
+                        class_weight=class_weight,
+                    )
+                )
+            sample_weight = keras_internals.class_weights_of_labels(y, class_weight)
+        batch = normalized((x, y, sample_weight))
+        self.reset_metrics()
+        logs = loops.pythonic(self.train_group(Group(1, [batch], None), None))
+        return logs if return_dict else keras_internals.flatten_metrics(self, logs)
+
+    def test_on_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
+    ) -> Any:
+        """Evaluate one global batch, as `keras.Model.test_on_batch`."""
+        require_compiled(self)
+        batch = normalized((x, y, sample_weight))
+        self.reset_metrics()
+        logs = loops.pythonic(self.test_group(Group(1, [batch], None), None))
+        return logs if return_dict else keras_internals.flatten_metrics(self, logs)
+
+    def predict_on_batch(self, x: Any) -> Any:
+        """Predict one global batch, as `keras.Model.predict_on_batch`."""
+        outputs = self.predict_one(normalized((x, None, None)), None)
+        return keras.tree.map_structure(loops.as_array, outputs)
+
+    def train_group(self, group: Group, spec: Batch | None) -> dict[str, Any]:
+        """Run training steps; the logs of the last one."""
+        if self.replication.micro_batches == "auto":
+            for batch in group.batches:
+                logs = self.replication.train_in_memory(self, batch, spec)
+            return logs
+        return self.replication.training(self).run(group, spec)
+
+    def test_group(self, group: Group, spec: Batch | None) -> dict[str, Any]:
+        """Run evaluation steps; the logs of the last one."""
+        return self.replication.evaluation(self).run(group, spec)
+
+    def predict_one(self, batch: Batch, spec: Batch | None) -> Any:
+        """The predictions for one global batch, as tensors."""
+        return self.replication.prediction(self).run_one(batch, spec)
+
+    def train_step(self, data: Any) -> dict[str, Any]:
+        """One training step on a replica's rows; call it from an override.
+
+        Without an override, `fit` runs a faster step of the same arithmetic.
+        """
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            y_pred = keras_internals.called(self, x, training=True)
+            loss = self.compute_loss(x, y, y_pred, sample_weight, training=True)
+            scaled = loss if self.optimizer is None else self.optimizer.scale_loss(loss)
+        if self.trainable_weights:
+            gradients = tape.gradient(scaled, self.trainable_weights)
+            self.optimizer.apply(gradients, self.trainable_weights)
+        return self._tracked(x, y, y_pred, sample_weight, loss)
+
+    def test_step(self, data: Any) -> dict[str, Any]:
+        """One evaluation step on a replica's rows; call it from an override."""
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        y_pred = keras_internals.called(self, x, training=False)
+        loss = self.compute_loss(x, y, y_pred, sample_weight, training=False)
+        return self._tracked(x, y, y_pred, sample_weight, loss)
+
+    def _tracked(
+        self, x: Any, y: Any, y_pred: Any, sample_weight: Any, loss: tf.Tensor
+    ) -> dict[str, Any]:
+        rows = present_rows()
+        weight = None if rows is None else tf.cast(rows.examples, tf.float32)
+        keras_internals.loss_tracker(self).update_state(loss, sample_weight=weight)
+        return self.compute_metrics(x, y, y_pred, sample_weight)
+
+    def compute_loss(
+        self,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> tf.Tensor:
+        """The total loss, as `keras.Model.compute_loss`.
+
+        Called in a `train_step` of your own it is the loss of the global batch, with the
+        gradient of this replica's part of it.
+        """
+        rows = present_rows()
+        if rows is None:
+            return super().compute_loss(x, y, y_pred, sample_weight, training)
+        whole = functools.partial(super().compute_loss, x, training=training)
+        return share_of_loss(self, rows, lambda parts: whole(*parts), y, y_pred, sample_weight)
+
+
+def require_compiled(model: keras.Model) -> None:
+    """Raise Keras's error where `compile()` was not called."""
+    if not model.compiled:
+        raise ValueError("You must call `compile()` before using the model.")
+
+
+def is_functional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether `keras.Model` would make a functional model of these arguments."""
+    return len(args) == 2 or "outputs" in kwargs
+
+
+def functional_class() -> type[keras.Model]:
+    """Keras's class of functional models, which has no public name."""
+    return keras_internals.FunctionalModel
+
+
+@functools.cache
+def distributed_class(
+    cls: type[keras.Model], base: type[DistributedModel] = DistributedModel
+) -> type[DistributedModel]:
+    """A `DistributedModel` that is also a `cls`, and is saved as one.
+
+    The user's methods come first and ours next, so that overrides win and `super()` in
+    them reaches this package.
+    """
+    if issubclass(cls, base):
+        return cls
+    bases = (cls, base) if base is DistributedModel else (base, distributed_class(cls))
+    named = cls if base is DistributedModel else base
+    made = type(named.__name__, bases, {"__module__": named.__module__, "__doc__": named.__doc__})
+    keras_internals.register_like(made, named)
+    return made

@@ -1,0 +1,250 @@
+"""Turns whatever Keras's `fit` accepts into global batches, each exactly once.
+
+Keras's own adapters read arrays, datasets and `PyDataset`s. Generators are read here, one
+batch when one is needed, because anything that reads ahead loses the batches it has
+read when it is dropped.
+"""
+
+import collections.abc
+import itertools
+import warnings
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.checks import problem
+
+Batch = tuple[Any, Any, Any]
+
+RAN_OUT = (
+    "Your input ran out of data; interrupting training. Make sure that your dataset or "
+    "generator can generate at least `steps_per_epoch * epochs` batches. You may need to use "
+    "the `.repeat()` function when building your dataset."
+)
+
+
+class Group(NamedTuple):
+    """Some batches that are run between two callbacks.
+
+    Either `batches` holds them, or `iterator` yields them inside the graph.
+    """
+
+    count: int
+    batches: list[Batch]
+    iterator: tf.data.Iterator | None
+
+
+class Feed:
+    """Global batches, epoch after epoch.
+
+    Args:
+        x: Inputs in any form that `keras.Model.fit` takes, or a `DistributedDataset`.
+        y: Targets, where `x` does not bring them.
+        sample_weight: Sample weights, where `x` does not bring them.
+        batch_size: The global batch size, for arrays.
+        steps: How many batches make an epoch; the next epoch goes on where one stopped.
+        shuffle: Whether arrays are shuffled.
+        class_weight: Weights of classes, which become sample weights.
+    """
+
+    def __init__(
+        self,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        shuffle: Any = False,
+        class_weight: dict[int, float] | None = None,
+    ) -> None:
+        most = keras.config.max_steps_per_epoch()
+        self._steps = steps if most is None else min(steps or most, most)
+        self._source: DatasetSource | PythonSource
+        if isinstance(x, tf.distribute.DistributedDataset):
+            self._source = PythonSource(lambda: map(joined_batch, x), class_weight)
+        elif is_generator(x):
+            refuse_separate_targets(x, y, sample_weight)
+            self._source = PythonSource(lambda: x, class_weight)
+        else:
+            self._source = DatasetSource(
+                x=x,
+                y=y,
+                sample_weight=sample_weight,
+                batch_size=batch_size,
+                steps_per_epoch=self._steps,
+                shuffle=False if isinstance(x, tf.data.Dataset) else shuffle,
+                class_weight=class_weight,
+            )
+        self._iterator: Any = None
+        self._drawn = 0
+        self._counted: int | None = None
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of batches of an epoch; None while it is not known."""
+        return self._steps or self._source.num_batches or self._counted
+
+    @property
+    def spec(self) -> Batch | None:
+        """The specs of a batch, None where only the data can tell."""
+        return self._source.spec
+
+    def epoch(self, group_size: int, in_graph: bool = False) -> Iterator[tuple[int, Group]]:
+        """One epoch's batches in groups, each with the index of its first batch.
+
+        Args:
+            group_size: How many batches a group has; the last one may have fewer.
+            in_graph: Whether groups may be read inside the graph, where that is possible.
+        """
+        self._source.on_epoch_begin()
+        if self._iterator is None or self._steps is None:
+            self._restart()
+        total, first = self._steps or self._source.num_batches, 0
+        while total is None or first < total:
+            size = group_size if total is None else min(group_size, total - first)
+            group = self._draw(size, in_graph)
+            if group.count:
+                yield first, group
+                first += group.count
+            if group.count < size:
+                self._iterator = None
+                break
+        if self._steps is not None and first < self._steps:
+            warnings.warn(RAN_OUT, stacklevel=3)
+        self._counted = first
+        if self._source.num_batches is not None and self._drawn >= self._source.num_batches:
+            self._iterator = None
+        self._source.on_epoch_end()
+
+    def _restart(self) -> None:
+        self._iterator = self._source.iterator()
+        self._drawn = 0
+
+    def _draw(self, size: int, in_graph: bool) -> Group:
+        if self._source.num_batches is not None:
+            size = min(size, self._source.num_batches - self._drawn)
+        if in_graph and size and self._source.is_countable:
+            group = Group(size, [], self._iterator)
+        else:
+            batches = [
+                normalized(batch) for batch in itertools.islice(self._iterator, max(size, 0))
+            ]
+            group = Group(len(batches), batches, None)
+        self._drawn += group.count
+        return group
+
+
+class DatasetSource:
+    """Batches from whatever Keras can turn into a `tf.data.Dataset`.
+
+    Args:
+        **arguments: The arguments of Keras's `get_data_adapter`.
+    """
+
+    def __init__(self, **arguments: Any) -> None:
+        self._adapter = keras_internals.data_adapter(**arguments)
+        self._dataset = self._adapter.get_tf_dataset()
+        self.num_batches = self._adapter.num_batches
+        endless = self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+        self.is_countable = endless or self.num_batches is not None
+        self.spec: Batch | None = normalized(self._dataset.element_spec)
+        self.on_epoch_begin: Callable[[], None] = self._adapter.on_epoch_begin
+        self.on_epoch_end: Callable[[], None] = self._adapter.on_epoch_end
+
+    def iterator(self) -> Any:
+        """A new iterator."""
+        return iter(self._dataset)
+
+
+class PythonSource:
+    """Batches from a Python iterator, each taken when it is needed.
+
+    Args:
+        make: Returns the iterator.
+        class_weight: Weights of classes, which become sample weights.
+    """
+
+    num_batches = None
+    is_countable = False
+    spec = None
+
+    def __init__(
+        self, make: Callable[[], Iterator[Any]], class_weight: dict[int, float] | None
+    ) -> None:
+        self._make = make
+        self._class_weight = class_weight
+
+    def iterator(self) -> Iterator[Batch]:
+        """An iterator over what is left."""
+        return (self._weighted(normalized(batch)) for batch in self._make())
+
+    def _weighted(self, batch: Batch) -> Batch:
+        return batch if self._class_weight is None else weighted(batch, self._class_weight)
+
+    def on_epoch_begin(self) -> None:
+        """Nothing to do."""
+
+    def on_epoch_end(self) -> None:
+        """Nothing to do."""
+
+
+def normalized(batch: Any) -> Batch:
+    """A batch as `(x, y, sample_weight)` of tensors or specs; missing parts are None."""
+    parts = keras.utils.unpack_x_y_sample_weight(batch)
+    return keras.tree.map_structure(as_tensor, tuple(keras.tree.lists_to_tuples(parts)))
+
+
+def as_tensor(leaf: Any) -> Any:
+    """A leaf of a batch as a tensor, in Keras's float type where it is a float array."""
+    if leaf is None or isinstance(leaf, (tf.experimental.Optional, tf.OptionalSpec)):
+        return None
+    if tf.is_tensor(leaf) or isinstance(leaf, tf.TypeSpec):
+        return leaf
+    leaf = np.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
+    if np.issubdtype(leaf.dtype, np.floating) and leaf.dtype.itemsize > 2:
+        return tf.convert_to_tensor(leaf, keras.config.floatx())
+    return tf.convert_to_tensor(leaf)
+
+
+def weighted(batch: Batch, class_weight: dict[int, float]) -> Batch:
+    """A batch whose classes' weights have become sample weights."""
+    return keras_internals.class_weights_of_batch(class_weight)(
+        *(part for part in batch if part is not None)
+    )
+
+
+def joined_batch(batch: Any) -> Any:
+    """The global batch that a `DistributedDataset` has cut into replicas' shares."""
+
+    def joined(leaf: Any) -> Any:
+        if isinstance(leaf, tf.distribute.DistributedValues):
+            return tf.concat(leaf.values, axis=0)
+        return leaf
+
+    return keras.tree.map_structure(joined, batch)
+
+
+def is_generator(x: Any) -> bool:
+    """Whether `x` is an iterator that can be read once."""
+    return isinstance(x, collections.abc.Iterator) and not isinstance(x, tf.data.Iterator)
+
+
+def refuse_separate_targets(x: Any, y: Any, sample_weight: Any) -> None:
+    """Raise a `ValueError` where a generator comes with targets of its own."""
+    if y is not None or sample_weight is not None:
+        raise ValueError(
+            problem(
+                "A generator came with separate targets or sample weights.",
+                "Expected the generator to yield `(x, y)` or `(x, y, sample_weight)`.",
+                "Leave out `y` and `sample_weight`.",
+                x=x,
+                y=y,
+                sample_weight=sample_weight,
+            )
+        )

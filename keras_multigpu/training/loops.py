@@ -1,0 +1,248 @@
+"""The loops of `fit`, `evaluate` and `predict`: Keras's contract, on public parts.
+
+Written anew and not inherited, because the stock loops take a batch from the data to
+build the model, lose batches of generators, and report wrong batch indices when several
+steps run in one call.
+"""
+
+import warnings
+from typing import TYPE_CHECKING
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.checks import problem
+from keras_multigpu.training.feeding import Feed
+
+if TYPE_CHECKING:
+    from keras_multigpu.training.distributed_model import DistributedModel
+
+HOOKS = {
+    mode: (f"on_{mode}_batch_begin", f"on_{mode}_batch_end") for mode in ("train", "test", "predict")
+}
+
+
+def train(
+    model: "DistributedModel",
+    feed: Feed,
+    validate: "Validation | None",
+    callbacks: Any,
+    verbose: Any,
+    epochs: int,
+    initial_epoch: int,
+) -> keras.callbacks.History:
+    """Run the epochs of `fit`."""
+    most = keras.config.max_epochs()
+    if most and most < epochs:
+        warnings.warn(f"Limiting epochs to {most}", stacklevel=3)
+        epochs = most
+    model.prepare(feed.spec)
+    callbacks = callback_list(model, callbacks, verbose, epochs, feed.num_batches)
+    model.stop_training = False
+    callbacks.on_train_begin()
+    logs: dict[str, Any] = {}
+    for epoch in range(keras_internals.initial_epoch(model) or initial_epoch, epochs):
+        model.reset_metrics()
+        callbacks.on_epoch_begin(epoch)
+        logs = train_epoch(model, feed, callbacks)
+        if validate is not None and validate.is_due(epoch):
+            logs.update(validate.logs(model, callbacks))
+        callbacks.on_epoch_end(epoch, logs)
+        if model.stop_training:
+            break
+    if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
+        model.optimizer.finalize_variable_values(model.trainable_weights)
+    callbacks.on_train_end(logs=logs)
+    return model.history
+
+
+def train_epoch(model: "DistributedModel", feed: Feed, callbacks: Any) -> dict[str, Any]:
+    """Run one epoch; the logs of its last step."""
+    logs: dict[str, Any] | None = None
+    listened = listens(callbacks, "train")
+    for first, group in feed.epoch(model.steps_per_execution, model.runs_in_graph):
+        if listened:
+            callbacks.on_train_batch_begin(first)
+        logs = model.train_group(group, feed.spec)
+        if listened:
+            callbacks.on_train_batch_end(first + group.count - 1, logs)
+        if model.stop_training:
+            break
+    if logs is None:
+        raise_no_data("fit")
+    return pythonic(logs)
+
+
+class Validation:
+    """When and with what `fit` validates.
+
+    Args:
+        feed: The validation data.
+        frequency: Every how many epochs, or the epochs (counted from one) to validate after.
+    """
+
+    def __init__(self, feed: Feed, frequency: Any) -> None:
+        if not isinstance(frequency, (int, list, tuple)):
+            raise ValueError(
+                problem(
+                    "`validation_freq` says neither how often nor when to validate.",
+                    "Expected an integer or a list of epochs.",
+                    "Pass 2 for every second epoch, or [1, 5] for epochs 1 and 5.",
+                    validation_freq=frequency,
+                )
+            )
+        self._feed = feed
+        self._frequency = frequency
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether to validate after this epoch, counted from zero."""
+        if isinstance(self._frequency, int):
+            return (epoch + 1) % self._frequency == 0
+        return epoch + 1 in self._frequency
+
+    def logs(self, model: "DistributedModel", callbacks: Any) -> dict[str, Any]:
+        """Validate; the logs, each name with `val_` before it."""
+        logs = evaluate(model, self._feed, callbacks, 0)
+        return {f"val_{name}": value for name, value in logs.items()}
+
+
+def evaluate(
+    model: "DistributedModel", feed: Feed, callbacks: Any, verbose: Any
+) -> dict[str, Any]:
+    """Run the loop of `evaluate`; its logs."""
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        model.prepare(feed.spec)
+        callbacks = callback_list(model, callbacks, verbose, 1, feed.num_batches, history=False)
+    model.stop_evaluating = False
+    callbacks.on_test_begin()
+    model.reset_metrics()
+    logs: dict[str, Any] | None = None
+    listened = listens(callbacks, "test")
+    for first, group in feed.epoch(model.steps_per_execution, model.runs_in_graph):
+        if listened:
+            callbacks.on_test_batch_begin(first)
+        logs = model.test_group(group, feed.spec)
+        if listened:
+            callbacks.on_test_batch_end(first + group.count - 1, logs)
+        if model.stop_evaluating:
+            break
+    if logs is None:
+        raise_no_data("evaluate")
+    logs = pythonic(logs)
+    callbacks.on_test_end(logs)
+    return logs
+
+
+def predict(model: "DistributedModel", feed: Feed, callbacks: Any, verbose: Any) -> Any:
+    """Run the loop of `predict`; the predictions, in the order of the inputs."""
+    model.prepare(feed.spec)
+    if not isinstance(callbacks, keras.callbacks.CallbackList):
+        callbacks = callback_list(model, callbacks, verbose, 1, feed.num_batches, history=False)
+    model.stop_predicting = False
+    callbacks.on_predict_begin()
+    outputs = []
+    for first, group in feed.epoch(model.steps_per_execution):
+        callbacks.on_predict_batch_begin(first)
+        parts = [model.predict_one(batch, feed.spec) for batch in group.batches]
+        outputs += parts
+        callbacks.on_predict_batch_end(first + group.count - 1, {"outputs": joined(parts)})
+        if model.stop_predicting:
+            break
+    callbacks.on_predict_end()
+    if not outputs:
+        raise_no_data("predict")
+    return keras.tree.map_structure(as_array, joined(outputs))
+
+
+def callback_list(
+    model: keras.Model, callbacks: Any, verbose: Any, epochs: int, steps: Any, history: bool = True
+) -> Any:
+    """The callbacks as a `CallbackList`, with Keras's own ones added."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
+    return keras.callbacks.CallbackList(
+        callbacks,
+        add_history=history,
+        add_progbar=verbose != 0,
+        verbose=verbose,
+        epochs=epochs,
+        steps=steps,
+        model=model,
+    )
+
+
+def listens(callbacks: Any, mode: str) -> bool:
+    """Whether any callback does something with single batches.
+
+    If none does, the logs of a step need not leave the device.
+    """
+    names = HOOKS[mode] + (("on_batch_begin", "on_batch_end") if mode == "train" else ())
+    return any(
+        getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
+        or name in vars(callback)
+        for callback in callbacks.callbacks
+        for name in names
+        if not is_silent(callback)
+    )
+
+
+def is_silent(callback: keras.callbacks.Callback) -> bool:
+    """Whether a progress bar shows no single batches."""
+    return isinstance(callback, keras.callbacks.ProgbarLogger) and callback.verbose != 1
+
+
+def pythonic(logs: dict[str, Any]) -> dict[str, Any]:
+    """Logs as Python numbers where they are numbers."""
+    return {
+        name: float(value) if np.ndim(value) == 0 else value
+        for name, value in flattened(logs).items()
+    }
+
+
+def flattened(logs: dict[str, Any]) -> dict[str, Any]:
+    """Logs whose nested dicts have moved up, as in Keras's history."""
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat.update(flattened(value) if isinstance(value, dict) else {name: value})
+    return flat
+
+
+def joined(outputs: list[Any]) -> Any:
+    """Predictions of several batches as one."""
+    return keras.tree.map_structure(lambda *parts: concatenated(list(parts)), *outputs)
+
+
+def concatenated(parts: list[Any]) -> Any:
+    """Tensors one after another; ragged where their rows differ in shape."""
+    if len(parts) == 1:
+        return parts[0]
+    if isinstance(parts[0], tf.SparseTensor):
+        return tf.sparse.concat(axis=0, sp_inputs=parts)
+    if parts[0].shape.rank == 0:
+        return tf.stack(parts)
+    if any(part.shape[1:] != parts[0].shape[1:] for part in parts):
+        parts = [
+            part if isinstance(part, tf.RaggedTensor) else tf.RaggedTensor.from_tensor(part)
+            for part in parts
+        ]
+    return tf.concat(parts, axis=0)
+
+
+def as_array(output: Any) -> Any:
+    """A NumPy array, except where the output is ragged or sparse."""
+    return output if isinstance(output, (tf.RaggedTensor, tf.SparseTensor)) else output.numpy()
+
+
+def raise_no_data(method: str) -> None:
+    """Raise because not a single batch has come."""
+    raise ValueError(
+        problem(
+            f"`{method}()` received no data.",
+            "Expected at least one batch.",
+            "Check that the dataset is not empty and that a generator was not read before.",
+            batches=0,
+        )
+    )

@@ -1,0 +1,197 @@
+"""What a `DistributedModel` knows about its replicas: where they are and how they step."""
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.checks import problem
+from keras_multigpu.training.custom_step import CustomPrediction
+from keras_multigpu.training.custom_step import CustomStep
+from keras_multigpu.training.feeding import Batch
+from keras_multigpu.training.loss_reduction import NeedsDivisors
+from keras_multigpu.training.loss_reduction import NeedsWholeBatch
+from keras_multigpu.training.one_step import EvaluationStep
+from keras_multigpu.training.one_step import TrainStep
+from keras_multigpu.training.passes import TrainingPass
+from keras_multigpu.training.placement import build_optimizer
+from keras_multigpu.training.placement import place_metrics
+from keras_multigpu.training.placement import place_model
+from keras_multigpu.training.placement import place_summing_metrics
+from keras_multigpu.training.shares import batch_size_of
+from keras_multigpu.training.step_functions import StepFunctions
+from keras_multigpu.training.sync_batch_norm import synchronized
+from keras_multigpu.training.sync_batch_norm import synchronized_layers
+from keras_multigpu.training.tracing import symbolic
+from keras_multigpu.training.whole_batch import WholeBatchTrainStep
+
+
+logger = logging.getLogger("keras_multigpu")
+
+
+class Replication:
+    """The strategy of one model and the steps compiled for it.
+
+    Args:
+        strategy: The model's strategy.
+        sync_batch_norm: Whether BatchNorm takes its moments over all replicas.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, sync_batch_norm: bool = False) -> None:
+        self.strategy = strategy
+        self.sync_batch_norm = sync_batch_norm
+        self.micro_batches: int | str = 1
+        self.pieces = 1
+        self._functions: dict[Any, StepFunctions] = {}
+
+    def forget_steps(self) -> None:
+        """Drop the compiled steps, because the model has changed."""
+        self._functions = {}
+
+    def training(self, model: keras.Model) -> StepFunctions:
+        """The compiled training steps."""
+        return self._of(("train", self.pieces), lambda spec: self._training_step(model, spec), model)
+
+    def evaluation(self, model: keras.Model) -> StepFunctions:
+        """The compiled evaluation steps."""
+        return self._of("test", lambda spec: self._evaluation_step(model, spec), model)
+
+    def prediction(self, model: keras.Model) -> StepFunctions:
+        """The compiled prediction steps."""
+        return self._of("predict", lambda spec: self._prediction_step(model, spec), model)
+
+    def train_in_memory(self, model: keras.Model, batch: Batch, spec: Batch | None) -> Any:
+        """Train on a batch; where memory runs out, again in twice as many pieces.
+
+        A step changes no variable before all replicas have their new values, so a step
+        that failed has left nothing behind.
+        """
+        while True:
+            try:
+                return self.training(model).run_one(batch, spec)
+            except tf.errors.ResourceExhaustedError:
+                if self.pieces >= largest_share(batch, self.strategy.num_replicas_in_sync):
+                    raise
+                self.pieces *= 2
+                logger.warning(
+                    "Out of memory: every replica now takes its share in %d micro-batches. "
+                    "Pass `micro_batches=%d` to `compile` to start with that.",
+                    self.pieces,
+                    self.pieces,
+                )
+
+    def _of(self, kind: Any, make: Callable[[Batch], Any], model: keras.Model) -> StepFunctions:
+        key = (kind, bool(model.run_eagerly))
+        if key not in self._functions:
+            self._functions[key] = StepFunctions(make, bool(model.run_eagerly))
+        return self._functions[key]
+
+    def prepare(self, model: keras.Model, spec: Batch | None) -> None:
+        """Build what is not built, and put all variables where they belong."""
+        if spec is not None and not all(layer.built for layer in keras_internals.layers_of(model)):
+            with keras_internals.single_device():
+                keras_internals.symbolic_call(model, symbolic(spec[0]))
+        place_model(model, self.strategy)
+        build_optimizer(model, self.strategy)
+
+    def _training_step(self, model: keras.Model, spec: Batch) -> Callable[[Batch], Any]:
+        self.prepare(model, spec)
+        if is_overridden(model, "train_step"):
+            return self._custom_step(model, spec, model.train_step)
+        layers = synchronized_layers(model, self.sync_batch_norm)
+        context = (lambda rows: synchronized(layers, rows)) if layers else None
+
+        def sum_of_examples(count_divisors: bool) -> TrainStep:
+            replica_pass = TrainingPass(model, self.pieces, context)
+            return TrainStep(
+                model, self.strategy, spec, replica_pass, bool(layers), count_divisors
+            )
+
+        def whole_batch() -> WholeBatchTrainStep:
+            refuse_pieces(self.pieces)
+            replica_pass = TrainingPass(model, 1, context)
+            return WholeBatchTrainStep(model, self.strategy, spec, replica_pass)
+
+        if is_overridden(model, "compute_loss"):
+            return whole_batch()
+        return FirstThatFits(
+            [lambda: sum_of_examples(False), lambda: sum_of_examples(True), whole_batch]
+        )
+
+    def _evaluation_step(self, model: keras.Model, spec: Batch) -> Callable[[Batch], Any]:
+        self.prepare(model, spec)
+        if is_overridden(model, "test_step"):
+            return self._custom_step(model, spec, model.test_step)
+        return EvaluationStep(model, self.strategy, spec)
+
+    def _prediction_step(self, model: keras.Model, spec: Batch) -> Callable[[Batch], Any]:
+        self.prepare(model, spec)
+        if is_overridden(model, "predict_step"):
+            return CustomPrediction(model, self.strategy, model.predict_step)
+        return EvaluationStep(model, self.strategy, spec).predict
+
+    def _custom_step(
+        self, model: keras.Model, spec: Batch, function: Callable[[Any], dict[str, Any]]
+    ) -> CustomStep:
+        with keras_internals.single_device():
+            keras_internals.symbolic_build(model, symbolic(spec))
+        place_summing_metrics(model.metrics_variables, self.strategy)
+        return CustomStep(model, self.strategy, function)
+
+
+class FirstThatFits:
+    """The first of several steps that the model's losses allow.
+
+    Args:
+        candidates: Make the steps, the fastest first. One that does not fit raises
+            `NeedsDivisors` or `NeedsWholeBatch`, when it is made or when it is first run.
+    """
+
+    def __init__(self, candidates: list[Callable[[], Callable[[Batch], Any]]]) -> None:
+        self._candidates = candidates
+        self._step = self._next()
+
+    def __call__(self, batch: Batch) -> Any:
+        """Run the step."""
+        while True:
+            try:
+                return self._step(batch)
+            except (NeedsDivisors, NeedsWholeBatch):
+                self._step = self._next()
+
+    def _next(self) -> Callable[[Batch], Any]:
+        while True:
+            make = self._candidates.pop(0)
+            try:
+                return make()
+            except (NeedsDivisors, NeedsWholeBatch):
+                continue
+
+
+def largest_share(batch: Batch, replicas: int) -> int:
+    """The number of examples of the replica that has the most."""
+    return math.ceil(int(batch_size_of(batch)) / replicas)
+
+
+def is_overridden(model: keras.Model, method: str) -> bool:
+    """Whether the user has written this method of the model."""
+    defined_in = next(cls for cls in type(model).__mro__ if method in vars(cls))
+    return not defined_in.__module__.startswith(("keras.", "keras_multigpu."))
+
+
+def refuse_pieces(pieces: int) -> None:
+    """Raise a `ValueError` where micro-batches meet a loss of the batch as a whole."""
+    if pieces > 1:
+        raise ValueError(
+            problem(
+                "`micro_batches` cannot be used with this model's loss.",
+                "Expected losses that are sums over examples: Keras losses, or functions that "
+                "return one value for each example.",
+                "Leave out `micro_batches`, or return per-example values from the loss.",
+                micro_batches=pieces,
+            )
+        )

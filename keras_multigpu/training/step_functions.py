@@ -1,0 +1,142 @@
+"""Compiles steps for the batches that come, and keeps them.
+
+A step is made once for each form of batch (structure, dtypes, shapes) and used by every
+later `fit`, `evaluate` and `predict`, so that repeated calls neither trace nor grow.
+"""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Hashable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.training.feeding import Batch
+from keras_multigpu.training.feeding import Group
+from keras_multigpu.training.feeding import normalized
+from keras_multigpu.training.tracing import specs_of
+
+MakeStep = Callable[[Batch], Callable[[Batch], Any]]
+
+
+class StepFunctions:
+    """The compiled form of one kind of step: training, evaluation or prediction.
+
+    Args:
+        make_step: Makes the step for the specs of a global batch.
+        eager: Whether steps run without a graph.
+    """
+
+    def __init__(self, make_step: MakeStep, eager: bool) -> None:
+        self._make_step = make_step
+        self._eager = eager
+        self._single: dict[Hashable, Callable[[Batch], Any]] = {}
+        self._looped: dict[Hashable, Any] = {}
+
+    def run(self, group: Group, spec: Batch | None) -> Any:
+        """Run a group of batches; what the last step returned."""
+        if group.iterator is not None:
+            return self._loop(group.iterator, spec)(group.iterator, tf.constant(group.count))
+        for batch in group.batches:
+            result = self.run_one(batch, spec)
+        return result
+
+    def run_one(self, batch: Batch, spec: Batch | None = None) -> Any:
+        """Run one batch.
+
+        Args:
+            batch: The global batch.
+            spec: The specs that all batches of its source share, if they are known.
+        """
+        spec = open_spec(batch) if spec is None else spec
+        return self._step(spec)(batch)
+
+    def _step(self, spec: Batch) -> Callable[[Batch], Any]:
+        key = key_of(spec)
+        if key not in self._single:
+            step = self._make_step(spec)
+            self._single[key] = step if self._eager else compiled(step, spec)
+        return self._single[key]
+
+    def _loop(self, iterator: tf.data.Iterator, spec: Batch) -> Any:
+        key = (key_of(spec), str(iterator.element_spec))
+        if key not in self._looped:
+            self._looped[key] = looped(self._step(spec), iterator)
+        return self._looped[key]
+
+
+class CompiledStep:
+    """A step as one graph, called with the leaves of a batch.
+
+    Args:
+        step: The step.
+        spec: The specs of its batch.
+    """
+
+    def __init__(self, step: Callable[[Batch], Any], spec: Batch) -> None:
+        present = [leaf for leaf in keras.tree.flatten(spec) if leaf is not None]
+
+        def on_leaves(*leaves: Any) -> Any:
+            remaining = iter(leaves)
+            return step(
+                keras.tree.map_structure(
+                    lambda leaf: None if leaf is None else next(remaining), spec
+                )
+            )
+
+        self._graph = tf.function(on_leaves, autograph=False).get_concrete_function(*present)
+        self.structured_outputs = self._graph.structured_outputs
+
+    def __call__(self, batch: Batch) -> Any:
+        """Run the step on a global batch."""
+        return self._graph(*(leaf for leaf in keras.tree.flatten(batch) if leaf is not None))
+
+
+def compiled(step: Callable[[Batch], Any], spec: Batch) -> CompiledStep:
+    """The step as one graph."""
+    return CompiledStep(step, spec)
+
+
+def looped(step: CompiledStep, iterator: tf.data.Iterator) -> Any:
+    """A function of an iterator and a number that runs that many steps in one graph."""
+
+    def run(iterator: tf.data.Iterator, count: tf.Tensor) -> Any:
+        nothing = keras.tree.map_structure(
+            lambda value: tf.zeros(value.shape, value.dtype), step.structured_outputs
+        )
+
+        def body(index: tf.Tensor, _: Any) -> Any:
+            return index + 1, step(normalized(iterator.get_next()))
+
+        _, logs = tf.while_loop(
+            lambda index, _: index < count, body, (0, nothing), parallel_iterations=1
+        )
+        return logs
+
+    return tf.function(run, autograph=False).get_concrete_function(
+        iterator, tf.TensorSpec((), tf.int32)
+    )
+
+
+def key_of(spec: Batch) -> Hashable:
+    """A structure of specs as a key."""
+    leaves = tuple(leaf for leaf in keras.tree.flatten(spec))
+    return str(keras.tree.map_structure(lambda _: 0, spec)), leaves
+
+
+def open_spec(batch: Batch) -> Batch:
+    """The specs of a batch with its number of examples left open."""
+
+    def opened(leaf: Any) -> Any:
+        spec = specs_of(leaf)
+        if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
+            return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
+        if isinstance(spec, tf.SparseTensorSpec):
+            return tf.SparseTensorSpec([None, *spec.shape[1:]], spec.dtype)
+        if isinstance(spec, tf.RaggedTensorSpec):
+            shape = [None, *spec.shape[1:]]
+            return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+        return spec
+
+    return keras.tree.map_structure(opened, batch)

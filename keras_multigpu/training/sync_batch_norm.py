@@ -1,0 +1,67 @@
+"""BatchNorm with the moments of the global batch, uneven and empty shares included.
+
+Keras's own `synchronized=True` takes the variance as E[x^2] - E[x]^2, which cancels, and
+crashes on an empty share. Here the mean is summed over replicas first and the squared
+distances from it after that, as one device computes them.
+"""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.training.pure_model import Rows
+
+
+def synchronized_layers(
+    model: keras.Model, every: bool
+) -> list[keras.layers.BatchNormalization]:
+    """The BatchNorm layers to synchronise: all, or those made with `synchronized=True`."""
+    return [
+        layer
+        for layer in keras_internals.layers_of(model)
+        if isinstance(layer, keras.layers.BatchNormalization) and (every or layer.synchronized)
+    ]
+
+
+@contextlib.contextmanager
+def synchronized(layers: list[keras.layers.BatchNormalization], rows: Rows) -> Iterator[None]:
+    """Let the layers take their moments over all replicas, counting real examples only."""
+    for layer in layers:
+        vars(layer)["_moments"] = global_moments(layer, rows)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["_moments"]
+
+
+def global_moments(
+    layer: keras.layers.BatchNormalization, rows: Rows
+) -> Callable[[tf.Tensor, Any], tuple[tf.Tensor, tf.Tensor]]:
+    """A layer's `_moments(inputs, mask)` over the global batch."""
+    context = tf.distribute.get_replica_context()
+    rank = layer.input_spec.ndim
+    axes = [axis for axis in range(rank) if axis != layer.axis % rank]
+
+    def summed(tensor: tf.Tensor) -> tf.Tensor:
+        # An absent replica's row is borrowed and counts for nothing.
+        present = tf.where(rows.examples > 0, tensor, tf.zeros_like(tensor))
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, present)
+
+    def moments(inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
+        weights = tf.ones_like(inputs[..., :1]) if mask is None else mask[..., tf.newaxis]
+        weights = tf.broadcast_to(tf.cast(weights, inputs.dtype), tf.shape(inputs))
+        # Keras adds the epsilon where it counts a mask.
+        spare = 0.0 if mask is None else keras.config.epsilon()
+        count = summed(tf.reduce_sum(weights, axes)) + spare
+        mean = summed(tf.reduce_sum(inputs * weights, axes)) / count
+        shape = [-1 if axis == layer.axis % rank else 1 for axis in range(rank)]
+        distance = (inputs - tf.reshape(mean, shape)) * weights
+        return mean, summed(tf.reduce_sum(tf.square(distance), axes)) / count
+
+    return moments

@@ -1,0 +1,169 @@
+"""Training steps for losses that are no sums over examples.
+
+A contrastive loss, a Dice loss, a `compute_loss` of the user's own: their value depends on
+the batch as a whole, so no arithmetic on replicas' losses yields it. Here the predictions
+of all replicas are gathered, every replica computes the loss of the global batch as one
+device would, and each takes back the gradient of its own rows.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.batch_sizes import share_bounds
+from keras_multigpu.training.one_step import Batch
+from keras_multigpu.training.one_step import Result
+from keras_multigpu.training.one_step import Step
+from keras_multigpu.training.one_step import assign
+from keras_multigpu.training.one_step import read
+from keras_multigpu.training.one_step import sums
+from keras_multigpu.training.optimizer_update import loss_scale
+from keras_multigpu.training.passes import Summands
+from keras_multigpu.training.passes import TrainingPass
+from keras_multigpu.training.pure_model import Rows
+from keras_multigpu.training.pure_model import Values
+from keras_multigpu.training.shares import batch_size_of
+
+
+class WholeBatchTrainStep(Step):
+    """A training step that computes the loss from all predictions.
+
+    The pass is traced for each replica, because the replicas meet in the middle of it.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        spec: Batch,
+        replica_pass: TrainingPass,
+    ) -> None:
+        super().__init__(model, strategy, spec, replica_pass, inline=True)
+        self._optimizer = self._copies_of(
+            [] if model.optimizer is None else model.optimizer.variables
+        )
+        self._loss: tf.Tensor = None
+        self._trackers: list[tf.Tensor] = []
+
+    def __call__(self, batch: Batch) -> dict[str, Any]:
+        """Train on one global batch; the logs so far in this epoch."""
+        results = self._run(batch)
+        for replica, result in enumerate(results):
+            assign(self._trainable, result.update.trainable, replica)
+            assign(self._optimizer, result.update.optimizer, replica)
+        self._assign(results)
+        with keras_internals.single_device():
+            for variable, value in zip(loss_trackers(self._model), self._trackers, strict=True):
+                variable.assign(value)
+        return self._logs(batch, self._loss, self._gathered(results))
+
+    def _on_replica(self, values: Values, rows: Rows, replica: int, batch: Batch) -> Result:
+        context = tf.distribute.get_replica_context()
+        index, optimizer_values = tf.constant(replica), read(self._optimizer, replica)
+        start = self._pass.pure.seeded(values, index)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(start.trainable)
+            with keras_internals.single_device(), self._pass.pure.scope(start) as scope:
+                forward = self._pass.pure.forward(rows.x, True, scope, rows.fraction)
+                end = self._pass.pure.new_values(scope, start)
+            predictions = [p[: rows.examples] for p in keras.tree.flatten(forward.y_pred)]
+            added = [tf.where(rows.examples > 0, loss, 0.0) for loss in forward.added_losses]
+        everyones = [context.all_gather(p, axis=0) for p in predictions]
+        y_pred = keras.tree.pack_sequence_as(forward.y_pred, everyones)
+        whole = WholeLoss(self._model, batch, start.trainable, y_pred, sums(context, added))
+        whole.compute(loss_scale(self._model.optimizer, optimizer_values))
+        self._loss, self._trackers = whole.loss, whole.trackers
+
+        first, last = share_bounds(batch_size_of(batch), replica, self._replicas)
+        arriving = [gradient[first:last] for gradient in whole.of_predictions] + whole.of_added
+        back = tape.gradient(predictions + added, start.trainable, arriving)
+        gradients = [
+            total(gradient, direct, rows.fraction)
+            for gradient, direct in zip(back, whole.of_trainable, strict=True)
+        ]
+        summands = Summands(self._pass.connected(gradients), [], [], [])
+        outcome = self._pass.outcome(summands, start, end, rows, index, forward.y_pred)
+        update = self._pass.update(values, optimizer_values, sums(context, outcome.packs))
+        return Result(update, *outcome[1:], rows.examples)
+
+
+class WholeLoss:
+    """The loss of a global batch and its gradients, computed by each replica alike.
+
+    Args:
+        model: The model.
+        batch: The global batch.
+        trainable: The values of the trainable variables.
+        y_pred: The predictions for the whole batch.
+        added_losses: The losses that layers have added, summed over replicas.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        batch: Batch,
+        trainable: Sequence[tf.Tensor],
+        y_pred: Any,
+        added_losses: list[tf.Tensor],
+    ) -> None:
+        self._model = model
+        self._batch = batch
+        self._trainable = list(trainable)
+        self._y_pred = y_pred
+        self._added = [tf.identity(loss) for loss in added_losses]
+
+    def compute(self, scale: tf.Tensor) -> None:
+        """Compute the loss, the trackers of single losses, and all gradients."""
+        predictions = keras.tree.flatten(self._y_pred)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([*predictions, *self._added, *self._trainable])
+            with keras_internals.single_device():
+                self.loss, self.trackers = self._value()
+            scaled = self.loss * tf.cast(scale, self.loss.dtype)
+        self.of_predictions, self.of_added, self.of_trainable = tape.gradient(
+            scaled, [predictions, self._added, self._trainable]
+        )
+        self.of_predictions = dense(self.of_predictions, predictions)
+        self.of_added = dense(self.of_added, self._added)
+
+    def _value(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        x, y, sample_weight = self._batch
+        mapping = list(zip(self._model.trainable_variables, self._trainable, strict=True))
+        with keras.StatelessScope(mapping, collect_losses=True) as scope:
+            keras_internals.tracked_losses(self._model, self._added)
+            loss = keras_internals.compute_loss(
+                self._model, x, y, self._y_pred, sample_weight, training=True
+            )
+        return loss, [
+            tf.convert_to_tensor(variable) if value is None else value
+            for variable in loss_trackers(self._model)
+            for value in [scope.get_current_value(variable)]
+        ]
+
+
+def loss_trackers(model: keras.Model) -> list[keras.Variable]:
+    """The variables of the running means of single losses."""
+    compiled = keras_internals.compile_loss(model)
+    return list(compiled.variables) if compiled else []
+
+
+def dense(gradients: list[Any], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Gradients as dense tensors, zero where there is none."""
+    return [
+        tf.zeros_like(tensor) if gradient is None else tf.convert_to_tensor(gradient)
+        for gradient, tensor in zip(gradients, tensors, strict=True)
+    ]
+
+
+def total(through_model: Any, direct: Any, fraction: tf.Tensor) -> Any:
+    """A variable's gradient: by way of predictions, and directly as in a regulariser.
+
+    The direct part is the same on all replicas, so each adds its fraction of it.
+    """
+    if direct is None:
+        return through_model
+    direct = tf.convert_to_tensor(direct) * tf.cast(fraction, direct.dtype)
+    return direct if through_model is None else tf.convert_to_tensor(through_model) + direct
