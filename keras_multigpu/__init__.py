@@ -1,11 +1,38 @@
 """Train Keras models on several GPUs and get the same numbers as on one."""
 
-from keras_multigpu.replicas import strategy as strategy
-from keras_multigpu.training.distribute import distribute as distribute
-from keras_multigpu.training.distributed_model import DistributedModel as DistributedModel
+from typing import TYPE_CHECKING
 
 __all__ = [
-    "DistributedModel",
     "distribute",
+    "DistributedModel",
     "strategy",
+    "verify",
 ]
+
+if TYPE_CHECKING:
+    from keras_multigpu.replicas import strategy as strategy
+    from keras_multigpu.training.distribute import distribute as distribute
+    from keras_multigpu.training.distributed_model import DistributedModel as DistributedModel
+    from keras_multigpu.verification.verify import verify as verify
+else:
+    # The same names, imported when they are first used: `keras-multigpu --help` needs no Keras.
+    _HOMES = {
+        "distribute": "training.distribute",
+        "DistributedModel": "training.distributed_model",
+        "strategy": "replicas",
+        "verify": "verification.verify",
+    }
+
+    def __getattr__(name):
+        from importlib import import_module
+
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return globals()[name]
+
+    def __dir__():
+        return sorted({*globals(), *__all__})
+
+
+del TYPE_CHECKING  # No name of this package.

@@ -16,8 +16,8 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.models.functional import Functional as FunctionalModel
 from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.saving import object_registration
 from keras.src.random import seed_generator
+from keras.src.saving import object_registration
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters import data_adapter_utils
@@ -29,6 +29,7 @@ __all__ = [
     "FunctionalModel",
     "activity_regularized_layers",
     "apply_functionally",
+    "batch_norm_moments",
     "build_metrics",
     "class_weights_of_batch",
     "class_weights_of_labels",
@@ -44,10 +45,10 @@ __all__ = [
     "initial_epoch",
     "layers_of",
     "loss_tracker",
-    "optimizer_variable_keys",
     "own_training_state",
     "owned_metrics",
     "register_like",
+    "remember_variables",
     "same_rank",
     "seed_states",
     "set_mask",
@@ -60,6 +61,7 @@ __all__ = [
     "symbolic_call",
     "tracked_losses",
     "variable_storage",
+    "variables_anywhere",
 ]
 
 
@@ -304,8 +306,9 @@ class FunctionalOptimizer(TFOptimizer):
 
         def after_update() -> list[Any]:
             with inner_scope(touched) as scope:
-                self._update([(g + s) / steps for g, s in zip(grads, sums, strict=True)],
-                             trainable_variables)
+                self._update(
+                    [(g + s) / steps for g, s in zip(grads, sums, strict=True)], trainable_variables
+                )
                 for total in self._accumulated_gradients:
                     total.assign(tf.zeros_like(total.value))
             return [scope.get_current_value(v) for v in touched]
@@ -352,31 +355,64 @@ def apply_functionally(
 @contextlib.contextmanager
 def as_functional(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Let the optimizer follow `FunctionalOptimizer` while the context lasts."""
-    original = type(optimizer)
+    original, tables = type(optimizer), vars(optimizer)["_tables_by_identity"]
+    saved = {name: getattr(optimizer, name) for name in tables}
     optimizer.__class__ = type(original.__name__, (original, FunctionalOptimizer), {})
+    vars(optimizer).update(tables)
     try:
         yield
     finally:
         optimizer.__class__ = original
+        vars(optimizer).update(saved)
 
 
-def optimizer_variable_keys(optimizer: keras.optimizers.Optimizer) -> None:
-    """Let the optimizer also know its variables by identity.
+def remember_variables(optimizer: keras.optimizers.Optimizer) -> None:
+    """Note which of the optimizer's tables belong to which variable.
 
     Keras looks variables up by their storage, which changes when a model is moved to a
-    strategy, so this is called before the move.
+    strategy; `as_functional` looks them up by identity. Called once, before the move.
     """
-    indices = optimizer._trainable_variables_indices
-    for index, variable in enumerate(optimizer._trainable_variables):
-        indices[id(variable)] = index
-    excluded = getattr(optimizer, "_exclude_from_weight_decay", None)
-    for variable in optimizer._trainable_variables:
-        if excluded and optimizer._var_key(variable) in excluded:
-            excluded.add(id(variable))
+    if not optimizer.built or "_tables_by_identity" in vars(optimizer):
+        return
+    ids = {
+        optimizer._var_key(variable): id(variable) for variable in optimizer._trainable_variables
+    }
+    tables: dict[str, Any] = {}
+    for name in ("_trainable_variables_indices", "_var_to_optimizer_idx"):
+        if hasattr(optimizer, name):
+            tables[name] = {ids[key]: value for key, value in getattr(optimizer, name).items()}
+    excluded: set[Any] = getattr(optimizer, "_exclude_from_weight_decay", set())
+    tables["_exclude_from_weight_decay"] = {ids[key] for key in excluded if key in ids}
+    tables["_exclude_from_weight_decay_cache"] = {}
+    vars(optimizer)["_exclude_from_weight_decay"] = excluded
+    vars(optimizer)["_exclude_from_weight_decay_cache"] = {}
+    vars(optimizer)["_tables_by_identity"] = tables
 
 
 def set_optimizer_strategy(
     optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strategy
 ) -> None:
-    """Let the optimizer create its variables under a strategy that came later."""
+    """Let the optimizer update variables of a strategy that it was not made under."""
     optimizer._distribution_strategy = strategy
+
+
+@contextlib.contextmanager
+def variables_anywhere() -> Iterator[None]:
+    """Let optimizers create their variables for a model that lives under any strategy.
+
+    Keras insists that both were made in one scope. Optimizers may make others while they
+    are built, so the rule is lifted for all and not for one.
+    """
+    checked = TFOptimizer.add_variable_from_reference
+    TFOptimizer.add_variable_from_reference = BaseOptimizer.add_variable_from_reference
+    try:
+        yield
+    finally:
+        TFOptimizer.add_variable_from_reference = checked
+
+
+def batch_norm_moments(
+    layer: keras.layers.BatchNormalization, inputs: Any, mask: Any
+) -> tuple[Any, Any]:
+    """The mean and variance that a BatchNorm layer takes by itself."""
+    return type(layer)._moments(layer, inputs, mask)

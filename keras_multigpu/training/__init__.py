@@ -1,14 +1,14 @@
 """Training on replicas: a Keras model whose batch is shared.
 
-    distribute              turns a Keras model into a `DistributedModel`
-    distributed_model       the class: Keras's methods
-    loops, feeding          epochs and batches
-    replication             which step a model needs
-    one_step                the usual step
-    whole_batch             the step for losses that are no sums over examples
-    custom_step             the step around a `train_step` of the user's own
-    passes, pure_model      forward and backward on a replica, as pure functions
-    loss_reduction          per-example losses to one number
-    optimizer_update        gradients to new values
-    moving_statistics, randomness, sync_batch_norm, placement, packing, shares, tracing
+distribute              turns a Keras model into a `DistributedModel`
+distributed_model       the class: Keras's methods
+loops, feeding          epochs and batches
+replication             which step a model needs
+one_step                the usual step
+whole_batch             the step for losses that are no sums over examples
+custom_step             the step around a `train_step` of the user's own
+passes, pure_model      forward and backward on a replica, as pure functions
+loss_reduction          per-example losses to one number
+optimizer_update        gradients to new values
+moving_statistics, randomness, sync_batch_norm, placement, packing, shares, tracing
 """

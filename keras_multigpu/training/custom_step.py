@@ -17,8 +17,10 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.training import randomness
 from keras_multigpu.training.feeding import Batch
+from keras_multigpu.training.loops import flattened
 from keras_multigpu.training.loss_reduction import LossShares
 from keras_multigpu.training.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.one_step import assign
@@ -26,10 +28,9 @@ from keras_multigpu.training.one_step import read
 from keras_multigpu.training.one_step import sums
 from keras_multigpu.training.optimizer_update import updated
 from keras_multigpu.training.packing import Packing
+from keras_multigpu.training.placement import build_optimizer
 from keras_multigpu.training.placement import copies
 from keras_multigpu.training.placement import optimizers_of
-from keras_multigpu.training.placement import place_variables
-from keras_multigpu.training.placement import variable_scope
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.shares import HOST
 from keras_multigpu.training.shares import share_of
@@ -82,11 +83,13 @@ class CustomStep:
             with tf.device(HOST):
                 rows = share_of(batch, replica, self._strategy.num_replicas_in_sync)
             self._shift(replica, randomness.for_replica)
-            with aware_of_replicas(self._model, self._strategy, rows):
-                results[replica] = self._function(packed(rows)), rows
+            _present.rows = rows
+            results[replica] = self._function(packed(rows)), rows
+            _present.rows = None
             self._shift(replica, randomness.for_one_device)
 
-        self._strategy.run(on_replica)
+        with summing_optimizers(self._model, self._strategy):
+            self._strategy.run(on_replica)
         outputs, rows = zip(*(results[replica] for replica in sorted(results)), strict=True)
         return list(outputs), list(rows)
 
@@ -114,8 +117,8 @@ class CustomStep:
 
     def _merged(self, logs: list[dict[str, Any]], rows: list[Rows]) -> dict[str, Any]:
         """Metrics from their global state; other logs as means weighted by examples."""
-        metrics = self._model.get_metrics_result()
-        merged = {}
+        metrics, merged = self._model.get_metrics_result(), {}
+        logs = [flattened(log) for log in logs]
         for name in logs[0]:
             if name in metrics:
                 merged[name] = metrics[name]
@@ -146,22 +149,18 @@ class CustomPrediction(CustomStep):
 
 def packed(rows: Rows) -> Any:
     """Rows as the data that Keras hands to a `train_step`."""
-    return keras.utils.pack_x_y_sample_weight(rows.x, rows.y, rows.sample_weight)
+    return keras.utils.pack_x_y_sample_weight(*rows.data)
 
 
 @contextlib.contextmanager
-def aware_of_replicas(
-    model: keras.Model, strategy: tf.distribute.Strategy, rows: Rows
-) -> Iterator[None]:
-    """Let the model's methods and optimizers know that this is one replica of several."""
+def summing_optimizers(model: keras.Model, strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """Let the model's optimizers sum gradients over replicas before they update."""
     optimizers = optimizers_of(model)
-    _present.rows = rows
     for optimizer in optimizers:
         vars(optimizer)["apply"] = summing_apply(optimizer, strategy)
     try:
         yield
     finally:
-        _present.rows = None
         for optimizer in optimizers:
             vars(optimizer).pop("apply", None)
 
@@ -173,12 +172,8 @@ def summing_apply(
 
     def apply(grads: Any, trainable_variables: Any = None) -> None:
         trainable = list(trainable_variables or optimizer._trainable_variables)
-        if not optimizer.built:
-            with tf.init_scope(), keras_internals.single_device(), variable_scope(strategy):
-                optimizer.build(trainable)
-            with keras_internals.single_device():
-                keras_internals.optimizer_variable_keys(optimizer)
-                place_variables(optimizer.variables, strategy)
+        with tf.init_scope(), keras_internals.single_device():
+            build_optimizer(optimizer, trainable, strategy)
         context = tf.distribute.get_replica_context()
         replica = int(tf.get_static_value(context.replica_id_in_sync_group))
         known = [index for index, gradient in enumerate(grads) if gradient is not None]
@@ -192,54 +187,74 @@ def summing_apply(
         storages = [
             copies(keras_internals.variable_storage(variable), strategy) for variable in variables
         ]
-        values = read(storages, replica)
-        new = updated(optimizer, trainable, values, total)
+        vars(optimizer).pop("apply")
+        new = updated(optimizer, trainable, read(storages, replica), total)
+        vars(optimizer)["apply"] = apply
         assign(storages, new, replica)
 
     return apply
 
 
-def share_of_loss(
-    model: keras.Model, rows: Rows, whole: Callable[[Any], tf.Tensor], y: Any, y_pred: Any, sw: Any
-) -> tf.Tensor:
+def share_of_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
     """The loss of the global batch, with the gradient of this replica's part of it.
 
     Args:
         model: The compiled model.
-        rows: The replica's rows.
-        whole: Computes the loss from `(y, y_pred, sample_weight)` as one device does.
-        y: The rows' targets.
-        y_pred: The rows' predictions.
-        sw: The rows' sample weights.
+        y: The targets of the replica's rows.
+        y_pred: Their predictions.
+        sample_weight: Their sample weights.
     """
-    context = tf.distribute.get_replica_context()
-
-    def summed(tensor: tf.Tensor) -> tf.Tensor:
-        return sums(context, [tensor])[0]
-
-    try:
-        part = sum_of_parts(model, rows, summed, y, y_pred, sw)
-    except NeedsWholeBatch:
-        everyones = keras.tree.map_structure(
-            lambda leaf: None if leaf is None else context.all_gather(leaf, axis=0),
-            keras.tree.map_structure(
-                lambda leaf: None if leaf is None else leaf[: rows.examples], (y, y_pred, sw)
-            ),
-        )
-        # Every replica computes the same loss, so each contributes one of N equal parts.
-        with keras_internals.single_device():
-            part = tf.reduce_sum(whole(everyones)) / context.num_replicas_in_sync
-    return part + tf.stop_gradient(summed(tf.stop_gradient(part)) - part)
-
-
-def sum_of_parts(
-    model: keras.Model, rows: Rows, summed: Callable[[Any], Any], y: Any, y_pred: Any, sw: Any
-) -> tf.Tensor:
-    """This replica's part of compiled losses, added losses and regularisers."""
+    context, rows = tf.distribute.get_replica_context(), _present.rows
     terms = [tf.reduce_sum(tf.cast(loss, tf.float32)) * rows.fraction for loss in model.losses]
     if keras_internals.compile_loss(model) is not None:
-        shares = LossShares(model, rows.fraction, summed)
-        terms.append(shares.total(y, y_pred, sw))
+        # The running means of single losses are updated below, with global values.
+        with keras.StatelessScope():
+            total, shares = compiled_part(model, context, rows, (y, y_pred, sample_weight))
+        terms.append(total)
+        for metric, share in zip(
+            keras_internals.compile_loss(model).metrics, sums(context, shares), strict=False
+        ):
+            metric.update_state(share)
     if not terms:
         raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
-    return tf.where(rows.examples > 0, tf.add_n(terms), 0.0)
+    part = tf.where(rows.examples > 0, tf.add_n(terms), 0.0)
+    return part + tf.stop_gradient(sums(context, [tf.stop_gradient(part)])[0] - part)
+
+
+def compiled_part(
+    model: keras.Model, context: Any, rows: Rows, data: tuple[Any, Any, Any]
+) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """This replica's part of the compiled losses, in total and one by one."""
+    y, y_pred, sample_weight = data
+    try:
+        count = LossShares(model, rows.fraction, counting=True)
+        count.total((None, y, sample_weight), y_pred)
+    except NeedsWholeBatch:
+        # Every replica computes the same loss and contributes one of N equal parts.
+        everyones = everyones_rows(context, rows, data)
+        with keras_internals.single_device():
+            whole = keras_internals.compile_loss(model)(*everyones)
+        return tf.reduce_sum(whole) / context.num_replicas_in_sync, []
+    present = tf.cast(rows.examples > 0, tf.float32)
+    divisors = sums(context, [divisor * present for divisor in count.local_divisors])
+    shares = LossShares(model, rows.fraction, divisors)
+    return shares.total((None, y, sample_weight), y_pred), shares.shares
+
+
+def everyones_rows(context: Any, rows: Rows, data: Any) -> Any:
+    """The rows of all replicas, of which this replica's own can be differentiated."""
+    replicas = context.num_replicas_in_sync
+    replica = int(tf.get_static_value(context.replica_id_in_sync_group))
+    first, last = share_bounds(rows.global_batch_size, replica, replicas)
+
+    def joined(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        own = leaf[: rows.examples]
+        everyones = context.all_gather(tf.stop_gradient(own), axis=0)
+        if own.dtype.is_floating:
+            # Makes up for the division by the number of replicas; adds nothing.
+            own += (replicas - 1) * (own - tf.stop_gradient(own))
+        return tf.concat([everyones[:first], own, everyones[last:]], axis=0)
+
+    return keras.tree.map_structure(joined, data)

@@ -1,6 +1,5 @@
 """`DistributedModel`: a Keras model whose batch is shared by replicas."""
 
-import functools
 from typing import Any
 
 import keras
@@ -42,14 +41,14 @@ class DistributedModel(keras.Model):
     @property
     def replication(self) -> Replication:
         """The model's strategy and compiled steps."""
-        if "_replication" not in vars(self):
+        if "_replication" not in self.__dict__:
             self.replicate(Replication(default_strategy()))
-        return vars(self)["_replication"]
+        return self.__dict__["_replication"]
 
     def replicate(self, replication: Replication) -> None:
         """Let the model run on other replicas from now on; its values are kept."""
         # Not an attribute for Keras to track or save.
-        vars(self)["_replication"] = replication
+        self.__dict__["_replication"] = replication
         keras_internals.own_training_state(self)
 
     @property
@@ -124,7 +123,8 @@ class DistributedModel(keras.Model):
         if validation_data is not None:
             parts = keras.utils.unpack_x_y_sample_weight(validation_data)
             size = validation_batch_size or batch_size
-            validation = loops.Validation(Feed(*parts, size, validation_steps), validation_freq)
+            val_feed = Feed(parts[0], parts[1], parts[2], size, validation_steps)
+            validation = loops.Validation(val_feed, validation_freq)
         return loops.train(self, feed, validation, callbacks, verbose, epochs, initial_epoch)
 
     def evaluate(
@@ -228,16 +228,16 @@ class DistributedModel(keras.Model):
         if self.trainable_weights:
             gradients = tape.gradient(scaled, self.trainable_weights)
             self.optimizer.apply(gradients, self.trainable_weights)
-        return self._tracked(x, y, y_pred, sample_weight, loss)
+        return self._replica_logs(x, y, y_pred, sample_weight, loss)
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """One evaluation step on a replica's rows; call it from an override."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = keras_internals.called(self, x, training=False)
         loss = self.compute_loss(x, y, y_pred, sample_weight, training=False)
-        return self._tracked(x, y, y_pred, sample_weight, loss)
+        return self._replica_logs(x, y, y_pred, sample_weight, loss)
 
-    def _tracked(
+    def _replica_logs(
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any, loss: tf.Tensor
     ) -> dict[str, Any]:
         rows = present_rows()
@@ -258,11 +258,9 @@ class DistributedModel(keras.Model):
         Called in a `train_step` of your own it is the loss of the global batch, with the
         gradient of this replica's part of it.
         """
-        rows = present_rows()
-        if rows is None:
+        if present_rows() is None:
             return super().compute_loss(x, y, y_pred, sample_weight, training)
-        whole = functools.partial(super().compute_loss, x, training=training)
-        return share_of_loss(self, rows, lambda parts: whole(*parts), y, y_pred, sample_weight)
+        return share_of_loss(self, y, y_pred, sample_weight)
 
 
 def require_compiled(model: keras.Model) -> None:
@@ -281,7 +279,9 @@ def functional_class() -> type[keras.Model]:
     return keras_internals.FunctionalModel
 
 
-@functools.cache
+_made: dict[tuple[type, type], type[DistributedModel]] = {}
+
+
 def distributed_class(
     cls: type[keras.Model], base: type[DistributedModel] = DistributedModel
 ) -> type[DistributedModel]:
@@ -289,11 +289,19 @@ def distributed_class(
 
     The user's methods come first and ours next, so that overrides win and `super()` in
     them reaches this package.
+
+    Args:
+        cls: The class of a Keras model.
+        base: `DistributedModel` or a subclass, whose methods come before those of `cls`.
     """
     if issubclass(cls, base):
         return cls
-    bases = (cls, base) if base is DistributedModel else (base, distributed_class(cls))
-    named = cls if base is DistributedModel else base
-    made = type(named.__name__, bases, {"__module__": named.__module__, "__doc__": named.__doc__})
-    keras_internals.register_like(made, named)
-    return made
+    if (cls, base) not in _made:
+        bases = (cls, base) if base is DistributedModel else (base, distributed_class(cls))
+        named = cls if base is DistributedModel else base
+        made = type(
+            named.__name__, bases, {"__module__": named.__module__, "__doc__": named.__doc__}
+        )
+        keras_internals.register_like(made, named)
+        _made[cls, base] = made
+    return _made[cls, base]

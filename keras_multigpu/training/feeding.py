@@ -35,7 +35,7 @@ class Group(NamedTuple):
     Either `batches` holds them, or `iterator` yields them inside the graph.
     """
 
-    count: int
+    size: int
     batches: list[Batch]
     iterator: tf.data.Iterator | None
 
@@ -109,10 +109,10 @@ class Feed:
         while total is None or first < total:
             size = group_size if total is None else min(group_size, total - first)
             group = self._draw(size, in_graph)
-            if group.count:
+            if group.size:
                 yield first, group
-                first += group.count
-            if group.count < size:
+                first += group.size
+            if group.size < size:
                 self._iterator = None
                 break
         if self._steps is not None and first < self._steps:
@@ -136,7 +136,7 @@ class Feed:
                 normalized(batch) for batch in itertools.islice(self._iterator, max(size, 0))
             ]
             group = Group(len(batches), batches, None)
-        self._drawn += group.count
+        self._drawn += group.size
         return group
 
 

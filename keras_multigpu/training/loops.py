@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from keras_multigpu.training.distributed_model import DistributedModel
 
 HOOKS = {
-    mode: (f"on_{mode}_batch_begin", f"on_{mode}_batch_end") for mode in ("train", "test", "predict")
+    mode: (f"on_{mode}_batch_begin", f"on_{mode}_batch_end")
+    for mode in ("train", "test", "predict")
 }
 
 
@@ -61,17 +62,17 @@ def train(
 
 def train_epoch(model: "DistributedModel", feed: Feed, callbacks: Any) -> dict[str, Any]:
     """Run one epoch; the logs of its last step."""
-    logs: dict[str, Any] | None = None
+    logs: dict[str, Any] = {}
     listened = listens(callbacks, "train")
     for first, group in feed.epoch(model.steps_per_execution, model.runs_in_graph):
         if listened:
             callbacks.on_train_batch_begin(first)
         logs = model.train_group(group, feed.spec)
         if listened:
-            callbacks.on_train_batch_end(first + group.count - 1, logs)
+            callbacks.on_train_batch_end(first + group.size - 1, logs)
         if model.stop_training:
             break
-    if logs is None:
+    if not logs:
         raise_no_data("fit")
     return pythonic(logs)
 
@@ -109,9 +110,7 @@ class Validation:
         return {f"val_{name}": value for name, value in logs.items()}
 
 
-def evaluate(
-    model: "DistributedModel", feed: Feed, callbacks: Any, verbose: Any
-) -> dict[str, Any]:
+def evaluate(model: "DistributedModel", feed: Feed, callbacks: Any, verbose: Any) -> dict[str, Any]:
     """Run the loop of `evaluate`; its logs."""
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         model.prepare(feed.spec)
@@ -119,17 +118,17 @@ def evaluate(
     model.stop_evaluating = False
     callbacks.on_test_begin()
     model.reset_metrics()
-    logs: dict[str, Any] | None = None
+    logs: dict[str, Any] = {}
     listened = listens(callbacks, "test")
     for first, group in feed.epoch(model.steps_per_execution, model.runs_in_graph):
         if listened:
             callbacks.on_test_batch_begin(first)
         logs = model.test_group(group, feed.spec)
         if listened:
-            callbacks.on_test_batch_end(first + group.count - 1, logs)
+            callbacks.on_test_batch_end(first + group.size - 1, logs)
         if model.stop_evaluating:
             break
-    if logs is None:
+    if not logs:
         raise_no_data("evaluate")
     logs = pythonic(logs)
     callbacks.on_test_end(logs)
@@ -148,7 +147,7 @@ def predict(model: "DistributedModel", feed: Feed, callbacks: Any, verbose: Any)
         callbacks.on_predict_batch_begin(first)
         parts = [model.predict_one(batch, feed.spec) for batch in group.batches]
         outputs += parts
-        callbacks.on_predict_batch_end(first + group.count - 1, {"outputs": joined(parts)})
+        callbacks.on_predict_batch_end(first + group.size - 1, {"outputs": joined(parts)})
         if model.stop_predicting:
             break
     callbacks.on_predict_end()
@@ -179,12 +178,11 @@ def listens(callbacks: Any, mode: str) -> bool:
 
     If none does, the logs of a step need not leave the device.
     """
-    names = HOOKS[mode] + (("on_batch_begin", "on_batch_end") if mode == "train" else ())
     return any(
         getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
         or name in vars(callback)
         for callback in callbacks.callbacks
-        for name in names
+        for name in HOOKS[mode]
         if not is_silent(callback)
     )
 

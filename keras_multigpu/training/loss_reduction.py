@@ -43,8 +43,7 @@ class LossShares:
         model: The compiled model.
         fraction: The replica's examples divided by the global batch size.
         divisors: The global divisors of losses with masks or sample weights, in the
-            order in which the losses are called, or a function that sums a divisor over
-            replicas at once; None when they are not known.
+            order in which the losses are called; None when they are not known.
         counting: Whether this pass is there to find the divisors.
     """
 
@@ -52,7 +51,7 @@ class LossShares:
         self,
         model: keras.Model,
         fraction: tf.Tensor,
-        divisors: Sequence[tf.Tensor] | Callable[[tf.Tensor], tf.Tensor] | None = None,
+        divisors: Sequence[tf.Tensor] | None = None,
         counting: bool = False,
     ) -> None:
         self._model = model
@@ -62,8 +61,14 @@ class LossShares:
         self.local_divisors: list[tf.Tensor] = []
         self.shares: list[tf.Tensor] = []
 
-    def total(self, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
-        """The weighted sum of the shares; fills `shares` and `local_divisors`."""
+    def total(self, data: tuple[Any, Any, Any], y_pred: Any) -> tf.Tensor:
+        """The weighted sum of the shares; fills `shares` and `local_divisors`.
+
+        Args:
+            data: The rows' `(x, y, sample_weight)`.
+            y_pred: The predictions for them.
+        """
+        _, y, sample_weight = data
         compiled = keras_internals.compile_loss(self._model)
         if not compiled.built:
             compiled(y, y_pred, sample_weight)
@@ -90,17 +95,13 @@ class LossShares:
             # Every example has equally many loss values, so the replica's mean counts
             # as much as its part of the batch.
             return tf.reduce_mean(values) * self._fraction
-        divisor = tf.cast(divisor, tf.float32)
-        self.local_divisors.append(divisor)
+        self.local_divisors.append(tf.cast(divisor, tf.float32))
         if self._divisors is None:
             if not self._counting:
                 raise NeedsDivisors
             return tf.zeros(())
-        if callable(self._divisors):
-            divisor = self._divisors(divisor)
-        else:
-            divisor = self._divisors[len(self.local_divisors) - 1]
-        return tf.math.divide_no_nan(tf.reduce_sum(values), divisor)
+        known = self._divisors[len(self.local_divisors) - 1]
+        return tf.math.divide_no_nan(tf.reduce_sum(values), known)
 
 
 def weighted_values(

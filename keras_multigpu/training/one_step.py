@@ -21,6 +21,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.training.optimizer_update import loss_scale
 from keras_multigpu.training.passes import EvaluationPass
+from keras_multigpu.training.passes import Outcome
 from keras_multigpu.training.passes import ReplicaPass
 from keras_multigpu.training.passes import TrainingPass
 from keras_multigpu.training.passes import Update
@@ -47,10 +48,7 @@ class Result(NamedTuple):
     """What one replica hands back to the step."""
 
     update: Update
-    seeds: list[tf.Tensor]
-    global_seed: tf.Tensor
-    y_pred: Any
-    masks: Any
+    outcome: Outcome
     examples: tf.Tensor
 
 
@@ -76,7 +74,7 @@ class Step:
         self._model = model
         self._strategy = strategy
         self._replicas = strategy.num_replicas_in_sync
-        self._pass = replica_pass
+        self._pass: Any = replica_pass
         self._inline = inline
         self._hub = strategy.extended.worker_devices[0]
         self._spec = spec
@@ -113,7 +111,9 @@ class Step:
 
     def _values(self, replica: int, global_seed: tf.Tensor) -> Values:
         zeros = [tf.zeros(spec.shape, spec.dtype) for spec in self._values_spec.layer_metrics]
-        return Values(read(self._trainable, replica), read(self._others, replica), zeros, global_seed)
+        return Values(
+            read(self._trainable, replica), read(self._others, replica), zeros, global_seed
+        )
 
     def _run(self, batch: Batch) -> list[Result]:
         """Run all replicas; their results."""
@@ -138,8 +138,8 @@ class Step:
         seeds = [self._others[index] for index in self._pass.seed_indices]
         for replica, result in enumerate(results):
             assign(changed, result.update.others, replica)
-            assign(seeds, result.seeds, replica)
-        self._pass.pure.global_seed.assign(results[0].global_seed)
+            assign(seeds, result.outcome.seeds, replica)
+        self._pass.pure.global_seed.assign(results[0].outcome.global_seed)
         totals = results[0].update.layer_metrics
         for variable, total in zip(self._pass.pure.layer_metrics, totals, strict=True):
             variable.assign_add(total)
@@ -147,7 +147,7 @@ class Step:
     def _gathered(self, results: list[Result]) -> Any:
         """All replicas' predictions as one batch, in the order of the examples."""
 
-        def joined(*parts: tf.Tensor | None) -> tf.Tensor | None:
+        def joined(*parts: Any) -> Any:
             if parts[0] is None or parts[0].shape.rank == 0:
                 return parts[0]
             return tf.concat(
@@ -156,8 +156,10 @@ class Step:
             )
 
         with tf.device(self._hub):
-            y_pred = keras.tree.map_structure(joined, *[result.y_pred for result in results])
-            masks = keras.tree.map_structure(joined, *[result.masks for result in results])
+            y_pred = keras.tree.map_structure(
+                joined, *[result.outcome.y_pred for result in results]
+            )
+            masks = keras.tree.map_structure(joined, *[outcome.masks for outcome in outcomes])
         for prediction, mask in zip(
             keras.tree.flatten(y_pred), keras.tree.flatten(masks), strict=True
         ):
@@ -240,7 +242,7 @@ class TrainStep(Step):
         scale = loss_scale(self._model.optimizer, optimizer_values)
         outcome = self._run_pass(values, rows, index, divisors, scale)
         update = self._update(values, optimizer_values, sums(context, outcome.packs))
-        return Result(update, *outcome[1:], rows.examples)
+        return Result(update, outcome, rows.examples)
 
     def _track(self, shares: list[tf.Tensor], batch_size: Any) -> None:
         """Update the running means of the single losses, as Keras weighs them."""
@@ -254,13 +256,9 @@ class TrainStep(Step):
 class EvaluationStep(Step):
     """A step of `evaluate`: the loss is computed once, from all predictions."""
 
-    def __init__(
-        self, model: keras.Model, strategy: tf.distribute.Strategy, spec: Batch
-    ) -> None:
+    def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, spec: Batch) -> None:
         super().__init__(model, strategy, spec, EvaluationPass(model))
-        self._run_pass = self._compiled(
-            self._pass.run, self._values_spec, self._rows_spec, INTEGER
-        )
+        self._run_pass = self._compiled(self._pass.run, self._values_spec, self._rows_spec, INTEGER)
         packs = getattr(self._run_pass, "structured_outputs", None)
         self._update = self._compiled(
             self._pass.update, self._values_spec, specs_of(packs.packs if packs else None)
@@ -287,7 +285,7 @@ class EvaluationStep(Step):
         context = tf.distribute.get_replica_context()
         outcome = self._run_pass(values, rows, tf.constant(replica))
         update = self._update(values, sums(context, outcome.packs))
-        return Result(update, *outcome[1:], rows.examples)
+        return Result(update, outcome, rows.examples)
 
 
 def whole_loss(
@@ -331,6 +329,8 @@ def sums(context: Any, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
 def without_batch_size(specs: Any) -> Any:
     """Specs whose first axis is open: those of a global batch, from those of a share."""
     return keras.tree.map_structure(
-        lambda spec: tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if spec.shape.rank else spec,
+        lambda spec: (
+            tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if spec.shape.rank else spec
+        ),
         specs,
     )

@@ -79,8 +79,11 @@ class ReplicaPass:
         ]
         others = [
             moving_statistics.contribution(
-                self.pure.others[index], start.others[index], end.others[index],
-                share.fraction, replica,
+                self.pure.others[index],
+                start.others[index],
+                end.others[index],
+                share.fraction,
+                replica,
             )
             for index in self._changed
         ]
@@ -175,7 +178,7 @@ class TrainingPass(ReplicaPass):
         with self.pure.scope(values) as scope, self._context(share):
             forward = self.pure.forward(share.x, True, scope, share.fraction)
             shares = LossShares(self.model, share.fraction, counting=True)
-            shares.total(share.y, forward.y_pred, share.sample_weight)
+            shares.total(share.data, forward.y_pred)
         present = tf.cast(share.examples > 0, tf.float32)
         return [divisor * present for divisor in shares.local_divisors]
 
@@ -195,14 +198,20 @@ class TrainingPass(ReplicaPass):
         self._connected = [i for i, gradient in enumerate(gradients) if gradient is not None]
         # Embeddings yield sparse gradients; replicas share no row numbers, so they are
         # made dense before they are summed.
-        return [tf.convert_to_tensor(gradients[i]) for i in self._connected]
+        return [
+            tf.reshape(tf.convert_to_tensor(gradients[i]), self.pure.trainable[i].shape)
+            for i in self._connected
+        ]
 
     def _loss(self, forward: Any, share: Rows, divisors: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        terms = [*forward.added_losses, *(value * share.fraction for value in forward.regularization)]
+        terms = [
+            *forward.added_losses,
+            *(value * share.fraction for value in forward.regularization),
+        ]
         shares: list[tf.Tensor] = []
         if keras_internals.compile_loss(self.model) is not None:
             compiled = LossShares(self.model, share.fraction, divisors)
-            terms.append(compiled.total(share.y, forward.y_pred, share.sample_weight))
+            terms.append(compiled.total(share.data, forward.y_pred))
             shares = compiled.shares
         if not terms:
             raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
@@ -275,8 +284,8 @@ def piece_of(share: Rows, size: Any, index: int, pieces: int) -> tuple[Rows, Any
     """One of several pieces of a replica's rows, and how many rows it really has."""
     start, stop = share_bounds(size, index, pieces)
     present = tf.cast(share.examples > 0, tf.int32)
-    data = rows((share.x, share.y, share.sample_weight), start, stop)
-    return Rows(*data, (stop - start) * present, share.global_batch_size), stop - start
+    piece = rows(share.data, start, stop)
+    return Rows(piece, (stop - start) * present, share.global_batch_size), stop - start
 
 
 def keep_if(condition: tf.Tensor, new: Values, old: Values) -> Values:

@@ -19,42 +19,54 @@ def place_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
 
     Metrics are updated once a step, with the global batch, and so have one copy.
     """
-    for optimizer in optimizers_of(model):
-        keras_internals.optimizer_variable_keys(optimizer)
+    optimizers = optimizers_of(model)
+    for optimizer in optimizers:
+        keras_internals.remember_variables(optimizer)
     place_variables(model.variables, strategy)
     place_metrics(model.metrics_variables)
-    for optimizer in optimizers_of(model):
+    place_optimizers(optimizers, strategy)
+
+
+def place_optimizers(
+    optimizers: list[keras.optimizers.Optimizer], strategy: tf.distribute.Strategy
+) -> None:
+    """Move the variables of optimizers to `strategy`."""
+    for optimizer in optimizers:
         if home_device(strategy) is None:
             keras_internals.set_optimizer_strategy(optimizer, strategy)
         place_variables(optimizer.variables, strategy)
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """The compiled optimizer, others kept as attributes, and those they wrap."""
-    found: dict[int, keras.optimizers.Optimizer] = {}
-
-    def add(optimizer: object) -> None:
-        if isinstance(optimizer, keras.optimizers.Optimizer) and id(optimizer) not in found:
-            found[id(optimizer)] = optimizer
-            add(getattr(optimizer, "inner_optimizer", None))
-            for inner in getattr(optimizer, "optimizers", ()):
-                add(inner)
-
-    add(getattr(model, "optimizer", None))
-    for value in vars(model).values():
-        add(value)
+    """The compiled optimizer, others kept as attributes, and those inside them."""
+    found = {}
+    for value in [getattr(model, "optimizer", None), *vars(model).values()]:
+        if isinstance(value, keras.optimizers.Optimizer):
+            found.update({id(part): part for part in with_inner(value)})
     return list(found.values())
 
 
-def build_optimizer(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Create the optimizer's variables for the model's trainable ones."""
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and not optimizer.built and model.trainable_variables:
-        with variable_scope(strategy):
-            optimizer.build(model.trainable_variables)
-        for part in optimizers_of(model):
-            keras_internals.optimizer_variable_keys(part)
-            place_variables(part.variables, strategy)
+def with_inner(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
+    """An optimizer and those it wraps."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    parts = [*getattr(optimizer, "optimizers", ()), *([] if inner is None else [inner])]
+    return [optimizer, *(each for part in parts for each in with_inner(part))]
+
+
+def build_optimizer(
+    optimizer: keras.optimizers.Optimizer | None,
+    trainable: list[keras.Variable],
+    strategy: tf.distribute.Strategy,
+) -> None:
+    """Create the optimizer's variables, if they are not there yet, and place them."""
+    if optimizer is None or optimizer.built or not trainable:
+        return
+    with keras_internals.variables_anywhere():
+        optimizer.build(trainable)
+    parts = with_inner(optimizer)
+    for part in parts:
+        keras_internals.remember_variables(part)
+    place_optimizers(parts, strategy)
 
 
 def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Strategy) -> None:

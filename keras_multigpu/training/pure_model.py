@@ -6,6 +6,7 @@ passed in and catches every assignment, so the new values come out as results.
 """
 
 import contextlib
+import threading
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -35,11 +36,14 @@ class Rows(NamedTuple):
     an empty batch; `examples` is then zero and whatever the row yields is dropped.
     """
 
-    x: Any
-    y: Any
-    sample_weight: Any
+    data: tuple[Any, Any, Any]
     examples: tf.Tensor
     global_batch_size: tf.Tensor
+
+    @property
+    def x(self) -> Any:
+        """The inputs."""
+        return self.data[0]
 
     @property
     def fraction(self) -> tf.Tensor:
@@ -74,9 +78,7 @@ class PureModel:
         """A stateless scope in which the model has these values."""
         variables = [*self.trainable, *self.others, *self.layer_metrics, self.global_seed]
         tensors = [*values.trainable, *values.others, *values.layer_metrics, values.global_seed]
-        return keras.StatelessScope(
-            list(zip(variables, tensors, strict=True)), collect_losses=True
-        )
+        return keras.StatelessScope(list(zip(variables, tensors, strict=True)), collect_losses=True)
 
     def forward(self, x: Any, training: bool, scope: keras.StatelessScope, part: Any) -> Forward:
         """The forward pass inside `scope`.
@@ -89,8 +91,9 @@ class PureModel:
                 for means over examples and weighed with it, penalties of activity
                 regularisers for sums; so their sum over replicas is one device's value.
         """
-        with remembered_activity_penalties(self.model) as summed:
+        with remembered_activity_penalties(self.model) as penalties:
             y_pred = keras_internals.called(self.model, x, training)
+        summed = {id(penalty) for penalty in penalties}
         added = {id(loss) for loss in scope.losses}
         added_losses, regularization = [], []
         for loss in self.model.losses:
@@ -139,36 +142,51 @@ class PureModel:
 def layer_metric_variables(model: keras.Model) -> list[keras.Variable]:
     """Variables of metrics that layers own and update in their `call`."""
     return [
-        variable
-        for metric in keras_internals.owned_metrics(model)
-        for variable in metric.variables
+        variable for metric in keras_internals.owned_metrics(model) for variable in metric.variables
     ]
 
 
-@contextlib.contextmanager
-def remembered_activity_penalties(model: keras.Model) -> Iterator[set[int]]:
-    """Collect the identities of the penalties that activity regularisers compute.
+class RememberingRegularizer:
+    """An activity regulariser that notes each penalty it computes.
 
-    Keras sums them over the batch, whereas a loss that a layer adds is mostly a mean; the
-    two are weighed differently, and afterwards they look alike.
+    Keras sums these penalties over the batch, whereas a loss that a layer adds is mostly a
+    mean; the two are weighed differently, and afterwards they look alike.
+
+    Args:
+        regularizer: The layer's regulariser.
     """
-    layers = keras_internals.activity_regularized_layers(model)
-    regularizers = [layer.activity_regularizer for layer in layers]
-    penalties: list[tf.Tensor] = []  # Kept alive, so that an identity is not used again.
-    identities: set[int] = set()
 
-    def remembering(regularizer: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-        def penalty(outputs: tf.Tensor) -> tf.Tensor:
-            penalties.append(regularizer(outputs))
-            identities.add(id(penalties[-1]))
-            return penalties[-1]
+    penalties = threading.local()
+    """The penalties of the forward pass that runs on this thread."""
 
+    def __init__(self, regularizer: Callable[..., tf.Tensor]) -> None:
+        self.regularizer = regularizer
+        self.users = 0
+
+    def __call__(self, outputs: tf.Tensor) -> tf.Tensor:
+        """The regulariser's penalty."""
+        penalty = self.regularizer(outputs)
+        self.penalties.seen.append(penalty)
         return penalty
 
-    for layer, regularizer in zip(layers, regularizers, strict=True):
-        layer.activity_regularizer = remembering(regularizer)
+
+@contextlib.contextmanager
+def remembered_activity_penalties(model: keras.Model) -> Iterator[list[tf.Tensor]]:
+    """The penalties that activity regularisers compute in this context.
+
+    Replicas that are traced in turn enter it at the same time; the last one restores.
+    """
+    layers = keras_internals.activity_regularized_layers(model)
+    seen: list[tf.Tensor] = []
+    RememberingRegularizer.penalties.seen = seen
+    for layer in layers:
+        if not isinstance(layer.activity_regularizer, RememberingRegularizer):
+            layer.activity_regularizer = RememberingRegularizer(layer.activity_regularizer)
+        layer.activity_regularizer.users += 1
     try:
-        yield identities
+        yield seen
     finally:
-        for layer, regularizer in zip(layers, regularizers, strict=True):
-            layer.activity_regularizer = regularizer
+        for layer in layers:
+            layer.activity_regularizer.users -= 1
+            if not layer.activity_regularizer.users:
+                layer.activity_regularizer = layer.activity_regularizer.regularizer

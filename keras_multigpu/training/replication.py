@@ -19,7 +19,6 @@ from keras_multigpu.training.one_step import EvaluationStep
 from keras_multigpu.training.one_step import TrainStep
 from keras_multigpu.training.passes import TrainingPass
 from keras_multigpu.training.placement import build_optimizer
-from keras_multigpu.training.placement import place_metrics
 from keras_multigpu.training.placement import place_model
 from keras_multigpu.training.placement import place_summing_metrics
 from keras_multigpu.training.shares import batch_size_of
@@ -28,7 +27,6 @@ from keras_multigpu.training.sync_batch_norm import synchronized
 from keras_multigpu.training.sync_batch_norm import synchronized_layers
 from keras_multigpu.training.tracing import symbolic
 from keras_multigpu.training.whole_batch import WholeBatchTrainStep
-
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -54,7 +52,9 @@ class Replication:
 
     def training(self, model: keras.Model) -> StepFunctions:
         """The compiled training steps."""
-        return self._of(("train", self.pieces), lambda spec: self._training_step(model, spec), model)
+        return self._of(
+            ("train", self.pieces), lambda spec: self._training_step(model, spec), model
+        )
 
     def evaluation(self, model: keras.Model) -> StepFunctions:
         """The compiled evaluation steps."""
@@ -96,7 +96,7 @@ class Replication:
             with keras_internals.single_device():
                 keras_internals.symbolic_call(model, symbolic(spec[0]))
         place_model(model, self.strategy)
-        build_optimizer(model, self.strategy)
+        build_optimizer(model.optimizer, model.trainable_variables, self.strategy)
 
     def _training_step(self, model: keras.Model, spec: Batch) -> Callable[[Batch], Any]:
         self.prepare(model, spec)
@@ -107,9 +107,7 @@ class Replication:
 
         def sum_of_examples(count_divisors: bool) -> TrainStep:
             replica_pass = TrainingPass(model, self.pieces, context)
-            return TrainStep(
-                model, self.strategy, spec, replica_pass, bool(layers), count_divisors
-            )
+            return TrainStep(model, self.strategy, spec, replica_pass, bool(layers), count_divisors)
 
         def whole_batch() -> WholeBatchTrainStep:
             refuse_pieces(self.pieces)
@@ -174,7 +172,7 @@ class FirstThatFits:
 
 def largest_share(batch: Batch, replicas: int) -> int:
     """The number of examples of the replica that has the most."""
-    return math.ceil(int(batch_size_of(batch)) / replicas)
+    return math.ceil(int(batch_size_of(batch) or 0) / replicas)
 
 
 def is_overridden(model: keras.Model, method: str) -> bool:

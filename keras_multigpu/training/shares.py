@@ -42,9 +42,10 @@ def share_of(batch: tuple[Any, Any, Any], replica: int, replicas: int) -> Rows:
     size = batch_size_of(batch)
     total = tf.convert_to_tensor(size, tf.int32)
     if replicas == 1:
-        return Rows(*batch, total, total)
+        return Rows(batch, total, total)
     start, stop = share_bounds(size, replica, replicas)
-    return Rows(*rows(batch, start, stop), tf.convert_to_tensor(stop - start, tf.int32), total)
+    examples = tf.convert_to_tensor(stop - start, tf.int32)
+    return Rows(rows(batch, start, stop), examples, total)
 
 
 def rows(data: Any, start: Any, stop: Any) -> Any:
@@ -85,7 +86,7 @@ def share_spec(spec: tuple[Any, Any, Any], replicas: int) -> Rows:
         return type(leaf)(shape, leaf.dtype)
 
     integer = tf.TensorSpec((), tf.int32)
-    return Rows(*keras.tree.map_structure(share, spec), integer, integer)
+    return Rows(keras.tree.map_structure(share, spec), integer, integer)
 
 
 def is_ragged(leaf: Any) -> bool:

@@ -4,7 +4,6 @@ A step is made once for each form of batch (structure, dtypes, shapes) and used 
 later `fit`, `evaluate` and `predict`, so that repeated calls neither trace nor grow.
 """
 
-import contextlib
 from collections.abc import Callable
 from collections.abc import Hashable
 from typing import Any
@@ -36,8 +35,8 @@ class StepFunctions:
 
     def run(self, group: Group, spec: Batch | None) -> Any:
         """Run a group of batches; what the last step returned."""
-        if group.iterator is not None:
-            return self._loop(group.iterator, spec)(group.iterator, tf.constant(group.count))
+        if group.iterator is not None and spec is not None:
+            return self._loop(group.iterator, spec)(group.iterator, tf.constant(group.size))
         for batch in group.batches:
             result = self.run_one(batch, spec)
         return result
@@ -52,7 +51,7 @@ class StepFunctions:
         spec = open_spec(batch) if spec is None else spec
         return self._step(spec)(batch)
 
-    def _step(self, spec: Batch) -> Callable[[Batch], Any]:
+    def _step(self, spec: Batch) -> Any:
         key = key_of(spec)
         if key not in self._single:
             step = self._make_step(spec)

@@ -6,7 +6,8 @@ distances from it after that, as one device computes them.
 """
 
 import contextlib
-from collections.abc import Callable
+import functools
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,10 +17,10 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.training.pure_model import Rows
 
+_replica = threading.local()
 
-def synchronized_layers(
-    model: keras.Model, every: bool
-) -> list[keras.layers.BatchNormalization]:
+
+def synchronized_layers(model: keras.Model, every: bool) -> list[keras.layers.BatchNormalization]:
     """The BatchNorm layers to synchronise: all, or those made with `synchronized=True`."""
     return [
         layer
@@ -32,36 +33,44 @@ def synchronized_layers(
 def synchronized(layers: list[keras.layers.BatchNormalization], rows: Rows) -> Iterator[None]:
     """Let the layers take their moments over all replicas, counting real examples only."""
     for layer in layers:
-        vars(layer)["_moments"] = global_moments(layer, rows)
+        # Stays on the layer and does nothing outside this context: replicas are traced in
+        # turn, so the first to leave must not take it from the others.
+        vars(layer)["_moments"] = functools.partial(moments, layer)
+    _replica.rows = rows
     try:
         yield
     finally:
-        for layer in layers:
-            del vars(layer)["_moments"]
+        _replica.rows = None
+
+
+def moments(
+    layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """A layer's mean and variance: over all replicas in a synchronised step."""
+    rows = getattr(_replica, "rows", None)
+    if rows is None:
+        return keras_internals.batch_norm_moments(layer, inputs, mask)
+    return global_moments(layer, inputs, mask, rows)
 
 
 def global_moments(
-    layer: keras.layers.BatchNormalization, rows: Rows
-) -> Callable[[tf.Tensor, Any], tuple[tf.Tensor, tf.Tensor]]:
-    """A layer's `_moments(inputs, mask)` over the global batch."""
+    layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any, rows: Rows
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and variance over the global batch; an absent replica counts for nothing."""
     context = tf.distribute.get_replica_context()
-    rank = layer.input_spec.ndim
+    rank = inputs.shape.rank
     axes = [axis for axis in range(rank) if axis != layer.axis % rank]
 
     def summed(tensor: tf.Tensor) -> tf.Tensor:
-        # An absent replica's row is borrowed and counts for nothing.
         present = tf.where(rows.examples > 0, tensor, tf.zeros_like(tensor))
         return context.all_reduce(tf.distribute.ReduceOp.SUM, present)
 
-    def moments(inputs: tf.Tensor, mask: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        weights = tf.ones_like(inputs[..., :1]) if mask is None else mask[..., tf.newaxis]
-        weights = tf.broadcast_to(tf.cast(weights, inputs.dtype), tf.shape(inputs))
-        # Keras adds the epsilon where it counts a mask.
-        spare = 0.0 if mask is None else keras.config.epsilon()
-        count = summed(tf.reduce_sum(weights, axes)) + spare
-        mean = summed(tf.reduce_sum(inputs * weights, axes)) / count
-        shape = [-1 if axis == layer.axis % rank else 1 for axis in range(rank)]
-        distance = (inputs - tf.reshape(mean, shape)) * weights
-        return mean, summed(tf.reduce_sum(tf.square(distance), axes)) / count
-
-    return moments
+    weights = tf.ones_like(inputs) if mask is None else tf.cast(mask, inputs.dtype)[..., None]
+    weights = tf.broadcast_to(weights, tf.shape(inputs))
+    # Keras adds the epsilon where it counts a mask.
+    spare = 0.0 if mask is None else keras.config.epsilon()
+    count = summed(tf.reduce_sum(weights, axes)) + spare
+    mean = summed(tf.reduce_sum(inputs * weights, axes)) / count
+    shape = [-1 if axis == layer.axis % rank else 1 for axis in range(rank)]
+    distance = (inputs - tf.reshape(mean, shape)) * weights
+    return mean, summed(tf.reduce_sum(tf.square(distance), axes)) / count

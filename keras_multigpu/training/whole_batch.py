@@ -87,7 +87,7 @@ class WholeBatchTrainStep(Step):
         summands = Summands(self._pass.connected(gradients), [], [], [])
         outcome = self._pass.outcome(summands, start, end, rows, index, forward.y_pred)
         update = self._pass.update(values, optimizer_values, sums(context, outcome.packs))
-        return Result(update, *outcome[1:], rows.examples)
+        return Result(update, outcome, rows.examples)
 
 
 class WholeLoss:

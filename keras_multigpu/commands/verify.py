@@ -1,0 +1,117 @@
+"""`keras-multigpu verify`: does a model train on N replicas as on one device?"""
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from keras_multigpu.checks import problem
+from keras_multigpu.commands.usage import UsageError
+
+
+def add_parser(subparsers: Any) -> None:
+    """Describe the command."""
+    parser = subparsers.add_parser(
+        "verify",
+        help="train a model on one device and on N replicas, and compare",
+        description="Train a model on one device and on N replicas, from the same weights and on "
+        "the same batches, and print where they differ and why. The exit code is 0 if all agree, "
+        "1 if something differs, 2 if the comparison could not be made.",
+    )
+    parser.add_argument(
+        "model", metavar="MODULE:FUNCTION", help="a function that returns a new compiled model"
+    )
+    parser.add_argument(
+        "--data",
+        metavar="MODULE:FUNCTION",
+        required=True,
+        help="a function that returns (x, y) or a batched tf.data.Dataset",
+    )
+    parser.add_argument(
+        "--replicas",
+        type=counts,
+        default=(2, 4),
+        metavar="N,N,...",
+        help="the numbers of replicas to compare with one device (default: 2,4)",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=10, metavar="N", help="training steps (default: 10)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the comparison; 0 if all agree, 1 if not, 2 if it could not be made."""
+    from keras_multigpu.verification.in_this_process import devices_are_ready
+    from keras_multigpu.verification.verify import verify
+
+    # First of all: importing the user's modules may start TensorFlow.
+    devices_are_ready(max(arguments.replicas))
+    # The directory that the command was called in, as with `python -m`.
+    sys.path.insert(0, os.getcwd())
+    build_model = load("the model", arguments.model)
+    data = load("--data", arguments.data)
+    try:
+        result = verify(build_model, data, replicas=arguments.replicas, steps=arguments.steps)
+    except Exception:  # Code 1 means that replicas differ, so this needs another one.
+        traceback.print_exc()
+        return 2
+    return 0 if result.agrees else 1
+
+
+def load(argument: str, name: str) -> Callable[..., Any]:
+    """The function that `module:function` names."""
+    module_name, colon, function_name = name.partition(":")
+    if not (module_name and colon and function_name):
+        raise UsageError(
+            problem(
+                f"The name given as {argument} is incomplete.",
+                "Expected a module and a function in it, with a colon between them.",
+                "Write for example `my_package.models:build_model`.",
+                name=name,
+            )
+        )
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(
+            problem(
+                f"The function given as {argument} cannot be imported: {error}.",
+                "Expected a module that can be imported from this directory, and a function in it.",
+                "Check the spelling, and run the command in the directory that holds the module.",
+                name=name,
+                directory=os.getcwd(),
+            )
+        ) from error
+    if not callable(function):
+        raise UsageError(
+            problem(
+                f"What was given as {argument} is no function.",
+                "Expected a function without arguments.",
+                "Name the function that makes it.",
+                name=name,
+                found=function,
+            )
+        )
+    return function
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """The numbers in `2,4`."""
+    try:
+        numbers = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 2:
+        raise argparse.ArgumentTypeError(
+            problem(
+                "these are no numbers of replicas.",
+                "Expected integers of at least 2 with commas between them.",
+                "Write for example `--replicas 2,4`.",
+                replicas=text,
+            )
+        )
+    return numbers

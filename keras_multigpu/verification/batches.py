@@ -1,0 +1,78 @@
+"""The first global batches of the user's data: every participant trains on the same ones."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.checks import problem
+from keras_multigpu.training.feeding import Batch
+from keras_multigpu.training.feeding import Feed
+
+
+def first_batches(data: Any, steps: int) -> list[Batch]:
+    """The first batches, from the start again where the data is shorter.
+
+    Args:
+        data: Arrays `(x, y)` or `(x, y, sample_weight)`, batched by 32 in their order as
+            `fit` does; anything else that `fit` takes as `x`; or a function that returns
+            either.
+        steps: How many batches.
+    """
+    if callable(data) and not isinstance(data, (tf.data.Dataset, keras.utils.PyDataset)):
+        data = data()
+    if isinstance(data, (tuple, list)):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tuple(data))
+        feed = Feed(x, y, sample_weight)
+    else:
+        feed = Feed(data)
+    batches: list[Batch] = []
+    while len(batches) < steps:
+        known = len(batches)
+        for _, group in feed.epoch(1):
+            batches += group.batches
+            if len(batches) == steps:
+                break
+        if len(batches) == known:
+            raise ValueError(
+                problem(
+                    f"`data` ran out after {known} batches.",
+                    f"Expected {steps} batches, or data that can be read again.",
+                    "Pass arrays or a dataset; a generator must yield enough batches.",
+                    data=data,
+                    steps=steps,
+                )
+            )
+    return batches
+
+
+def as_dataset(batch: Batch) -> tf.data.Dataset:
+    """A dataset of this one batch, its number of examples left open as in most data."""
+    packed = keras.utils.pack_x_y_sample_weight(*batch)
+    return tf.data.Dataset.from_tensors(packed).unbatch().batch(number_of_examples(batch))
+
+
+def number_of_examples(batch: Batch) -> int:
+    """How many examples a batch has."""
+    for leaf in keras.tree.flatten(batch):
+        if leaf is not None and leaf.shape.rank:
+            # The first dimension of a ragged tensor is not in its static shape.
+            size = leaf.shape[0]
+            return int(leaf.bounding_shape()[0] if size is None else size)
+    return 0
+
+
+def to_arrays(batch: Batch) -> tuple[Any, list[Any]]:
+    """A batch as something that can be pickled: its specs, and NumPy arrays."""
+    specs = keras.tree.map_structure(
+        lambda leaf: None if leaf is None else tf.type_spec_from_value(leaf), batch
+    )
+    parts = tf.nest.flatten(batch, expand_composites=True)
+    return specs, [None if part is None else part.numpy() for part in parts]
+
+
+def from_arrays(pickled: tuple[Any, list[Any]]) -> Batch:
+    """The batch that `to_arrays` has taken apart."""
+    specs, arrays = pickled
+    tensors = [None if array is None else tf.constant(array) for array in arrays]
+    return tf.nest.pack_sequence_as(specs, tensors, expand_composites=True)

@@ -1,0 +1,225 @@
+"""Trains one device and N replicas in lockstep, and says what differs since when.
+
+After every step each weight and each optimizer variable of every replica is compared with
+one device's. The measure is the largest difference, relative to the variable's largest
+value (or a hundredth of its layer's, if that is more: a bias whose gradient is zero but for
+rounding says nothing). Two correct runs differ by rounding, because N replicas add up in
+another order. So a difference counts only if it is
+
+- larger than the tolerance: 2e-5 for a model that computes in float32, 2e-2 in float16 or
+  bfloat16, which keep about three digits;
+- and much larger than what the last bit of the initial weights makes on one device. Some
+  models amplify rounding: a high learning rate, or Adam on a gradient that is zero but for
+  rounding, as that of a bias before BatchNormalization.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.checks import problem
+from keras_multigpu.training.feeding import Batch
+from keras_multigpu.verification import causes
+from keras_multigpu.verification.batches import number_of_examples
+from keras_multigpu.verification.participants import Participant
+from keras_multigpu.verification.participants import Recipe
+from keras_multigpu.verification.participants import Value
+from keras_multigpu.verification.report import Report
+
+TOLERANCE = 2e-5
+HALF_PRECISION_TOLERANCE = 2e-2
+ROUNDING_FACTOR = 30
+"""How far a difference may exceed that of one changed bit and still be called rounding."""
+
+GROUP_FRACTION = 0.01
+LOGGED_LOSS = "the logged loss"
+
+
+@dataclasses.dataclass
+class Course:
+    """How one participant's training differed from that on one device.
+
+    Args:
+        participant: The participant.
+        names: The names of what is compared.
+        differences: After each step, one number for each name.
+        loss: The loss logged in the last step.
+        error: What the participant raised, which ended its training.
+    """
+
+    participant: Participant
+    names: list[str] = dataclasses.field(default_factory=list)
+    differences: list[list[float]] = dataclasses.field(default_factory=list)
+    loss: float | None = None
+    error: Exception | None = None
+
+    def step(self, batch: Batch, loss: float | None, values: list[Value]) -> None:
+        """Train one step, and compare with one device's loss and values after it."""
+        if self.error is not None:
+            return
+        try:
+            self.loss = self.participant.train(batch)
+        except Exception as error:  # Whatever the user's model raises is the result.
+            self.error = error
+            return
+        self.names = [value.name for value in values] + [LOGGED_LOSS]
+        losses = [0.0 if value is None else value for value in (loss, self.loss)]
+        self.differences.append(
+            [*differences(values, self.participant.values()), relative_difference(*losses)]
+        )
+
+
+def compare(
+    recipe: Recipe, batches: Sequence[Batch], strategies: dict[int, tf.distribute.Strategy]
+) -> list[Report]:
+    """Train on one device and under each strategy; a report for each."""
+    reference = recipe.on_one_device()
+    courses = {n: Course(recipe.on_replicas(strategy)) for n, strategy in strategies.items()}
+    loss = run_in_lockstep(reference, list(courses.values()), batches)
+    limits = Limits(recipe, batches)
+    return [report(n, course, loss, limits, recipe, batches) for n, course in courses.items()]
+
+
+def run_in_lockstep(
+    reference: Participant, courses: Sequence[Course], batches: Sequence[Batch]
+) -> float | None:
+    """Train all on each batch, one after the other; the reference's last loss."""
+    loss = None
+    for step, batch in enumerate(batches, start=1):
+        try:
+            loss = reference.train(batch)
+        except Exception as error:
+            raise ValueError(
+                problem(
+                    f"The model fails on one device already, in step {step}.",
+                    "Expected a model that trains there; N replicas are compared with it.",
+                    "Repair what the error above names. A batch size written into a layer, "
+                    "for example, does not fit a last batch that is shorter.",
+                    batch_size=number_of_examples(batch),
+                    error=f"{type(error).__name__}: {error}",
+                )
+            ) from error
+        values = reference.values()
+        for course in courses:
+            course.step(batch, loss, values)
+    return loss
+
+
+class Limits:
+    """How large differences may be: the tolerance, or more where the model amplifies rounding.
+
+    Args:
+        recipe: Makes the models.
+        batches: What they train on.
+    """
+
+    def __init__(self, recipe: Recipe, batches: Sequence[Batch]) -> None:
+        self._recipe = recipe
+        self._batches = batches
+        self.tolerance = tolerance(recipe.precision)
+
+    def exceeded(self, course: Course) -> tuple[int, str] | None:
+        """The first step after which a difference is too large, and its name."""
+        for step, numbers in enumerate(course.differences):
+            for index, number in enumerate(numbers):
+                # Asked for only where needed: it takes two more trainings.
+                if not number <= self.tolerance and not number <= self._amplified[step][index]:
+                    return step + 1, course.names[index]
+        return None
+
+    @functools.cached_property
+    def _amplified(self) -> list[list[float]]:
+        """What one changed bit in the initial weights becomes, on one device."""
+        changed = Course(self._recipe.on_one_device())
+        nudge(changed.participant.model, self._recipe.precision)
+        run_in_lockstep(self._recipe.on_one_device(), [changed], self._batches)
+        return [[ROUNDING_FACTOR * number for number in step] for step in changed.differences]
+
+
+def report(
+    replicas: int,
+    course: Course,
+    loss: float | None,
+    limits: Limits,
+    recipe: Recipe,
+    batches: Sequence[Batch],
+) -> Report:
+    """What to tell about one number of replicas."""
+    if course.error is not None:
+        step = len(course.differences) + 1
+        cause = causes.of_crash(recipe, batches[step - 1], replicas)
+        error = cause.error or causes.summary(course.error)
+        return Report(replicas, step=step, cause=cause.what, fix=cause.fix, error=error)
+    largest, where = max(zip(course.differences[-1][:-1], course.names, strict=False))
+    found = Report(replicas, loss, course.loss, largest)
+    exceeded = limits.exceeded(course)
+    if exceeded is not None:
+        step, name = exceeded
+        cause = causes.of_difference(recipe, batches[step - 1], replicas)
+        return dataclasses.replace(
+            found, first_difference=name, step=step, cause=cause.what, fix=cause.fix
+        )
+    if largest > limits.tolerance:
+        remark = (
+            f"the difference, in {where}, is rounding that this model amplifies: on one device, "
+            "changing the last bit of the initial weights makes one as large."
+        )
+        return dataclasses.replace(found, rounding=remark)
+    return found
+
+
+def tolerance(precision: str) -> float:
+    """The relative difference that a compute type allows."""
+    return TOLERANCE if precision == "float32" else HALF_PRECISION_TOLERANCE
+
+
+def nudge(model: keras.Model, precision: str) -> None:
+    """Change the last bit of about half of the weights, as the model's compute type sees it."""
+    random = np.random.default_rng(0)
+    last_bit = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[precision]
+    for variable in model.trainable_weights:
+        value = np.array(variable)
+        variable.assign(value * (1 + last_bit * random.integers(0, 2, value.shape)))
+
+
+def differences(ours: list[Value], theirs: list[Value]) -> list[float]:
+    """The largest relative difference of each variable, over all its copies."""
+    largest: dict[str, float] = {}
+    for value in ours:
+        largest[value.group] = max(largest.get(value.group, 0.0), size(value.copies[0]))
+    return [
+        max(
+            relative_difference(one.copies[0], copy, GROUP_FRACTION * largest[one.group])
+            for copy in other.copies
+        )
+        for one, other in zip(ours, theirs, strict=True)
+    ]
+
+
+def size(array: Any) -> float:
+    """The largest absolute value of an array, leaving out NaN and infinity."""
+    array = np.asarray(array, np.float64)
+    return float(np.abs(array[np.isfinite(array)]).max(initial=0.0))
+
+
+def relative_difference(one: Any, other: Any, at_least: float = 0.0) -> float:
+    """The largest difference of two arrays, relative to their largest value.
+
+    Equal infinities and two NaNs count as equal; a NaN against a number as infinite.
+
+    Args:
+        one: An array or number.
+        other: Another.
+        at_least: What to take the difference relative to if both are smaller.
+    """
+    one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
+    if one.shape != other.shape or not np.array_equal(np.isfinite(one), np.isfinite(other)):
+        return float("inf")
+    finite = np.isfinite(one)
+    scale = max(size(one), size(other), at_least)
+    return size(one[finite] - other[finite]) / scale if scale else 0.0

@@ -1,0 +1,65 @@
+"""Runs a comparison in this process."""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.replicas import device_count
+from keras_multigpu.replicas import require_logical_cpus
+from keras_multigpu.replicas import strategy
+from keras_multigpu.verification.batches import first_batches
+from keras_multigpu.verification.comparison import compare
+from keras_multigpu.verification.comparison import tolerance
+from keras_multigpu.verification.participants import Recipe
+from keras_multigpu.verification.verification import Verification
+
+
+def devices_are_ready(count: int) -> bool:
+    """Whether this process has that many devices; they are made if TensorFlow permits."""
+    try:
+        if device_count("GPU"):
+            # Even where the CPU is compared: this process may train on the GPUs afterwards.
+            strategy("one_device")
+        if device_count("GPU") < count:
+            require_logical_cpus(count)
+    except RuntimeError:
+        return False
+    return True
+
+
+def run(
+    build_model: Callable[[], keras.Model], data: Any, replicas: Sequence[int], steps: int
+) -> Verification:
+    """Compare in this process, whose devices are ready."""
+    kind = "GPU" if device_count("GPU") >= max(replicas) else "CPU"
+    strategies = {
+        count: strategy("mirrored", devices=[f"{kind}:{index}" for index in range(count)])
+        for count in replicas
+    }
+    with exact_float32():
+        batches = first_batches(data, steps)
+        recipe = Recipe(build_model, batches[0], f"{kind}:0")
+        reports = compare(recipe, batches, strategies)
+    return Verification(
+        tuple(reports),
+        steps,
+        "GPUs" if kind == "GPU" else "logical CPU devices",
+        tolerance(recipe.precision),
+        tuple(recipe.switched_off),
+    )
+
+
+@contextlib.contextmanager
+def exact_float32() -> Iterator[None]:
+    """Let GPUs multiply in full float32, not in TF32 with its three digits."""
+    allowed = tf.config.experimental.tensor_float_32_execution_enabled()
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    try:
+        yield
+    finally:
+        tf.config.experimental.enable_tensor_float_32_execution(allowed)

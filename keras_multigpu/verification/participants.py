@@ -1,0 +1,189 @@
+"""Models made by the user's function, on one device or on N replicas, with equal weights."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.checks import problem
+from keras_multigpu.replicas import strategy
+from keras_multigpu.training.distribute import distribute
+from keras_multigpu.training.distributed_model import DistributedModel
+from keras_multigpu.training.feeding import Batch
+from keras_multigpu.training.placement import copies
+from keras_multigpu.training.placement import optimizers_of
+from keras_multigpu.training.tracing import specs_of
+from keras_multigpu.training.tracing import symbolic
+from keras_multigpu.verification import random_layers
+from keras_multigpu.verification.batches import as_dataset
+
+
+class Value(NamedTuple):
+    """What one variable holds.
+
+    Args:
+        name: The variable's path.
+        group: What it is measured with: the weights of one layer, or the optimizer's variables
+            of one kind.
+        copies: Its value on each replica.
+    """
+
+    name: str
+    group: str
+    copies: list[np.ndarray]
+
+
+class Participant:
+    """A model that trains step by step.
+
+    Args:
+        model: The model.
+        device: The device to run on; None for a model on replicas, which know theirs.
+        replicas: The strategy of a model on replicas.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        device: str | None,
+        replicas: tf.distribute.Strategy | None = None,
+    ) -> None:
+        self.model = model
+        self._device = device
+        self._replicas = replicas
+
+    def train(self, batch: Batch) -> float | None:
+        """Train on one global batch; the logged loss, None where none is logged."""
+        with on(self._device):
+            # Not `train_on_batch`: it hands a `train_step` other data than `fit` does.
+            history = self.model.fit(as_dataset(batch), shuffle=False, verbose=0).history
+        return float(history["loss"][-1]) if np.ndim(history.get("loss")) == 1 else None
+
+    def values(self) -> list[Value]:
+        """The values of all weights and of the optimizers' variables, in the model's order."""
+        prefix = f"{self.model.name}/"
+        values = []
+        for weight in self.model.weights:
+            name = weight.path.removeprefix(prefix)
+            values.append(Value(name, name.rpartition("/")[0], self._copies(weight)))
+        for optimizer in optimizers_of(self.model):
+            for variable in optimizer.variables:
+                name = f"optimizer {variable.path}"
+                values.append(Value(name, name.rpartition("_")[2], self._copies(variable)))
+        return values
+
+    def _copies(self, variable: keras.Variable) -> list[np.ndarray]:
+        if self._replicas is None:
+            return [np.array(variable)]
+        storage = keras_internals.variable_storage(variable)
+        return [part.numpy() for part in copies(storage, self._replicas)]
+
+
+class Recipe:
+    """Makes participants that start from the same weights.
+
+    Args:
+        build_model: The user's function.
+        batch: A batch, from whose shapes a model is built that does not know its own.
+        device: The device that compares as "one device".
+    """
+
+    def __init__(self, build_model: Callable[[], keras.Model], batch: Batch, device: str) -> None:
+        self._build_model = build_model
+        self._batch = batch
+        self.device = device
+        self._initial_weights: list[np.ndarray] | None = None
+        self._names: list[str] = []
+        self.switched_off: list[str] = []
+        self.precision = "float32"
+
+    def model(self) -> keras.Model:
+        """A new model: built, with the common weights and without random layers."""
+        with on(self.device):
+            model = self._build_model()
+            require_compiled_model(model, self._build_model)
+            build(model, self._batch)
+            random = random_layers.switch_off(model)
+            if self._initial_weights is None:
+                self._initial_weights = model.get_weights()
+                self._names = [operation.name for operation in operations_of(model)]
+                self.switched_off = random
+                self.precision = precision_of(model)
+            model.set_weights(self._initial_weights)
+        return model
+
+    def name_of(self, model: keras.Model, operation: keras.Operation) -> str:
+        """What an operation was called in the first model: Keras counts names up."""
+        position = [id(other) for other in operations_of(model)].index(id(operation))
+        return self._names[position]
+
+    def on_one_device(self) -> Participant:
+        """A model on one device: Keras's own, or where it cannot be, ours on one replica."""
+        model = self.model()
+        if isinstance(model, DistributedModel):
+            one = strategy("one_device", devices=[self.device])
+            model = distribute(model, one, sync_batch_norm=model.replication.sync_batch_norm)
+        return Participant(model, self.device)
+
+    def on_replicas(self, replicas: tf.distribute.Strategy) -> Participant:
+        """A model on the replicas of a strategy."""
+        model = self.model()
+        synchronize = synchronizes_batch_norm(model)
+        model = distribute(model, replicas, sync_batch_norm=synchronize)
+        return Participant(model, None, replicas)
+
+
+def synchronizes_batch_norm(model: keras.Model) -> bool:
+    """Whether the user's function has distributed the model with `sync_batch_norm=True`."""
+    return isinstance(model, DistributedModel) and model.replication.sync_batch_norm
+
+
+def operations_of(model: keras.Model) -> list[keras.Operation]:
+    """A model's layers, however deep, and its operations that are no layers, each once."""
+    layers = keras_internals.layers_of(model)
+    models = [layer for layer in layers if isinstance(layer, keras.Model)]
+    # Functional models alone have operations.
+    found = layers + [part for m in models for part in getattr(m, "operations", ())]
+    return list({id(operation): operation for operation in found}.values())
+
+
+def precision_of(model: keras.Model) -> str:
+    """The coarsest type that a layer of the model computes in."""
+    types = {layer.compute_dtype for layer in keras_internals.layers_of(model)}
+    return next((name for name in ("bfloat16", "float16") if name in types), "float32")
+
+
+def on(device: str | None) -> contextlib.AbstractContextManager[Any]:
+    """Run on this device; None leaves the choice to TensorFlow."""
+    return contextlib.nullcontext() if device is None else tf.device(device)
+
+
+def build(model: keras.Model, batch: Batch) -> None:
+    """Build a model that was made without shapes; one without a `call` is built already."""
+    if all(layer.built for layer in keras_internals.layers_of(model)):
+        return
+    try:
+        keras_internals.symbolic_call(model, symbolic(specs_of(batch[0])))
+    except NotImplementedError:
+        # A GAN, for example: only its `train_step` knows how its parts belong together.
+        return
+
+
+def require_compiled_model(model: object, build_model: object) -> None:
+    """Raise a `ValueError` unless the user's function has returned a compiled model."""
+    if isinstance(model, keras.Model) and model.compiled:
+        return
+    came = "a model that is not compiled" if isinstance(model, keras.Model) else repr(type(model))
+    raise ValueError(
+        problem(
+            f"`build_model` returned {came}.",
+            "Expected a compiled `keras.Model`.",
+            "Call `model.compile(...)` in the function and return the model.",
+            build_model=build_model,
+        )
+    )

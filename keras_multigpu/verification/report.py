@@ -1,0 +1,40 @@
+"""`Report`: how training on one number of replicas compared with one device."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """How training on N replicas compared with one device.
+
+    Args:
+        replicas: The number of replicas.
+        loss_on_one_device: The logged loss of the last step; None where nothing was logged.
+        loss_on_replicas: The same on the replicas; None as well where they crashed.
+        largest_difference: The largest difference of a weight or optimizer variable after
+            the last step, relative to its largest value. It tells rounding from errors.
+        first_difference: The first weight, in the order of the model, that differs by more
+            than rounding; None where all agree.
+        step: After which step it differed, or in which step the replicas crashed; the first
+            is 1.
+        cause: The likely cause, in one sentence.
+        fix: What to do about it.
+        error: What the replicas raised; None where they trained to the end.
+        rounding: A remark where differences are larger than usual and still rounding.
+    """
+
+    replicas: int
+    loss_on_one_device: float | None = None
+    loss_on_replicas: float | None = None
+    largest_difference: float | None = None
+    first_difference: str | None = None
+    step: int | None = None
+    cause: str | None = None
+    fix: str | None = None
+    error: str | None = None
+    rounding: str | None = None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the replicas trained as one device."""
+        return self.first_difference is None and self.error is None

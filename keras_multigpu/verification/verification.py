@@ -1,0 +1,119 @@
+"""`Verification`: the reports of all replica counts, and the table that `verify` prints."""
+
+import dataclasses
+import textwrap
+from collections.abc import Sequence
+
+from keras_multigpu.verification.report import Report
+
+HEADINGS = ("replicas", "verdict", "loss on one", "loss on N", "difference", "first to differ")
+WIDTH = 88
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Verification:
+    """What `keras_multigpu.verify` found. Its text is a table.
+
+    Args:
+        reports: One `Report` for each number of replicas.
+        steps: How many steps were trained.
+        devices: What the replicas were: `"GPUs"` or `"logical CPU devices"`.
+        tolerance: The relative difference up to which weights agree.
+        switched_off: The names of random layers, which ran in inference mode.
+    """
+
+    reports: tuple[Report, ...]
+    steps: int
+    devices: str
+    tolerance: float
+    switched_off: tuple[str, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all replica counts trained as one device."""
+        return all(report.agrees for report in self.reports)
+
+    def __repr__(self) -> str:
+        verdicts = ", ".join(f"{report.replicas}: {verdict(report)}" for report in self.reports)
+        return f"<Verification {verdicts}>"
+
+    def __str__(self) -> str:
+        counts = listed([str(report.replicas) for report in self.reports])
+        title = f"One device against {counts} {self.devices}, after {self.steps} training steps"
+        parts = [title, table([row(report) for report in self.reports]), *self._remarks()]
+        return "\n\n".join(parts)
+
+    def _remarks(self) -> list[str]:
+        """Causes, each once, and what else the reader has to know."""
+        remarks: dict[str, list[str]] = {}
+        for report in self.reports:
+            for remark in filter(None, (explanation(report), report.rounding)):
+                remarks.setdefault(remark, []).append(str(report.replicas))
+        texts = [f"{listed(counts)} replicas: {text}" for text, counts in remarks.items()]
+        if self.switched_off:
+            texts.append(
+                "Random layers draw differently on every replica by design, so these ran in "
+                f"inference mode: {', '.join(self.switched_off)}."
+            )
+        texts.append(
+            "Difference: of the weight or optimizer variable that differs most, relative to its "
+            f"largest value. Up to {self.tolerance:g} counts as rounding."
+        )
+        return [textwrap.fill(text, WIDTH) for text in texts]
+
+
+def explanation(report: Report) -> str:
+    """Why a report does not agree, and what to do; empty where it does."""
+    parts = [report.cause, report.fix]
+    if report.error is not None:
+        parts.append(f"The error was: {report.error}")
+    return " ".join(filter(None, parts))
+
+
+def verdict(report: Report) -> str:
+    """One word about a report."""
+    if report.error is not None:
+        return "crashes"
+    return "agrees" if report.agrees else "DIFFERS"
+
+
+def row(report: Report) -> tuple[str, ...]:
+    """A report as one row of the table."""
+    return (
+        str(report.replicas),
+        verdict(report),
+        number(report.loss_on_one_device, ".6g"),
+        number(report.loss_on_replicas, ".6g"),
+        number(report.largest_difference, ".1e"),
+        place(report),
+    )
+
+
+def place(report: Report) -> str:
+    """Where and when a report's difference began."""
+    if report.error is not None:
+        return f"in step {report.step}"
+    if report.first_difference is None:
+        return "-"
+    return f"{report.first_difference}, after step {report.step}"
+
+
+def number(value: float | None, form: str) -> str:
+    """A number, or a dash where there is none."""
+    return "-" if value is None else format(value, form)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows under the headings, in columns."""
+    lines = [HEADINGS, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words as a list in a sentence: "2", "2 and 4", "2, 3 and 4"."""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last

@@ -1,0 +1,95 @@
+"""`verify`: trains a model on one device and on N replicas, and compares after every step."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.verification import in_this_process
+from keras_multigpu.verification import other_process
+from keras_multigpu.verification.verification import Verification
+
+
+def verify(
+    build_model: Callable[[], keras.Model],
+    data: Any,
+    *,
+    replicas: Sequence[int] = (2, 4),
+    steps: int = 10,
+) -> Verification:
+    """Check that a model trains on N replicas as on one device; prints a table.
+
+    Trains a few steps on one device and on N replicas, from the same weights and on the same
+    batches, and compares all weights and optimizer variables after every step. Where they
+    differ, the table says which weight differed first, since which step, and the likely
+    cause. Random layers such as Dropout draw differently on each replica by design, so they
+    run in inference mode and are named.
+
+    The replicas are GPUs where there are enough of them, and logical CPU devices otherwise.
+    Where TensorFlow has started with too few of these, the comparison runs in another
+    process, which has to import `build_model`, and `data` if that is a function. Call
+    `verify` first, or keep both in a file.
+
+    Args:
+        build_model: Returns a new, compiled model at each call. To check a model with
+            `sync_batch_norm=True`, return what `keras_multigpu.distribute` returned.
+        data: Arrays `(x, y)` or `(x, y, sample_weight)`, in batches of 32; a batched dataset,
+            or anything else that `fit` takes as `x`; or a function that returns either.
+        replicas: The numbers of replicas to compare with one device.
+        steps: How many batches to train on, the data repeated where it has fewer. Include
+            the last batch of an epoch if it is smaller than the others.
+
+    Returns:
+        A `Verification`: `agrees`, one of `reports` for each number of replicas, and the table
+        as its text.
+
+    Raises:
+        ValueError: If an argument makes no sense, or the model fails on one device already.
+
+    Example:
+
+    ```python
+    def build_model():
+        model = keras.Sequential([keras.Input((28, 28)), keras.layers.Flatten(), ...])
+        model.compile("adam", "sparse_categorical_crossentropy")
+        return model
+
+    assert kmg.verify(build_model, (images, labels)).agrees
+    ```
+    """
+    check_arguments(build_model, replicas, steps)
+    other_process.refuse_if_inside()
+    if in_this_process.devices_are_ready(max(replicas)):
+        result = in_this_process.run(build_model, data, replicas, steps)
+    else:
+        result = other_process.run(build_model, data, replicas, steps)
+    # Printing the table is what the function is for.
+    print(result)  # noqa: T201
+    return result
+
+
+def check_arguments(build_model: object, replicas: object, steps: object) -> None:
+    """Raise a `ValueError` where an argument makes no sense."""
+    if not callable(build_model) or isinstance(build_model, keras.Model):
+        raise ValueError(
+            problem(
+                "`build_model` is no function.",
+                "Expected a function without arguments that returns a new compiled model.",
+                "Put the lines that build and compile the model into a function.",
+                build_model=build_model,
+            )
+        )
+    counts = list(replicas) if isinstance(replicas, Sequence) else []
+    if not counts or not all(type(count) is int and count > 1 for count in counts):
+        raise ValueError(
+            problem(
+                "`replicas` names no numbers of replicas.",
+                "Expected integers of at least 2.",
+                "Pass for example `replicas=(2, 4)`.",
+                replicas=replicas,
+            )
+        )
+    require_positive_integer("steps", steps)
