@@ -1,72 +1,99 @@
-"""The demo's comparison: the same trainings on one device and on two replicas.
+"""The demo's comparison: one device, two replicas with this package, two with stock Keras."""
 
-Each of the three ways has a process of its own, because stock Keras may crash. All three
-run on logical CPU devices, whose arithmetic is the same on every machine.
-
-    python -m keras_multigpu.commands.demo_comparison one|ours|stock FOLDER
-"""
-
+import contextlib
 import json
 import os
-import pickle
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
-from typing import NamedTuple
 
-BATCH_SIZE = 16
-EPOCHS = 8
-SECONDS = 120
-"""How long the comparison may take before the demo goes on without it."""
+from keras_multigpu.commands.demo_cases import BATCH_SIZE
+from keras_multigpu.commands.demo_cases import CASES
+from keras_multigpu.commands.demo_cases import EPOCHS
+from keras_multigpu.commands.demo_cases import WAYS
+from keras_multigpu.commands.demo_cases import Result
+from keras_multigpu.commands.demo_cases import Results
+from keras_multigpu.commands.demo_cases import weights_differ_by
 
-WAYS = {
-    "one": "one device",
-    "ours": "two replicas, keras_multigpu",
-    "stock": "two replicas, stock Keras",
-}
+SECONDS = 100
+"""How long one way may take."""
+
+HEADINGS = ("", "final loss", "accuracy", "weights differ by")
 
 
-class Case(NamedTuple):
-    """One training.
+class Comparison(contextlib.AbstractContextManager["Comparison"]):
+    """Processes that train in the background, ended at the latest when the context is left.
 
-    Args:
-        title: What it is.
-        model: `"convnet"` or `"dense"`.
-        batch_norm: Whether the model has a BatchNormalization layer.
-        examples: How many digits there are.
+    They run on logical CPU devices, whose arithmetic is the same on every machine.
     """
 
-    title: str
-    model: str
-    batch_norm: bool
-    examples: int
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._deadlines: dict[str, float] = {}
+
+    def __exit__(self, *_: Any) -> None:
+        for process in self._processes.values():
+            process.kill()
+            process.wait()
+        self._folder.cleanup()
+
+    def start(self, way: str) -> None:
+        """Start training in one of the ways."""
+        self._deadlines[way] = time.monotonic() + SECONDS
+        with open(self._path(way, "log"), "wb") as log:
+            self._processes[way] = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "keras_multigpu.commands.demo_trainings"),
+                    *(way, str(self._path(way, "json"))),
+                ],
+                env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def results(self) -> Results:
+        """Wait for all ways; their results, which tell of crashes too."""
+        return {way: self._wait_for(way) for way in self._processes}
+
+    def _wait_for(self, way: str) -> list[Result]:
+        process, end = self._processes[way], "crashed"
+        try:
+            process.wait(max(1.0, self._deadlines[way] - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            end = f"no result in {SECONDS} s"
+        path = self._path(way, "json")
+        done = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        if way != "stock" and len(done) < len(CASES):
+            log = self._path(way, "log").read_text(encoding="utf-8", errors="replace")
+            raise RuntimeError(f"The demo's training in the way {way!r} {end}:\n{log[-3000:]}")
+        missing = [Result([], None, [], end)] * (len(CASES) - len(done))
+        return [Result(*values) for values in done] + missing
+
+    def _path(self, way: str, kind: str) -> Path:
+        return Path(self._folder.name, f"{way}.{kind}")
 
 
-CASES = (
-    Case("convnet, 101 digits (the last batch has 5)", "convnet", False, 101),
-    Case("convnet with BatchNorm, 101 digits", "convnet", True, 101),
-    Case("dense network with BatchNorm, 97 digits (the last batch has 1)", "dense", True, 97),
-)
+def table(results: Results) -> str:
+    """The results of all cases, as text."""
+    width = 2 + max(map(len, WAYS.values()))
+    lines = [f"{HEADINGS[0]:{width}}  {HEADINGS[1]:>10}  {HEADINGS[2]:>8}  {HEADINGS[3]:>17}"]
+    for index, case in enumerate(CASES):
+        lines.append(f"{case.title}, {case.batches} (of {BATCH_SIZE})")
+        for way, label in WAYS.items():
+            columns = row(results[way][index], results["one"][index], way == "one")
+            lines.append(f"  {label:{width - 2}}  {columns}")
+    return "\n".join(lines)
 
 
-class Result(NamedTuple):
-    """What one way made of one case.
-
-    Args:
-        losses: The training loss of each epoch.
-        accuracy: The validation accuracy after the last epoch.
-        weights: The final weights, one after the other; None where training failed.
-        error: What it raised; empty where it raised nothing.
-    """
-
-    losses: list[float]
-    accuracy: float | None
-    weights: Any
-    error: str
-
-
-Results = dict[str, list[Result]]
-"""For each way, a result for each case."""
+def row(result: Result, one: Result, is_one: bool) -> str:
+    """One way's result in columns."""
+    if result.error:
+        after = f" in epoch {len(result.losses) + 1}" if len(result.losses) < EPOCHS else ""
+        return f"failed{after}: {result.error}"
+    difference = "-" if is_one else f"{weights_differ_by(one, result):.0e}"
+    return f"{result.losses[-1]:>10.4f}  {result.accuracy:>8.1%}  {difference:>17}"

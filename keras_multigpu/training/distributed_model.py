@@ -36,7 +36,10 @@ class DistributedModel(keras.Model):
         """Make a functional model where Keras would."""
         if is_functional(args, kwargs) and not issubclass(cls, functional_class()):
             cls = distributed_class(functional_class(), cls)
-        return super().__new__(cls, *args, **kwargs)
+        model = super().__new__(cls, *args, **kwargs)
+        if tf.distribute.has_strategy():
+            model.replicate(Replication(tf.distribute.get_strategy()))
+        return model
 
     @property
     def replication(self) -> Replication:
@@ -49,7 +52,6 @@ class DistributedModel(keras.Model):
         """Let the model run on other replicas from now on; its values are kept."""
         # Not an attribute for Keras to track or save.
         self.__dict__["_replication"] = replication
-        keras_internals.own_training_state(self)
 
     @property
     def distribute_strategy(self) -> tf.distribute.Strategy:
@@ -84,6 +86,7 @@ class DistributedModel(keras.Model):
                     micro_batches=micro_batches,
                 )
             )
+        keras_internals.own_training_state(self)
         super().compile(*args, **kwargs)
         self.replication.micro_batches = micro_batches
         self.replication.pieces = 1 if micro_batches == "auto" else int(micro_batches)

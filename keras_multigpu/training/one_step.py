@@ -10,6 +10,7 @@ The two pure functions are traced once and called for every replica on its devic
 metrics see the global batch, so that any metric yields what it yields on one device.
 """
 
+import contextlib
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -155,10 +156,9 @@ class Step:
                 axis=0,
             )
 
+        outcomes = [result.outcome for result in results]
         with tf.device(self._hub):
-            y_pred = keras.tree.map_structure(
-                joined, *[result.outcome.y_pred for result in results]
-            )
+            y_pred = keras.tree.map_structure(joined, *[outcome.y_pred for outcome in outcomes])
             masks = keras.tree.map_structure(joined, *[outcome.masks for outcome in outcomes])
         for prediction, mask in zip(
             keras.tree.flatten(y_pred), keras.tree.flatten(masks), strict=True
@@ -224,13 +224,15 @@ class TrainStep(Step):
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Train on one global batch; the logs so far in this epoch."""
         results = self._run(batch)
-        for replica, result in enumerate(results):
-            assign(self._trainable, result.update.trainable, replica)
-            assign(self._optimizer, result.update.optimizer, replica)
-        self._assign(results)
-        loss, *shares = results[0].update.losses
-        self._track(shares, batch_size_of(batch))
-        return self._logs(batch, loss, self._gathered(results))
+        y_pred = self._gathered(results)
+        with after_all(results):
+            for replica, result in enumerate(results):
+                assign(self._trainable, result.update.trainable, replica)
+                assign(self._optimizer, result.update.optimizer, replica)
+            self._assign(results)
+            loss, *shares = results[0].update.losses
+            self._track(shares, batch_size_of(batch))
+            return self._logs(batch, loss, y_pred)
 
     def _on_replica(self, values: Values, rows: Rows, replica: int, batch: Batch) -> Result:
         context = tf.distribute.get_replica_context()
@@ -302,6 +304,15 @@ def whole_loss(
         for variable in compiled.variables if compiled else ():
             variable.assign(scope.get_current_value(variable))
     return loss
+
+
+def after_all(results: list[Result]) -> contextlib.AbstractContextManager[None]:
+    """Where nothing happens before every replica has computed its new values.
+
+    A step that fails, because memory runs out for example, so leaves nothing half done.
+    """
+    # A control dependency on the call itself would not wait for a pure function's results.
+    return tf.control_dependencies([tf.identity(result.update.done) for result in results])
 
 
 def read(storages: Sequence[tuple[tf.Variable, ...]], replica: int) -> list[tf.Tensor]:

@@ -45,13 +45,17 @@ class Outcome(NamedTuple):
 
 
 class Update(NamedTuple):
-    """New values of a replica's variables, and the sums that are for all."""
+    """New values of a replica's variables, and the sums that are for all.
+
+    `done` exists once all the others do.
+    """
 
     trainable: list[tf.Tensor]
     optimizer: list[tf.Tensor]
     others: list[tf.Tensor]
     losses: list[tf.Tensor]
     layer_metrics: list[tf.Tensor]
+    done: tf.Tensor
 
 
 class ReplicaPass:
@@ -247,13 +251,7 @@ class TrainingPass(ReplicaPass):
         new = [*values.trainable, *optimizer_values]
         if self._connected:
             new = updated(self.model.optimizer, self.pure.trainable, new, gradients)
-        return Update(
-            new[: len(gradients)],
-            new[len(gradients) :],
-            self.merged_others(values, sums),
-            sums.losses,
-            sums.layer_metrics,
-        )
+        return complete(new[: len(gradients)], new[len(gradients) :], self, values, sums)
 
 
 class EvaluationPass(ReplicaPass):
@@ -270,8 +268,21 @@ class EvaluationPass(ReplicaPass):
 
     def update(self, values: Values, packs: Sequence[tf.Tensor]) -> Update:
         """The new values of variables that inference changes, and the sums."""
-        sums = self.sums(packs)
-        return Update([], [], self.merged_others(values, sums), sums.losses, sums.layer_metrics)
+        return complete([], [], self, values, self.sums(packs))
+
+
+def complete(
+    trainable: list[tf.Tensor],
+    optimizer: list[tf.Tensor],
+    replica_pass: ReplicaPass,
+    values: Values,
+    sums: Summands,
+) -> Update:
+    """An update from its parts."""
+    others = replica_pass.merged_others(values, sums)
+    with tf.control_dependencies([*trainable, *optimizer, *others, *sums.losses]):
+        done = tf.zeros(())
+    return Update(trainable, optimizer, others, sums.losses, sums.layer_metrics, done)
 
 
 def rows_count(share: Rows) -> Any:

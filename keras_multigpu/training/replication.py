@@ -96,7 +96,8 @@ class Replication:
             with keras_internals.single_device():
                 keras_internals.symbolic_call(model, symbolic(spec[0]))
         place_model(model, self.strategy)
-        build_optimizer(model.optimizer, model.trainable_variables, self.strategy)
+        optimizer = getattr(model, "optimizer", None)
+        build_optimizer(optimizer, model.trainable_variables, self.strategy)
 
     def _training_step(self, model: keras.Model, spec: Batch) -> Callable[[Batch], Any]:
         self.prepare(model, spec)

@@ -17,6 +17,7 @@ from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.training.one_step import Batch
 from keras_multigpu.training.one_step import Result
 from keras_multigpu.training.one_step import Step
+from keras_multigpu.training.one_step import after_all
 from keras_multigpu.training.one_step import assign
 from keras_multigpu.training.one_step import read
 from keras_multigpu.training.one_step import sums
@@ -51,14 +52,16 @@ class WholeBatchTrainStep(Step):
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Train on one global batch; the logs so far in this epoch."""
         results = self._run(batch)
-        for replica, result in enumerate(results):
-            assign(self._trainable, result.update.trainable, replica)
-            assign(self._optimizer, result.update.optimizer, replica)
-        self._assign(results)
-        with keras_internals.single_device():
-            for variable, value in zip(loss_trackers(self._model), self._trackers, strict=True):
-                variable.assign(value)
-        return self._logs(batch, self._loss, self._gathered(results))
+        y_pred = self._gathered(results)
+        with after_all(results):
+            for replica, result in enumerate(results):
+                assign(self._trainable, result.update.trainable, replica)
+                assign(self._optimizer, result.update.optimizer, replica)
+            self._assign(results)
+            with keras_internals.single_device():
+                for variable, value in zip(loss_trackers(self._model), self._trackers, strict=True):
+                    variable.assign(value)
+            return self._logs(batch, self._loss, y_pred)
 
     def _on_replica(self, values: Values, rows: Rows, replica: int, batch: Batch) -> Result:
         context = tf.distribute.get_replica_context()

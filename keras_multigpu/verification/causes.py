@@ -15,6 +15,7 @@ from keras_multigpu.training.shares import rows as rows_of_batch
 from keras_multigpu.training.sync_batch_norm import synchronized_layers
 from keras_multigpu.verification.batches import number_of_examples
 from keras_multigpu.verification.gradient_probe import GradientProbe
+from keras_multigpu.verification.gradient_probe import Gradients
 from keras_multigpu.verification.gradient_probe import Outcome
 from keras_multigpu.verification.gradient_probe import equal
 from keras_multigpu.verification.gradient_probe import proportional
@@ -54,7 +55,8 @@ class Trial:
         self._recipe, self._model = recipe, model
         self.custom = is_overridden(model, "train_step")
         exempt = synchronized_layers(model, synchronizes_batch_norm(model))
-        layers = LayerProbe(model, exempt, 1e-4 if recipe.precision == "float32" else 5e-2)
+        self.tolerance = 1e-3 if recipe.precision == "float32" else 5e-2
+        layers = LayerProbe(model, exempt, self.tolerance)
         gradients = GradientProbe(model, self.custom)
         size = number_of_examples(batch)
         self.shares = [Rows(a, b, size) for a, b in shares(size, replicas) if b > a]
@@ -83,6 +85,10 @@ class Trial:
     def fractions(self) -> list[float]:
         """Each share's part of the batch."""
         return [(share.stop - share.start) / share.batch_size for share in self.shares]
+
+    def equals_whole(self, gradients: Gradients) -> bool:
+        """Whether these are the gradients of the whole batch."""
+        return equal(gradients, self.whole.gradients, self.tolerance)
 
     def name(self, place: keras.Operation) -> str:
         """What the user knows a layer as."""
@@ -129,7 +135,7 @@ def random_draws(trial: Trial) -> Cause | None:
     again = trial.again
     if again.differing:
         where = trial.describe(again.differing[0])
-    elif again.result is not None and not equal(again.result.gradients, trial.whole.gradients):
+    elif again.result is not None and not trial.equals_whole(again.result.gradients):
         where = trial.describe(None)
     else:
         return None
@@ -182,7 +188,7 @@ def added_loss(trial: Trial) -> Cause | None:
     for (layer, whole), column in zip(trial.whole.added_losses, columns, strict=True):
         pairs = zip(trial.fractions, column, strict=True)
         mean = sum(fraction * loss for fraction, (_, loss) in pairs)
-        if not np.isclose(mean, whole, rtol=1e-3, atol=1e-7):
+        if not np.isclose(mean, whole, rtol=trial.tolerance, atol=1e-7):
             return Cause(
                 f"{trial.describe(layer)} adds a loss that is no mean over the examples.",
                 "Pass a mean to `add_loss`, as in `self.add_loss(ops.mean(penalty))`: replicas "
@@ -198,9 +204,9 @@ def own_train_step(trial: Trial) -> Cause | None:
     parts = [part.gradients for part in trial.parts]
     means = weighted_sum(parts, trial.fractions)
     sums = weighted_sum(parts, [1.0] * len(parts))
-    if equal(sums, trial.whole.gradients):
+    if trial.equals_whole(sums):
         return None
-    if not equal(means, trial.whole.gradients):
+    if not trial.equals_whole(means):
         return Cause(
             "`train_step` computes its loss from the batch as a whole (its examples are coupled, "
             "or their order counts), and a replica has its own share only.",
@@ -223,7 +229,7 @@ def batch_coupled_loss(trial: Trial) -> Cause | None:
     for share, part in zip(trial.shares, trial.parts, strict=False):
         for whole, gradient in zip(trial.whole.gradients, part.gradients, strict=True):
             rows = None if whole is None else whole[share.start : share.stop]
-            if not proportional(gradient, rows):
+            if not proportional(gradient, rows, trial.tolerance):
                 return Cause(
                     "The loss of an example depends on the others in its batch, or on its place "
                     "in the order, although the loss returns one value for each example.",

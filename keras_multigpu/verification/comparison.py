@@ -29,6 +29,7 @@ from keras_multigpu.verification.batches import number_of_examples
 from keras_multigpu.verification.participants import Participant
 from keras_multigpu.verification.participants import Recipe
 from keras_multigpu.verification.participants import Value
+from keras_multigpu.verification.participants import value_of
 from keras_multigpu.verification.report import Report
 
 TOLERANCE = 2e-5
@@ -183,7 +184,7 @@ def nudge(model: keras.Model, precision: str) -> None:
     random = np.random.default_rng(0)
     last_bit = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[precision]
     for variable in model.trainable_weights:
-        value = np.array(variable)
+        value = value_of(variable)
         variable.assign(value * (1 + last_bit * random.integers(0, 2, value.shape)))
 
 

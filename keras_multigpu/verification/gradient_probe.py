@@ -20,6 +20,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.training.feeding import Batch
 from keras_multigpu.training.placement import optimizers_of
+from keras_multigpu.verification.participants import weights_of
 
 Gradients = list[np.ndarray | None]
 
@@ -48,7 +49,7 @@ class GradientProbe:
     def __init__(self, model: keras.Model, custom: bool) -> None:
         self._model = model
         self._custom = custom
-        self._weights = model.get_weights()
+        self._weights = weights_of(model)
         self._applied: Gradients = []
         self.called_compute_loss = False
         for optimizer in optimizers_of(model):
@@ -125,7 +126,7 @@ def weighted_sum(parts: list[Gradients], weights: list[float]) -> Gradients:
     ]
 
 
-def equal(ours: Gradients, theirs: Gradients, tolerance: float = 1e-3) -> bool:
+def equal(ours: Gradients, theirs: Gradients, tolerance: float) -> bool:
     """Whether two lists of gradients are equal, apart from rounding."""
     scale = max((np.abs(g).max(initial=0.0) for g in theirs if g is not None), default=0.0)
     return len(ours) == len(theirs) and all(
@@ -135,12 +136,11 @@ def equal(ours: Gradients, theirs: Gradients, tolerance: float = 1e-3) -> bool:
     )
 
 
-def proportional(part: np.ndarray | None, whole: np.ndarray | None) -> bool:
-    """Whether the gradients of some examples are a multiple of what they were in the batch."""
+def proportional(part: np.ndarray | None, whole: np.ndarray | None, tolerance: float) -> bool:
+    """Whether the gradients of some examples point where they did in the batch."""
     if part is None or whole is None or part.shape != whole.shape:
         return part is whole
     a, b = part.astype(np.float64).ravel(), whole.astype(np.float64).ravel()
-    lengths = float(np.linalg.norm(a) * np.linalg.norm(b))
-    if lengths == 0.0:
+    if not (a.any() and b.any()):
         return not a.any() and not b.any()
-    return float(a @ b) / lengths > 1 - 1e-4
+    return float(np.linalg.norm(a / np.linalg.norm(a) - b / np.linalg.norm(b))) <= tolerance

@@ -79,7 +79,7 @@ class Participant:
 
     def _copies(self, variable: keras.Variable) -> list[np.ndarray]:
         if self._replicas is None:
-            return [np.array(variable)]
+            return [value_of(variable)]
         storage = keras_internals.variable_storage(variable)
         return [part.numpy() for part in copies(storage, self._replicas)]
 
@@ -110,7 +110,7 @@ class Recipe:
             build(model, self._batch)
             random = random_layers.switch_off(model)
             if self._initial_weights is None:
-                self._initial_weights = model.get_weights()
+                self._initial_weights = weights_of(model)
                 self._names = [operation.name for operation in operations_of(model)]
                 self.switched_off = random
                 self.precision = precision_of(model)
@@ -126,8 +126,7 @@ class Recipe:
         """A model on one device: Keras's own, or where it cannot be, ours on one replica."""
         model = self.model()
         if isinstance(model, DistributedModel):
-            one = strategy("one_device", devices=[self.device])
-            model = distribute(model, one, sync_batch_norm=model.replication.sync_batch_norm)
+            model = distribute(model, strategy("one_device", devices=[self.device]))
         return Participant(model, self.device)
 
     def on_replicas(self, replicas: tf.distribute.Strategy) -> Participant:
@@ -136,6 +135,16 @@ class Recipe:
         synchronize = synchronizes_batch_norm(model)
         model = distribute(model, replicas, sync_batch_norm=synchronize)
         return Participant(model, None, replicas)
+
+
+def value_of(variable: keras.Variable) -> np.ndarray:
+    """A variable's value. (Keras's `numpy()` makes NumPy 2 warn.)"""
+    return tf.convert_to_tensor(variable).numpy()
+
+
+def weights_of(model: keras.Model) -> list[np.ndarray]:
+    """The values of all weights of a model, as `set_weights` takes them."""
+    return [value_of(weight) for weight in model.weights]
 
 
 def synchronizes_batch_norm(model: keras.Model) -> bool:
