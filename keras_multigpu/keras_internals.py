@@ -45,6 +45,7 @@ __all__ = [
     "initial_epoch",
     "layers_of",
     "loss_tracker",
+    "optimized_variables",
     "own_training_state",
     "owned_metrics",
     "register_like",
@@ -387,6 +388,11 @@ def remember_variables(optimizer: keras.optimizers.Optimizer) -> None:
     vars(optimizer)["_exclude_from_weight_decay"] = excluded
     vars(optimizer)["_exclude_from_weight_decay_cache"] = {}
     vars(optimizer)["_tables_by_identity"] = tables
+
+
+def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
+    """The variables that an optimizer was built for."""
+    return list(optimizer._trainable_variables)
 
 
 def set_optimizer_strategy(

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from keras_multigpu.commands.demo_cases import BATCH_SIZE
 from keras_multigpu.commands.demo_cases import CASES
 from keras_multigpu.commands.demo_cases import EPOCHS
 from keras_multigpu.commands.demo_cases import WAYS
@@ -47,6 +48,11 @@ def draw(results: Results, path: Path) -> Path:
         draw_losses(axes[0, index], results, index)
         draw_distances(axes[1, index], results, index)
         axes[0, index].set_title(f"{case.title}\n{case.batches}", fontsize=11)
+    figure.supxlabel(
+        f"Two replicas share each batch of {BATCH_SIZE} digits; the last batch of an epoch cannot be "
+        "shared evenly.",
+        fontsize=11,
+    )
     axes[0, 0].set_ylabel("training loss")
     axes[1, 0].set_ylabel("distance from\none device's loss")
     axes[0, 0].legend(frameon=False)
@@ -83,7 +89,7 @@ def draw_distances(axes: Any, results: Results, index: int) -> None:
         shown = np.maximum(distances, SMALLEST)
         axes.plot(range(1, len(losses) + 1), shown, **STYLES[way])
     axes.axhspan(SMALLEST, ROUNDING, color="#0b6e99", alpha=0.08, linewidth=0)
-    axes.text(1, ROUNDING / 2, "rounding", va="top", fontsize=9, color="#0b6e99")
+    axes.text(EPOCHS, ROUNDING / 2, "rounding", ha="right", va="top", fontsize=9, color="#0b6e99")
     axes.set_yscale("log")
     axes.set_ylim(SMALLEST, 1)
     axes.set_xticks(range(1, EPOCHS + 1))

@@ -171,7 +171,7 @@ def summing_apply(
     """An `apply` that sums the gradients over replicas, then updates this replica."""
 
     def apply(grads: Any, trainable_variables: Any = None) -> None:
-        trainable = list(trainable_variables or optimizer._trainable_variables)
+        trainable = list(trainable_variables or keras_internals.optimized_variables(optimizer))
         with tf.init_scope(), keras_internals.single_device():
             build_optimizer(optimizer, trainable, strategy)
         context = tf.distribute.get_replica_context()

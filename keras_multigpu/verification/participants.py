@@ -138,7 +138,8 @@ class Recipe:
 
 
 def value_of(variable: keras.Variable) -> np.ndarray:
-    """A variable's value. (Keras's `numpy()` makes NumPy 2 warn.)"""
+    """A variable's value."""
+    # Keras's own ways make NumPy 2 warn about `__array__`.
     return tf.convert_to_tensor(variable).numpy()
 
 

@@ -1,0 +1,187 @@
+"""Time and memory of training steps, this package against stock Keras.
+
+    python tests/benchmarks/bench_step.py                    all tables
+    python tests/benchmarks/bench_step.py step start memory  some of them
+    python tests/benchmarks/bench_step.py --write            also into docs/benchmarks.md
+
+Both sides run in one process, in turn, on the same data and under the same number of
+logical CPU devices; every figure is the median of the ratios of five such pairs. Absolute
+times depend on the machine and its load, the ratios much less.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import psutil
+import tensorflow as tf
+from report import machine
+from report import write_section
+
+import keras_multigpu as kmg
+
+ROUNDS = 5
+REPLICAS = 2
+LIMITS = {  # what the project promises
+    "MobileNetV2": 1.0,
+    "small MLP": 0.6,
+    "small MLP, steps_per_execution=8": 0.45,
+    "first step, 8 replicas": 0.8,
+}
+
+
+def mlp() -> keras.Model:
+    """A model so small that a step is all dispatch."""
+    return keras.Sequential(
+        [
+            keras.Input((16,)),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.Dense(4, activation="softmax"),
+        ]
+    )
+
+
+def mobilenet() -> keras.Model:
+    """A small convolutional network of many layers."""
+    return keras.applications.MobileNetV2(
+        input_shape=(96, 96, 3), alpha=0.35, weights=None, classes=10
+    )
+
+
+def compiled(model: keras.Model, **options: object) -> keras.Model:
+    """The model as both sides train it."""
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"], **options)
+    return model
+
+
+def stock(build: Callable[[], keras.Model], replicas: int) -> keras.Model:
+    """A model as the Keras guide distributes it."""
+    with tf.distribute.MirroredStrategy(names(replicas)).scope():
+        return compiled(build())
+
+
+def ours(build: Callable[[], keras.Model], replicas: int, **options: object) -> keras.Model:
+    """The same model under this package."""
+    strategy = kmg.strategy("mirrored", devices=names(replicas))
+    return compiled(kmg.distribute(build(), strategy), **options)
+
+
+def names(replicas: int) -> list[str]:
+    """The names of the first CPU devices."""
+    return [f"CPU:{index}" for index in range(replicas)]
+
+
+def data(build: Callable[[], keras.Model], steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Random examples for so many steps of 64."""
+    shape = build().input_shape[1:]
+    random = np.random.default_rng(0)
+    return random.random((64 * steps, *shape), "float32"), random.integers(0, 4, 64 * steps)
+
+
+def seconds(model: keras.Model, x: np.ndarray, y: np.ndarray) -> float:
+    """How long an epoch takes."""
+    start = time.perf_counter()
+    model.fit(x, y, batch_size=64, verbose=0)
+    return time.perf_counter() - start
+
+
+def row(name: str, pairs: list[tuple[float, float]], steps: int = 1) -> str:
+    """One row of the table: medians of both sides and of their ratios."""
+    theirs, mine = (statistics.median(side) / steps * 1e3 for side in zip(*pairs, strict=True))
+    ratios = [second / first for first, second in pairs]
+    ratio, limit = statistics.median(ratios), LIMITS[name]
+    verdict = "met" if ratio <= limit else "missed"
+    return (
+        f"| {name} | {theirs:.1f} ms | {mine:.1f} ms | {ratio:.2f} "
+        f"({min(ratios):.2f} to {max(ratios):.2f}) | {limit:.2f} {verdict} |"
+    )
+
+
+def bench_steps() -> list[str]:
+    """Time of one training step inside `fit`."""
+    rows = []
+    for name, build, steps, options in (
+        ("small MLP", mlp, 300, {}),
+        ("small MLP, steps_per_execution=8", mlp, 304, {"steps_per_execution": 8}),
+        ("MobileNetV2", mobilenet, 10, {}),
+    ):
+        x, y = data(build, steps)
+        sides = stock(build, REPLICAS), ours(build, REPLICAS, **options)
+        for model in sides:
+            model.fit(x, y, batch_size=64, verbose=0)
+        pairs = []
+        for _ in range(ROUNDS):
+            pairs.append(tuple(seconds(m, x, y) for m in sides))
+        rows.append(row(name, pairs, steps))
+        print(rows[-1], flush=True)
+    return rows
+
+
+def bench_start() -> list[str]:
+    """Time from calling `fit` to the end of the first step, 8 replicas."""
+    x, y = data(mobilenet, 1)
+    pairs = []
+    for _ in range(ROUNDS):
+        pair = []
+        for side in (stock, ours):
+            model = side(mobilenet, 8)
+            pair.append(seconds(model, x, y))
+            del model
+            keras.utils.clear_session()
+        pairs.append(tuple(pair))
+        print(f"first step: stock {pair[0]:.1f} s, ours {pair[1]:.1f} s", flush=True)
+    rows = [row("first step, 8 replicas", pairs)]
+    print(rows[-1], flush=True)
+    return rows
+
+
+def bench_memory() -> list[str]:
+    """Growth of memory over 200 calls of `fit` and `predict`, after the first 20."""
+    x, y = data(mlp, 2)
+    rows = []
+    for name, model in (("stock", stock(mlp, REPLICAS)), ("ours", ours(mlp, REPLICAS))):
+        sizes = []
+        for _ in range(200):
+            model.fit(x, y, batch_size=64, verbose=0)
+            model.predict(x, batch_size=64, verbose=0)
+            sizes.append(psutil.Process().memory_info().rss / 2**20)
+        early, late = sizes[19], sizes[-1]
+        rows.append(f"| {name} | {early:.0f} MiB | {late:.0f} MiB | {late - early:+.1f} MiB |")
+        print(rows[-1], flush=True)
+    return rows
+
+
+TABLES = {
+    "step": (bench_steps, "| model, 2 replicas | stock | ours | ratio (range) | limit |"),
+    "start": (bench_start, "| MobileNetV2 | stock | ours | ratio (range) | limit |"),
+    "memory": (bench_memory, "| 200 x `fit` + `predict` | after 20 | after 200 | growth |"),
+}
+
+
+def main() -> None:
+    """Run the tables that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tables", nargs="*", default=[], metavar="table", help="|".join(TABLES))
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 8)
+    print(machine())
+    for name in arguments.tables or TABLES:
+        function, header = TABLES[name]
+        print(header, flush=True)
+        lines = [header, "|" + " --- |" * (header.count("|") - 1), *function()]
+        if arguments.write:
+            write_section(name, [machine(), "", *lines])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Each private name of Keras and TensorFlow still means what this package relies on.
+
+When one of these fails after an upgrade, the sentence in its docstring says what has
+changed; `keras_multigpu/keras_internals.py` is the only file to mend.
+"""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+
+
+def compiled_model(**options):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), keras.layers.Dropout(0.5)])
+    model.compile(**{"optimizer": "adam", "loss": "mse", "metrics": ["mae"], **options})
+    return model
+
+
+def test_every_name_is_listed():
+    """`__all__` is the whole door."""
+    public = {name for name in vars(keras_internals) if not name.startswith("_")}
+    helpers = {"Any", "Iterator", "contextlib", "keras", "tf", "backend", "TFOptimizer"}
+    defined = {
+        name
+        for name in public - helpers
+        if getattr(vars(keras_internals)[name], "__module__", "") == keras_internals.__name__
+    }
+    inner = {"FunctionalOptimizer", "as_functional", "inner_scope"}
+    assert defined - inner <= set(keras_internals.__all__)
+    assert all(hasattr(keras_internals, name) for name in keras_internals.__all__)
+
+
+def test_a_strategy_can_be_left_for_a_while():
+    """TensorFlow still keeps open strategies in `_distribution_strategy_stack`."""
+    strategy = tf.distribute.OneDeviceStrategy("CPU:1")
+    with strategy.scope():
+        assert tf.distribute.get_strategy() is strategy
+        with keras_internals.single_device():
+            assert not tf.distribute.has_strategy()
+        assert tf.distribute.get_strategy() is strategy
+
+
+def test_a_variable_can_change_its_storage():
+    """A Keras variable still keeps its value in `_value` and reads it from there."""
+    variable = keras.Variable(np.zeros(2, "float32"))
+    keras_internals.set_variable_storage(variable, tf.Variable([1.0, 2.0]))
+    np.testing.assert_array_equal(variable.numpy(), [1, 2])
+    variable.assign([3.0, 4.0])
+    np.testing.assert_array_equal(keras_internals.variable_storage(variable).numpy(), [3, 4])
+
+
+def test_seeds_are_found():
+    """Layers still list their seed generators, and unseeded draws share one state."""
+    model = compiled_model()
+    (state,) = keras_internals.seed_states(model)
+    assert state is model.layers[-1].seed_generator.state
+    before = keras_internals.global_seed_state().numpy()
+    keras.random.normal((1,))
+    assert not np.array_equal(before, keras_internals.global_seed_state().numpy())
+
+
+def test_compiled_parts_are_found():
+    """`compile` still keeps losses, metrics and the running mean under the same names."""
+    model = compiled_model()
+    model.evaluate(np.zeros((2, 3)), np.zeros((2, 2)), verbose=0)
+    assert keras_internals.loss_tracker(model).name == "loss"
+    assert keras_internals.compile_metrics(model).result().keys() == {"mae"}
+    assert keras_internals.owned_metrics(model) == []
+    called = []
+    with keras_internals.flat_losses(model, lambda loss: called.append(loss.name) or loss):
+        keras_internals.compile_loss(model)(tf.zeros((2, 2)), tf.zeros((2, 2)))
+    assert called == ["mse"]
+
+
+def test_losses_can_be_reported_in_a_stateless_scope():
+    """`model.losses` still lists the tensors of the scope that carry the model's mark."""
+    model = compiled_model()
+    with keras.StatelessScope(collect_losses=True):
+        keras_internals.tracked_losses(model, [tf.constant(4.0)])
+        assert [float(loss) for loss in model.losses] == [4.0]
+
+
+def test_masks_travel_with_tensors():
+    """Keras still attaches masks to tensors."""
+    tensor = tf.zeros((2, 3))
+    assert keras_internals.get_mask(tensor) is None
+    keras_internals.set_mask(tensor, tf.constant([True, False]))
+    assert keras_internals.get_mask(tensor).numpy().tolist() == [True, False]
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "Nadam", "Lamb", "Muon"])
+def test_an_optimizer_can_be_a_pure_function(name):
+    """`apply` inside a stateless scope yields what it would have assigned."""
+    trained, pure = (keras.Variable(np.ones((2, 2), "float32"), name="kernel") for _ in range(2))
+    gradient = tf.constant([[1.0, 2.0], [3.0, 4.0]])
+    ordinary = getattr(keras.optimizers, name)(learning_rate=0.1)
+    ordinary.build([trained])
+    ordinary.apply([gradient], [trained])
+    functional = getattr(keras.optimizers, name)(learning_rate=0.1)
+    functional.build([pure])
+    keras_internals.remember_variables(functional)
+    values = [(v, tf.convert_to_tensor(v)) for v in [pure, *functional.variables]]
+    with keras.StatelessScope(values) as scope:
+        keras_internals.apply_functionally(functional, [gradient], [pure])
+    np.testing.assert_array_equal(pure.numpy(), np.ones((2, 2)))
+    np.testing.assert_allclose(scope.get_current_value(pure), trained.numpy(), rtol=1e-6)
+    assert type(functional).__name__ == name and functional.iterations.numpy() == 0
+
+
+def test_weight_decay_exclusions_survive():
+    """An optimizer still notes excluded variables by their key."""
+    first, second = (keras.Variable(np.ones(2, "float32"), name=name) for name in "ab")
+    optimizer = keras.optimizers.AdamW(learning_rate=0.1, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_list=[first])
+    optimizer.build([first, second])
+    keras_internals.remember_variables(optimizer)
+    values = [(v, tf.convert_to_tensor(v)) for v in [first, second, *optimizer.variables]]
+    with keras.StatelessScope(values) as scope:
+        zeros = [tf.zeros(2), tf.zeros(2)]
+        keras_internals.apply_functionally(optimizer, zeros, [first, second])
+    np.testing.assert_allclose(scope.get_current_value(first), [1, 1])
+    np.testing.assert_allclose(scope.get_current_value(second), [0.95, 0.95])
+
+
+def test_optimizers_can_be_built_for_variables_of_any_strategy():
+    """Keras still checks where variables were made in `add_variable_from_reference`."""
+    strategy = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+    variable = keras.Variable(np.ones(2, "float32"))
+    with strategy.scope():
+        refused, optimizer = (keras.optimizers.SGD(momentum=0.9) for _ in range(2))
+    with pytest.raises(ValueError, match="colocate_vars_with"):
+        refused.build([variable])
+    with keras_internals.variables_anywhere():
+        optimizer.build([variable])
+    assert len(optimizer.variables) == 3
+
+
+def test_batch_norm_takes_its_moments_in_one_method():
+    """`BatchNormalization._moments(inputs, mask)` still returns mean and variance."""
+    layer = keras.layers.BatchNormalization()
+    layer.build((None, 2))
+    mean, variance = keras_internals.batch_norm_moments(
+        layer, tf.constant([[1.0, 2.0], [3.0, 6.0]]), None
+    )
+    np.testing.assert_allclose(mean, [2, 4])
+    np.testing.assert_allclose(variance, [1, 4])
+
+
+def test_data_adapters():
+    """Keras still turns arrays into a dataset of global batches."""
+    adapter = keras_internals.data_adapter(x=np.zeros((5, 2)), y=np.zeros(5), batch_size=2)
+    assert adapter.num_batches == 3
+    assert [len(x) for x, _ in adapter.get_tf_dataset()] == [2, 2, 1]
+    (x, _, _), (x_val, _, _) = keras_internals.split_validation((np.arange(4), None, None), 0.25)
+    assert x.tolist() == [0, 1, 2] and x_val.tolist() == [3]
+    weights = keras_internals.class_weights_of_labels(np.array([0, 1, 1]), {0: 2.0, 1: 3.0})
+    assert weights.tolist() == [2, 3, 3]
