@@ -16,9 +16,10 @@ LAYERS = (
     {"batch_sizes", "checks", "keras_internals"},
     {"replicas"},
     {"data", "augmentation", "training", "cluster"},
-    {"callbacks", "verify"},
+    {"callbacks", "verification"},
     {"__init__"},
     {"commands"},
+    {"__main__"},
 )
 HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer}
 
@@ -73,7 +74,7 @@ def test_every_part_has_a_layer():
         ("training/loops.py", "from keras_multigpu.training import packing", []),
         ("training/loops.py", "from keras_multigpu import replicas", []),
         ("training/loops.py", "import numpy, keras.layers", []),
-        ("__init__.py", "from keras_multigpu.verify import verify", []),
+        ("__init__.py", "from keras_multigpu.verification.verify import verify", []),
         ("commands/demo.py", "import keras_multigpu as kmg", []),
         ("checks.py", "import keras_multigpu.replicas", ["checks.py imports replicas"]),
         ("checks.py", "from keras_multigpu import batch_sizes", ["checks.py imports batch_sizes"]),
@@ -82,11 +83,15 @@ def test_every_part_has_a_layer():
             "from keras_multigpu.training.loops import x",
             ["data/order.py imports training"],
         ),
-        ("verify.py", "from keras_multigpu import strategy", ["verify.py imports __init__"]),
         (
-            "verify.py",
+            "verification/verify.py",
+            "from keras_multigpu import strategy",
+            ["verification/verify.py imports __init__"],
+        ),
+        (
+            "verification/verify.py",
             "def f():\n  import keras_multigpu.callbacks",
-            ["verify.py imports callbacks"],
+            ["verification/verify.py imports callbacks"],
         ),
     ],
 )

@@ -132,7 +132,7 @@ def test_optimizers_can_be_built_for_variables_of_any_strategy():
     variable = keras.Variable(np.ones(2, "float32"))
     with strategy.scope():
         refused, optimizer = (keras.optimizers.SGD(momentum=0.9) for _ in range(2))
-    with pytest.raises(ValueError, match="colocate_vars_with"):
+    with pytest.raises(RuntimeError, match="inside"):
         refused.build([variable])
     with keras_internals.variables_anywhere():
         optimizer.build([variable])

@@ -5,7 +5,10 @@ from types import ModuleType
 import keras_multigpu
 
 PUBLIC_NAMES = [
+    "distribute",
+    "DistributedModel",
     "strategy",
+    "verify",
 ]
 
 
