@@ -6,6 +6,7 @@ a later version changes one of them.
 """
 
 import contextlib
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,6 @@ import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
-from keras.src.models.functional import Functional as FunctionalModel
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random import seed_generator
 from keras.src.saving import object_registration
@@ -23,47 +23,6 @@ from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
-
-__all__ = [
-    "DataAdapter",
-    "FunctionalModel",
-    "activity_regularized_layers",
-    "apply_functionally",
-    "batch_norm_moments",
-    "build_metrics",
-    "class_weights_of_batch",
-    "class_weights_of_labels",
-    "compile_loss",
-    "compile_metrics",
-    "compute_loss",
-    "called",
-    "data_adapter",
-    "flat_losses",
-    "flatten_metrics",
-    "get_mask",
-    "global_seed_state",
-    "initial_epoch",
-    "layers_of",
-    "loss_tracker",
-    "optimized_variables",
-    "own_training_state",
-    "owned_metrics",
-    "register_like",
-    "remember_variables",
-    "same_rank",
-    "seed_states",
-    "set_mask",
-    "set_optimizer_strategy",
-    "set_variable_storage",
-    "single_device",
-    "split_validation",
-    "stop_tracking",
-    "symbolic_build",
-    "symbolic_call",
-    "tracked_losses",
-    "variable_storage",
-    "variables_anywhere",
-]
 
 
 @contextlib.contextmanager
@@ -240,9 +199,6 @@ def same_rank(values: Any, weights: Any) -> tuple[Any, Any]:
     return squeeze_or_expand_to_same_rank(values, weights)
 
 
-stop_tracking = keras.src.utils.tracking.no_automatic_dependency_tracking
-
-
 # Data. Keras turns every kind of input into a dataset; there is no public name for it.
 
 
@@ -278,7 +234,19 @@ class FunctionalOptimizer(TFOptimizer):
     assign_add = BaseOptimizer.assign_add
     assign_sub = BaseOptimizer.assign_sub
     _apply_weight_decay = BaseOptimizer._apply_weight_decay
-    _backend_update_step = BaseOptimizer._backend_update_step
+    keras_class: type
+    update_all: Callable[..., None]
+
+    def _backend_update_step(self, grads: Any, variables: Any, learning_rate: Any) -> None:
+        self.update_all(grads, variables, learning_rate)
+
+    def position_of(self, variable: keras.Variable) -> int:
+        """Where the variable's slots stand in the optimizer's lists."""
+        return self._trainable_variables_indices[id(variable)]
+
+    def _get_variable_index(self, variable: Any) -> int:
+        joined = getattr(variable, "index_in_slots", None)
+        return self.position_of(variable) if joined is None else joined
 
     def _var_key(self, variable: keras.Variable) -> int:
         return id(variable)
@@ -344,21 +312,35 @@ def inner_scope(variables: list[keras.Variable]) -> Iterator[keras.StatelessScop
 
 
 def apply_functionally(
-    optimizer: keras.optimizers.Optimizer, gradients: Any, trainable: list[keras.Variable]
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Any,
+    trainable: list[keras.Variable],
+    update_all: Callable[..., None],
 ) -> None:
-    """`optimizer.apply` by `FunctionalOptimizer`'s rules, inside a stateless scope."""
+    """`optimizer.apply` by `FunctionalOptimizer`'s rules, inside a stateless scope.
+
+    Args:
+        optimizer: The optimizer.
+        gradients: One for each variable, or None.
+        trainable: The variables.
+        update_all: Takes the optimizer, gradients, variables and the learning rate, and
+            calls `update_step`.
+    """
     with contextlib.ExitStack() as stack:
         for part in [optimizer, *getattr(optimizer, "optimizers", ())]:
-            stack.enter_context(as_functional(part))
+            stack.enter_context(as_functional(part, update_all))
         optimizer.apply(gradients, trainable)
 
 
 @contextlib.contextmanager
-def as_functional(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+def as_functional(
+    optimizer: keras.optimizers.Optimizer, update_all: Callable[..., None]
+) -> Iterator[None]:
     """Let the optimizer follow `FunctionalOptimizer` while the context lasts."""
     original, tables = type(optimizer), vars(optimizer)["_tables_by_identity"]
     saved = {name: getattr(optimizer, name) for name in tables}
-    optimizer.__class__ = type(original.__name__, (original, FunctionalOptimizer), {})
+    methods = {"keras_class": original, "update_all": update_all}
+    optimizer.__class__ = type(original.__name__, (original, FunctionalOptimizer), methods)
     vars(optimizer).update(tables)
     try:
         yield

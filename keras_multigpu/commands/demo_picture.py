@@ -49,8 +49,8 @@ def draw(results: Results, path: Path) -> Path:
         draw_distances(axes[1, index], results, index)
         axes[0, index].set_title(f"{case.title}\n{case.batches}", fontsize=11)
     figure.supxlabel(
-        f"Two replicas share each batch of {BATCH_SIZE} digits; the last batch of an epoch cannot be "
-        "shared evenly.",
+        f"Two replicas share each batch of {BATCH_SIZE} digits; the last batch of an epoch cannot "
+        "be shared evenly.",
         fontsize=11,
     )
     axes[0, 0].set_ylabel("training loss")

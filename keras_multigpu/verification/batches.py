@@ -19,7 +19,7 @@ def first_batches(data: Any, steps: int) -> list[Batch]:
             either.
         steps: How many batches.
     """
-    if callable(data) and not isinstance(data, (tf.data.Dataset, keras.utils.PyDataset)):
+    if callable(data):
         data = data()
     if isinstance(data, (tuple, list)):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tuple(data))

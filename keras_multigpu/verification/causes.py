@@ -24,6 +24,7 @@ from keras_multigpu.verification.layer_probe import LayerProbe
 from keras_multigpu.verification.layer_probe import Place
 from keras_multigpu.verification.layer_probe import Rows
 from keras_multigpu.verification.participants import Recipe
+from keras_multigpu.verification.participants import on
 from keras_multigpu.verification.participants import synchronizes_batch_norm
 
 
@@ -107,7 +108,8 @@ class Trial:
 def of_difference(recipe: Recipe, batch: Batch, replicas: int) -> Cause:
     """The likely cause of a difference in the step that trained on `batch`."""
     try:
-        trial = Trial(recipe, batch, replicas)
+        with on(recipe.device):
+            trial = Trial(recipe, batch, replicas)
     except Exception:  # The probes run the user's code eagerly, which it may not allow.
         return UNKNOWN
     judges: list[Callable[[Trial], Cause | None]] = [
@@ -124,7 +126,8 @@ def of_difference(recipe: Recipe, batch: Batch, replicas: int) -> Cause:
 def of_crash(recipe: Recipe, batch: Batch, replicas: int) -> Cause:
     """The likely cause of an exception that one device did not raise."""
     try:
-        trial = Trial(recipe, batch, replicas)
+        with on(recipe.device):
+            trial = Trial(recipe, batch, replicas)
     except Exception:  # As above; the error itself is reported in any case.
         return CRASH
     return failing_layer(trial) or CRASH

@@ -53,37 +53,46 @@ def run(
         "replicas": tuple(replicas),
         "steps": steps,
     }
-    with tempfile.TemporaryDirectory() as folder:
-        question, answer = Path(folder, "question"), Path(folder, "answer")
-        question.write_bytes(pickle.dumps(request))
-        ended = subprocess.run(
-            [sys.executable, "-m", __name__, str(question), str(answer)],
-            env=os.environ | {INSIDE: "1", "CUDA_VISIBLE_DEVICES": "-1"},
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-        if not answer.exists():
-            raise RuntimeError(
-                problem(
-                    "The process that compares the models died.",
-                    "Expected it to finish.",
-                    "See what it wrote, below; it may have run out of memory.",
-                    exit_code=ended.returncode,
-                    wrote=ended.stderr[-2000:],
-                )
-            )
-        result = pickle.loads(answer.read_bytes())
+    result = ask(request)
     if isinstance(result, BaseException):
         raise result
     return result
 
 
+def ask(request: dict[str, Any]) -> Any:
+    """What `answer` returns in a new process."""
+    environment = os.environ | {
+        INSIDE: "1",
+        # This process may hold all memory of the GPUs.
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        question, reply = Path(folder, "question"), Path(folder, "reply")
+        question.write_bytes(pickle.dumps(request))
+        command = [sys.executable, "-m", __name__, str(question), str(reply)]
+        ended = subprocess.run(
+            command, env=environment, stderr=subprocess.PIPE, text=True, check=False
+        )
+        if reply.exists():
+            return pickle.loads(reply.read_bytes())
+    raise RuntimeError(
+        problem(
+            "The process that compares the models died.",
+            "Expected it to finish.",
+            "See what it wrote, below; it may have run out of memory.",
+            exit_code=ended.returncode,
+            wrote=ended.stderr[-2000:],
+        )
+    )
+
+
 def script() -> tuple[str, str] | None:
     """How to import the running script: `("module", name)` or `("file", path)`."""
     main = sys.modules["__main__"]
-    if main.__spec__ is not None:
-        return "module", main.__spec__.name
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return "module", spec.name
     path = getattr(main, "__file__", None)
     return ("file", os.path.abspath(path)) if path and os.path.exists(path) else None
 
@@ -195,10 +204,10 @@ def transportable(error: Exception) -> Exception:
         return replacement
 
 
-def main(question: str, answer_path: str) -> None:
+def main(question: str, reply: str) -> None:
     """Answer the question in one file by writing another."""
     result = answer(pickle.loads(Path(question).read_bytes()))
-    Path(answer_path).write_bytes(pickle.dumps(result))
+    Path(reply).write_bytes(pickle.dumps(result))
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ class Verification:
 
     def __str__(self) -> str:
         counts = listed([str(report.replicas) for report in self.reports])
-        title = f"One device against {counts} {self.devices}, after {self.steps} training steps"
+        steps = "1 training step" if self.steps == 1 else f"{self.steps} training steps"
+        title = f"One device against {counts} {self.devices}, after {steps}"
         parts = [title, table([row(report) for report in self.reports]), *self._remarks()]
         return "\n\n".join(parts)
 
