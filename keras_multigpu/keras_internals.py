@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras.src import backend
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
+from keras.src.models.functional import Functional
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random import seed_generator
 from keras.src.saving import object_registration
@@ -72,6 +73,9 @@ def global_seed_state() -> keras.Variable:
 
 # The model.
 
+FunctionalModel = Functional
+"""The class of functional models."""
+
 
 def layers_of(model: keras.Model) -> list[keras.Layer]:
     """The model and all layers inside it, however deep."""
@@ -81,11 +85,6 @@ def layers_of(model: keras.Model) -> list[keras.Layer]:
 def compile_loss(model: keras.Model) -> Any:
     """The object that `compile(loss=...)` made, None without a loss."""
     return model._compile_loss
-
-
-def compile_metrics(model: keras.Model) -> Any:
-    """The object that `compile(metrics=...)` made, None without metrics."""
-    return model._compile_metrics
 
 
 def loss_tracker(model: keras.Model) -> Any:
@@ -319,12 +318,7 @@ def apply_functionally(
 ) -> None:
     """`optimizer.apply` by `FunctionalOptimizer`'s rules, inside a stateless scope.
 
-    Args:
-        optimizer: The optimizer.
-        gradients: One for each variable, or None.
-        trainable: The variables.
-        update_all: Takes the optimizer, gradients, variables and the learning rate, and
-            calls `update_step`.
+    `update_all(optimizer, gradients, variables, learning_rate)` calls its `update_step`.
     """
     with contextlib.ExitStack() as stack:
         for part in [optimizer, *getattr(optimizer, "optimizers", ())]:
