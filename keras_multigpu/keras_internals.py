@@ -22,7 +22,6 @@ from keras.src.saving import object_registration
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters import data_adapter_utils
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 
 
@@ -153,9 +152,8 @@ def flatten_metrics(model: keras.Model, logs: dict[str, Any]) -> Any:
     return model._flatten_metrics_in_order(logs)
 
 
-def symbolic_call(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a function on shapes alone, which builds what is not built yet."""
-    return backend.compute_output_spec(function, *args, **kwargs)
+symbolic_call = backend.compute_output_spec
+"""Runs a function on shapes alone, which builds what is not built yet."""
 
 
 def symbolic_build(model: keras.Model, batch: Any) -> None:
@@ -183,27 +181,20 @@ def tracked_losses(model: keras.Model, tensors: list[Any]) -> None:
         model._loss_ids.add(id(tensor))
 
 
-def get_mask(tensor: Any) -> Any:
-    """The Keras mask that travels with a tensor."""
-    return backend.get_keras_mask(tensor)
+get_mask = backend.get_keras_mask
+"""Returns the Keras mask that travels with a tensor."""
 
+set_mask = backend.set_keras_mask
+"""Attaches a Keras mask to a tensor."""
 
-def set_mask(tensor: Any, mask: Any) -> None:
-    """Attach a Keras mask to a tensor."""
-    backend.set_keras_mask(tensor, mask)
-
-
-def same_rank(values: Any, weights: Any) -> tuple[Any, Any]:
-    """Squeeze or expand two tensors whose ranks differ by one, as losses do."""
-    return squeeze_or_expand_to_same_rank(values, weights)
-
+same_rank = squeeze_or_expand_to_same_rank
+"""Squeezes or expands two tensors whose ranks differ by one, as losses do."""
 
 # Data. Keras turns every kind of input into a dataset; there is no public name for it.
 
 
-def data_adapter(**kwargs: Any) -> DataAdapter:
-    """Keras's adapter for arrays, datasets, `PyDataset`s and generators."""
-    return data_adapters.get_data_adapter(**kwargs)
+data_adapter = data_adapters.get_data_adapter
+"""Returns Keras's adapter for arrays, datasets, `PyDataset`s and generators."""
 
 
 def split_validation(arrays: Any, fraction: float) -> Any:
@@ -211,15 +202,11 @@ def split_validation(arrays: Any, fraction: float) -> Any:
     return array_slicing.train_validation_split(arrays, validation_split=fraction)
 
 
-def class_weights_of_labels(y: Any, class_weight: dict[int, float]) -> Any:
-    """Sample weights of an array of labels."""
-    return data_adapter_utils.class_weight_to_sample_weights(y, class_weight)
+class_weights_of_labels = data_adapter_utils.class_weight_to_sample_weights
+"""Returns the sample weights of an array of labels."""
 
-
-def class_weights_of_batch(class_weight: dict[int, float]) -> Any:
-    """A function that turns class weights into sample weights inside a graph."""
-    return make_class_weight_map_fn(class_weight)
-
+class_weights_of_batch = make_class_weight_map_fn
+"""Returns a function that turns class weights into sample weights in a graph."""
 
 # Optimizers. Keras's TensorFlow optimizer clips before it sums over replicas and updates
 # through `merge_call`, which fails inside `cond`. Its backend-neutral parent has the same
@@ -229,9 +216,21 @@ def class_weights_of_batch(class_weight: dict[int, float]) -> Any:
 class FunctionalOptimizer(TFOptimizer):
     """An optimizer whose `apply` is a pure function inside a `keras.StatelessScope`."""
 
-    assign = BaseOptimizer.assign
-    assign_add = BaseOptimizer.assign_add
-    assign_sub = BaseOptimizer.assign_sub
+    def assign(self, variable: Any, value: Any) -> None:
+        """Assign a value, or some rows of one."""
+        rows = scattered(tf.tensor_scatter_nd_update, variable, value)
+        variable.assign(value if rows is None else rows)
+
+    def assign_add(self, variable: Any, value: Any) -> None:
+        """Add a value, or rows."""
+        rows = scattered(tf.tensor_scatter_nd_add, variable, value)
+        variable.assign_add(value) if rows is None else variable.assign(rows)
+
+    def assign_sub(self, variable: Any, value: Any) -> None:
+        """Subtract a value, or rows."""
+        rows = scattered(tf.tensor_scatter_nd_sub, variable, value)
+        variable.assign_sub(value) if rows is None else variable.assign(rows)
+
     _apply_weight_decay = BaseOptimizer._apply_weight_decay
     keras_class: type
     update_all: Callable[..., None]
@@ -300,6 +299,14 @@ class FunctionalOptimizer(TFOptimizer):
         ):
             if average is not None:
                 variable.assign(tf.where(overwrite, average.value, variable.value))
+
+
+def scattered(scatter: Callable[..., Any], variable: Any, value: Any) -> Any:
+    """A variable's value after a sparse update; None where the value is dense."""
+    if not isinstance(value, tf.IndexedSlices):
+        return None
+    rows = tf.cast(value.values, variable.dtype)
+    return scatter(tf.convert_to_tensor(variable), value.indices[:, tf.newaxis], rows)
 
 
 @contextlib.contextmanager

@@ -28,12 +28,16 @@ from keras_multigpu.training.one_step import read
 from keras_multigpu.training.one_step import sums
 from keras_multigpu.training.optimizer_update import updated
 from keras_multigpu.training.packing import Packing
-from keras_multigpu.training.placement import build_optimizer
+from keras_multigpu.training.passes import zero_unless
+from keras_multigpu.training.placement import NeedsOptimizer
 from keras_multigpu.training.placement import copies
-from keras_multigpu.training.placement import optimizers_of
+from keras_multigpu.training.placement import own_optimizers
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.shares import HOST
 from keras_multigpu.training.shares import share_of
+from keras_multigpu.training.sparse_gradients import is_sparse
+from keras_multigpu.training.sparse_gradients import of_table
+from keras_multigpu.training.sparse_gradients import rows_of_all
 
 _present = threading.local()
 
@@ -64,6 +68,8 @@ class CustomStep:
         states = keras_internals.seed_states(model)
         seeds = {id(state) for state in states}
         self._seeds = self._copies_of(states)
+        # A replica without examples runs on a borrowed row, which must not be counted.
+        self._metrics = self._copies_of(model.metrics_variables)
         self._others = self._copies_of(
             [v for v in model.non_trainable_variables if id(v) not in seeds]
         )
@@ -83,10 +89,16 @@ class CustomStep:
             with tf.device(HOST):
                 rows = share_of(batch, replica, self._strategy.num_replicas_in_sync)
             self._shift(replica, randomness.for_replica)
+            before = read(self._metrics, replica)
             _present.rows = rows
-            results[replica] = self._function(packed(rows)), rows
-            _present.rows = None
-            self._shift(replica, randomness.for_one_device)
+            try:
+                results[replica] = self._function(packed(rows)), rows
+            finally:
+                _present.rows = None
+                self._shift(replica, randomness.for_one_device)
+            after = read(self._metrics, replica)
+            kept = [tf.where(rows.examples > 0, *pair) for pair in zip(after, before, strict=True)]
+            assign(self._metrics, kept, replica)
 
         with summing_optimizers(self._model, self._strategy):
             self._strategy.run(on_replica)
@@ -155,7 +167,7 @@ def packed(rows: Rows) -> Any:
 @contextlib.contextmanager
 def summing_optimizers(model: keras.Model, strategy: tf.distribute.Strategy) -> Iterator[None]:
     """Let the model's optimizers sum gradients over replicas before they update."""
-    optimizers = optimizers_of(model)
+    optimizers = own_optimizers(model)
     for optimizer in optimizers:
         vars(optimizer)["apply"] = summing_apply(optimizer, strategy)
     try:
@@ -172,17 +184,11 @@ def summing_apply(
 
     def apply(grads: Any, trainable_variables: Any = None) -> None:
         trainable = list(trainable_variables or keras_internals.optimized_variables(optimizer))
-        with tf.init_scope(), keras_internals.single_device():
-            build_optimizer(optimizer, trainable, strategy)
+        if not optimizer.built:
+            raise NeedsOptimizer(optimizer, trainable, strategy)
         context = tf.distribute.get_replica_context()
         replica = int(tf.get_static_value(context.replica_id_in_sync_group))
-        known = [index for index, gradient in enumerate(grads) if gradient is not None]
-        dense = [tf.convert_to_tensor(grads[index]) for index in known]
-        packing = Packing(dense)
-        summed = packing.unpack(sums(context, packing.pack(dense)))
-        total = [None] * len(trainable)
-        for index, gradient in zip(known, summed, strict=True):
-            total[index] = gradient
+        total = summed_gradients(context, trainable, list(grads))
         variables = [*trainable, *optimizer.variables]
         storages = [
             copies(keras_internals.variable_storage(variable), strategy) for variable in variables
@@ -193,6 +199,23 @@ def summing_apply(
         assign(storages, new, replica)
 
     return apply
+
+
+def summed_gradients(context: Any, trainable: list[Any], gradients: list[Any]) -> list[Any]:
+    """The sums of gradients over replicas; one without examples adds nothing."""
+    present = _present.rows.examples > 0
+    dense = [i for i, g in enumerate(gradients) if g is not None and not is_sparse(g)]
+    tensors = [
+        zero_unless(present, tf.reshape(tf.convert_to_tensor(gradients[i]), trainable[i].shape))
+        for i in dense
+    ]
+    packing = Packing(tensors)
+    for i, total in zip(dense, packing.unpack(sums(context, packing.pack(tensors))), strict=True):
+        gradients[i] = total
+    for i, gradient in enumerate(gradients):
+        if is_sparse(gradient):
+            gradients[i] = rows_of_all(context, of_table(gradient, trainable[i]), present)
+    return gradients
 
 
 def share_of_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:

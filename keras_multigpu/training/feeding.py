@@ -22,6 +22,9 @@ from keras_multigpu.checks import problem
 
 Batch = tuple[Any, Any, Any]
 
+ABSENT = (tf.experimental.Optional, tf.OptionalSpec, type(tf.type_spec_from_value(None)))
+"""What stands in a dataset for a missing array."""
+
 RAN_OUT = (
     "Your input ran out of data; interrupting training. Make sure that your dataset or "
     "generator can generate at least `steps_per_epoch * epochs` batches. You may need to use "
@@ -66,6 +69,15 @@ class Feed:
         most = keras.config.max_steps_per_epoch()
         self._steps = steps if most is None else min(steps or most, most)
         self._source: DatasetSource | PythonSource
+        if x is None:
+            raise ValueError(
+                problem(
+                    "There is no data.",
+                    "Expected `x`: arrays, a dataset, a `PyDataset` or a generator.",
+                    "Pass the inputs as the first argument.",
+                    x=x,
+                )
+            )
         if isinstance(x, tf.distribute.DistributedDataset):
             self._source = PythonSource(lambda: map(joined_batch, x), class_weight)
         elif is_generator(x):
@@ -94,6 +106,14 @@ class Feed:
     def spec(self) -> Batch | None:
         """The specs of a batch, None where only the data can tell."""
         return self._source.spec
+
+    def rewind(self) -> None:
+        """Start anew, as Keras does before it trains and before each evaluation.
+
+        A generator cannot, and goes on.
+        """
+        self._iterator = None
+        self._source.on_epoch_end()
 
     def epoch(self, group_size: int, in_graph: bool = False) -> Iterator[tuple[int, Group]]:
         """One epoch's batches in groups, each with the index of its first batch.
@@ -202,7 +222,7 @@ def normalized(batch: Any) -> Batch:
 
 def as_tensor(leaf: Any) -> Any:
     """A leaf of a batch as a tensor, in Keras's float type where it is a float array."""
-    if leaf is None or isinstance(leaf, (tf.experimental.Optional, tf.OptionalSpec)):
+    if leaf is None or isinstance(leaf, ABSENT):
         return None
     if tf.is_tensor(leaf) or isinstance(leaf, tf.TypeSpec):
         return leaf

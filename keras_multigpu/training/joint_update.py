@@ -14,6 +14,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_multigpu.training.sparse_gradients import is_sparse
+
 SMALL = 2**16
 """Variables with fewer elements are joined; larger ones are worth operations of their own."""
 
@@ -112,7 +114,8 @@ def update_jointly(
     """
     groups: dict[str, list[tuple[tf.Tensor, keras.Variable]]] = {}
     for gradient, variable in zip(gradients, variables, strict=True):
-        if is_elementwise(optimizer) and math.prod(variable.shape) < SMALL:
+        joinable = is_elementwise(optimizer) and not is_sparse(gradient)
+        if joinable and math.prod(variable.shape) < SMALL:
             groups.setdefault(variable.dtype, []).append((gradient, variable))
         else:
             optimizer.update_step(gradient, variable, learning_rate)

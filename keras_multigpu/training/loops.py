@@ -41,6 +41,7 @@ def train(
         warnings.warn(f"Limiting epochs to {most}", stacklevel=3)
         epochs = most
     model.prepare(feed.spec)
+    feed.rewind()
     callbacks = callback_list(model, callbacks, verbose, epochs, feed.num_batches)
     model.stop_training = False
     callbacks.on_train_begin()
@@ -115,6 +116,7 @@ def evaluate(model: "DistributedModel", feed: Feed, callbacks: Any, verbose: Any
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         model.prepare(feed.spec)
         callbacks = callback_list(model, callbacks, verbose, 1, feed.num_batches, history=False)
+    feed.rewind()
     model.stop_evaluating = False
     callbacks.on_test_begin()
     model.reset_metrics()

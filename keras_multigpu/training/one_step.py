@@ -33,6 +33,8 @@ from keras_multigpu.training.shares import HOST
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import share_of
 from keras_multigpu.training.shares import share_spec
+from keras_multigpu.training.sparse_gradients import rows_of_all
+from keras_multigpu.training.sparse_gradients import rows_spec
 from keras_multigpu.training.tracing import called_directly
 from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.tracing import symbolic
@@ -178,12 +180,16 @@ class Step:
 
     def _build_metrics(self, run_pass: Any) -> None:
         """Create the compiled metrics' variables before a graph needs them."""
-        if not (self._inline or self._model.run_eagerly):
-            y_pred = without_batch_size(specs_of(run_pass.structured_outputs.y_pred))
-            x, y, sample_weight = self._spec
-            keras_internals.build_metrics(
-                self._model, *(symbolic(specs) for specs in (x, y, y_pred, sample_weight))
-            )
+        if self._model.run_eagerly:
+            return
+        x, y, sample_weight = (symbolic(specs) for specs in self._spec)
+        with keras_internals.single_device():
+            if self._inline:
+                y_pred = keras_internals.symbolic_call(self._model, x)
+            else:
+                outputs = specs_of(run_pass.structured_outputs.y_pred)
+                y_pred = symbolic(without_batch_size(outputs))
+            keras_internals.build_metrics(self._model, x, y, y_pred, sample_weight)
 
 
 class TrainStep(Step):
@@ -212,12 +218,13 @@ class TrainStep(Step):
             self._count = self._compiled(replica_pass.count, *specs)
             divisors = specs_of(getattr(self._count, "structured_outputs", None))
         self._run_pass = self._compiled(replica_pass.run, *specs, divisors, SCALAR)
-        packs = getattr(self._run_pass, "structured_outputs", None)
+        outcome = getattr(self._run_pass, "structured_outputs", None)
         self._update = self._compiled(
             replica_pass.update,
             self._values_spec,
             specs_of(optimizer_variables),
-            specs_of(packs.packs if packs else None),
+            specs_of(outcome.packs if outcome else None),
+            [rows_spec(gradient) for gradient in outcome.slices] if outcome else None,
         )
         self._build_metrics(self._run_pass)
 
@@ -243,7 +250,8 @@ class TrainStep(Step):
             divisors = sums(context, self._count(values, rows, index))
         scale = loss_scale(self._model.optimizer, optimizer_values)
         outcome = self._run_pass(values, rows, index, divisors, scale)
-        update = self._update(values, optimizer_values, sums(context, outcome.packs))
+        packs, slices = sums(context, outcome.packs), everyones(context, outcome.slices, rows)
+        update = self._update(values, optimizer_values, packs, slices)
         return Result(update, outcome, rows.examples)
 
     def _track(self, shares: list[tf.Tensor], batch_size: Any) -> None:
@@ -256,16 +264,26 @@ class TrainStep(Step):
 
 
 class EvaluationStep(Step):
-    """A step of `evaluate`: the loss is computed once, from all predictions."""
+    """A step of `evaluate` or `predict`: the loss is computed once, from all predictions.
 
-    def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, spec: Batch) -> None:
+    Args:
+        only_predicts: Whether there are no targets.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        spec: Batch,
+        only_predicts: bool = False,
+    ) -> None:
         super().__init__(model, strategy, spec, EvaluationPass(model))
         self._run_pass = self._compiled(self._pass.run, self._values_spec, self._rows_spec, INTEGER)
         packs = getattr(self._run_pass, "structured_outputs", None)
         self._update = self._compiled(
             self._pass.update, self._values_spec, specs_of(packs.packs if packs else None)
         )
-        if model.compiled:
+        if not only_predicts:
             self._build_metrics(self._run_pass)
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
@@ -335,6 +353,11 @@ def sums(context: Any, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     if not tensors or context.num_replicas_in_sync == 1:
         return list(tensors)
     return context.all_reduce(tf.distribute.ReduceOp.SUM, list(tensors))
+
+
+def everyones(context: Any, slices: list[Any], rows: Rows) -> list[tf.IndexedSlices]:
+    """Sparse gradients with the rows of all replicas."""
+    return [rows_of_all(context, gradient, rows.examples > 0) for gradient in slices]
 
 
 def without_batch_size(specs: Any) -> Any:

@@ -61,10 +61,11 @@ def loss_scaled_update(optimizer, variables, values, trainable, gradients):  # t
     known = {id(v): value for v, value in zip(variables, values, strict=True)}
     scale, counter = known[id(optimizer.dynamic_scale)], known[id(optimizer.step_counter)]
     given = [gradient for gradient in gradients if gradient is not None]
-    finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in given])
+    flags = [keras.ops.all(keras.ops.isfinite(gradient)) for gradient in given]
+    finite = tf.reduce_all(flags)
 
     def take() -> list[tf.Tensor]:
-        unscaled = [None if g is None else g / tf.cast(scale, g.dtype) for g in gradients]
+        unscaled = [None if g is None else keras.ops.divide(g, scale) for g in gradients]
         return plain_update(optimizer.inner_optimizer, variables, values, trainable, unscaled)
 
     new = tf.cond(finite, take, lambda: [tf.identity(value) for value in values])

@@ -23,21 +23,25 @@ from keras_multigpu.training.pure_model import PureModel
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.pure_model import Values
 from keras_multigpu.training.shares import rows
+from keras_multigpu.training.sparse_gradients import concatenated
+from keras_multigpu.training.sparse_gradients import is_sparse
+from keras_multigpu.training.sparse_gradients import of_table
 
 
 class Summands(NamedTuple):
     """What one replica adds to the sums over replicas."""
 
-    gradients: list[tf.Tensor]
+    gradients: list[Any]
     losses: list[tf.Tensor]
     others: list[tf.Tensor]
     layer_metrics: list[tf.Tensor]
 
 
 class Outcome(NamedTuple):
-    """What a pass over a replica's rows returns."""
+    """What a pass over a replica's rows returns: summands packed, sparse ones apart."""
 
     packs: list[tf.Tensor]
+    slices: list[tf.IndexedSlices]
     seeds: list[tf.Tensor]
     global_seed: tf.Tensor
     y_pred: Any
@@ -81,6 +85,8 @@ class ReplicaPass:
             for index, (old, new) in enumerate(zip(start.others, end.others, strict=True))
             if new is not old and not self.pure.is_seed(self.pure.others[index])
         ]
+        slices = [gradient for gradient in summands.gradients if is_sparse(gradient)]
+        dense = summands.gradients[: len(summands.gradients) - len(slices)]
         others = [
             moving_statistics.contribution(
                 self.pure.others[index],
@@ -91,17 +97,15 @@ class ReplicaPass:
             )
             for index in self._changed
         ]
-        summands = summands._replace(others=others, layer_metrics=list(end.layer_metrics))
+        summands = Summands(dense, summands.losses, others, list(end.layer_metrics))
         flat = [tensor for part in summands for tensor in part]
         self._sizes = [len(part) for part in summands]
         self._packing = Packing(flat)
-        packs = [
-            tf.where(share.examples > 0, pack, tf.zeros_like(pack))
-            for pack in self._packing.pack(flat)
-        ]
+        packs = [zero_unless(share.examples > 0, pack) for pack in self._packing.pack(flat)]
         seeds = self.pure.unseeded(end.others, replica)
         return Outcome(
             packs,
+            slices,
             [seeds[index] for index in self.seed_indices],
             end.global_seed,
             y_pred,
@@ -154,7 +158,8 @@ class TrainingPass(ReplicaPass):
         super().__init__(model)
         self._micro_batches = micro_batches
         self._context = context or (lambda rows: contextlib.nullcontext())
-        self._connected: list[int] = []
+        self._dense: list[int] = []
+        self._sparse: list[int] = []
 
     def run(
         self, values: Values, share: Rows, replica: Any, divisors: Any, loss_scale: Any
@@ -197,14 +202,15 @@ class TrainingPass(ReplicaPass):
         gradients = self.connected(tape.gradient(scaled, values.trainable))
         return gradients, [loss, *shares], end, forward.y_pred
 
-    def connected(self, gradients: Sequence[Any]) -> list[tf.Tensor]:
-        """The gradients that exist, as dense tensors; remembers whose they are."""
-        self._connected = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        # Embeddings yield sparse gradients; replicas share no row numbers, so they are
-        # made dense before they are summed.
+    def connected(self, gradients: Sequence[Any]) -> list[Any]:
+        """The gradients that exist, dense ones first; remembers whose they are."""
+        known = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        self._sparse = [i for i in known if is_sparse(gradients[i])]
+        self._dense = [i for i in known if i not in self._sparse]
+        variables = self.pure.trainable
         return [
-            tf.reshape(tf.convert_to_tensor(gradients[i]), self.pure.trainable[i].shape)
-            for i in self._connected
+            *(tf.reshape(gradients[i], variables[i].shape) for i in self._dense),
+            *(of_table(gradients[i], variables[i]) for i in self._sparse),
         ]
 
     def _loss(self, forward: Any, share: Rows, divisors: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -230,8 +236,8 @@ class TrainingPass(ReplicaPass):
                 piece, taken = piece_of(share, size, index, self._micro_batches)
                 more, shares, end, y_pred = self._piece(values, piece, divisors, loss_scale)
                 present = piece.examples > 0
-                more, shares = keras.tree.map_structure(
-                    lambda t, p=present: tf.where(p, t, tf.zeros_like(t)), (more, shares)
+                more, shares = (
+                    [zero_unless(present, tensor) for tensor in part] for part in (more, shares)
                 )
                 values = keep_if(present, end, values)
             gradients = more if gradients is None else add_all(gradients, more)
@@ -241,15 +247,20 @@ class TrainingPass(ReplicaPass):
         return gradients, losses, values, joined
 
     def update(
-        self, values: Values, optimizer_values: Sequence[tf.Tensor], packs: Sequence[tf.Tensor]
+        self,
+        values: Values,
+        optimizer_values: Sequence[tf.Tensor],
+        packs: Sequence[tf.Tensor],
+        slices: Sequence[tf.IndexedSlices],
     ) -> Update:
-        """The new values of all variables of a replica, from the summed packs."""
+        """The new values of all variables of a replica, from the sums over replicas."""
         sums = self.sums(packs)
-        gradients: list[tf.Tensor | None] = [None] * len(values.trainable)
-        for index, gradient in zip(self._connected, sums.gradients, strict=True):
+        gradients: list[Any] = [None] * len(values.trainable)
+        known = [*sums.gradients, *slices]
+        for index, gradient in zip(self._dense + self._sparse, known, strict=True):
             gradients[index] = gradient
         new = [*values.trainable, *optimizer_values]
-        if self._connected:
+        if known:
             new = updated(self.model.optimizer, self.pure.trainable, new, gradients)
         return complete(new[: len(gradients)], new[len(gradients) :], self, values, sums)
 
@@ -313,6 +324,16 @@ def keep_if(condition: tf.Tensor, new: Values, old: Values) -> Values:
     )
 
 
-def add_all(first: list[tf.Tensor], second: list[tf.Tensor]) -> list[tf.Tensor]:
+def zero_unless(condition: tf.Tensor, tensor: Any) -> Any:
+    """The tensor where the condition holds, zeros otherwise; of a sparse one, no rows."""
+    if is_sparse(tensor):
+        count = tf.where(condition, tf.shape(tensor.indices)[0], 0)
+        return tf.IndexedSlices(tensor.values[:count], tensor.indices[:count], tensor.dense_shape)
+    return tf.where(condition, tensor, tf.zeros_like(tensor))
+
+
+def add_all(first: list[Any], second: list[Any]) -> list[Any]:
     """Add two lists of tensors, one by one."""
-    return [a + b for a, b in zip(first, second, strict=True)]
+    return [
+        concatenated(a, b) if is_sparse(a) else a + b for a, b in zip(first, second, strict=True)
+    ]

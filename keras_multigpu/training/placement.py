@@ -39,10 +39,13 @@ def place_optimizers(
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     """The compiled optimizer, others kept as attributes, and those inside them."""
-    found = {}
-    for value in [getattr(model, "optimizer", None), *vars(model).values()]:
-        if isinstance(value, keras.optimizers.Optimizer):
-            found.update({id(part): part for part in with_inner(value)})
+    return [part for optimizer in own_optimizers(model) for part in with_inner(optimizer)]
+
+
+def own_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """The compiled optimizer and others kept as attributes."""
+    values = [getattr(model, "optimizer", None), *vars(model).values()]
+    found = {id(v): v for v in values if isinstance(v, keras.optimizers.Optimizer)}
     return list(found.values())
 
 
@@ -69,15 +72,39 @@ def build_optimizer(
     place_optimizers(parts, strategy)
 
 
+class NeedsOptimizer(Exception):
+    """An optimizer that a step uses has no variables, and inside a step none can be made.
+
+    Args:
+        optimizer: The optimizer.
+        trainable: The variables that it is to update.
+        strategy: Where they live.
+    """
+
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        trainable: list[keras.Variable],
+        strategy: tf.distribute.Strategy,
+    ) -> None:
+        super().__init__(optimizer.name)
+        self._arguments = optimizer, trainable, strategy
+
+    def build(self) -> None:
+        """Make the variables; called outside the step."""
+        build_optimizer(*self._arguments)
+
+
 def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Strategy) -> None:
     """Give each variable a storage under `strategy`, starting from its value."""
     for variable in variables:
         storage = keras_internals.variable_storage(variable)
         if storage is None or lives_under(storage, strategy):
             continue
+        value = storage.numpy()
         with tf.init_scope(), variable_scope(strategy):
             moved = tf.Variable(
-                storage.numpy(),
+                value,
                 dtype=storage.dtype,
                 trainable=variable.trainable,
                 name=variable.name,
@@ -108,9 +135,10 @@ def place_summing_metrics(
     for variable in variables:
         storage = keras_internals.variable_storage(variable)
         if home_device(strategy) is None and not lives_under(storage, strategy):
+            value = storage.numpy()
             with tf.init_scope(), strategy.scope():
                 moved = tf.Variable(
-                    storage.numpy(),
+                    value,
                     dtype=storage.dtype,
                     name=variable.name,
                     aggregation=tf.VariableAggregation.SUM,

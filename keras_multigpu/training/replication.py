@@ -92,7 +92,8 @@ class Replication:
 
     def prepare(self, model: keras.Model, spec: Batch | None) -> None:
         """Build what is not built, and put all variables where they belong."""
-        if spec is not None and not all(layer.built for layer in keras_internals.layers_of(model)):
+        unbuilt = not all(layer.built for layer in keras_internals.layers_of(model))
+        if spec is not None and unbuilt and has_call(model):
             with keras_internals.single_device():
                 keras_internals.symbolic_call(model, symbolic(spec[0]))
         place_model(model, self.strategy)
@@ -131,13 +132,14 @@ class Replication:
         self.prepare(model, spec)
         if is_overridden(model, "predict_step"):
             return CustomPrediction(model, self.strategy, model.predict_step)
-        return EvaluationStep(model, self.strategy, spec).predict
+        return EvaluationStep(model, self.strategy, spec, only_predicts=True).predict
 
     def _custom_step(
         self, model: keras.Model, spec: Batch, function: Callable[[Any], dict[str, Any]]
     ) -> CustomStep:
-        with keras_internals.single_device():
-            keras_internals.symbolic_build(model, symbolic(spec))
+        if has_call(model):
+            with keras_internals.single_device():
+                keras_internals.symbolic_build(model, symbolic(spec))
         place_summing_metrics(model.metrics_variables, self.strategy)
         return CustomStep(model, self.strategy, function)
 
@@ -174,6 +176,11 @@ class FirstThatFits:
 def largest_share(batch: Batch, replicas: int) -> int:
     """The number of examples of the replica that has the most."""
     return math.ceil(int(batch_size_of(batch) or 0) / replicas)
+
+
+def has_call(model: keras.Model) -> bool:
+    """Whether the model itself can be called; one with only a `train_step` cannot."""
+    return type(model).call is not keras.Model.call
 
 
 def is_overridden(model: keras.Model, method: str) -> bool:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras_multigpu.training.feeding import Batch
 from keras_multigpu.training.feeding import Group
 from keras_multigpu.training.feeding import normalized
+from keras_multigpu.training.placement import NeedsOptimizer
 from keras_multigpu.training.tracing import specs_of
 
 MakeStep = Callable[[Batch], Callable[[Batch], Any]]
@@ -49,7 +50,7 @@ class StepFunctions:
             spec: The specs that all batches of its source share, if they are known.
         """
         spec = open_spec(batch) if spec is None else spec
-        return self._step(spec)(batch)
+        return with_optimizers(lambda: self._step(spec)(batch))
 
     def _step(self, spec: Batch) -> Any:
         key = key_of(spec)
@@ -61,7 +62,7 @@ class StepFunctions:
     def _loop(self, iterator: tf.data.Iterator, spec: Batch) -> Any:
         key = (key_of(spec), str(iterator.element_spec))
         if key not in self._looped:
-            self._looped[key] = looped(self._step(spec), iterator)
+            self._looped[key] = looped(with_optimizers(lambda: self._step(spec)), iterator)
         return self._looped[key]
 
 
@@ -90,6 +91,15 @@ class CompiledStep:
     def __call__(self, batch: Batch) -> Any:
         """Run the step on a global batch."""
         return self._graph(*(leaf for leaf in keras.tree.flatten(batch) if leaf is not None))
+
+
+def with_optimizers(call: Callable[[], Any]) -> Any:
+    """What `call` returns, after it has got all the optimizers that it asks for."""
+    while True:
+        try:
+            return call()
+        except NeedsOptimizer as needed:
+            needed.build()
 
 
 def compiled(step: Callable[[Batch], Any], spec: Batch) -> CompiledStep:

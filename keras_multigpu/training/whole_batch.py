@@ -19,6 +19,7 @@ from keras_multigpu.training.one_step import Result
 from keras_multigpu.training.one_step import Step
 from keras_multigpu.training.one_step import after_all
 from keras_multigpu.training.one_step import assign
+from keras_multigpu.training.one_step import everyones
 from keras_multigpu.training.one_step import read
 from keras_multigpu.training.one_step import sums
 from keras_multigpu.training.optimizer_update import loss_scale
@@ -48,6 +49,7 @@ class WholeBatchTrainStep(Step):
         )
         self._loss: tf.Tensor = None
         self._trackers: list[tf.Tensor] = []
+        self._build_metrics(None)
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Train on one global batch; the logs so far in this epoch."""
@@ -74,8 +76,8 @@ class WholeBatchTrainStep(Step):
                 end = self._pass.pure.new_values(scope, start)
             predictions = [p[: rows.examples] for p in keras.tree.flatten(forward.y_pred)]
             added = [tf.where(rows.examples > 0, loss, 0.0) for loss in forward.added_losses]
-        everyones = [context.all_gather(p, axis=0) for p in predictions]
-        y_pred = keras.tree.pack_sequence_as(forward.y_pred, everyones)
+        gathered = [context.all_gather(p, axis=0) for p in predictions]
+        y_pred = keras.tree.pack_sequence_as(forward.y_pred, gathered)
         whole = WholeLoss(self._model, batch, start.trainable, y_pred, sums(context, added))
         whole.compute(loss_scale(self._model.optimizer, optimizer_values))
         self._loss, self._trackers = whole.loss, whole.trackers
@@ -89,7 +91,8 @@ class WholeBatchTrainStep(Step):
         ]
         summands = Summands(self._pass.connected(gradients), [], [], [])
         outcome = self._pass.outcome(summands, start, end, rows, index, forward.y_pred)
-        update = self._pass.update(values, optimizer_values, sums(context, outcome.packs))
+        packs, slices = sums(context, outcome.packs), everyones(context, outcome.slices, rows)
+        update = self._pass.update(values, optimizer_values, packs, slices)
         return Result(update, outcome, rows.examples)
 
 

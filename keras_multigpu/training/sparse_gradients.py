@@ -1,0 +1,59 @@
+"""Gradients of embeddings: some rows of a table, the same row perhaps several times.
+
+Keras hands them to the optimizer as they are, and Adam squares each occurrence of a row by
+itself. Summed over replicas into a dense tensor they would give other numbers than on one
+device, so the rows of all replicas are put one after another, which is the order they
+have on one device.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def rows_of_all(context: Any, gradient: tf.IndexedSlices, present: Any) -> tf.IndexedSlices:
+    """The rows of all replicas; a replica without examples has none.
+
+    Args:
+        context: The replica context.
+        gradient: This replica's rows.
+        present: Whether this replica has examples.
+    """
+    if context.num_replicas_in_sync == 1:
+        return gradient
+    own = tf.where(present, tf.shape(gradient.indices)[0], 0)
+    return tf.IndexedSlices(
+        context.all_gather(gradient.values[:own], axis=0),
+        context.all_gather(gradient.indices[:own], axis=0),
+        gradient.dense_shape,
+    )
+
+
+def of_table(gradient: tf.IndexedSlices, table: Any) -> tf.IndexedSlices:
+    """The gradient with the static shape of its table."""
+    shape = tf.constant(tuple(table.shape), tf.int64)
+    values = tf.reshape(gradient.values, [-1, *table.shape[1:]])
+    return tf.IndexedSlices(values, tf.cast(gradient.indices, tf.int64), shape)
+
+
+def concatenated(first: tf.IndexedSlices, second: tf.IndexedSlices) -> tf.IndexedSlices:
+    """The rows of two pieces of a batch."""
+    return tf.IndexedSlices(
+        tf.concat([first.values, second.values], axis=0),
+        tf.concat([first.indices, second.indices], axis=0),
+        first.dense_shape,
+    )
+
+
+def rows_spec(gradient: tf.IndexedSlices) -> tf.IndexedSlicesSpec:
+    """The spec of a sparse gradient with any number of rows."""
+    values, indices, shape = gradient.values, gradient.indices, gradient.dense_shape
+    table = tf.get_static_value(shape)
+    return tf.IndexedSlicesSpec(
+        tf.TensorShape(table), values.dtype, indices.dtype, shape.dtype, tf.TensorShape([None])
+    )
+
+
+def is_sparse(gradient: Any) -> bool:
+    """Whether a gradient consists of rows."""
+    return isinstance(gradient, tf.IndexedSlices)
