@@ -6,10 +6,14 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: test lint docs demo bench clean
+.PHONY: test test-all lint docs demo bench clean
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest
+
+# Every training of tests/replica_cases.py on 2, 3, 4 and 8 replicas.
+test-all: $(INSTALLED)
+	KMG_ALL_REPLICAS=1 $(BIN)/python -m pytest
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check
@@ -23,7 +27,7 @@ demo: $(INSTALLED)
 	$(BIN)/keras-multigpu demo
 
 bench: $(INSTALLED)
-	@set -e; for script in $(sort $(wildcard tests/benchmarks/*.py)); do \
+	@set -e; for script in $(sort $(wildcard tests/benchmarks/bench_*.py tests/benchmarks/parity_*.py)); do \
 		echo "$$script"; $(BIN)/python "$$script"; \
 	done
 

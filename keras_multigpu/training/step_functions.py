@@ -34,6 +34,11 @@ class StepFunctions:
         self._single: dict[Hashable, Callable[[Batch], Any]] = {}
         self._looped: dict[Hashable, Any] = {}
 
+    @property
+    def steps(self) -> list[Any]:
+        """The steps compiled so far."""
+        return list(self._single.values())
+
     def run(self, group: Group, spec: Batch | None) -> Any:
         """Run a group of batches; what the last step returned."""
         if group.iterator is not None and spec is not None:

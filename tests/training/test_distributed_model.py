@@ -1,0 +1,162 @@
+"""The ways to make a `DistributedModel`, and what stays of the model it is made of."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+
+X = np.random.default_rng(0).normal(size=(13, 4)).astype("float32")
+Y = np.random.default_rng(1).normal(size=(13, 1)).astype("float32")
+
+
+def strategy(replicas):
+    return kmg.strategy("mirrored", devices=[f"CPU:{i}" for i in range(replicas)])
+
+
+def ends():
+    """Input and output of a small functional model."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(8, activation="tanh")(inputs)
+    return inputs, keras.layers.Dense(1)(hidden)
+
+
+def sequential():
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(1)]
+    return keras.Sequential(layers)
+
+
+class Subclassed(kmg.DistributedModel):
+    def __init__(self):
+        super().__init__()
+        keras.utils.set_random_seed(1)
+        self.hidden = keras.layers.Dense(8, activation="tanh")
+        self.out = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.out(self.hidden(x))
+
+
+class OwnStep(kmg.DistributedModel):
+    def train_step(self, data):
+        return {**super().train_step(data), "seen": tf.ones(())}
+
+
+class PlainSubclass(keras.Model):
+    def __init__(self):
+        super().__init__()
+        keras.utils.set_random_seed(1)
+        self.body = sequential()
+
+    def call(self, x):
+        return self.body(x)
+
+
+def weights_after_training(model):
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+    model.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+FORMS = {
+    "functional": lambda: kmg.distribute(keras.Model(*ends()), strategy(3)),
+    "sequential, not built": lambda: kmg.distribute(sequential(), strategy(3)),
+    "subclassed, not built": lambda: kmg.distribute(PlainSubclass(), strategy(3)),
+    "made directly": lambda: kmg.distribute(kmg.DistributedModel(*ends()), strategy(3)),
+    "by subclassing": lambda: kmg.distribute(Subclassed(), strategy(3)),
+    "own step, functional": lambda: kmg.distribute(OwnStep(*ends()), strategy(3)),
+}
+
+
+@pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in FORMS.items()])
+def test_every_form_trains_as_plain_keras(make):
+    """However the model was made, three replicas end with one device's weights."""
+    plain = weights_after_training(keras.Model(*ends()))
+    model = make()
+    assert isinstance(model, kmg.DistributedModel)
+    assert model.distribute_strategy is strategy(3)
+    for one, other in zip(plain, weights_after_training(model), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-7)
+
+
+def test_a_scope_decides_where_one_is_open():
+    """A model made inside a strategy's scope runs under it."""
+    with strategy(2).scope():
+        models = [kmg.DistributedModel(*ends()), Subclassed()]
+    assert all(model.distribute_strategy is strategy(2) for model in models)
+
+
+def test_functional_use_does_not_change_the_class():
+    """`DistributedModel(inputs, outputs)` leaves the class itself as it was."""
+    kmg.DistributedModel(*ends())
+    OwnStep(*ends())
+    assert kmg.DistributedModel.__bases__ == (keras.Model,)
+    assert OwnStep.__bases__ == (kmg.DistributedModel,)
+
+
+def test_distribute_keeps_what_the_model_has_learned():
+    """Weights, optimizer state and compiled losses and metrics come along, twice."""
+    plain, model = keras.Model(*ends()), keras.Model(*ends())
+    for each in (plain, model):
+        each.compile("adam", "mse", metrics=["mae"])
+        each.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
+    layers = model.layers
+    for replicas in (2, 4):
+        assert kmg.distribute(model, strategy(replicas)) is model
+        assert model.layers == layers
+        plain.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
+        model.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
+        for one, other in zip(
+            [*plain.get_weights(), *(v.numpy() for v in plain.optimizer.variables)],
+            [*model.get_weights(), *(v.numpy() for v in model.optimizer.variables)],
+            strict=True,
+        ):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-7)
+    assert plain.evaluate(X, Y, verbose=0) == pytest.approx(model.evaluate(X, Y, verbose=0))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: kmg.strategy("one_device", devices=["CPU:2"]),
+        lambda: kmg.strategy("central_storage", devices=["CPU:0", "CPU:1"]),
+    ],
+    ids=["one device", "central storage"],
+)
+def test_other_kinds_of_strategies(other):
+    """A single device and shared variables give the same weights."""
+    plain = weights_after_training(keras.Model(*ends()))
+    model = kmg.distribute(keras.Model(*ends()), other())
+    for one, mine in zip(plain, weights_after_training(model), strict=True):
+        np.testing.assert_allclose(one, mine, rtol=2e-5, atol=1e-7)
+
+
+def test_bad_arguments_are_named():
+    """What is no model or no strategy gets an error in three parts."""
+    with pytest.raises(ValueError, match="no Keras model.*Expected.*Received: model=3"):
+        kmg.distribute(3)
+    with pytest.raises(ValueError, match="no strategy.*Received: strategy='mirrored'"):
+        kmg.distribute(sequential(), "mirrored")
+    with pytest.raises(ValueError, match="compile"):
+        kmg.distribute(sequential(), strategy(2)).fit(X, Y)
+
+
+def test_repeated_calls_compile_nothing_new():
+    """The second `fit`, `evaluate` and `predict` use the steps of the first."""
+    model = kmg.distribute(keras.Model(*ends()), strategy(2))
+    model.compile("sgd", "mse")
+    made = []
+    for _ in range(3):
+        model.fit(X, Y, batch_size=4, verbose=0)
+        model.evaluate(X, Y, verbose=0)
+        model.predict(X, verbose=0)
+        functions = [
+            model.replication.training(model),
+            model.replication.evaluation(model),
+            model.replication.prediction(model),
+        ]
+        made.append([id(step) for function in functions for step in function.steps])
+    assert made[0] == made[1] == made[2] and len(made[0]) == 3

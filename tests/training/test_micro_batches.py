@@ -1,0 +1,104 @@
+"""`compile(micro_batches=...)`: the same step in pieces, and again in more when memory ends."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+
+X = np.random.default_rng(0).normal(size=(29, 4)).astype("float32")
+Y = np.random.default_rng(1).normal(size=(29, 1)).astype("float32")
+WEIGHTS = np.random.default_rng(2).random(29).astype("float32")
+
+
+def strategy(replicas):
+    return kmg.strategy("mirrored", devices=[f"CPU:{i}" for i in range(replicas)])
+
+
+def dense(*layers):
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            *layers,
+            keras.layers.Dense(8, activation="tanh", kernel_regularizer="l2"),
+            keras.layers.Dense(1),
+        ]
+    )
+
+
+def trained(model, loss="mse", **options):
+    """Weights, history and optimizer steps after two epochs of uneven batches."""
+    model.compile(keras.optimizers.Adam(0.05, clipnorm=0.5), loss, metrics=["mae"], **options)
+    fit = {"batch_size": 8, "epochs": 2, "shuffle": False, "verbose": 0}
+    history = model.fit(X, Y, sample_weight=WEIGHTS, **fit).history
+    return model.get_weights(), history, model.optimizer.iterations.numpy()
+
+
+def assert_same(first, second):
+    for one, other in zip(first[0], second[0], strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+    for name, values in first[1].items():
+        np.testing.assert_allclose(values, second[1][name], rtol=2e-5)
+    assert first[2] == second[2]
+
+
+@pytest.mark.parametrize("pieces", [2, 3, 7])
+@pytest.mark.parametrize(
+    "loss",
+    ["mse", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")],
+    ids=["mean", "weighted mean"],
+)
+def test_pieces_change_nothing(pieces, loss):
+    """Any number of pieces trains as one, also more pieces than examples."""
+    plain = trained(dense(), loss)
+    assert_same(plain, trained(kmg.distribute(dense(), strategy(3)), loss, micro_batches=pieces))
+
+
+class Hungry(keras.layers.Layer):
+    """Asks for 40 TB of memory when it is given more than one row."""
+
+    def call(self, x):
+        size = tf.where(tf.shape(x)[0] > 1, 10**13, 1)
+        return x + 0.0 * tf.reduce_max(tf.random.uniform([size])) / 1e30
+
+
+def test_running_out_of_memory_leaves_nothing_half_done():
+    """A step that fails changes no weight, no optimizer variable and no metric."""
+    model = kmg.distribute(dense(Hungry()), strategy(2))
+    model.compile("adam", "mse", metrics=["mae"])
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        model.train_on_batch(X[:8], Y[:8])
+    before = dense().get_weights()
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert model.optimizer.iterations.numpy() == 0
+    assert all(not np.any(variable.numpy()) for variable in model.metrics_variables)
+
+
+def test_auto_takes_twice_as_many_pieces_until_memory_suffices(caplog):
+    """`"auto"` retries the same step, says so, and ends with the same numbers."""
+    plain = trained(dense())
+    model = kmg.distribute(dense(Hungry()), strategy(2))
+    assert_same(plain, trained(model, micro_batches="auto"))
+    messages = [record.getMessage() for record in caplog.records if "micro-batches" in record.msg]
+    assert ["in 2 micro" in messages[0], "in 4 micro" in messages[1]] == [True, True]
+
+
+def test_losses_of_the_whole_batch_refuse_pieces():
+    """A scalar loss needs all predictions at once; the error says what to do."""
+
+    def scalar(y_true, y_pred):
+        return keras.ops.mean(keras.ops.square(y_true - y_pred))
+
+    with pytest.raises(ValueError, match="`micro_batches` cannot be used .* Received"):
+        trained(kmg.distribute(dense(), strategy(2)), scalar, micro_batches=2)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 2.5, "many"])
+def test_only_numbers_and_auto(wrong):
+    """Anything else is named."""
+    model = kmg.distribute(dense(), strategy(2))
+    with pytest.raises(ValueError, match="Received: micro_batches="):
+        model.compile("sgd", "mse", micro_batches=wrong)
