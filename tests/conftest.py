@@ -7,8 +7,18 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The same tests on every machine; set the variable to see the GPUs.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 
+import pytest
 import tensorflow as tf
 
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 8
 )
+
+
+@pytest.fixture(scope="module")
+def unoptimized_graphs():
+    """Graphs that run a few times only: to optimise them takes as long as all the rest."""
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False, **before})

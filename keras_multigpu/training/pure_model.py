@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.checks import problem
 from keras_multigpu.training import randomness
 
 
@@ -106,6 +107,9 @@ class PureModel:
 
     def new_values(self, scope: keras.StatelessScope, values: Values) -> Values:
         """The values that the variables have inside `scope`."""
+        for variable, value in zip(self.trainable, values.trainable, strict=True):
+            if scope.get_current_value(variable) is not value:
+                raise_trainable_assigned(variable)
         return Values(
             values.trainable,
             [scope.get_current_value(variable) for variable in self.others],
@@ -137,6 +141,19 @@ class PureModel:
     def is_seed(self, variable: keras.Variable) -> bool:
         """Whether the variable is the state of a seed generator."""
         return id(variable) in self._seeds
+
+
+def raise_trainable_assigned(variable: keras.Variable) -> None:
+    """Raise because a layer sets its own trainable weight, which no gradient would reach."""
+    raise ValueError(
+        problem(
+            "A layer assigns a value to a trainable variable while it is called.",
+            "Expected forward passes that change non-trainable variables only.",
+            "Make the variable non-trainable, or use the assigned value without storing it "
+            "(`keras.layers.SpectralNormalization` is such a layer and cannot be distributed).",
+            variable=variable.path,
+        )
+    )
 
 
 def layer_metric_variables(model: keras.Model) -> list[keras.Variable]:
