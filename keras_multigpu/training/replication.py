@@ -40,6 +40,7 @@ class Replication:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, sync_batch_norm: bool = False) -> None:
+        require_one_process(strategy)
         self.strategy = strategy
         self.sync_batch_norm = sync_batch_norm
         self.micro_batches: int | str = 1
@@ -171,6 +172,26 @@ class FirstThatFits:
                 return make()
             except (NeedsDivisors, NeedsWholeBatch):
                 continue
+
+
+def require_one_process(strategy: tf.distribute.Strategy) -> None:
+    """Raise a `ValueError` for strategies whose replicas do not all live in this process."""
+    local = len(strategy.extended.worker_devices)
+    remote = isinstance(
+        strategy, (tf.distribute.TPUStrategy, tf.distribute.experimental.ParameterServerStrategy)
+    )
+    if remote or local != strategy.num_replicas_in_sync:
+        raise ValueError(
+            problem(
+                f"{type(strategy).__name__} has replicas outside this process.",
+                "Expected a strategy for the devices of this machine: one device, mirrored or "
+                "central storage.",
+                "Use `kmg.strategy()` without a cluster; several workers, parameter servers and "
+                "TPUs are not supported yet.",
+                replicas=strategy.num_replicas_in_sync,
+                devices=local,
+            )
+        )
 
 
 def largest_share(batch: Batch, replicas: int) -> int:
