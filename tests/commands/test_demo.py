@@ -1,0 +1,88 @@
+"""`keras-multigpu demo` does what it promises, as somebody sees it who runs it."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from keras_multigpu.commands.demo_cases import CASES
+from keras_multigpu.commands.demo_cases import Result
+from keras_multigpu.commands.demo_cases import ours_is_one_device
+from keras_multigpu.commands.demo_cases import weights_differ_by
+from keras_multigpu.commands.demo_comparison import table
+
+PNG = b"\x89PNG\r\n\x1a\n"
+PNG_END = b"IEND\xaeB`\x82"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def demo(folder):
+    """One run of the demo."""
+    command = [sys.executable, "-m", "keras_multigpu", "demo", "--folder", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_the_convnet_learns(demo):
+    """On two replicas, with Keras's progress bar, to 97% of new digits."""
+    assert demo.returncode == 0, demo.stdout + demo.stderr
+    assert "Epoch 15/15" in demo.stdout
+    accuracy = re.search(r"Validation accuracy: (\d\.\d+) on 360 new digits", demo.stdout)
+    assert float(accuracy[1]) >= 0.97
+
+
+def test_the_table_compares_all_ways(demo):
+    """In each case this package is as near to one device as rounding lets it be."""
+    text = demo.stdout
+    assert [case.title in text for case in CASES] == [True] * 3
+    ours = re.findall(r"two replicas, keras_multigpu +[\d.]+ +[\d.]+% +(\S+)", text)
+    assert [float(difference) < 1e-4 for difference in ours] == [True] * 3
+    assert len(re.findall("two replicas, stock Keras", text)) == 3
+
+
+def test_the_picture_is_whole(demo, folder):
+    """A PNG from its first byte to its last, and no half-written file beside it."""
+    assert f"{folder}/loss_curves.png" in demo.stdout
+    assert [path.name for path in folder.iterdir()] == ["loss_curves.png"]
+    picture = (folder / "loss_curves.png").read_bytes()
+    assert picture.startswith(PNG)
+    assert picture.endswith(PNG_END)
+    width, height = (int.from_bytes(picture[start : start + 4], "big") for start in (16, 20))
+    assert width > 1000
+    assert height > 500
+
+
+ONE = Result([2.0, 0.5], 0.9, [1.0, -4.0])
+SAME = Result([2.0, 0.5], 0.9, [1.0, -4.0])
+OTHER = Result([2.0, 0.75], 0.8, [1.0, -3.0])
+CRASHED = Result([2.0], None, [], "InvalidArgumentError")
+GONE = Result([], None, [], "crashed")
+
+
+def test_weights_differ_relative_to_the_largest():
+    """1 of 4."""
+    assert weights_differ_by(ONE, OTHER) == 0.25
+
+
+@pytest.mark.parametrize(("ours", "kept"), [(SAME, True), (OTHER, False), (CRASHED, False)])
+def test_the_demo_admits_a_broken_promise(ours, kept):
+    """Then its exit code is 1."""
+    results = {"one": [ONE] * 3, "ours": [SAME, ours, SAME], "stock": [OTHER] * 3}
+    assert ours_is_one_device(results) is kept
+
+
+def test_the_table_tells_of_crashes():
+    """Where stock Keras has failed, it says when and with what."""
+    results = {"one": [ONE] * 3, "ours": [SAME] * 3, "stock": [OTHER, CRASHED, GONE]}
+    lines = table(results).splitlines()
+    assert lines[0].split() == ["final", "loss", "accuracy", "weights", "differ", "by"]
+    assert lines[1] == "convnet, 101 digits: the last batch has 5 (of 16)"
+    assert lines[2].split() == ["one", "device", "0.5000", "90.0%", "-"]
+    assert lines[4].split() == ["two", "replicas,", "stock", "Keras", "0.7500", "80.0%", "2e-01"]
+    assert lines[8].endswith("failed in epoch 2: InvalidArgumentError")
+    assert lines[12].endswith("failed in epoch 1: crashed")

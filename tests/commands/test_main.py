@@ -1,0 +1,63 @@
+"""`keras-multigpu` and `python -m keras_multigpu` answer fast and with the right exit codes."""
+
+import subprocess
+import sys
+
+import pytest
+
+from keras_multigpu.commands import demo
+from keras_multigpu.commands import main
+from keras_multigpu.commands.usage import UsageError
+from keras_multigpu.commands.usage import require_package
+
+WITHOUT_TENSORFLOW = """
+import sys
+from keras_multigpu.commands import main
+try:
+    main(["--help"])
+finally:
+    assert not {"keras", "tensorflow", "numpy.f2py", "matplotlib"} & set(sys.modules)
+"""
+
+
+def test_help_names_the_commands_and_imports_no_keras():
+    """So that it answers at once."""
+    command = [sys.executable, "-c", WITHOUT_TENSORFLOW]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "demo" in ended.stdout
+    assert "verify" in ended.stdout
+
+
+def test_the_package_can_be_run():
+    """`python -m keras_multigpu` is the same program."""
+    command = [sys.executable, "-m", "keras_multigpu", "verify", "--help"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stdout.startswith("usage: keras-multigpu verify")
+
+
+@pytest.mark.parametrize("argv", [[], ["unknown"], ["verify"], ["verify", "a:b"]])
+def test_bad_usage_exits_with_two(argv, capsys):
+    """As argparse does it."""
+    with pytest.raises(SystemExit) as exit:
+        main(argv)
+    assert exit.value.code == 2
+    assert "usage: keras-multigpu" in capsys.readouterr().err
+
+
+def test_a_usage_error_is_printed_without_a_traceback(monkeypatch, capsys):
+    """Three parts on stderr, and exit code 2."""
+
+    def run(arguments):
+        raise UsageError("No. Expected yes. Say yes. Received: answer='no'")
+
+    monkeypatch.setattr(demo, "run", run)
+    assert main(["demo"]) == 2
+    assert capsys.readouterr().err.startswith("keras-multigpu: No. Expected yes.")
+
+
+def test_a_missing_package_is_named_with_its_pip_line():
+    """And a present one passes."""
+    require_package("json", "json")
+    with pytest.raises(UsageError, match="scikit-learn is not installed.*Run `pip install scikit"):
+        require_package("no_such_module", "scikit-learn")

@@ -1,0 +1,70 @@
+"""`keras-multigpu verify`: what it imports, and what its exit code says."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from keras_multigpu.commands import main
+
+DATA = ["--data", "verified_models:data"]
+
+
+@pytest.fixture(autouse=True)
+def unchanged_path(monkeypatch):
+    """The command adds the current directory to `sys.path`; afterwards it is gone."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def test_the_current_directory_is_importable(tmp_path):
+    """The whole program, in a directory that no test has imported from."""
+    shutil.copy(Path(__file__).parents[1] / "verified_models.py", tmp_path / "mine.py")
+    command = [sys.executable, "-m", "keras_multigpu", "verify", "mine:right"]
+    command += ["--data", "mine:data", "--replicas", "3", "--steps", "1"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "One device against 3 logical CPU devices, after 1 training step" in ended.stdout
+
+
+def test_a_difference_exits_with_one(capsys):
+    """The planted model that divides by the local batch, on two and on three replicas."""
+    argv = ["verify", "verified_models:divides_by_local_batch", *DATA]
+    assert main([*argv, "--replicas", "2,3", "--steps", "1"]) == 1
+    assert "`train_step` divides its loss by the local batch" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("verified_models", "The name given as the model is incomplete."),
+        (":right", "The name given as the model is incomplete."),
+        ("no_such_module:right", "cannot be imported: No module named 'no_such_module'."),
+        ("verified_models:wrong", "module 'verified_models' has no attribute 'wrong'."),
+        ("verified_models:__name__", "What was given as the model is no function."),
+    ],
+)
+def test_what_cannot_be_imported_exits_with_two(name, message, capsys):
+    """Each with what was expected and how to mend it."""
+    assert main(["verify", name, *DATA]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Expected" in error
+    assert f"Received: name='{name}'" in error
+
+
+def test_a_model_that_fails_exits_with_two(capsys):
+    """It is no difference between replicas, so not 1; the traceback is shown."""
+    assert main(["verify", "verified_models:not_compiled", *DATA]) == 2
+    assert "Traceback" in (error := capsys.readouterr().err)
+    assert "`build_model` returned a model that is not compiled." in error
+
+
+@pytest.mark.parametrize("replicas", ["two", "1,2", "2;4", ""])
+def test_bad_replicas_exit_with_two(replicas, capsys):
+    """Numbers with commas between them."""
+    with pytest.raises(SystemExit) as exit:
+        main(["verify", "verified_models:right", *DATA, "--replicas", replicas])
+    assert exit.value.code == 2
+    assert "Expected integers of at least 2" in capsys.readouterr().err

@@ -1,0 +1,117 @@
+"""The code of the README and of every page of the documentation runs and prints what is said."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import documented_code
+import pytest
+from documented_code import Block
+from documented_code import blocks_of
+from documented_code import runnable
+from documented_code import same_text
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+WITH_CODE = [page for page in PAGES if documented_code.has_code(page)]
+
+
+def title(page):
+    """A page's name in the repository."""
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.fixture(scope="module")
+def errors(tmp_path_factory):
+    """Each page's traceback, all pages run in one process because TensorFlow starts slowly."""
+    results = tmp_path_factory.mktemp("docs") / "results.json"
+    ended = subprocess.run(
+        [sys.executable, documented_code.__file__, str(results), *map(str, WITH_CODE)],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(results.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=title)
+def test_the_code_of_a_page_runs(page, errors):
+    """Its blocks run in order, and print what stands below them."""
+    assert errors[str(page)] is None, errors[str(page)]
+
+
+COMMANDS = [
+    (title(page), line.strip())
+    for page in PAGES
+    for block in blocks_of(page)
+    if block.language == "shell"
+    for line in block.code.splitlines()
+]
+
+
+@pytest.mark.parametrize(("page", "command"), COMMANDS)
+def test_commands_name_what_exists(page, command):
+    """Targets of make, commands of `keras-multigpu`, and files."""
+    program, *words = command.partition("#")[0].split()
+    if program == "make":
+        assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    elif program == "keras-multigpu":
+        assert (ROOT / "keras_multigpu" / "commands" / f"{words[0]}.py").exists()
+    elif program.endswith("python"):
+        assert (ROOT / words[0]).exists()
+    else:
+        assert program in ("pip", "git", "cd")
+
+
+def test_blocks_are_found_and_paired_with_their_output(tmp_path):
+    """Only a `text` block right behind is output; included files are left out."""
+    page = tmp_path / "page.md"
+    page.write_text(
+        "One:\n\n```python\nprint(1)\n```\n\n```text\n1\n```\n\n"
+        "```python\nprint(2)\n```\n\nTwo:\n\n```text\n2\n```\n\n"
+        '```python\n--8<-- "examples/a.py:b"\n```\n'
+    )
+    assert blocks_of(page) == [
+        Block("python", 4, "print(1)\n", "1\n"),
+        Block("text", 8, "1\n", None),
+        Block("python", 12, "print(2)\n", None),
+        Block("text", 18, "2\n", None),
+    ]
+
+
+def test_a_diff_runs_as_it_is_after_the_change():
+    """Without the lines that were taken out."""
+    block = Block("diff", 1, " a = 1\n-b = 2\n+b = 3\n", None)
+    assert runnable(block) == "a = 1\nb = 3\n"
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "same"),
+    [
+        ("loss 1.234", "loss  1.2341\n", True),
+        ("loss 1.2", "loss 1.3", False),
+        ("1.9e-07", "3.1e-08", True),
+        ("1.9e-07", "3.1e-03", False),
+        ("[1.0, 2.0]", "[1.001, 2.0]", True),
+        ("True", "False", False),
+        ("a b", "a", False),
+    ],
+)
+def test_printed_numbers_may_differ_by_rounding(expected, found, same):
+    """Words may not."""
+    assert same_text(expected, found) is same
+
+
+def test_a_page_that_prints_something_else_is_an_error(tmp_path):
+    """The message tells page, line and both texts."""
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint('no')\n```\n\n```text\nyes\n```\n")
+    with pytest.raises(AssertionError, match=r"page.md:2 prints\nno\n\ninstead of\nyes"):
+        documented_code.run(page)

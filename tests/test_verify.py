@@ -1,0 +1,280 @@
+"""`verify` passes right models, and catches and names what is wrong with others."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import verified_models as models
+
+import keras_multigpu as kmg
+from keras_multigpu.verification import batches
+from keras_multigpu.verification import other_process
+from keras_multigpu.verification.comparison import relative_difference
+from keras_multigpu.verification.layer_probe import Rows
+from keras_multigpu.verification.layer_probe import rows_of
+from keras_multigpu.verification.report import Report
+from keras_multigpu.verification.verification import Verification
+
+
+@pytest.fixture(autouse=True)
+def same_weights():
+    """Every test starts from weights that are random and always the same."""
+    keras.utils.set_random_seed(0)
+
+
+RIGHT = [
+    models.right,
+    models.right_with_adam,
+    models.half_precision,
+    models.unbuilt_with_dropout,
+    models.recurrent,
+    models.synchronised_batch_norm,
+    models.scalar_loss,
+    models.added_mean,
+    models.own_step,
+]
+WRONG = [
+    (models.batch_norm, "BatchNormalization is not synchronised", "here in norm."),
+    (models.divides_by_local_batch, "`train_step` divides its loss by the local batch", ""),
+    (models.divides_by_local_batch_with_adam, "divides its loss by the local batch", ""),
+    (models.couples_examples, "`train_step` computes its loss from the batch as a whole", ""),
+    (models.layer_mixes_examples, "Layer centre (CentresOverBatch) mixes the examples", ""),
+    (models.operation_mixes_examples, "Operation mean", "(Mean) mixes the examples"),
+    (models.call_mixes_examples, "The `call` of mixer (MixesInCall) mixes the examples", ""),
+    (models.coupled_loss, "The loss of an example depends on the others in its batch", ""),
+    (models.added_sum, "(AddsLoss) adds a loss that is no mean over the examples", ""),
+    (models.always_draws, "Layer sampling (Sampling) draws random numbers", ""),
+    (models.draws_in_step, "The training step draws random numbers", ""),
+]
+
+
+@pytest.mark.parametrize("build_model", RIGHT, ids=lambda build_model: build_model.__name__)
+def test_right_models_agree(build_model, capsys):
+    """Full and partial batches, on two replicas; the table is printed."""
+    result = kmg.verify(build_model, models.data, replicas=(2,), steps=3)
+    assert result.agrees, result
+    assert capsys.readouterr().out == f"{result}\n"
+
+
+@pytest.mark.parametrize(
+    ("build_model", "cause", "detail"), WRONG, ids=[case[0].__name__ for case in WRONG]
+)
+def test_wrong_models_are_caught_and_named(build_model, cause, detail):
+    """They differ from the first step on, and the report says why."""
+    (report,) = kmg.verify(build_model, models.data, replicas=(2,), steps=2).reports
+    assert not report.agrees
+    assert report.step == 1
+    assert report.first_difference is not None
+    assert cause in report.cause
+    assert detail in report.cause
+    assert report.fix
+
+
+def test_each_number_of_replicas_has_its_report():
+    """The planted model that divides by the local batch, on two and on four replicas."""
+    result = kmg.verify(models.divides_by_local_batch, models.data, steps=1)
+    assert [report.replicas for report in result.reports] == [2, 4]
+    assert not result.agrees
+    # The last momentum: with twice the gradient it is twice as large, with four times four times.
+    assert [report.largest_difference for report in result.reports] == pytest.approx([0.5, 0.75])
+    assert "2 and 4 replicas: `train_step` divides" in str(result)
+
+
+def test_a_hard_coded_batch_size_is_named():
+    """The replicas crash where one device runs; the layer is named, and the error told."""
+    build_model = models.hard_coded_batch_size
+    (report,) = kmg.verify(build_model, models.full_batches, replicas=(2,), steps=2).reports
+    assert not report.agrees
+    assert report.step == 1
+    assert report.cause.startswith("Layer reshaper (HardCodedReshape) runs on the whole batch but")
+    assert "Input to reshape is a tensor with 20 values" in report.error
+    assert "-1" in report.fix
+
+
+def test_a_model_that_fails_on_one_device_is_no_matter_of_replicas():
+    """The same model, and a last batch of four: that is the error, and it names the step."""
+    with pytest.raises(ValueError, match="fails on one device already, in step 3"):
+        kmg.verify(models.hard_coded_batch_size, models.data, replicas=(2,), steps=3)
+
+
+@pytest.mark.parametrize(
+    ("build_model", "names"),
+    [(models.unbuilt_with_dropout, ("dropped",)), (models.recurrent, ("lstm_cell",))],
+)
+def test_random_layers_are_switched_off_and_named(build_model, names):
+    """Their draws differ by design, so they run in inference mode, and the table says so."""
+    result = kmg.verify(build_model, models.data, replicas=(2,), steps=1)
+    assert result.switched_off == names
+    assert f"these ran in inference mode: {names[0]}" in " ".join(str(result).split())
+
+
+def test_amplified_rounding_is_no_difference():
+    """Adam takes full steps along a gradient that is zero but for rounding; verify says so."""
+    build_model = models.synchronised_batch_norm_with_adam
+    (report,) = kmg.verify(build_model, models.data, replicas=(2,), steps=3).reports
+    assert report.agrees
+    assert report.largest_difference > 2e-5
+    assert "first/bias" in report.rounding
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"build_model": models.right()}, "`build_model` is no function"),
+        ({"build_model": models.not_compiled}, "a model that is not compiled"),
+        ({"build_model": lambda: 1}, "`build_model` returned <class 'int'>"),
+        ({"replicas": (1, 2)}, "`replicas` names no numbers of replicas"),
+        ({"replicas": 2}, "`replicas` names no numbers of replicas"),
+        ({"steps": 0}, "`steps` is not a positive integer"),
+        ({"data": lambda: iter([])}, "`data` ran out after 0 batches"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    """In three parts that end with the argument."""
+    with pytest.raises(ValueError, match=message) as error:
+        kmg.verify(**{"build_model": models.right, "data": models.data, **arguments})
+    assert f"Received: {list(arguments)[0]}=" in str(error.value)
+
+
+X, Y = np.zeros((40, 3)), np.ones((40, 1))
+
+
+@pytest.mark.parametrize(
+    ("data", "sizes"),
+    [
+        ((X, Y), [32, 8, 32]),
+        ((X, Y, np.ones(40)), [32, 8, 32]),
+        (lambda: (X, Y), [32, 8, 32]),
+        (tf.data.Dataset.from_tensor_slices((X, Y)).batch(30), [30, 10, 30]),
+        (lambda: iter([(X, Y), (X[:2], Y[:2]), (X, Y), (X, Y)]), [40, 2, 40]),
+    ],
+)
+def test_data_comes_in_many_forms(data, sizes):
+    """Arrays in batches of 32; anything that is too short starts again."""
+    found = batches.first_batches(data, 3)
+    assert [batches.number_of_examples(batch) for batch in found] == sizes
+
+
+def test_batches_travel_to_another_process():
+    """Strings, ragged and sparse tensors and missing weights arrive as they were."""
+    ragged = tf.ragged.constant([[1], [2, 3]])
+    batch = ({"words": tf.constant(["a", "b"]), "ragged": ragged}, tf.sparse.eye(2), None)
+    x, y, sample_weight = batches.from_arrays(batches.to_arrays(batch))
+    assert x["words"].numpy().tolist() == [b"a", b"b"]
+    assert x["ragged"].to_list() == [[1], [2, 3]]
+    assert tf.sparse.to_dense(y).numpy().tolist() == [[1, 0], [0, 1]]
+    assert sample_weight is None
+
+
+SCRIPT = """
+import keras, numpy as np
+import keras_multigpu as kmg
+
+def build_model():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+if __name__ == "__main__":
+    keras.ops.ones(3)  # Starts TensorFlow with one CPU device.
+    data = np.random.default_rng(0).normal(size=(9, 3)), np.ones((9, 1))
+    assert kmg.verify(build_model, data, replicas=(2,), steps=2).agrees
+"""
+
+
+def test_a_script_is_verified_in_another_process(tmp_path):
+    """TensorFlow has started there with one CPU device, and the function is in the script."""
+    script = tmp_path / "my_script.py"
+    script.write_text(SCRIPT)
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "One device against 2 logical CPU devices, after 2 training steps" in ended.stdout
+
+
+def test_functions_of_a_module_go_to_another_process_and_errors_come_back():
+    """A `ValueError` there is a `ValueError` here, with the other process's traceback."""
+    with pytest.raises(ValueError, match="a model that is not compiled") as error:
+        other_process.run(models.not_compiled, models.data, (2,), 1)
+    assert "in_this_process.py" in error.value.__notes__[0]
+
+
+def test_functions_that_another_process_cannot_import_are_refused(monkeypatch):
+    """A lambda, and a function typed into a notebook."""
+    with pytest.raises(ValueError, match="`build_model` cannot be imported by another process"):
+        other_process.pickled("build_model", lambda: None)
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__spec__", None)
+    monkeypatch.setattr(main, "__file__", "<stdin>")
+    monkeypatch.setattr(main, "typed", models.right, raising=False)
+    monkeypatch.setattr(models.right, "__module__", "__main__")
+    monkeypatch.setattr(models.right, "__qualname__", "typed")
+    with pytest.raises(ValueError, match="%%writefile"):
+        other_process.pickled("data", models.right)
+
+
+def test_a_script_without_a_guard_is_told_about_it(monkeypatch):
+    """Imported by the other process, it would start another one, and so on."""
+    monkeypatch.setenv(other_process.INSIDE, "1")
+    with pytest.raises(RuntimeError, match='if __name__ == "__main__"'):
+        kmg.verify(models.right, models.data)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ([1.0, -4.0], [1.0, -4.0], 0.0),
+        ([1.0, -4.0], [1.0, -3.0], 0.25),
+        ([0.0], [2.0], 1.0),
+        ([0.0], [0.0], 0.0),
+        ([np.nan, 1.0], [np.nan, 1.0], 0.0),
+        ([np.nan], [1.0], np.inf),
+        ([1.0], [1.0, 2.0], np.inf),
+    ],
+)
+def test_differences_are_relative_to_the_largest_value(one, other, expected):
+    """Not element by element: a small weight among large ones is not held to more digits."""
+    assert relative_difference(one, other) == expected
+
+
+@pytest.mark.parametrize(
+    ("whole", "shape", "expected"),
+    [
+        # Four examples, of which the second and third are wanted.
+        ((4,), (2,), [1, 2]),
+        ((4, 1), (2, 1), [[1], [2]]),
+        # Two entries for each example, as after folding time into the batch.
+        ((8,), (4,), [2, 3, 4, 5]),
+        # Examples on the second axis.
+        ((1, 4), (1, 2), [[1, 2]]),
+        # No examples at all.
+        ((3,), (3,), [0, 1, 2]),
+        # Two axes differ, another rank, or a number of rows that does not fit.
+        ((4, 2), (2, 1), None),
+        ((4,), (2, 1), None),
+        ((4,), (3,), None),
+    ],
+)
+def test_rows_are_found_in_what_layers_computed(whole, shape, expected):
+    """The axis of the examples is the one that became shorter."""
+    array = np.arange(np.prod(whole)).reshape(whole)
+    found = rows_of(array, shape, Rows(start=1, stop=3, batch_size=4))
+    assert (None if found is None else found.tolist()) == expected
+
+
+def test_the_table_reads_well():
+    """The whole text, for one number of replicas that agrees and one that does not."""
+    cause = {"cause": "BatchNormalization is not synchronised.", "fix": "Synchronise it."}
+    reports = (
+        Report(2, 0.51, 0.51, 3e-07),
+        Report(4, 0.51, 0.75, 0.2, "dense/kernel", 3, **cause),
+        Report(8, step=1, cause="Layer a fails.", fix="Mend it.", error="ValueError: no"),
+    )
+    result = Verification(reports, 10, "GPUs", 2e-05, ("dropout",))
+    assert str(result) == Path(__file__).with_name("verify_table.txt").read_text().rstrip("\n")
+    assert repr(result) == "<Verification 2: agrees, 4: DIFFERS, 8: crashes>"
