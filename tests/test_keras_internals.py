@@ -1,7 +1,7 @@
 """Each private name of Keras and TensorFlow still means what this package relies on.
 
 When one of these fails after an upgrade, the sentence in its docstring says what has
-changed; `keras_multigpu/keras_internals.py` is the only file to mend.
+changed; `keras_multigpu/keras_internals` is the only folder to mend.
 """
 
 import keras
@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.training.joint_update import update_jointly
 
 
@@ -68,12 +69,16 @@ def test_losses_can_be_reported_in_a_stateless_scope():
         assert [float(loss) for loss in model.losses] == [4.0]
 
 
-def test_masks_travel_with_tensors():
-    """Keras still attaches masks to tensors."""
-    tensor = tf.zeros((2, 3))
-    assert keras_internals.get_mask(tensor) is None
-    keras_internals.set_mask(tensor, tf.constant([True, False]))
-    assert keras_internals.get_mask(tensor).numpy().tolist() == [True, False]
+def test_masks_and_logits_travel_with_tensors():
+    """Keras still attaches a mask, and the logits behind a softmax, to tensors."""
+    probabilities = keras.activations.softmax(tf.constant([[1.0, 2.0]]))
+    mask, logits = keras_internals.attached([probabilities])
+    assert mask is None and logits.numpy().tolist() == [[1, 2]]
+    copy = tf.identity(probabilities)
+    assert keras_internals.attached([copy]) == [None, None]
+    keras_internals.attach([copy], [tf.constant([True]), logits])
+    mask, logits = keras_internals.attached([copy])
+    assert mask.numpy().tolist() == [True] and logits.numpy().tolist() == [[1, 2]]
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Nadam", "Lamb", "Muon"])
@@ -86,10 +91,10 @@ def test_an_optimizer_can_be_a_pure_function(name):
     ordinary.apply([gradient], [trained])
     functional = getattr(keras.optimizers, name)(learning_rate=0.1)
     functional.build([pure])
-    keras_internals.remember_variables(functional)
+    optimizer_internals.remember_variables(functional)
     values = [(v, tf.convert_to_tensor(v)) for v in [pure, *functional.variables]]
     with keras.StatelessScope(values) as scope:
-        keras_internals.apply_functionally(functional, [gradient], [pure], update_jointly)
+        optimizer_internals.apply_functionally(functional, [gradient], [pure], update_jointly)
     np.testing.assert_array_equal(pure.numpy(), np.ones((2, 2)))
     np.testing.assert_allclose(scope.get_current_value(pure), trained.numpy(), rtol=1e-6)
     assert type(functional).__name__ == name and functional.iterations.numpy() == 0
@@ -101,11 +106,11 @@ def test_weight_decay_exclusions_survive():
     optimizer = keras.optimizers.AdamW(learning_rate=0.1, weight_decay=0.5)
     optimizer.exclude_from_weight_decay(var_list=[first])
     optimizer.build([first, second])
-    keras_internals.remember_variables(optimizer)
+    optimizer_internals.remember_variables(optimizer)
     values = [(v, tf.convert_to_tensor(v)) for v in [first, second, *optimizer.variables]]
     with keras.StatelessScope(values) as scope:
         zeros = [tf.zeros(2), tf.zeros(2)]
-        keras_internals.apply_functionally(optimizer, zeros, [first, second], update_jointly)
+        optimizer_internals.apply_functionally(optimizer, zeros, [first, second], update_jointly)
     np.testing.assert_allclose(scope.get_current_value(first), [1, 1])
     np.testing.assert_allclose(scope.get_current_value(second), [0.95, 0.95])
 
@@ -120,7 +125,7 @@ def test_optimizers_can_be_built_for_variables_of_any_strategy():
         refused, optimizer = (keras.optimizers.SGD(momentum=0.9) for _ in range(2))
     with pytest.raises(RuntimeError, match="inside"):
         refused.build([variable])
-    with keras_internals.variables_anywhere():
+    with optimizer_internals.variables_anywhere():
         optimizer.build([variable])
     assert len(optimizer.variables) == 3
 

@@ -13,9 +13,11 @@ import verified_models as models
 import keras_multigpu as kmg
 from keras_multigpu.verification import batches
 from keras_multigpu.verification import other_process
+from keras_multigpu.verification.comparison import differences
 from keras_multigpu.verification.comparison import relative_difference
 from keras_multigpu.verification.layer_probe import Rows
 from keras_multigpu.verification.layer_probe import rows_of
+from keras_multigpu.verification.participants import Value
 from keras_multigpu.verification.report import Report
 from keras_multigpu.verification.verification import Verification
 
@@ -240,6 +242,16 @@ def test_a_script_without_a_guard_is_told_about_it(monkeypatch):
 def test_differences_are_relative_to_the_largest_value(one, other, expected):
     """Not element by element: a small weight among large ones is not held to more digits."""
     assert relative_difference(one, other) == expected
+
+
+def test_variables_that_only_one_side_has_made_are_no_difference():
+    """Optimizers make theirs when they are first used; the others are still compared."""
+    weight = Value("kernel", "dense", (0, 0), [np.array([4.0])])
+    momentum = Value("optimizer kernel_momentum", "momentum", (1, 2), [np.array([1.0])])
+    second = Value("optimizer rate", "rate", (2, 0), [np.array([2.0])])
+    changed = second._replace(copies=[np.array([2.0]), np.array([1.0])])
+    assert differences([weight, momentum, second], [weight, changed]) == [0.0, 0.0, 0.5]
+    assert differences([weight, changed], [weight, momentum, second]) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize(

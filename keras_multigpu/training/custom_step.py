@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.batch_sizes import share_bounds
+from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.training import randomness
 from keras_multigpu.training.feeding import Batch
 from keras_multigpu.training.loops import flattened
@@ -38,6 +39,7 @@ from keras_multigpu.training.shares import share_of
 from keras_multigpu.training.sparse_gradients import is_sparse
 from keras_multigpu.training.sparse_gradients import of_table
 from keras_multigpu.training.sparse_gradients import rows_of_all
+from keras_multigpu.training.sync_batch_norm import synchronized
 
 _present = threading.local()
 
@@ -53,7 +55,8 @@ class CustomStep:
     Args:
         model: The model, built and placed.
         strategy: Its strategy.
-        function: The user's `train_step` or `test_step`.
+        function: The user's `train_step`, `test_step` or `predict_step`.
+        layers: BatchNorm layers to synchronise.
     """
 
     def __init__(
@@ -61,7 +64,9 @@ class CustomStep:
         model: keras.Model,
         strategy: tf.distribute.Strategy,
         function: Callable[[Any], Any],
+        layers: Sequence[keras.layers.BatchNormalization] = (),
     ) -> None:
+        self._layers = list(layers)
         self._model = model
         self._strategy = strategy
         self._function = function
@@ -69,7 +74,8 @@ class CustomStep:
         seeds = {id(state) for state in states}
         self._seeds = self._copies_of(states)
         # A replica without examples runs on a borrowed row, which must not be counted.
-        self._metrics = self._copies_of(model.metrics_variables)
+        self._metric_variables = model.metrics_variables
+        self._metrics = self._copies_of(self._metric_variables)
         self._others = self._copies_of(
             [v for v in model.non_trainable_variables if id(v) not in seeds]
         )
@@ -90,20 +96,32 @@ class CustomStep:
                 rows = share_of(batch, replica, self._strategy.num_replicas_in_sync)
             self._shift(replica, randomness.for_replica)
             before = read(self._metrics, replica)
-            _present.rows = rows
+            _present.rows, _present.of_batch = rows, set()
             try:
-                results[replica] = self._function(packed(rows)), rows
+                with synchronized(self._layers, rows):
+                    results[replica] = self._function(packed(rows)), rows
             finally:
                 _present.rows = None
                 self._shift(replica, randomness.for_one_device)
-            after = read(self._metrics, replica)
-            kept = [tf.where(rows.examples > 0, *pair) for pair in zip(after, before, strict=True)]
-            assign(self._metrics, kept, replica)
+            self._restore_unless(rows.examples > 0, before, replica)
 
-        with summing_optimizers(self._model, self._strategy):
+        with (
+            summing_optimizers(self._model, self._strategy),
+            noted_updates(self._model.metrics),
+        ):
             self._strategy.run(on_replica)
         outputs, rows = zip(*(results[replica] for replica in sorted(results)), strict=True)
         return list(outputs), list(rows)
+
+    def _restore_unless(self, present: tf.Tensor, before: list[tf.Tensor], replica: int) -> None:
+        """Undo what a replica without examples did to metrics of examples."""
+        kept = [
+            after if id(variable) in _present.of_batch else tf.where(present, after, start)
+            for variable, after, start in zip(
+                self._metric_variables, read(self._metrics, replica), before, strict=True
+            )
+        ]
+        assign(self._metrics, kept, replica)
 
     def _copies_of(self, variables: Sequence[keras.Variable]) -> list[tuple[tf.Variable, ...]]:
         return [
@@ -129,20 +147,22 @@ class CustomStep:
 
     def _merged(self, logs: list[dict[str, Any]], rows: list[Rows]) -> dict[str, Any]:
         """Metrics from their global state; other logs as means weighted by examples."""
-        metrics, merged = self._model.get_metrics_result(), {}
+        merged = self._model.get_metrics_result()
         logs = [flattened(log) for log in logs]
         for name in logs[0]:
-            if name in metrics:
-                merged[name] = metrics[name]
-            else:
-                merged[name] = tf.add_n(
-                    [
-                        tf.where(share.examples > 0, tf.cast(log[name], tf.float32), 0.0)
-                        * share.fraction
-                        for log, share in zip(logs, rows, strict=True)
-                    ]
-                )
-        return merged
+            mean = tf.add_n(
+                [
+                    tf.where(share.examples > 0, tf.cast(log[name], tf.float32), 0.0)
+                    * share.fraction
+                    for log, share in zip(logs, rows, strict=True)
+                ]
+            )
+            if name == "loss" and name in merged:
+                # A step may log a loss without having updated the running mean of that name.
+                updated = keras_internals.loss_tracker(self._model).count > 0
+                merged[name] = tf.where(updated, merged[name], mean)
+            merged.setdefault(name, mean)
+        return {name: merged[name] for name in logs[0]}
 
 
 class CustomPrediction(CustomStep):
@@ -177,13 +197,41 @@ def summing_optimizers(model: keras.Model, strategy: tf.distribute.Strategy) -> 
             vars(optimizer).pop("apply", None)
 
 
+@contextlib.contextmanager
+def noted_updates(metrics: Sequence[keras.metrics.Metric]) -> Iterator[None]:
+    """Note which metrics are updated with one number for the whole batch, such as its loss.
+
+    Every replica has that number, also one without examples. Were it not counted there, a
+    last batch that leaves replicas empty would weigh less than the others.
+    """
+    for metric in metrics:
+        vars(metric)["update_state"] = noting_update(metric, metric.update_state)
+    try:
+        yield
+    finally:
+        for metric in metrics:
+            vars(metric).pop("update_state", None)
+
+
+def noting_update(metric: keras.metrics.Metric, update: Callable[..., Any]) -> Callable[..., Any]:
+    """An `update_state` that notes a single number without a weight."""
+
+    def update_state(*args: Any, **kwargs: Any) -> Any:
+        given = [*args, *kwargs.values()]
+        if len(given) == 1 and keras.ops.ndim(given[0]) == 0:
+            _present.of_batch.update(id(variable) for variable in metric.variables)
+        return update(*args, **kwargs)
+
+    return update_state
+
+
 def summing_apply(
     optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strategy
 ) -> Callable[..., None]:
     """An `apply` that sums the gradients over replicas, then updates this replica."""
 
     def apply(grads: Any, trainable_variables: Any = None) -> None:
-        trainable = list(trainable_variables or keras_internals.optimized_variables(optimizer))
+        trainable = list(trainable_variables or optimizer_internals.optimized_variables(optimizer))
         if not optimizer.built:
             raise NeedsOptimizer(optimizer, trainable, strategy)
         context = tf.distribute.get_replica_context()

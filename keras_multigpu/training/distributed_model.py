@@ -92,6 +92,12 @@ class DistributedModel(keras.Model):
         self.replication.pieces = 1 if micro_batches == "auto" else int(micro_batches)
         self.replication.forget_steps()
 
+    def compile_from_config(self, config: dict[str, Any]) -> None:
+        """Compile the model as it was when it was saved."""
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.built:
+            self.prepare(None)
+
     def prepare(self, spec: Batch | None) -> None:
         """Build the model and the optimizer, and move their variables to the replicas."""
         self.replication.prepare(self, spec)

@@ -26,6 +26,8 @@ from keras_multigpu.training.passes import Outcome
 from keras_multigpu.training.passes import ReplicaPass
 from keras_multigpu.training.passes import TrainingPass
 from keras_multigpu.training.passes import Update
+from keras_multigpu.training.passes import first_rows
+from keras_multigpu.training.passes import one_after_another
 from keras_multigpu.training.placement import copies
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.pure_model import Values
@@ -149,24 +151,14 @@ class Step:
 
     def _gathered(self, results: list[Result]) -> Any:
         """All replicas' predictions as one batch, in the order of the examples."""
-
-        def joined(*parts: Any) -> Any:
-            if parts[0] is None or parts[0].shape.rank == 0:
-                return parts[0]
-            return tf.concat(
-                [part[: result.examples] for part, result in zip(parts, results, strict=True)],
-                axis=0,
-            )
-
-        outcomes = [result.outcome for result in results]
         with tf.device(self._hub):
-            y_pred = keras.tree.map_structure(joined, *[outcome.y_pred for outcome in outcomes])
-            masks = keras.tree.map_structure(joined, *[outcome.masks for outcome in outcomes])
-        for prediction, mask in zip(
-            keras.tree.flatten(y_pred), keras.tree.flatten(masks), strict=True
-        ):
-            if mask is not None:
-                keras_internals.set_mask(prediction, mask)
+            y_pred, attached = one_after_another(
+                [
+                    first_rows((outcome.y_pred, outcome.attached), examples)
+                    for _, outcome, examples in results
+                ]
+            )
+        keras_internals.attach(keras.tree.flatten(y_pred), attached)
         return y_pred
 
     def _logs(self, batch: Batch, loss: tf.Tensor, y_pred: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.training.joint_update import update_jointly
 
 
@@ -52,7 +52,7 @@ def is_loss_scaled(optimizer: keras.optimizers.Optimizer) -> bool:
 def plain_update(optimizer, variables, values, trainable, gradients):  # type: ignore[no-untyped-def]
     """New values of all variables after `optimizer.apply`."""
     with keras.StatelessScope(list(zip(variables, values, strict=True))) as scope:
-        keras_internals.apply_functionally(optimizer, gradients, trainable, update_jointly)
+        optimizer_internals.apply_functionally(optimizer, gradients, trainable, update_jointly)
     return [scope.get_current_value(variable) for variable in variables]
 
 

@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
     seeds: list[tf.Tensor]
     global_seed: tf.Tensor
     y_pred: Any
-    masks: Any
+    attached: list[Any]
 
 
 class Update(NamedTuple):
@@ -77,7 +77,13 @@ class ReplicaPass:
         self._changed: list[int] = []
 
     def outcome(
-        self, summands: Summands, start: Values, end: Values, share: Rows, replica: Any, y_pred: Any
+        self,
+        summands: Summands,
+        start: Values,
+        end: Values,
+        share: Rows,
+        replica: Any,
+        predictions: Any,
     ) -> Outcome:
         """Pack one replica's results; a replica without examples adds nothing."""
         self._changed = [
@@ -108,8 +114,7 @@ class ReplicaPass:
             slices,
             [seeds[index] for index in self.seed_indices],
             end.global_seed,
-            y_pred,
-            keras.tree.map_structure(keras_internals.get_mask, y_pred),
+            *predictions,
         )
 
     @property
@@ -157,7 +162,7 @@ class TrainingPass(ReplicaPass):
     ) -> None:
         super().__init__(model)
         self._micro_batches = micro_batches
-        self._context = context or (lambda rows: contextlib.nullcontext())
+        self.context = context or (lambda rows: contextlib.nullcontext())
         self._dense: list[int] = []
         self._sparse: list[int] = []
 
@@ -175,16 +180,16 @@ class TrainingPass(ReplicaPass):
         """
         start = self.pure.seeded(values, replica)
         if self._micro_batches == 1:
-            gradients, losses, end, y_pred = self._piece(start, share, divisors, loss_scale)
+            gradients, losses, end, predictions = self._piece(start, share, divisors, loss_scale)
         else:
-            gradients, losses, end, y_pred = self._pieces(start, share, divisors, loss_scale)
+            gradients, losses, end, predictions = self._pieces(start, share, divisors, loss_scale)
         summands = Summands(gradients, losses, [], [])
-        return self.outcome(summands, start, end, share, replica, y_pred)
+        return self.outcome(summands, start, end, share, replica, predictions)
 
     def count(self, values: Values, share: Rows, replica: Any) -> list[tf.Tensor]:
         """This replica's summands of the divisors of masked and weighted losses."""
         values = self.pure.seeded(values, replica)
-        with self.pure.scope(values) as scope, self._context(share):
+        with self.pure.scope(values) as scope, self.context(share):
             forward = self.pure.forward(share.x, True, scope, share.fraction)
             shares = LossShares(self.model, share.fraction, counting=True)
             shares.total(share.data, forward.y_pred)
@@ -194,13 +199,13 @@ class TrainingPass(ReplicaPass):
     def _piece(self, values: Values, share: Rows, divisors: Any, loss_scale: Any) -> Any:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values.trainable)
-            with self.pure.scope(values) as scope, self._context(share):
+            with self.pure.scope(values) as scope, self.context(share):
                 forward = self.pure.forward(share.x, True, scope, share.fraction)
                 loss, shares = self._loss(forward, share, divisors)
                 end = self.pure.new_values(scope, values)
             scaled = loss * loss_scale
         gradients = self.connected(tape.gradient(scaled, values.trainable))
-        return gradients, [loss, *shares], end, forward.y_pred
+        return gradients, [loss, *shares], end, with_attached(forward.y_pred)
 
     def connected(self, gradients: Sequence[Any]) -> list[Any]:
         """The gradients that exist, dense ones first; remembers whose they are."""
@@ -234,7 +239,7 @@ class TrainingPass(ReplicaPass):
         for index in range(self._micro_batches):
             with tf.control_dependencies(losses or []):
                 piece, taken = piece_of(share, size, index, self._micro_batches)
-                more, shares, end, y_pred = self._piece(values, piece, divisors, loss_scale)
+                more, shares, end, predicted = self._piece(values, piece, divisors, loss_scale)
                 present = piece.examples > 0
                 more, shares = (
                     [zero_unless(present, tensor) for tensor in part] for part in (more, shares)
@@ -242,9 +247,8 @@ class TrainingPass(ReplicaPass):
                 values = keep_if(present, end, values)
             gradients = more if gradients is None else add_all(gradients, more)
             losses = shares if losses is None else add_all(losses, shares)
-            predictions.append(keras.tree.map_structure(lambda t, n=taken: t[:n], y_pred))
-        joined = keras.tree.map_structure(lambda *parts: tf.concat(parts, axis=0), *predictions)
-        return gradients, losses, values, joined
+            predictions.append(first_rows(predicted, taken))
+        return gradients, losses, values, one_after_another(predictions)
 
     def update(
         self,
@@ -275,7 +279,8 @@ class EvaluationPass(ReplicaPass):
             forward = self.pure.forward(share.x, False, scope, share.fraction)
             end = self.pure.new_values(scope, start)
         summands = Summands([], forward.added_losses, [], [])
-        return self.outcome(summands, start, end, share, replica, forward.y_pred)
+        predictions = with_attached(forward.y_pred)
+        return self.outcome(summands, start, end, share, replica, predictions)
 
     def update(self, values: Values, packs: Sequence[tf.Tensor]) -> Update:
         """The new values of variables that inference changes, and the sums."""
@@ -321,6 +326,25 @@ def keep_if(condition: tf.Tensor, new: Values, old: Values) -> Values:
         [choose(*pair) for pair in zip(new.others, old.others, strict=True)],
         [choose(*pair) for pair in zip(new.layer_metrics, old.layer_metrics, strict=True)],
         choose(new.global_seed, old.global_seed),
+    )
+
+
+def with_attached(y_pred: Any) -> tuple[Any, list[Any]]:
+    """Predictions, and what Keras has attached to them, which a function's result loses."""
+    return y_pred, keras_internals.attached(keras.tree.flatten(y_pred))
+
+
+def first_rows(tensors: Any, count: Any) -> Any:
+    """The first rows of each tensor; scalars and None as they are."""
+    return keras.tree.map_structure(
+        lambda t: t if t is None or t.shape.rank == 0 else t[:count], tensors
+    )
+
+
+def one_after_another(parts: Sequence[Any]) -> Any:
+    """Structures of tensors, joined row by row; of scalars and None the first."""
+    return keras.tree.map_structure(
+        lambda *t: t[0] if t[0] is None or t[0].shape.rank == 0 else tf.concat(t, axis=0), *parts
     )
 
 

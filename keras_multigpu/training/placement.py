@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import optimizer_internals
 
 
 def place_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
@@ -21,7 +22,7 @@ def place_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     """
     optimizers = optimizers_of(model)
     for optimizer in optimizers:
-        keras_internals.remember_variables(optimizer)
+        optimizer_internals.remember_variables(optimizer)
     place_variables(model.variables, strategy)
     place_metrics(model.metrics_variables)
     place_optimizers(optimizers, strategy)
@@ -33,7 +34,7 @@ def place_optimizers(
     """Move the variables of optimizers to `strategy`."""
     for optimizer in optimizers:
         if home_device(strategy) is None:
-            keras_internals.set_optimizer_strategy(optimizer, strategy)
+            optimizer_internals.set_optimizer_strategy(optimizer, strategy)
         place_variables(optimizer.variables, strategy)
 
 
@@ -64,11 +65,11 @@ def build_optimizer(
     """Create the optimizer's variables, if they are not there yet, and place them."""
     if optimizer is None or optimizer.built or not trainable:
         return
-    with keras_internals.variables_anywhere():
+    with optimizer_internals.variables_anywhere():
         optimizer.build(trainable)
     parts = with_inner(optimizer)
     for part in parts:
-        keras_internals.remember_variables(part)
+        optimizer_internals.remember_variables(part)
     place_optimizers(parts, strategy)
 
 
@@ -120,8 +121,9 @@ def place_metrics(variables: list[keras.Variable]) -> None:
     for variable in variables:
         storage = keras_internals.variable_storage(variable)
         if isinstance(storage, tf.distribute.DistributedValues):
+            value = storage.numpy()
             with tf.init_scope(), keras_internals.single_device():
-                moved = tf.Variable(storage.numpy(), dtype=storage.dtype, name=variable.name)
+                moved = tf.Variable(value, dtype=storage.dtype, name=variable.name)
             keras_internals.set_variable_storage(variable, moved)
 
 

@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -93,19 +94,25 @@ class Replication:
 
     def prepare(self, model: keras.Model, spec: Batch | None) -> None:
         """Build what is not built, and put all variables where they belong."""
-        unbuilt = not all(layer.built for layer in keras_internals.layers_of(model))
-        if spec is not None and unbuilt and has_call(model):
+        unbuilt = has_call(model) and not all(
+            layer.built for layer in keras_internals.layers_of(model)
+        )
+        if spec is not None and unbuilt:
             with keras_internals.single_device():
                 keras_internals.symbolic_call(model, symbolic(spec[0]))
         place_model(model, self.strategy)
-        optimizer = getattr(model, "optimizer", None)
-        build_optimizer(optimizer, model.trainable_variables, self.strategy)
+        # As in Keras: where the model was built before, a step of the user's builds its
+        # optimizers itself, each for the variables that it updates.
+        if unbuilt or not is_overridden(model, "train_step"):
+            optimizer = getattr(model, "optimizer", None)
+            build_optimizer(optimizer, model.trainable_variables, self.strategy)
 
     def _training_step(self, model: keras.Model, spec: Batch) -> Callable[[Batch], Any]:
         self.prepare(model, spec)
-        if is_overridden(model, "train_step"):
-            return self._custom_step(model, spec, model.train_step)
         layers = synchronized_layers(model, self.sync_batch_norm)
+        if is_overridden(model, "train_step"):
+            refuse_pieces(self.pieces)
+            return self._custom_step(model, spec, model.train_step, layers)
         context = (lambda rows: synchronized(layers, rows)) if layers else None
 
         def sum_of_examples(count_divisors: bool) -> TrainStep:
@@ -136,13 +143,17 @@ class Replication:
         return EvaluationStep(model, self.strategy, spec, only_predicts=True).predict
 
     def _custom_step(
-        self, model: keras.Model, spec: Batch, function: Callable[[Any], dict[str, Any]]
+        self,
+        model: keras.Model,
+        spec: Batch,
+        function: Callable[[Any], dict[str, Any]],
+        layers: Sequence[keras.layers.BatchNormalization] = (),
     ) -> CustomStep:
         if has_call(model):
             with keras_internals.single_device():
                 keras_internals.symbolic_build(model, symbolic(spec))
         place_summing_metrics(model.metrics_variables, self.strategy)
-        return CustomStep(model, self.strategy, function)
+        return CustomStep(model, self.strategy, function, layers)
 
 
 class FirstThatFits:
@@ -215,9 +226,9 @@ def refuse_pieces(pieces: int) -> None:
     if pieces > 1:
         raise ValueError(
             problem(
-                "`micro_batches` cannot be used with this model's loss.",
-                "Expected losses that are sums over examples: Keras losses, or functions that "
-                "return one value for each example.",
+                "`micro_batches` cannot be used with this model's loss or `train_step`.",
+                "Expected Keras's own training step and losses that are sums over examples: "
+                "Keras losses, or functions that return one value for each example.",
                 "Leave out `micro_batches`, or return per-example values from the loss.",
                 micro_batches=pieces,
             )

@@ -25,6 +25,8 @@ from keras_multigpu.training.one_step import sums
 from keras_multigpu.training.optimizer_update import loss_scale
 from keras_multigpu.training.passes import Summands
 from keras_multigpu.training.passes import TrainingPass
+from keras_multigpu.training.passes import first_rows
+from keras_multigpu.training.passes import with_attached
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.pure_model import Values
 from keras_multigpu.training.shares import batch_size_of
@@ -71,26 +73,31 @@ class WholeBatchTrainStep(Step):
         start = self._pass.pure.seeded(values, index)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(start.trainable)
-            with keras_internals.single_device(), self._pass.pure.scope(start) as scope:
+            with self._pass.pure.scope(start) as scope, self._pass.context(rows):
                 forward = self._pass.pure.forward(rows.x, True, scope, rows.fraction)
                 end = self._pass.pure.new_values(scope, start)
-            predictions = [p[: rows.examples] for p in keras.tree.flatten(forward.y_pred)]
+            predictions = with_attached(forward.y_pred)
+            own = [t for t in flat(first_rows(predictions, rows.examples)) if t is not None]
             added = [tf.where(rows.examples > 0, loss, 0.0) for loss in forward.added_losses]
-        gathered = [context.all_gather(p, axis=0) for p in predictions]
-        y_pred = keras.tree.pack_sequence_as(forward.y_pred, gathered)
-        whole = WholeLoss(self._model, batch, start.trainable, y_pred, sums(context, added))
+        gathered = iter([context.all_gather(t, axis=0) for t in own])
+        y_pred, attached = keras.tree.map_structure(
+            lambda t: None if t is None else next(gathered), predictions
+        )
+        whole = WholeLoss(
+            self._model, batch, start.trainable, (y_pred, attached), sums(context, added)
+        )
         whole.compute(loss_scale(self._model.optimizer, optimizer_values))
         self._loss, self._trackers = whole.loss, whole.trackers
 
         first, last = share_bounds(batch_size_of(batch), replica, self._replicas)
         arriving = [gradient[first:last] for gradient in whole.of_predictions] + whole.of_added
-        back = tape.gradient(predictions + added, start.trainable, arriving)
+        back = tape.gradient(own + added, start.trainable, arriving)
         gradients = [
             total(gradient, direct, rows.fraction)
             for gradient, direct in zip(back, whole.of_trainable, strict=True)
         ]
         summands = Summands(self._pass.connected(gradients), [], [], [])
-        outcome = self._pass.outcome(summands, start, end, rows, index, forward.y_pred)
+        outcome = self._pass.outcome(summands, start, end, rows, index, predictions)
         packs, slices = sums(context, outcome.packs), everyones(context, outcome.slices, rows)
         update = self._pass.update(values, optimizer_values, packs, slices)
         return Result(update, outcome, rows.examples)
@@ -103,7 +110,7 @@ class WholeLoss:
         model: The model.
         batch: The global batch.
         trainable: The values of the trainable variables.
-        y_pred: The predictions for the whole batch.
+        predictions: The predictions for the whole batch, and what Keras attaches to them.
         added_losses: The losses that layers have added, summed over replicas.
     """
 
@@ -112,18 +119,20 @@ class WholeLoss:
         model: keras.Model,
         batch: Batch,
         trainable: Sequence[tf.Tensor],
-        y_pred: Any,
+        predictions: tuple[Any, list[Any]],
         added_losses: list[tf.Tensor],
     ) -> None:
         self._model = model
         self._batch = batch
         self._trainable = list(trainable)
-        self._y_pred = y_pred
+        self._y_pred, attached = predictions
+        keras_internals.attach(flat(self._y_pred), attached)
+        self._outputs = [t for t in flat(predictions) if t is not None]
         self._added = [tf.identity(loss) for loss in added_losses]
 
     def compute(self, scale: tf.Tensor) -> None:
         """Compute the loss, the trackers of single losses, and all gradients."""
-        predictions = keras.tree.flatten(self._y_pred)
+        predictions = self._outputs
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([*predictions, *self._added, *self._trainable])
             with keras_internals.single_device():
@@ -154,6 +163,11 @@ def loss_trackers(model: keras.Model) -> list[keras.Variable]:
     """The variables of the running means of single losses."""
     compiled = keras_internals.compile_loss(model)
     return list(compiled.variables) if compiled else []
+
+
+def flat(structure: Any) -> list[Any]:
+    """The leaves of a structure, None included."""
+    return keras.tree.flatten(structure)
 
 
 def dense(gradients: list[Any], tensors: list[tf.Tensor]) -> list[tf.Tensor]:

@@ -47,14 +47,14 @@ class Course:
 
     Args:
         participant: The participant.
-        names: The names of what is compared.
+        names: The names of what is compared after each step.
         differences: After each step, one number for each name.
         loss: The loss logged in the last step.
         error: What the participant raised, which ended its training.
     """
 
     participant: Participant
-    names: list[str] = dataclasses.field(default_factory=list)
+    names: list[list[str]] = dataclasses.field(default_factory=list)
     differences: list[list[float]] = dataclasses.field(default_factory=list)
     loss: float | None = None
     error: Exception | None = None
@@ -68,7 +68,7 @@ class Course:
         except Exception as error:  # Whatever the user's model raises is the result.
             self.error = error
             return
-        self.names = [value.name for value in values] + [LOGGED_LOSS]
+        self.names.append([*(value.name for value in values), LOGGED_LOSS])
         losses = [0.0 if value is None else value for value in (loss, self.loss)]
         self.differences.append(
             [*differences(values, self.participant.values()), relative_difference(*losses)]
@@ -130,7 +130,7 @@ class Limits:
             for index, number in enumerate(numbers):
                 # Asked for only where needed: it takes three more trainings.
                 if not number <= self.tolerance and not number <= self._amplified[step][index]:
-                    return step + 1, course.names[index]
+                    return step + 1, course.names[step][index]
         return None
 
     @functools.cached_property
@@ -159,7 +159,7 @@ def report(
         cause = causes.of_crash(recipe, batches[step - 1], replicas)
         error = cause.error or causes.summary(course.error)
         return Report(replicas, step=step, cause=cause.what, fix=cause.fix, error=error)
-    largest, where = max(zip(course.differences[-1][:-1], course.names, strict=False))
+    largest, where = max(zip(course.differences[-1][:-1], course.names[-1], strict=False))
     found = Report(replicas, loss, course.loss, largest)
     exceeded = limits.exceeded(course)
     if exceeded is not None:
@@ -192,16 +192,24 @@ def nudge(model: keras.Model, precision: str) -> None:
 
 
 def differences(ours: list[Value], theirs: list[Value]) -> list[float]:
-    """The largest relative difference of each variable, over all its copies."""
+    """The largest relative difference of each of our variables, over all copies of theirs.
+
+    Optimizers make their variables when they are first used. One that only we have differs
+    in nothing yet.
+    """
     largest: dict[str, float] = {}
     for value in ours:
         largest[value.group] = max(largest.get(value.group, 0.0), size(value.copies[0]))
+    copies = {value.place: value.copies for value in theirs}
     return [
         max(
-            relative_difference(one.copies[0], copy, GROUP_FRACTION * largest[one.group])
-            for copy in other.copies
+            (
+                relative_difference(one.copies[0], copy, GROUP_FRACTION * largest[one.group])
+                for copy in copies.get(one.place, ())
+            ),
+            default=0.0,
         )
-        for one, other in zip(ours, theirs, strict=True)
+        for one in ours
     ]
 
 

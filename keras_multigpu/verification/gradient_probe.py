@@ -73,6 +73,9 @@ class GradientProbe:
         with tf.GradientTape() as tape:
             y_pred = keras_internals.called(self._model, x, training=True)
             predictions = keras.tree.flatten(y_pred)
+            # Crossentropies read the logits that Keras attaches to a softmax's output.
+            logits = keras_internals.attached(predictions)[1::2]
+            predictions += [tensor for tensor in logits if tensor is not None]
             tape.watch(predictions)
             loss = keras_internals.compute_loss(self._model, x, y, y_pred, sample_weight, True)
         return as_arrays(tape.gradient(loss, predictions))

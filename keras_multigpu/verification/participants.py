@@ -30,11 +30,14 @@ class Value(NamedTuple):
         name: The variable's path.
         group: What it is measured with: the weights of one layer, or the optimizer's variables
             of one kind.
+        place: Which variable it is, also in another participant: 0 for the model or the
+            number of the optimizer, and the position there.
         copies: Its value on each replica.
     """
 
     name: str
     group: str
+    place: tuple[int, int]
     copies: list[np.ndarray]
 
 
@@ -68,13 +71,13 @@ class Participant:
         """The values of all weights and of the optimizers' variables, in the model's order."""
         prefix = f"{self.model.name}/"
         values = []
-        for weight in self.model.weights:
-            name = weight.path.removeprefix(prefix)
-            values.append(Value(name, name.rpartition("/")[0], self._copies(weight)))
-        for optimizer in optimizers_of(self.model):
-            for variable in optimizer.variables:
-                name = f"optimizer {variable.path}"
-                values.append(Value(name, name.rpartition("_")[2], self._copies(variable)))
+        for position, weight in enumerate(self.model.weights):
+            name, place = weight.path.removeprefix(prefix), (0, position)
+            values.append(Value(name, name.rpartition("/")[0], place, self._copies(weight)))
+        for number, optimizer in enumerate(optimizers_of(self.model), start=1):
+            for position, variable in enumerate(optimizer.variables):
+                name, place = f"optimizer {variable.path}", (number, position)
+                values.append(Value(name, name.rpartition("_")[2], place, self._copies(variable)))
         return values
 
     def _copies(self, variable: keras.Variable) -> list[np.ndarray]:

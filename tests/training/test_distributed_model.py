@@ -183,3 +183,89 @@ def test_replicas_in_other_processes_are_refused():
 
     with pytest.raises(ValueError, match="outside this process.*Received: replicas=2, devices=1"):
         require_one_process(TwoWorkers())
+
+
+@keras.saving.register_keras_serializable("tests")
+class Registered(kmg.DistributedModel):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.out = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.out(x)
+
+
+# Keras 3.15.1 reads weights through an `__array__` that NumPy 2 finds outdated.
+@pytest.mark.filterwarnings(
+    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+)
+def test_a_saved_subclass_comes_back_compiled(tmp_path):
+    """Loading a model of the user's own class restores its optimizer, too."""
+    model = kmg.distribute(Registered(), strategy(2))
+    model.compile("adam", "mse", metrics=["mae"])
+    model.fit(X, Y, batch_size=4, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert loaded.optimizer.iterations.numpy() == model.optimizer.iterations.numpy() == 4
+    assert loaded.evaluate(X, Y, verbose=0) == pytest.approx(model.evaluate(X, Y, verbose=0))
+
+
+def test_distribute_works_inside_a_scope():
+    """With the strategy's scope open, everything is made and moved as without."""
+    with strategy(2).scope():
+        model = sequential()
+        model.compile("sgd", "mse", metrics=["mae", keras.metrics.MeanSquaredError()])
+        model = kmg.distribute(model)
+        model.fit(X, Y, batch_size=4, verbose=0)
+        loss, _, error = model.evaluate(X, Y, verbose=0)
+    assert loss == pytest.approx(error) and model.distribute_strategy is strategy(2)
+
+
+class LogsItsLoss(keras.Model):
+    """A step that logs a loss without updating the running mean, and normalises."""
+
+    def __init__(self):
+        super().__init__()
+        keras.utils.set_random_seed(1)
+        self.body = [
+            keras.layers.Dense(8),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(1),
+        ]
+
+    def call(self, x, training=None):
+        return self.body[2](self.body[1](self.body[0](x), training=training))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss, "twice": 2 * loss}
+
+
+def test_own_steps_log_what_they_return_and_can_synchronise_batch_norm():
+    """The logs are the global values; BatchNorm sees the global batch on request."""
+    histories = []
+    for model in (LogsItsLoss(), kmg.distribute(LogsItsLoss(), strategy(3), sync_batch_norm=True)):
+        model.compile("sgd", "mse")
+        options = {"batch_size": 5, "epochs": 2, "shuffle": False, "verbose": 0}
+        histories.append(model.fit(X, Y, **options).history)
+    assert histories[0].keys() == histories[1].keys() == {"loss", "twice"}
+    for name, values in histories[0].items():
+        np.testing.assert_allclose(values, histories[1][name], rtol=2e-5)
+
+
+def test_confident_predictions_lose_nothing():
+    """Losses still see the logits behind a softmax once predictions are gathered."""
+    keras.utils.set_random_seed(1)
+    wide = keras.initializers.RandomNormal(stddev=30.0)
+    layer = keras.layers.Dense(3, kernel_initializer=wide, activation="softmax")
+    model = keras.Sequential([keras.Input((4,)), layer])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    labels = np.arange(13) % 3
+    plain = model.evaluate(X, labels, verbose=0)
+    # Without the logits every loss is cut off at -log(1e-7).
+    assert plain > 16.2
+    assert kmg.distribute(model, strategy(3)).evaluate(X, labels, verbose=0) == pytest.approx(plain)

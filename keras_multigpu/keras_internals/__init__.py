@@ -1,0 +1,237 @@
+"""The only door to names that Keras and TensorFlow do not document.
+
+Everything here was checked on Keras 3.15.1 with TensorFlow 2.21.0. Each entry says
+why no public name will do; `tests/test_keras_internals.py` fails with a clear sentence when
+a later version changes one of them.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import backend
+from keras.src.losses.loss import squeeze_or_expand_to_same_rank
+from keras.src.models.functional import Functional
+from keras.src.random import seed_generator
+from keras.src.saving import object_registration
+from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters import array_slicing
+from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
+
+
+@contextlib.contextmanager
+def single_device() -> Iterator[None]:
+    """Make Keras and TensorFlow see one device although a strategy is in scope.
+
+    Keras divides losses by `tf.distribute.get_strategy().num_replicas_in_sync`. The
+    forward pass and the metrics of this package follow one device's arithmetic, so that
+    division must not happen, and variables made here are ordinary ones. TensorFlow has no
+    public way to leave a strategy's scope.
+    """
+    graph = tf.compat.v1.get_default_graph()
+    saved = graph._distribution_strategy_stack, graph._variable_creator_stack
+    graph._distribution_strategy_stack, graph._variable_creator_stack = [], []
+    try:
+        yield
+    finally:
+        graph._distribution_strategy_stack, graph._variable_creator_stack = saved
+
+
+# Variables. A `keras.Variable` owns one `tf.Variable`, its storage. Moving a model to a
+# strategy means to exchange the storage; Keras offers that only at construction.
+
+
+def variable_storage(variable: keras.Variable) -> Any:
+    """The `tf.Variable` behind a Keras variable, None when not yet initialised."""
+    return variable._value
+
+
+def set_variable_storage(variable: keras.Variable, storage: tf.Variable) -> None:
+    """Let a Keras variable keep its value in another `tf.Variable`."""
+    variable._value = storage
+
+
+def seed_states(model: keras.Model) -> list[keras.Variable]:
+    """The states of all seed generators in a model, each once."""
+    states = {}
+    for layer in layers_of(model):
+        for generator in layer._seed_generators:
+            states[id(generator.state)] = generator.state
+    return list(states.values())
+
+
+def global_seed_state() -> keras.Variable:
+    """The state that Keras's random functions use when they are given no seed."""
+    return seed_generator.global_seed_generator().state
+
+
+# The model.
+
+FunctionalModel = Functional
+"""The class of functional models."""
+
+
+def layers_of(model: keras.Model) -> list[keras.Layer]:
+    """The model and all layers inside it, however deep."""
+    return list(model._flatten_layers())
+
+
+def compile_loss(model: keras.Model) -> Any:
+    """The object that `compile(loss=...)` made, None without a loss."""
+    return model._compile_loss
+
+
+def loss_tracker(model: keras.Model) -> Any:
+    """The running mean that is logged as `loss`."""
+    return model._loss_tracker
+
+
+def compute_loss(
+    model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
+) -> Any:
+    """`model.compute_loss`, also where an override lacks the `training` argument."""
+    return model._compute_loss(x, y, y_pred, sample_weight, training=training)
+
+
+def initial_epoch(model: keras.Model) -> int | None:
+    """The epoch that `BackupAndRestore` wants training to go on with."""
+    return model._initial_epoch
+
+
+def called(model: keras.Model, x: Any, training: bool) -> Any:
+    """`model(x)`, with the `training` argument where its `call` takes one."""
+    return model(x, training=training) if model._call_has_training_arg else model(x)
+
+
+def register_like(made: type, original: type) -> None:
+    """Save objects of class `made` under the name that `original` is registered with."""
+    if original in object_registration.GLOBAL_CUSTOM_NAMES:
+        name = object_registration.GLOBAL_CUSTOM_NAMES[original]
+        object_registration.GLOBAL_CUSTOM_NAMES[made] = name
+
+
+def own_training_state(model: keras.Model) -> None:
+    """Let Keras's own methods take the model for one that lives on one device.
+
+    Keras remembers the scope a model was made in and then avoids XLA and distributes data.
+    """
+    model._distribute_strategy = None
+
+
+def owned_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """Metrics that belong to the model or its layers and not to `compile`."""
+    compiled = [model._loss_tracker, model._compile_metrics]
+    compiled += model._compile_loss.metrics if model._compile_loss is not None else []
+    known = {id(metric) for metric in compiled}
+    return [metric for metric in model.metrics if id(metric) not in known]
+
+
+@contextlib.contextmanager
+def flat_losses(model: keras.Model, wrap: Any) -> Iterator[None]:
+    """Pass every compiled loss through `wrap` while the context lasts.
+
+    Keras matches losses with outputs, weights and nested structures in
+    `CompileLoss`; wrapping its list of losses keeps that logic in one place.
+    """
+    compiled = model._compile_loss
+    saved = compiled._flat_losses
+    compiled._flat_losses = [entry._replace(loss=wrap(entry.loss)) for entry in saved]
+    try:
+        yield
+    finally:
+        compiled._flat_losses = saved
+
+
+def flatten_metrics(model: keras.Model, logs: dict[str, Any]) -> Any:
+    """Logs as Keras returns them from `evaluate`: a number or a list in its order."""
+    return model._flatten_metrics_in_order(logs)
+
+
+symbolic_call = backend.compute_output_spec
+"""Runs a function on shapes alone, which builds what is not built yet."""
+
+
+def symbolic_build(model: keras.Model, batch: Any) -> None:
+    """Build the model, its compiled losses and metrics from the shapes of a batch."""
+    attributes = vars(model)
+    optimizer = attributes.get("optimizer")
+    # Keras would build it too, in a scope that it need not have been made in.
+    attributes["optimizer"] = None
+    try:
+        model._symbolic_build(data_batch=batch)
+    finally:
+        attributes["optimizer"] = optimizer
+
+
+def build_metrics(model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> None:
+    """Create the variables of `compile(metrics=...)` from shapes."""
+    metrics = model._compile_metrics
+    if metrics is not None and not metrics.built:
+        symbolic_call(model.compute_metrics, x, y, y_pred, sample_weight)
+
+
+def activity_regularized_layers(model: keras.Model) -> list[keras.Layer]:
+    """Layers that add the penalty of an activity regularizer in every call."""
+    return [layer for layer in layers_of(model) if layer.activity_regularizer is not None]
+
+
+def tracked_losses(model: keras.Model, tensors: list[Any]) -> None:
+    """Let `model.losses` report these tensors inside the present stateless scope."""
+    scope = backend.get_stateless_scope()
+    for tensor in tensors:
+        scope.add_loss(tensor)
+        model._loss_ids.add(id(tensor))
+
+
+get_mask = backend.get_keras_mask
+"""Returns the Keras mask that travels with a tensor."""
+
+
+def attached(tensors: list[Any]) -> list[Any]:
+    """What Keras attaches to predictions for losses to use: for each its mask and logits."""
+    return [
+        attachment
+        for tensor in tensors
+        for attachment in (get_mask(tensor), getattr(tensor, "_keras_logits", None))
+    ]
+
+
+def attach(tensors: list[Any], attachments: list[Any]) -> None:
+    """Attach to tensors what `attached` has found on others."""
+    for tensor, mask, logits in zip(tensors, attachments[::2], attachments[1::2], strict=True):
+        if mask is not None:
+            backend.set_keras_mask(tensor, mask)
+        if logits is not None:
+            tensor._keras_logits = logits
+
+
+same_rank = squeeze_or_expand_to_same_rank
+"""Squeezes or expands two tensors whose ranks differ by one, as losses do."""
+
+# Data. Keras turns every kind of input into a dataset; there is no public name for it.
+
+
+data_adapter = data_adapters.get_data_adapter
+"""Returns Keras's adapter for arrays, datasets, `PyDataset`s and generators."""
+
+
+def split_validation(arrays: Any, fraction: float) -> Any:
+    """Cut the validation split off the end of arrays, as `fit` does."""
+    return array_slicing.train_validation_split(arrays, validation_split=fraction)
+
+
+class_weights_of_labels = data_adapter_utils.class_weight_to_sample_weights
+"""Returns the sample weights of an array of labels."""
+
+class_weights_of_batch = make_class_weight_map_fn
+"""Returns a function that turns class weights into sample weights in a graph."""
+
+
+def batch_norm_moments(
+    layer: keras.layers.BatchNormalization, inputs: Any, mask: Any
+) -> tuple[Any, Any]:
+    """The mean and variance that a BatchNorm layer takes by itself."""
+    return type(layer)._moments(layer, inputs, mask)

@@ -1,0 +1,507 @@
+"""The table: small trainings that N replicas must run exactly as one device does.
+
+A row names a model, what it is compiled with, its data and the arguments of `fit`.
+`test_replicas_agree.py` runs it on N replicas, and
+`benchmarks/parity_vs_stock.py` on stock Keras as well. Whatever holds state (optimizers,
+losses, callbacks) is made anew for each run, hence the lambdas.
+
+Unless a row says otherwise there are 29 examples in batches of 8, so that the last batch is
+smaller, divides evenly on no number of replicas, and is too small for 8 of them.
+
+Every row runs on at least two numbers of replicas. With the environment variable
+`KMG_ALL_REPLICAS=1` (`make test-all`) every row runs on all four.
+"""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import replica_models as made
+from keras import callbacks
+from keras import layers
+from keras import losses
+from keras import metrics
+from keras import optimizers
+from keras import regularizers
+
+History = dict[str, list[float]]
+Fit = Callable[..., History]
+
+# Every replica rounds the sum over its own examples to the precision it computes in:
+# 8 significant bits in bfloat16, 11 in float16. One device rounds one sum.
+BFLOAT16 = 2.0**-6
+FLOAT16 = 2.0**-9
+
+REPLICAS = (2, 3, 4, 8)
+ALL_REPLICAS = os.environ.get("KMG_ALL_REPLICAS") == "1"
+
+
+def once(model: keras.Model, fit: Fit) -> History:
+    """The usual training: one call of `fit`."""
+    return fit()
+
+
+def mse(**options: Any) -> dict[str, Any]:
+    """Compile for regression, with Adam unless told otherwise."""
+    return {"optimizer": adam(), "loss": "mse", "metrics": ["mae"], **options}
+
+
+def kinds(**options: Any) -> dict[str, Any]:
+    """Compile for classes, with Adam unless told otherwise."""
+    loss = "sparse_categorical_crossentropy"
+    return {"optimizer": adam(), "loss": loss, "metrics": ["accuracy"], **options}
+
+
+def adam(**options: Any) -> keras.optimizers.Optimizer:
+    """Adam with a rate at which a few steps change something."""
+    return optimizers.Adam(0.02, **options)
+
+
+def sgd(rate: Any = 0.1, **options: Any) -> keras.optimizers.Optimizer:
+    """Gradient descent."""
+    return optimizers.SGD(rate, **options)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table.
+
+    Args:
+        name: What the row is about.
+        model: Makes the model, not compiled.
+        compile: Makes the arguments of `compile`.
+        data: Makes `(x, y, sample_weight)`.
+        batch_size: The global batch size.
+        fit: Makes more arguments of `fit`, given an empty directory.
+        train: Calls `fit`, perhaps several times.
+        sync_batch_norm: As in `keras_multigpu.distribute`.
+        tolerance: The largest relative difference allowed.
+        replicas: The numbers of replicas to run on.
+    """
+
+    name: str
+    model: Callable[[], keras.Model] = made.mlp
+    compile: Callable[[], dict[str, Any]] = mse
+    data: Callable[[], tuple[Any, Any, Any]] = made.regression
+    batch_size: int = 8
+    fit: Callable[[Path], dict[str, Any]] = lambda directory: {}
+    train: Callable[[keras.Model, Fit], History] = once
+    sync_batch_norm: bool = False
+    tolerance: float = 2e-5
+    replicas: tuple[int, ...] = REPLICAS
+
+    def compiled(self) -> keras.Model:
+        """The compiled model, always with the same first weights."""
+        keras.utils.set_random_seed(1)
+        model = self.model()
+        model.compile(**self.compile())
+        return model
+
+
+# Trainings that call `fit` more than once.
+
+
+def thaw(model: keras.Model, fit: Fit) -> History:
+    """Train without the first layer, with all, and without the last layer."""
+    first, last = model.layers[0], model.layers[-1]
+    histories = {}
+    for first.trainable, last.trainable in [(False, True), (True, True), (True, False)]:
+        model.compile(**mse(optimizer=sgd(momentum=0.9)))
+        for name, values in fit().items():
+            histories[f"{name} of {first.trainable} {last.trainable}"] = values
+    return histories
+
+
+def fit_twice(model: keras.Model, fit: Fit) -> History:
+    """Train, and go on without compiling again."""
+    first = fit()
+    return {**fit(initial_epoch=2, epochs=4), "first": first["loss"]}
+
+
+def crash_and_go_on(model: keras.Model, fit: Fit) -> History:
+    """Crash in the second epoch, lose the weights, and call `fit` again."""
+    with contextlib.suppress(InterruptedError):
+        fit()
+    model.set_weights([0.0 * weight for weight in model.get_weights()])
+    return fit()
+
+
+def halved(epoch: int, rate: float) -> float:
+    """A learning rate for `LearningRateScheduler`."""
+    return rate / 2
+
+
+def loss_scaled() -> keras.optimizers.Optimizer:
+    """Loss scaling that grows after 3 steps.
+
+    From the usual scale of 2**15 one device's sum over a batch may overflow where the
+    replicas' shorter sums do not, which is a difference, but not one to be avoided.
+    """
+    return optimizers.LossScaleOptimizer(adam(), initial_scale=2.0**9, dynamic_growth_steps=3)
+
+
+def several_optimizers() -> keras.optimizers.Optimizer:
+    """One optimizer for kernels and another for the rest."""
+    by_path = {".*kernel": sgd(momentum=0.9)}
+    return optimizers.MultiOptimizer(optimizers.OptimizerMap(adam(), by_path))
+
+
+# Short forms of rows that differ in one thing.
+
+
+def of_loss(name: str, make: Callable[[], Any], data: Any = made.regression) -> Case:
+    """A row for a loss."""
+    return Case(name, compile=lambda: mse(loss=make()), data=data)
+
+
+def of_reduction(reduction: str, data: Any = made.weighted) -> Case:
+    """A row for a loss's reduction, with sample weights."""
+    return of_loss(
+        f"reduction {reduction}", lambda: losses.MeanSquaredError(reduction=reduction), data
+    )
+
+
+def of_optimizer(name: str, make: Callable[[], Any], **more: Any) -> Case:
+    """A row for an optimizer."""
+    return Case(name, compile=lambda: mse(optimizer=make()), **more)
+
+
+def of_callback(make: Callable[[Path], Any], **more: Any) -> Case:
+    """A row for a callback, with validation data."""
+    name = type(make(Path())).__name__
+
+    def arguments(directory: Path) -> dict[str, Any]:
+        held_out = made.regression(16)[:2]
+        return {"validation_data": held_out, "callbacks": [make(directory)], "epochs": 4}
+
+    return Case(name, fit=arguments, **more)
+
+
+BATCHES = [
+    Case("full batches", data=lambda: made.regression(32)),
+    Case("partial last batch"),
+    Case("batch smaller than the replicas", data=lambda: made.regression(7), batch_size=2),
+    Case("odd batch", data=lambda: made.regression(35), batch_size=7),
+    Case("validation data", fit=lambda directory: {"validation_data": made.weighted(13)}),
+]
+
+WEIGHTS = [
+    Case("sample weights", data=made.weighted),
+    Case("sample weights for each timestep", made.series_tagger, kinds, made.series),
+    Case(
+        "weighted metrics",
+        compile=lambda: mse(weighted_metrics=["mae", metrics.MeanSquaredError()]),
+        data=made.weighted,
+    ),
+    Case(
+        "class weights",
+        made.classifier,
+        lambda: kinds(weighted_metrics=["accuracy"]),
+        made.classes,
+        fit=lambda directory: {"class_weight": {0: 2.0, 1: 0.5, 2: 1.0}},
+    ),
+]
+
+LOSSES = [
+    *map(of_reduction, ["sum_over_batch_size", "mean", "sum", "mean_with_sample_weight"]),
+    of_reduction("none", made.regression),
+    of_loss("function loss", lambda: made.absolute_cubes),
+    of_loss("function loss, sample weights", lambda: made.absolute_cubes, made.weighted),
+    of_loss("scalar-valued function loss", lambda: made.spread_of_errors),
+    of_loss("Loss subclass", made.LogCosine, made.weighted),
+    of_loss("Loss subclass with its own __call__", made.OwnReduction),
+    Case("loss and metrics as strings", made.classifier, kinds, made.classes),
+    Case(
+        "crossentropy and accuracy as strings",
+        made.yes_or_no_model,
+        lambda: {"optimizer": "adam", "loss": "crossentropy", "metrics": ["accuracy"]},
+        made.yes_or_no,
+    ),
+]
+
+OUTPUTS = [
+    Case(
+        "outputs as dict, loss weights",
+        made.two_heads,
+        lambda: kinds(
+            loss={"value": "mse", "kind": "sparse_categorical_crossentropy"},
+            loss_weights={"value": 0.3, "kind": 2.0},
+            metrics={"value": ["mae"], "kind": ["accuracy"]},
+        ),
+        made.two_targets,
+    ),
+    Case(
+        "outputs as dict, sample weights",
+        made.two_heads,
+        lambda: kinds(
+            loss={"value": "mse", "kind": "sparse_categorical_crossentropy"},
+            metrics={"value": ["mae"], "kind": ["accuracy"]},
+            weighted_metrics={"value": ["mse"]},
+        ),
+        made.two_weighted_targets,
+    ),
+    Case(
+        "outputs as list, loss weights",
+        lambda: made.two_heads("list"),
+        lambda: kinds(
+            loss=["mse", "sparse_categorical_crossentropy"],
+            loss_weights=[0.3, 2.0],
+            metrics=[["mae"], ["accuracy"]],
+        ),
+        made.target_list,
+    ),
+    Case(
+        "an output without a loss",
+        lambda: made.two_heads("list"),
+        lambda: kinds(loss=[None, "sparse_categorical_crossentropy"], metrics=None),
+        made.target_list,
+    ),
+]
+
+SEQUENCES = [
+    Case("masked words, LSTM", made.reader, mse, made.words),
+    Case(
+        "masked words, pooling",
+        lambda: made.reader(layers.GlobalAveragePooling1D()),
+        mse,
+        made.words,
+    ),
+    Case("mask in the loss", made.tagger, kinds, made.tagged_words),
+    Case(
+        "mask in the loss, GRU",
+        lambda: made.tagger(layers.GRU(4, return_sequences=True)),
+        kinds,
+        made.tagged_words,
+    ),
+    Case(
+        "mask in the loss, sample weights",
+        made.tagger,
+        lambda: kinds(weighted_metrics=["accuracy"]),
+        made.weighted_tags,
+    ),
+    Case(
+        "mask in the loss, mean_with_sample_weight",
+        made.tagger,
+        lambda: kinds(
+            loss=losses.SparseCategoricalCrossentropy(reduction="mean_with_sample_weight")
+        ),
+        made.weighted_tags,
+    ),
+    Case("embedding", made.embedding_mlp, mse, made.words),
+]
+
+PENALTIES = [
+    Case(
+        "kernel regularizers",
+        lambda: made.mlp(kernel_regularizer=regularizers.L1L2(0.01, 0.1), bias_regularizer="l2"),
+    ),
+    Case("activity regularizer", lambda: made.mlp(activity_regularizer="l2")),
+    Case("add_loss in a layer", lambda: made.mlp_with(made.OutputPenalty())),
+]
+
+MODELS = [
+    Case("frozen layer", lambda: made.frozen(made.mlp(), 0)),
+    Case("trainable toggled between fits", train=thaw),
+    Case("fit twice", train=fit_twice),
+    Case("subclassed model", made.Subclassed),
+    Case("nested models", made.nested),
+    Case("convnet", made.convnet, kinds, made.images),
+]
+
+BATCH_NORM = [
+    Case(
+        "BatchNorm, full batches",
+        made.bn_mlp,
+        data=lambda: made.regression(32),
+        sync_batch_norm=True,
+    ),
+    Case("BatchNorm, partial batches", made.bn_mlp, sync_batch_norm=True),
+    Case(
+        "BatchNorm, empty replicas",
+        made.bn_mlp,
+        data=lambda: made.regression(11),
+        batch_size=3,
+        sync_batch_norm=True,
+    ),
+    Case("BatchNorm(synchronized=True)", lambda: made.bn_mlp(synchronized=True)),
+    Case("BatchNorm, convnet", made.bn_convnet, kinds, made.images, sync_batch_norm=True),
+    Case("BatchNorm, masked", made.bn_reader, mse, made.words, sync_batch_norm=True),
+    Case("BatchNorm, frozen", lambda: made.frozen(made.bn_mlp(), 1)),
+]
+
+PRECISION = [
+    Case(
+        "mixed_bfloat16",
+        lambda: made.in_precision("mixed_bfloat16", made.mlp),
+        tolerance=BFLOAT16,
+    ),
+    of_optimizer(
+        "mixed_float16, loss scaling",
+        loss_scaled,
+        model=lambda: made.in_precision("mixed_float16", made.mlp),
+        tolerance=FLOAT16,
+    ),
+    of_optimizer(
+        "mixed_float16, overflow on one replica",
+        loss_scaled,
+        model=lambda: made.in_precision("mixed_float16", made.mlp),
+        data=made.one_overflow,
+        tolerance=FLOAT16,
+    ),
+    Case("float64", lambda: made.in_precision("float64", made.mlp)),
+]
+
+OPTIMIZERS = [
+    of_optimizer("SGD, momentum", lambda: sgd(momentum=0.9, nesterov=True)),
+    of_optimizer("Adam, amsgrad", lambda: adam(amsgrad=True)),
+    of_optimizer("AdamW", lambda: optimizers.AdamW(0.02, weight_decay=0.1)),
+    of_optimizer("Lamb", lambda: optimizers.Lamb(0.02)),
+    of_optimizer("Muon", lambda: optimizers.Muon(0.02)),
+    of_optimizer("Nadam", lambda: optimizers.Nadam(0.02)),
+    of_optimizer("Lion", lambda: optimizers.Lion(0.01)),
+    of_optimizer("RMSprop", lambda: optimizers.RMSprop(0.01, centered=True)),
+    of_optimizer("Adafactor", lambda: optimizers.Adafactor(0.02)),
+    of_optimizer("MultiOptimizer", several_optimizers),
+    of_optimizer(
+        "learning rate schedule",
+        lambda: sgd(optimizers.schedules.CosineDecay(0.2, 7, warmup_target=0.3, warmup_steps=2)),
+    ),
+    of_optimizer("EMA", lambda: adam(use_ema=True, ema_momentum=0.7)),
+    of_optimizer(
+        "EMA with overwrite",
+        lambda: adam(use_ema=True, ema_momentum=0.7, ema_overwrite_frequency=3),
+    ),
+    of_optimizer("clipnorm", lambda: sgd(clipnorm=0.1)),
+    of_optimizer("global_clipnorm", lambda: sgd(global_clipnorm=0.1)),
+    of_optimizer("clipvalue", lambda: sgd(clipvalue=0.05)),
+    of_optimizer(
+        # 8 steps: the third group of 3 is never finished.
+        "gradient accumulation",
+        lambda: sgd(momentum=0.9, gradient_accumulation_steps=3),
+    ),
+    of_optimizer(
+        "gradient accumulation, clipnorm, EMA",
+        lambda: adam(clipnorm=0.1, use_ema=True, gradient_accumulation_steps=2),
+    ),
+]
+
+EXECUTION = [
+    Case("steps_per_execution", compile=lambda: mse(steps_per_execution=3)),
+    Case("jit_compile", compile=lambda: mse(jit_compile=True)),
+    Case("run_eagerly", compile=lambda: mse(run_eagerly=True)),
+]
+
+METRICS = [
+    Case(
+        "AUC, Precision, Recall, F1Score",
+        made.yes_or_no_model,
+        lambda: {
+            "optimizer": adam(),
+            "loss": "binary_crossentropy",
+            "metrics": [
+                metrics.AUC(num_thresholds=50),
+                metrics.Precision(),
+                metrics.Recall(),
+                metrics.F1Score(threshold=0.5),
+            ],
+        },
+        made.yes_or_no,
+    ),
+    Case(
+        "top-k, MeanIoU",
+        made.classifier,
+        lambda: kinds(
+            metrics=[
+                metrics.SparseTopKCategoricalAccuracy(2),
+                metrics.MeanIoU(3, sparse_y_pred=False),
+            ]
+        ),
+        made.classes,
+    ),
+    Case(
+        "R2Score, root of the mean",
+        compile=lambda: mse(metrics=[metrics.R2Score(), metrics.RootMeanSquaredError()]),
+    ),
+    Case(
+        "custom metrics, a maximum and a count of batches",
+        compile=lambda: mse(metrics=[made.LargestError(), made.Batches()]),
+    ),
+    Case("metric owned by a layer", lambda: made.mlp_with(made.MeasuredLayer())),
+    Case("metric owned by the model", made.MetricOwner),
+]
+
+METHODS = [
+    Case("compute_loss overridden", made.OwnLoss),
+    Case("compute_metrics overridden", made.OwnMetrics),
+    Case("train_step overridden", made.OwnTrainStep),
+    Case("train_step overridden, sample weights", made.WeightedTrainStep, data=made.weighted),
+    Case(
+        "train_step overridden, mask in the loss",
+        lambda: made.stepping(made.tagger()),
+        kinds,
+        made.tagged_words,
+    ),
+    Case("train_step with metrics of its own", made.OwnMetricStep),
+    Case("train_step calls super", made.CountingTrainStep),
+    Case("test_step overridden", made.OwnTestStep),
+    Case("predict_step overridden", made.OwnPredictStep),
+    Case("two optimizers in one train_step", made.Adversaries, lambda: mse(metrics=None)),
+]
+
+CALLBACKS = [
+    of_callback(lambda path: callbacks.ReduceLROnPlateau(factor=0.5, patience=1, min_delta=0.5)),
+    of_callback(
+        lambda path: callbacks.EarlyStopping(patience=1, min_delta=0.5, restore_best_weights=True),
+    ),
+    of_callback(lambda path: callbacks.ModelCheckpoint(path / "best.keras", save_best_only=True)),
+    of_callback(lambda path: callbacks.LearningRateScheduler(halved)),
+    Case(
+        "BackupAndRestore",
+        fit=lambda path: {
+            "callbacks": [
+                callbacks.BackupAndRestore(path / "backup"),
+                made.CrashOnce(path / "crashed"),
+            ]
+        },
+        train=crash_and_go_on,
+    ),
+    of_callback(lambda path: callbacks.TensorBoard(path, write_graph=False)),
+    of_callback(lambda path: callbacks.CSVLogger(path / "log.csv")),
+    of_callback(
+        lambda path: callbacks.SwapEMAWeights(swap_on_epoch=True),
+        compile=lambda: mse(optimizer=adam(use_ema=True, ema_momentum=0.7)),
+    ),
+]
+
+
+def on(replicas: tuple[int, ...], cases: Iterable[Case]) -> list[Case]:
+    """The rows, to run on these numbers of replicas unless all are asked for."""
+    return [
+        case if ALL_REPLICAS else dataclasses.replace(case, replicas=replicas) for case in cases
+    ]
+
+
+# What depends on how a batch is split runs on every number of replicas. The rest runs on 3,
+# which divide no batch, and on 2 or on 8, of which the last batch leaves some empty.
+CASES = [
+    *BATCHES,
+    *WEIGHTS,
+    *on((2, 3, 8), BATCH_NORM),
+    *on((3, 8), LOSSES),
+    *on((3, 8), OUTPUTS),
+    *on((3, 8), SEQUENCES),
+    *on((2, 3), PENALTIES),
+    *on((2, 3), MODELS),
+    *on((2, 3), PRECISION),
+    *on((2, 3), OPTIMIZERS),
+    *on((2, 3), EXECUTION),
+    *on((3, 8), METRICS),
+    *on((3, 8), METHODS),
+    *on((2, 3), CALLBACKS),
+]

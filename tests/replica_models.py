@@ -1,0 +1,558 @@
+"""Small models, data, losses and metrics: what the table of `replica_cases.py` is made of.
+
+A model has a few dozen weights, the data 29 examples unless a case says otherwise. With a
+global batch of 8 the last one then has 5, which leaves some of 8 replicas without any.
+"""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+# Data: each function returns `(x, y, sample_weight)`.
+
+
+def regression(examples=29):
+    """Five numbers in, one out."""
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(examples, 5)).astype("float32")
+    noise = draw.normal(size=(examples, 1))
+    return x, (x[:, :1] * x[:, 1:2] + 0.5 * noise).astype("float32"), None
+
+
+def weighted(examples=29):
+    """The same with a weight for each example, some of them zero."""
+    x, y, _ = regression(examples)
+    weights = np.random.default_rng(1).uniform(0.0, 2.0, examples).astype("float32")
+    weights[::5] = 0.0
+    return x, y, weights
+
+
+def classes(examples=29):
+    """Five numbers in, one of three classes out."""
+    x, y, _ = regression(examples)
+    return x, np.digitize(y[:, 0], [-0.4, 0.4]).astype("int32"), None
+
+
+def one_hot(examples=29):
+    """The same with the class as a row of zeros and a one."""
+    x, y, _ = classes(examples)
+    return x, np.eye(3, dtype="float32")[y], None
+
+
+def yes_or_no(examples=29):
+    """Five numbers in, 0 or 1 out."""
+    x, y, _ = regression(examples)
+    return x, (y > 0).astype("float32"), None
+
+
+def two_targets(examples=29):
+    """One input, a dict of two targets."""
+    x, y, _ = regression(examples)
+    return x, {"value": y, "kind": classes(examples)[1]}, None
+
+
+def two_weighted_targets(examples=29):
+    """The same with weights for each target."""
+    x, y, _ = two_targets(examples)
+    weights = weighted(examples)[2]
+    return x, y, {"value": weights, "kind": weights[::-1].copy()}
+
+
+def target_list(examples=29):
+    """One input, a list of two targets."""
+    x, y, _ = two_targets(examples)
+    return x, [y["value"], y["kind"]], None
+
+
+def words(examples=29):
+    """Sentences of 1 to 6 words, filled up with 0; one number out."""
+    draw = np.random.default_rng(2)
+    x = draw.integers(1, 12, size=(examples, 6))
+    x[np.arange(6) >= draw.integers(1, 7, size=(examples, 1))] = 0
+    return x.astype("int32"), draw.normal(size=(examples, 1)).astype("float32"), None
+
+
+def tagged_words(examples=29):
+    """The same sentences with one of three classes for each word."""
+    x, _, _ = words(examples)
+    return x, np.random.default_rng(3).integers(0, 3, size=x.shape).astype("int32"), None
+
+
+def weighted_tags(examples=29):
+    """The same with a weight for each word."""
+    x, y, _ = tagged_words(examples)
+    return x, y, np.random.default_rng(4).uniform(0.0, 2.0, x.shape).astype("float32")
+
+
+def series(examples=29):
+    """Five numbers at six times, one of three classes at each; a weight for each time."""
+    draw = np.random.default_rng(5)
+    x = draw.normal(size=(examples, 6, 5)).astype("float32")
+    y = draw.integers(0, 3, size=(examples, 6)).astype("int32")
+    return x, y, draw.uniform(0.0, 2.0, (examples, 6)).astype("float32")
+
+
+def images(examples=29):
+    """Images of 6 x 6 pixels with two channels, one of three classes."""
+    draw = np.random.default_rng(6)
+    x = draw.normal(size=(examples, 6, 6, 2)).astype("float32")
+    return x, draw.integers(0, 3, size=examples).astype("int32"), None
+
+
+def one_overflow(examples=29):
+    """Regression in which one single example is too large for float16's gradients."""
+    x, y, _ = regression(examples)
+    y[10] = 3000.0
+    return x, y, None
+
+
+# Models, built but not compiled.
+
+
+def mlp(outputs=1, activation=None, **last):
+    """Two dense layers."""
+    return keras.Sequential(
+        [
+            keras.Input((5,)),
+            layers.Dense(6, activation="tanh"),
+            layers.Dense(outputs, activation=activation, **last),
+        ]
+    )
+
+
+def classifier():
+    """Two dense layers and three probabilities."""
+    return mlp(3, "softmax")
+
+
+def yes_or_no_model():
+    """Two dense layers and one probability."""
+    return mlp(1, "sigmoid")
+
+
+def two_heads(output="dict"):
+    """One body, a `value` and a `kind`, as a dict or a list."""
+    x = keras.Input((5,))
+    body = layers.Dense(6, activation="tanh")(x)
+    value = layers.Dense(1, name="value")(body)
+    kind = layers.Dense(3, activation="softmax", name="kind")(body)
+    return keras.Model(x, {"value": value, "kind": kind} if output == "dict" else [value, kind])
+
+
+def reader(recurrent=None):
+    """Masked words, one number for each sentence."""
+    recurrent = layers.LSTM(4) if recurrent is None else recurrent
+    return keras.Sequential(
+        [
+            keras.Input((6,), dtype="int32"),
+            layers.Embedding(12, 3, mask_zero=True),
+            recurrent,
+            layers.Dense(1),
+        ]
+    )
+
+
+def tagger(*between):
+    """Masked words, three probabilities for each word; the mask reaches the loss."""
+    return keras.Sequential(
+        [
+            keras.Input((6,), dtype="int32"),
+            layers.Embedding(12, 3, mask_zero=True),
+            *between,
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+
+
+def embedding_mlp():
+    """Words without a mask; the embedding's gradient is sparse."""
+    return keras.Sequential(
+        [
+            keras.Input((6,), dtype="int32"),
+            layers.Embedding(12, 3),
+            layers.Flatten(),
+            layers.Dense(1),
+        ]
+    )
+
+
+def series_tagger():
+    """Three probabilities for each time of a series."""
+    return keras.Sequential(
+        [
+            keras.Input((6, 5)),
+            layers.SimpleRNN(4, return_sequences=True),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+
+
+def convnet(*between):
+    """A convolution, the layers given, and three probabilities."""
+    return keras.Sequential(
+        [
+            keras.Input((6, 6, 2)),
+            layers.Conv2D(4, 3, activation="tanh"),
+            *between,
+            layers.MaxPooling2D(2),
+            layers.Flatten(),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+
+
+def bn_mlp(synchronized=False):
+    """A BatchNorm between two dense layers. No bias before it: its gradient is only noise."""
+    return keras.Sequential(
+        [
+            keras.Input((5,)),
+            layers.Dense(6, use_bias=False),
+            layers.BatchNormalization(synchronized=synchronized),
+            layers.Activation("tanh"),
+            layers.Dense(1),
+        ]
+    )
+
+
+def bn_convnet():
+    """Two convolutions with BatchNorm behind each."""
+    return keras.Sequential(
+        [
+            keras.Input((6, 6, 2)),
+            layers.Conv2D(4, 3, use_bias=False),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.DepthwiseConv2D(3, use_bias=False),
+            layers.BatchNormalization(momentum=0.8),
+            layers.ReLU(),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+
+
+def bn_reader():
+    """A BatchNorm that sees a mask."""
+    return keras.Sequential(
+        [
+            keras.Input((6,), dtype="int32"),
+            layers.Embedding(12, 3, mask_zero=True),
+            layers.BatchNormalization(),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(1),
+        ]
+    )
+
+
+def frozen(model, index):
+    """The model with one of its layers frozen."""
+    model.layers[index].trainable = False
+    return model
+
+
+def nested():
+    """A functional model around a functional and a Sequential one, used twice."""
+    inner_input = keras.Input((5,))
+    inner = keras.Model(inner_input, layers.Dense(4, activation="tanh")(inner_input))
+    tail = keras.Sequential([layers.Dense(3, activation="tanh"), layers.Dense(2)])
+    x = keras.Input((5,))
+    both = layers.Concatenate()([tail(inner(x)), tail(inner(2.0 * x))])
+    return keras.Model(x, layers.Dense(1)(both))
+
+
+@keras.saving.register_keras_serializable("replica_models")
+class Subclassed(keras.Model):
+    """A model that is built when it meets data."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.body = keras.Sequential([layers.Dense(6, activation="tanh"), layers.Dense(4)])
+        self.head = layers.Dense(1)
+
+    def call(self, x, training=False):
+        return self.head(self.body(x))
+
+
+def in_precision(policy, make):
+    """The model made by `make` under a dtype policy."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        return make()
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+# Layers.
+
+
+class OutputPenalty(layers.Layer):
+    """Adds the mean of squares over examples to the loss."""
+
+    def call(self, x):
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+class MeasuredLayer(layers.Layer):
+    """Owns an additive metric, which it updates in every call."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.size = keras.metrics.Mean(name="size")
+
+    def call(self, x):
+        self.size.update_state(keras.ops.mean(keras.ops.square(x), axis=-1))
+        return x
+
+
+def mlp_with(layer):
+    """Two dense layers with another one between."""
+    return keras.Sequential(
+        [keras.Input((5,)), layers.Dense(6, activation="tanh"), layer, layers.Dense(1)]
+    )
+
+
+# Losses.
+
+
+def absolute_cubes(y_true, y_pred):
+    """A function with one value for each example."""
+    return keras.ops.mean(keras.ops.abs(y_true - y_pred) ** 3, axis=-1)
+
+
+def spread_of_errors(y_true, y_pred):
+    """A function with one value for the batch, and no sum over its examples."""
+    return keras.ops.sqrt(keras.ops.mean(keras.ops.square(y_true - y_pred)))
+
+
+class LogCosine(keras.losses.Loss):
+    """A subclass that gives one value for each example."""
+
+    def call(self, y_true, y_pred):
+        return keras.ops.mean(keras.ops.log(1.0 + keras.ops.square(y_true - y_pred)), axis=-1)
+
+
+class OwnReduction(keras.losses.Loss):
+    """A subclass that also reduces: the largest error counts extra."""
+
+    def __call__(self, y_true, y_pred, sample_weight=None):
+        errors = keras.ops.square(y_true - y_pred)
+        return keras.ops.mean(errors) + 0.1 * keras.ops.max(errors)
+
+
+# Metrics.
+
+
+class LargestError(keras.metrics.Metric):
+    """Keeps a maximum."""
+
+    def __init__(self, name="largest_error", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.largest = self.add_variable((), "zeros", name="largest")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        error = keras.ops.max(keras.ops.abs(y_true - y_pred))
+        self.largest.assign(keras.ops.maximum(self.largest, error))
+
+    def result(self):
+        return self.largest
+
+
+class Batches(keras.metrics.Metric):
+    """Counts how often it is updated."""
+
+    def __init__(self, name="batches", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.count = self.add_variable((), "zeros", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(1.0)
+
+    def result(self):
+        return self.count
+
+
+# Callbacks.
+
+
+class CrashOnce(keras.callbacks.Callback):
+    """Stops training with an error in the second epoch, unless its file says it did so before."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file = file
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 1 and not self.file.exists():
+            self.file.touch()
+            raise InterruptedError
+
+
+# Models with methods of their own.
+
+
+class OwnLoss(Subclassed):
+    """Overrides `compute_loss` with one that looks at the batch as a whole."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        loss = super().compute_loss(x, y, y_pred, sample_weight, training)
+        return loss + 0.1 * keras.ops.square(keras.ops.mean(y_pred) - keras.ops.mean(y))
+
+
+class OwnMetrics(Subclassed):
+    """Overrides `compute_metrics` to add one that is no mean over examples."""
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        results = super().compute_metrics(x, y, y_pred, sample_weight)
+        results["range"] = keras.ops.max(y_pred) - keras.ops.min(y_pred)
+        return results
+
+
+class MetricOwner(Subclassed):
+    """Owns a metric and updates it in `compute_metrics`."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.error = keras.metrics.MeanAbsoluteError(name="error")
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        self.error.update_state(y, y_pred, sample_weight)
+        return super().compute_metrics(x, y, y_pred, sample_weight)
+
+
+class OwnTrainStep(Subclassed):
+    """The `train_step` of Keras's guide."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, y_pred)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def stepping(model):
+    """A functional model whose `train_step` is that of Keras's guide."""
+
+    class Stepping(keras.Model):
+        train_step = OwnTrainStep.train_step
+
+    return Stepping(model.inputs, model.outputs[0])
+
+
+class WeightedTrainStep(Subclassed):
+    """The guide's `train_step` with sample weights."""
+
+    def train_step(self, data):
+        x, y, sample_weight = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred, sample_weight=sample_weight)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, y_pred, sample_weight=sample_weight)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+class OwnTestStep(Subclassed):
+    """The `test_step` of Keras's guide."""
+
+    def test_step(self, data):
+        x, y = data
+        y_pred = self(x, training=False)
+        loss = self.compute_loss(y=y, y_pred=y_pred)
+        for metric in self.metrics:
+            if metric.name == "loss":
+                metric.update_state(loss)
+            else:
+                metric.update_state(y, y_pred)
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+class OwnPredictStep(Subclassed):
+    """A `predict_step` that returns more than the model."""
+
+    def predict_step(self, data):
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        y_pred = self(x, training=False)
+        return {"value": y_pred, "above": y_pred > 0.0}
+
+
+class CountingTrainStep(Subclassed):
+    """Calls `super().train_step` and counts."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.steps = self.add_weight(shape=(), initializer="zeros", dtype="int32", trainable=False)
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.steps.assign_add(1)
+        return logs
+
+
+class OwnMetricStep(Subclassed):
+    """A `train_step` with a loss tracker of its own and compiled losses only."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.tracker = keras.metrics.Mean(name="my_loss")
+        self.error = keras.metrics.MeanAbsoluteError(name="my_error")
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self(x, training=True)
+            loss = self.compute_loss(y=y, y_pred=y_pred)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        self.tracker.update_state(loss)
+        self.error.update_state(y, y_pred)
+        return {"my_loss": self.tracker.result(), "my_error": self.error.result()}
+
+    @property
+    def metrics(self):
+        return [self.tracker, self.error]
+
+
+class Adversaries(keras.Model):
+    """Two networks, two optimizers, one `train_step`; the inputs stand in for noise."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.generator = mlp(1)
+        self.discriminator = keras.Sequential(
+            [keras.Input((1,)), layers.Dense(4, activation="tanh"), layers.Dense(1)]
+        )
+        self.second_optimizer = keras.optimizers.Adam(0.02)
+        self.build((None, 5))
+
+    def call(self, x):
+        return self.discriminator(self.generator(x))
+
+    def train_step(self, data):
+        x, y = data
+        real, fake = keras.ops.ones_like(y), keras.ops.zeros_like(y)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(y=real, y_pred=self.discriminator(y))
+            loss += self.compute_loss(y=fake, y_pred=self.discriminator(self.generator(x)))
+        weights = self.discriminator.trainable_weights
+        self.second_optimizer.apply(tape.gradient(loss, weights), weights)
+        with tf.GradientTape() as tape:
+            cheat = self.compute_loss(y=real, y_pred=self.discriminator(self.generator(x)))
+        weights = self.generator.trainable_weights
+        self.optimizer.apply(tape.gradient(cheat, weights), weights)
+        return {"d_loss": loss, "g_loss": cheat}

@@ -1,0 +1,88 @@
+"""Runs a case of `replica_cases.py` and compares what came out with another run.
+
+A difference is relative to its tensor: the largest absolute difference of two tensors over
+the largest magnitude in the expected one, taken as at least `FLOOR`, because float32 sums of
+numbers near one carry rounding errors of 1e-7 however small their result is.
+"""
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from replica_cases import Case
+
+FLOOR = 1e-3
+
+
+@dataclass
+class Outcome:
+    """All numbers that a run leaves behind, by name, and the trained model."""
+
+    numbers: dict[str, np.ndarray]
+    model: keras.Model
+
+
+def run(case: Case, place: Callable[[Case], keras.Model]) -> Outcome:
+    """Train, evaluate and predict.
+
+    Args:
+        case: The case.
+        place: Makes the case's compiled model where it is to run.
+    """
+    # Names such as "auc_1" count up from here.
+    keras.utils.clear_session(free_memory=False)
+    x, y, sample_weight = case.data()
+    model = place(case)
+    with tempfile.TemporaryDirectory() as directory:
+
+        def fit(**changes: Any) -> dict[str, list[float]]:
+            arguments = {
+                "sample_weight": sample_weight,
+                "batch_size": case.batch_size,
+                "epochs": 2,
+                "shuffle": False,
+                "verbose": 0,
+                **case.fit(Path(directory)),
+                **changes,
+            }
+            return model.fit(x, y, **arguments).history
+
+        history = case.train(model, fit)
+    size = {"batch_size": case.batch_size, "verbose": 0}
+    logs = model.evaluate(x, y, sample_weight=sample_weight, return_dict=True, **size)
+    predictions = keras.tree.flatten(model.predict(x, **size))
+    named = {
+        "weights": {f"{i} {w.name}": w.numpy() for i, w in enumerate(model.weights)},
+        "optimizer": dict(enumerate(v.numpy() for v in model.optimizer.variables)),
+        "history": history,
+        "evaluate": logs,
+        "predict": dict(enumerate(predictions)),
+    }
+    numbers = {
+        f"{part} {name}": np.asarray(value, "float64")
+        for part, values in named.items()
+        for name, value in values.items()
+    }
+    return Outcome(numbers, model)
+
+
+def differences(expected: Outcome, found: Outcome) -> dict[str, float]:
+    """The relative difference of every tensor; infinite where one has no partner."""
+    names = expected.numbers.keys() | found.numbers.keys()
+    return {name: difference(expected.numbers.get(name), found.numbers.get(name)) for name in names}
+
+
+def difference(expected: np.ndarray | None, found: np.ndarray | None) -> float:
+    """The relative difference of two tensors; not-a-number equals itself."""
+    if expected is None or found is None or expected.shape != found.shape:
+        return np.inf
+    if not expected.size or np.array_equal(expected, found, equal_nan=True):
+        return 0.0
+    if not (np.isfinite(expected).all() and np.isfinite(found).all()):
+        return np.inf
+    scale = max(np.abs(expected).max(), FLOOR)
+    return float(np.abs(expected - found).max() / scale)

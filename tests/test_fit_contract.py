@@ -1,0 +1,478 @@
+"""`fit`, `evaluate`, `predict` and the `*_on_batch` methods keep Keras's contract.
+
+What plain Keras returns on one device is the expectation; 3 replicas must return the same.
+"""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import replica_models as made
+import tensorflow as tf
+from keras import layers
+from replica_runs import difference
+
+import keras_multigpu as kmg
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+X, Y, _ = made.regression()
+WEIGHTS = made.weighted()[2]
+KINDS = made.classes()[1]
+BATCH = 8
+BATCHES = [(X[start : start + BATCH], Y[start : start + BATCH]) for start in range(0, 29, BATCH)]
+
+
+def three_replicas():
+    """The strategy of this file."""
+    return kmg.strategy("mirrored", devices=3)
+
+
+def compiled(model=made.mlp, **options):
+    """A compiled model, always with the same first weights."""
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(1)
+    model = model()
+    model.compile(**{"optimizer": "adam", "loss": "mse", "metrics": ["mae"], **options})
+    return model
+
+
+def one_and_three(model=made.mlp, **options):
+    """The same compiled model twice: plain Keras, and on 3 replicas."""
+    replicated = kmg.distribute(compiled(model, **options), three_replicas())
+    return compiled(model, **options), replicated
+
+
+def assert_close(expected, found):
+    """The same structure with the same numbers."""
+    keras.tree.assert_same_structure(expected, found)
+    for one, other in zip(keras.tree.flatten(expected), keras.tree.flatten(found), strict=True):
+        assert type(one) is type(other)
+        if isinstance(one, str) or one is None:
+            assert one == other
+        else:
+            assert difference(np.asarray(one), np.asarray(other)) < 2e-5
+
+
+def assert_same_fit(arguments, model=made.mlp, **options):
+    """`fit` ends with the same weights and the same history."""
+    one, three = one_and_three(model, **options)
+    histories = [
+        model.fit(**{"verbose": 0, "shuffle": False, **arguments()}).history
+        for model in (one, three)
+    ]
+    assert_close(*histories)
+    assert_close(one.get_weights(), three.get_weights())
+    return histories[1]
+
+
+# Data in every form.
+
+
+def dataset(*arrays):
+    """Batches of 8 as a `tf.data.Dataset`."""
+    return tf.data.Dataset.from_tensor_slices(arrays or (X, Y)).batch(BATCH)
+
+
+class Batched(keras.utils.PyDataset):
+    """Batches of 8 as a `PyDataset`, which reverses them after each epoch."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.batches = list(BATCHES)
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, index):
+        return self.batches[index]
+
+    def on_epoch_end(self):
+        self.batches.reverse()
+
+
+def endless(batches=BATCHES):
+    """Batches as a Python generator."""
+    yield from itertools.cycle(batches)
+
+
+def two_inputs(structure):
+    """A model of two inputs in a dict, a tuple or a nested structure."""
+    first, second = keras.Input((5,), name="first"), keras.Input((5,), name="second")
+    output = layers.Dense(1)(layers.Concatenate()([first, second]))
+    return keras.Model(structure(first, second), output)
+
+
+def as_dict(first, second):
+    return {"first": first, "second": second}
+
+
+def as_tuple(first, second):
+    return first, second
+
+
+def nested(first, second):
+    return {"first": first, "rest": [second]}
+
+
+def with_optional_input():
+    """A model of two inputs, of which one may be None."""
+
+    class AddIfGiven(layers.Layer):
+        def call(self, x, other=None):
+            return x if other is None else x + other
+
+    first, second = keras.Input((5,)), keras.Input((5,), optional=True)
+    return keras.Model([first, second], layers.Dense(1)(AddIfGiven()(first, second)))
+
+
+def without_targets():
+    """A model whose only loss is added by a layer."""
+    return keras.Sequential([keras.Input((5,)), layers.Dense(2), made.OutputPenalty()])
+
+
+STRINGS = np.array(["red", "green", "blue", "red green"] * 7 + ["blue"])[:, np.newaxis]
+
+
+def reads_strings():
+    """A model whose first layer takes text."""
+    text = layers.TextVectorization(output_mode="multi_hot", vocabulary=["red", "green", "blue"])
+    return keras.Sequential([keras.Input((1,), dtype="string"), text, layers.Dense(1)])
+
+
+def looks_strings_up():
+    """A model whose first layer takes single words."""
+    lookup = layers.StringLookup(vocabulary=["red", "green", "blue"], output_mode="one_hot")
+    return keras.Sequential([keras.Input((1,), dtype="string"), lookup, layers.Dense(1)])
+
+
+# Name, arguments of `fit`, and the model where it is not the usual one.
+FORMS = [
+    ("arrays", lambda: {"x": X, "y": Y, "batch_size": 8}),
+    ("default batch size", lambda: {"x": X, "y": Y}),
+    ("shuffled arrays", lambda: {"x": X, "y": Y, "batch_size": 29, "shuffle": True}),
+    ("tensors", lambda: {"x": tf.constant(X), "y": tf.constant(Y)}),
+    ("float64 arrays", lambda: {"x": X.astype("float64"), "y": Y}),
+    ("dataset", lambda: {"x": dataset()}),
+    ("dataset of full batches", lambda: {"x": dataset(X[:24], Y[:24])}),
+    ("dataset with weights", lambda: {"x": dataset(X, Y, WEIGHTS)}),
+    ("endless dataset", lambda: {"x": dataset().repeat(), "steps_per_epoch": 3}),
+    ("dataset over several epochs", lambda: {"x": dataset(), "steps_per_epoch": 2}),
+    ("PyDataset", lambda: {"x": Batched()}),
+    ("PyDataset, workers", lambda: {"x": Batched(workers=2, use_multiprocessing=False)}),
+    ("generator", lambda: {"x": endless(), "steps_per_epoch": 4}),
+    ("class weights", lambda: {"x": X, "y": KINDS, "class_weight": {0: 1, 1: 3, 2: 0.5}}),
+    ("sample weights", lambda: {"x": X, "y": Y, "sample_weight": WEIGHTS}),
+    ("initial epoch", lambda: {"x": X, "y": Y, "initial_epoch": 1}),
+]  # fmt: skip
+
+INPUTS = [
+    ("dict", lambda: two_inputs(as_dict), as_dict(X, X[::-1])),
+    ("tuple", lambda: two_inputs(as_tuple), as_tuple(X, X[::-1])),
+    ("nested", lambda: two_inputs(nested), nested(X, X[::-1])),
+    ("list for a tuple", lambda: two_inputs(as_tuple), list(as_tuple(X, X[::-1]))),
+    ("None", with_optional_input, [X, None]),
+    ("text", reads_strings, tf.constant(STRINGS)),
+    ("words", looks_strings_up, tf.constant(STRINGS)),
+]
+
+
+@pytest.mark.parametrize("arguments", [pytest.param(form, id=name) for name, form in FORMS])
+def test_fit_takes_data_in_every_form(arguments):
+    """The form of the data does not matter."""
+    kinds = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
+    of_kinds = "class_weight" in arguments()
+    model, options = (made.classifier, kinds) if of_kinds else (made.mlp, {})
+    assert_same_fit(lambda: {"epochs": 2, **arguments()}, model, **options)
+
+
+@pytest.mark.parametrize(("model", "x"), [pytest.param(*form, id=name) for name, *form in INPUTS])
+def test_fit_takes_inputs_of_every_structure(model, x):
+    """Structures, strings and None reach the model as they are; predictions too."""
+    assert_same_fit(lambda: {"x": x, "y": Y, "batch_size": 8}, model)
+    one, three = one_and_three(model)
+    assert_close(*(model.predict(x, batch_size=8, verbose=0) for model in (one, three)))
+    assert_close(*(model.evaluate(x, Y, batch_size=8, verbose=0) for model in (one, three)))
+
+
+@pytest.mark.parametrize(
+    "data", [lambda: {"x": X}, lambda: {"x": dataset(X)}], ids=["arrays", "dataset"]
+)
+def test_fit_needs_no_targets_where_a_layer_adds_the_loss(data):
+    """A model trains without `y`."""
+    assert_same_fit(lambda: {"epochs": 2, **data()}, without_targets, loss=None, metrics=None)
+
+
+def test_strings_looked_up_outside_the_model():
+    """A dataset may turn strings into numbers."""
+    lookup = layers.StringLookup(vocabulary=["red", "green", "blue"], output_mode="one_hot")
+    data = dataset(STRINGS[:, 0], Y).map(lambda x, y: (lookup(x), y))
+    assert_same_fit(
+        lambda: {"x": data}, lambda: keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+    )
+
+
+def test_a_dataset_of_unknown_length_is_one_epoch():
+    """It trains like the same dataset of known length.
+
+    Plain Keras is no help here: at the end of each epoch it counts one step too many.
+    """
+    one, three = one_and_three()
+    expected = one.fit(dataset(), epochs=2, shuffle=False, verbose=0).history
+    unknown = dataset().filter(lambda x, y: True)
+    assert_close(expected, three.fit(unknown, epochs=2, verbose=0).history)
+    assert_close(one.get_weights(), three.get_weights())
+
+
+def test_a_distributed_dataset_is_read_whole():
+    """A `DistributedDataset` trains like the dataset it was made of."""
+    one, three = one_and_three()
+    data = three_replicas().experimental_distribute_dataset(dataset())
+    expected = one.fit(dataset(), epochs=2, shuffle=False, verbose=0).history
+    assert_close(expected, three.fit(data, epochs=2, verbose=0).history)
+    assert_close(one.get_weights(), three.get_weights())
+    expected = one.evaluate(dataset(), verbose=0, return_dict=True)
+    assert_close(expected, three.evaluate(data, verbose=0, return_dict=True))
+
+
+def test_a_generator_loses_no_batch():
+    """Two epochs of 2 batches take 4, and the 5th is the next."""
+    left = iter([(X[i : i + 4], Y[i : i + 4]) for i in range(0, 20, 4)])
+    model = kmg.distribute(compiled(), three_replicas())
+    model.fit(left, steps_per_epoch=2, epochs=2, verbose=0)
+    np.testing.assert_array_equal(next(left)[0], X[16:20])
+
+
+def test_a_finite_generator_is_one_epoch():
+    """Without `steps_per_epoch` an epoch is all that a generator yields."""
+    one, three = one_and_three()
+    expected = one.fit(dataset(), shuffle=False, verbose=0).history
+    assert_close(expected, three.fit((batch for batch in BATCHES), verbose=0).history)
+    assert_close(one.get_weights(), three.get_weights())
+
+
+# Validation.
+
+VALIDATION = [
+    ("split", lambda: {"validation_split": 0.3}),
+    ("pair", lambda: {"validation_data": (X[:13], Y[:13])}),
+    ("triple", lambda: {"validation_data": (X[:13], Y[:13], WEIGHTS[:13])}),
+    ("dataset", lambda: {"validation_data": dataset(X[:13], Y[:13])}),
+    ("steps", lambda: {"validation_data": dataset().repeat(), "validation_steps": 2}),
+    ("generator", lambda: {"validation_data": endless(BATCHES[:1]), "validation_steps": 2}),
+    ("PyDataset", lambda: {"validation_data": Batched()}),
+    ("every second epoch", lambda: {"validation_data": (X, Y), "validation_freq": 2}),
+    ("listed epochs", lambda: {"validation_data": (X, Y), "validation_freq": [1, 3]}),
+    ("batch size", lambda: {"validation_data": (X, Y), "validation_batch_size": 5}),
+]
+
+
+@pytest.mark.parametrize("arguments", [pytest.param(form, id=name) for name, form in VALIDATION])
+def test_fit_validates_with_data_in_every_form(arguments):
+    """The logs of validation are those of plain Keras, after the same epochs."""
+    history = assert_same_fit(lambda: {"x": X, "y": Y, "batch_size": 8, "epochs": 3, **arguments()})
+    assert {"val_loss", "val_mae"} < history.keys()
+
+
+# Callbacks.
+
+HOOKS = [
+    f"on_{mode}{part}_{edge}"
+    for mode, part, edge in itertools.product(
+        ("train", "test", "predict"), ("", "_batch"), ("begin", "end")
+    )
+] + ["on_epoch_begin", "on_epoch_end"]
+
+
+class Recording(keras.callbacks.Callback):
+    """Writes down every call of a hook with its arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def set_params(self, params):
+        super().set_params(params)
+        self.calls.append(("params", dict(params)))
+
+
+def recording(hook):
+    """A hook that is written down."""
+
+    def method(self, *args, **kwargs):
+        *index, logs = [*args, *kwargs.values()] or [None]
+        outputs = {} if logs is None else {k: np.array(v) for k, v in logs.items()}
+        self.calls.append((hook, index, outputs))
+
+    return method
+
+
+for hook in HOOKS:
+    setattr(Recording, hook, recording(hook))
+
+
+def test_callbacks_are_called_in_the_same_order_with_the_same_arguments():
+    """Every hook, its indices and its logs, in `fit` with validation, `evaluate`, `predict`."""
+    calls = []
+    for model in one_and_three():
+        callback = Recording()
+        options = {"batch_size": 8, "verbose": 0, "callbacks": [callback]}
+        model.fit(X, Y, epochs=2, shuffle=False, validation_data=(X[:9], Y[:9]), **options)
+        model.evaluate(X, Y, **options)
+        model.predict(X, **options)
+        calls.append(callback.calls)
+    expected, found = calls
+    assert [call[:2] for call in found] == [call[:2] for call in expected]
+    for one, three in zip(expected, found, strict=True):
+        assert_close(one[2:], three[2:])
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_epoch_end"])
+def test_training_stops_when_a_callback_says_so(hook):
+    """`stop_training` ends the epoch after the batch, or training after the epoch."""
+
+    def arguments():
+        stop = keras.callbacks.Callback()
+
+        def stop_at_one(index, logs=None):
+            stop.model.stop_training = index == 1
+
+        setattr(stop, hook, stop_at_one)
+        return {"x": X, "y": Y, "batch_size": 8, "epochs": 4, "callbacks": [stop]}
+
+    assert_same_fit(arguments)
+
+
+@pytest.mark.parametrize("mode", ["evaluate", "predict"])
+def test_evaluation_and_prediction_stop_when_a_callback_says_so(mode):
+    """`stop_evaluating` and `stop_predicting` end the loop after the batch."""
+    hook = {"evaluate": "on_test_batch_end", "predict": "on_predict_batch_end"}[mode]
+    flag = {"evaluate": "stop_evaluating", "predict": "stop_predicting"}[mode]
+    results = []
+    for model in one_and_three():
+        stop = keras.callbacks.Callback()
+        setattr(stop, hook, lambda index, logs=None, m=model: setattr(m, flag, index == 1))
+        data = (X, Y) if mode == "evaluate" else (X,)
+        results.append(getattr(model, mode)(*data, batch_size=8, verbose=0, callbacks=[stop]))
+    assert_close(*results)
+
+
+# Prediction.
+
+
+@pytest.mark.parametrize("examples", [1, 2, 4, 5, 6, 7, 8, 11])
+def test_predictions_come_in_order_and_number(examples):
+    """One prediction for each input, whatever is left for the last batch."""
+    model = kmg.distribute(
+        keras.Sequential([keras.Input((1,)), layers.Rescaling(2.0)]), three_replicas()
+    )
+    x = np.arange(examples, dtype="float32")[:, np.newaxis]
+    np.testing.assert_array_equal(model.predict(x, batch_size=4, verbose=0), 2 * x)
+    np.testing.assert_array_equal(model.predict_on_batch(x), 2 * x)
+
+
+PREDICTED = [
+    ("arrays", lambda: {"x": X, "batch_size": 8}),
+    ("dataset", lambda: {"x": dataset(X)}),
+    ("dataset with targets", lambda: {"x": dataset()}),
+    ("steps", lambda: {"x": dataset(X).repeat(), "steps": 6}),
+    ("PyDataset", lambda: {"x": Batched()}),
+    ("generator", lambda: {"x": endless(), "steps": 3}),
+]
+
+
+@pytest.mark.parametrize("arguments", [pytest.param(form, id=name) for name, form in PREDICTED])
+@pytest.mark.parametrize("output", ["dict", "list"])
+def test_predict_keeps_the_structure_of_outputs(output, arguments):
+    """Dicts and lists of outputs, for inputs in every form."""
+    one, three = one_and_three(
+        lambda: made.two_heads(output), loss=None, metrics=None, optimizer=None
+    )
+    assert_close(*(model.predict(verbose=0, **arguments()) for model in (one, three)))
+    assert_close(*(model.predict_on_batch(X) for model in (one, three)))
+
+
+# Single batches.
+
+
+@pytest.mark.parametrize("return_dict", [False, True])
+@pytest.mark.parametrize("metrics", [None, ["mae"]])
+def test_single_batches_give_what_keras_gives(metrics, return_dict):
+    """Numbers, lists and dicts, as Keras returns them, for batches of several sizes."""
+    results = []
+    for model in one_and_three(metrics=metrics):
+        form = {"return_dict": return_dict}
+        results.append(
+            [
+                model.train_on_batch(X[:8], Y[:8], **form),
+                model.train_on_batch(X[8:10], Y[8:10], **form),
+                model.train_on_batch(X[:7], Y[:7], sample_weight=WEIGHTS[:7], **form),
+                model.test_on_batch(X[:7], Y[:7], **form),
+                model.test_on_batch(X[:7], Y[:7], sample_weight=WEIGHTS[:7], **form),
+                model.evaluate(X, Y, batch_size=8, verbose=0, **form),
+                model.evaluate(dataset(), steps=2, verbose=0, **form),
+                model.get_weights(),
+            ]
+        )
+    assert_close(*results)
+
+
+def test_train_on_batch_takes_class_weights():
+    """Class weights of a single batch."""
+    options = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
+    one, three = one_and_three(made.classifier, **options)
+    weights = {0: 1.0, 1: 3.0, 2: 0.5}
+    assert_close(*(model.train_on_batch(X, KINDS, class_weight=weights) for model in (one, three)))
+    assert_close(one.get_weights(), three.get_weights())
+
+
+def test_train_on_batch_splits_the_batch():
+    """The replicas share the rows; they do not all take the whole batch."""
+    sizes = []
+
+    class Size(layers.Layer):
+        def call(self, x):
+            tf.py_function(lambda rows: sizes.append(len(rows)), [x], [])
+            return x
+
+    model = kmg.distribute(made.mlp_with(Size()), three_replicas())
+    model.compile("sgd", "mse", run_eagerly=True)
+    sizes.clear()
+    model.train_on_batch(X[:8], Y[:8])
+    assert sorted(sizes) == [2, 3, 3]
+
+
+# Bad input.
+
+MISTAKES = [
+    ("not compiled", lambda model: kmg.distribute(made.mlp(), three_replicas()).fit(X, Y)),
+    ("unequal lengths", lambda model: model.fit(X, Y[:-1])),
+    ("no data", lambda model: model.fit()),
+    ("empty dataset", lambda model: model.fit(dataset().take(0))),
+    ("empty generator", lambda model: model.fit(iter([]))),
+    ("nothing to evaluate", lambda model: model.evaluate(dataset().take(0))),
+    ("nothing to predict", lambda model: model.predict(dataset().take(0))),
+    ("targets beside a dataset", lambda model: model.fit(dataset(), Y)),
+    ("targets beside a generator", lambda model: model.fit(endless(), Y)),
+    ("split of a dataset", lambda model: model.fit(dataset(), validation_split=0.2)),
+    ("odd frequency", lambda model: model.fit(X, Y, validation_data=(X, Y), validation_freq="x")),
+    ("unknown argument", lambda model: model.evaluate(X, Y, unknown=1)),
+    (
+        "two kinds of weights",
+        lambda model: model.train_on_batch(X, KINDS, WEIGHTS, class_weight={0: 1, 1: 1, 2: 1}),
+    ),
+    ("no micro-batches", lambda model: model.compile("sgd", "mse", micro_batches=0)),
+    ("no model", lambda model: kmg.distribute("mlp")),
+    ("no strategy", lambda model: kmg.distribute(made.mlp(), "two GPUs")),
+]
+
+
+@pytest.mark.parametrize("mistake", [pytest.param(call, id=name) for name, call in MISTAKES])
+def test_mistakes_are_value_errors(mistake):
+    """Bad input is refused by name, before anything is trained."""
+    model = kmg.distribute(compiled(), three_replicas())
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=r"\S+"):
+        mistake(model)
+    assert_close(before, model.get_weights())

@@ -1,0 +1,166 @@
+"""N replicas train exactly as one device: the rows of `replica_cases.py`, on 2 to 8 replicas.
+
+With the environment variable `KMG_ALL_REPLICAS=1` every row runs on 2, 3, 4 and 8.
+"""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import replica_models as made
+from replica_cases import CASES
+from replica_cases import REPLICAS
+from replica_cases import Case
+from replica_cases import kinds
+from replica_runs import difference
+from replica_runs import differences
+from replica_runs import run
+
+import keras_multigpu as kmg
+
+pytestmark = [
+    pytest.mark.usefixtures("unoptimized_graphs"),
+    # Keras 3.15.1 writes weights through an `__array__` that NumPy 2 finds outdated.
+    pytest.mark.filterwarnings(
+        "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+    ),
+]
+
+BY_NAME = {case.name: case for case in CASES}
+
+
+@functools.lru_cache(maxsize=1)
+def on_one_device(name):
+    """Plain Keras's outcome; tests of one case follow each other, so one is kept."""
+    return run(BY_NAME[name], lambda case: case.compiled())
+
+
+def on_replicas(name, strategy):
+    """This package's outcome."""
+    return run(
+        BY_NAME[name],
+        lambda case: kmg.distribute(
+            case.compiled(), strategy, sync_batch_norm=case.sync_batch_norm
+        ),
+    )
+
+
+def copies_that_differ(model, strategy):
+    """The names of variables that are not bit-identical on all replicas."""
+    different = []
+    for variable in [*model.variables, *model.optimizer.variables]:
+        first, *others = strategy.experimental_local_results(variable.value)
+        if not all(np.array_equal(first, other, equal_nan=True) for other in others):
+            different.append(variable.path)
+    return different
+
+
+# Keras says so of the output without a loss.
+@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning")
+@pytest.mark.parametrize(
+    ("name", "replicas"), [(case.name, count) for case in CASES for count in case.replicas]
+)
+def test_n_replicas_end_where_one_device_does(name, replicas):
+    """Weights, optimizer, history, evaluation and predictions are those of plain Keras."""
+    strategy = kmg.strategy("mirrored", devices=replicas)
+    outcome = on_replicas(name, strategy)
+    differing = {
+        what: difference
+        for what, difference in differences(on_one_device(name), outcome).items()
+        if difference > BY_NAME[name].tolerance
+    }
+    assert not differing
+    assert not copies_that_differ(outcome.model, strategy)
+
+
+GLOBAL_BATCH = 12
+SWEEPS = {
+    "dense": Case("dense"),
+    "convolution and BatchNorm": Case(
+        "convolution and BatchNorm", made.bn_convnet, kinds, made.images, sync_batch_norm=True
+    ),
+}
+
+
+def swept(case, model):
+    """The weights after a full batch and a last one of 1, 2, ... 11 examples, in turn."""
+    x, y, _ = case.data(2 * GLOBAL_BATCH)
+    weights = {}
+    for size in range(1, GLOBAL_BATCH):
+        end = GLOBAL_BATCH + size
+        model.fit(x[:end], y[:end], batch_size=GLOBAL_BATCH, shuffle=False, verbose=0)
+        weights |= {(size, weight.path): weight.numpy() for weight in model.weights}
+    return weights
+
+
+@functools.lru_cache(maxsize=1)
+def swept_on_one_device(name):
+    """Plain Keras's weights."""
+    keras.utils.clear_session(free_memory=False)
+    return swept(SWEEPS[name], SWEEPS[name].compiled())
+
+
+@pytest.mark.parametrize("replicas", REPLICAS)
+@pytest.mark.parametrize("name", SWEEPS)
+def test_a_last_batch_may_have_any_size(name, replicas):
+    """No size of the last batch, from 1 to one less than a full one, changes the numbers."""
+    expected = swept_on_one_device(name)
+    keras.utils.clear_session(free_memory=False)
+    case, strategy = SWEEPS[name], kmg.strategy("mirrored", devices=replicas)
+    model = kmg.distribute(case.compiled(), strategy, sync_batch_norm=case.sync_batch_norm)
+    found = swept(case, model)
+    assert expected.keys() == found.keys()
+    assert max(difference(expected[key], found[key]) for key in expected) < case.tolerance
+    assert not copies_that_differ(model, strategy)
+
+
+@pytest.mark.parametrize("replicas", REPLICAS)
+def test_an_overflow_on_one_replica_makes_all_skip_the_step(replicas):
+    """The weights stay, and the loss scale is halved once, not once for each replica."""
+    strategy = kmg.strategy("mirrored", devices=replicas)
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), 512.0)
+    model = kmg.distribute(made.in_precision("mixed_float16", made.mlp), strategy)
+    model.compile(optimizer, "mse")
+    x, y, _ = made.one_overflow(16)
+    before = model.get_weights()
+    model.train_on_batch(x, y)
+    assert all(map(np.array_equal, before, model.get_weights()))
+    assert optimizer.dynamic_scale.numpy() == 256.0
+    model.train_on_batch(x[:8], y[:8])
+    assert not any(map(np.array_equal, before, model.get_weights()))
+    assert optimizer.dynamic_scale.numpy() == 256.0
+    assert not copies_that_differ(model, strategy)
+
+
+def test_two_models_take_turns():
+    """Two models in one process, on the same replicas and on others, do not disturb each other."""
+    x, y, _ = made.regression()
+
+    def losses(place):
+        models = [place(Case("first").compiled(), 2), place(Case("second").compiled(), 2)]
+        models.append(place(Case("third").compiled(), 4))
+        return [
+            model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history["loss"]
+            for model in models * 3
+        ]
+
+    def on_replicas(model, count):
+        return kmg.distribute(model, kmg.strategy("mirrored", devices=count))
+
+    expected = losses(lambda model, count: model)
+    np.testing.assert_allclose(losses(on_replicas), expected, rtol=2e-5)
+
+
+def test_callbacks_see_the_true_indices_of_grouped_steps():
+    """Of 4 batches in groups of 3 the last group has one, and its index is 3."""
+    seen = []
+    model = kmg.distribute(made.mlp(), kmg.strategy("mirrored", devices=2))
+    model.compile("sgd", "mse", steps_per_execution=3)
+    x, y, _ = made.regression()
+    recording = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: seen.append(("begin", batch)),
+        on_train_batch_end=lambda batch, logs: seen.append(("end", batch)),
+    )
+    model.fit(x, y, batch_size=8, verbose=0, callbacks=[recording])
+    assert seen == [("begin", 0), ("end", 2), ("begin", 3), ("end", 3)]

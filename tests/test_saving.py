@@ -1,0 +1,231 @@
+"""A model saved on N replicas is a plain Keras model, and the other way round."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import replica_models as made
+import tensorflow as tf
+from replica_runs import difference
+
+import keras_multigpu as kmg
+
+pytestmark = [
+    pytest.mark.usefixtures("unoptimized_graphs"),
+    # Keras 3.15.1 writes weights through an `__array__` that NumPy 2 finds outdated.
+    pytest.mark.filterwarnings(
+        "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+    ),
+]
+
+X, Y, _ = made.regression()
+
+
+class Unregistered(made.Subclassed):
+    """A subclass that Keras can load only when it is named in `custom_objects`."""
+
+
+MODELS = {
+    "Sequential": made.mlp,
+    "functional": made.nested,
+    "BatchNorm": made.bn_mlp,
+    "registered subclass": made.Subclassed,
+    "unregistered subclass": Unregistered,
+}
+BY_NAME = pytest.mark.parametrize("name", MODELS)
+
+
+def replicas(count):
+    """A strategy of `count` replicas."""
+    return kmg.strategy("mirrored", devices=count)
+
+
+def compiled(name="Sequential"):
+    """A compiled model, always with the same first weights."""
+    keras.utils.set_random_seed(1)
+    model = MODELS[name]()
+    model.compile(keras.optimizers.Adam(0.02), "mse", metrics=["mae"])
+    return model
+
+
+def trained(name="Sequential", count=2):
+    """A model after an epoch on replicas."""
+    model = kmg.distribute(compiled(name), replicas(count))
+    fit(model)
+    return model
+
+
+def fit(model, **options):
+    """An epoch of batches of 8, the last one of 5."""
+    return model.fit(X, Y, batch_size=8, shuffle=False, verbose=0, **options)
+
+
+def assert_close(expected, found):
+    """Lists of arrays are equal within the tolerance of training."""
+    assert len(expected) == len(found)
+    for one, other in zip(expected, found, strict=True):
+        assert difference(np.asarray(one), np.asarray(other)) < 2e-5
+
+
+def optimizer_values(model):
+    """The values of the optimizer's variables."""
+    return [variable.numpy() for variable in model.optimizer.variables]
+
+
+def traces(path):
+    """The members of an archive that name this package or its classes."""
+    with zipfile.ZipFile(path) as archive:
+        contents = {member: archive.read(member) for member in archive.namelist()}
+    names = (b"keras_multigpu", b"DistributedModel", b"MirroredVariable")
+    return [member for member, text in contents.items() if any(name in text for name in names)]
+
+
+def save(model, path):
+    """`model.save`."""
+    model.save(path)
+
+
+def save_as_function(model, path):
+    """`keras.saving.save_model`."""
+    keras.saving.save_model(model, path)
+
+
+def save_as_checkpoint(model, path):
+    """`ModelCheckpoint`, after a second epoch."""
+    fit(model, callbacks=[keras.callbacks.ModelCheckpoint(path)])
+
+
+IN_PLAIN_KERAS = """
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import replica_models
+
+
+class Unregistered(replica_models.Subclassed):
+    pass
+
+
+x, y, _ = replica_models.regression()
+for path in Path(sys.argv[1]).glob("*.keras"):
+    model = keras.saving.load_model(path, custom_objects={"Unregistered": Unregistered})
+    np.save(path.with_suffix(".npy"), model.predict(x, verbose=0))
+    assert int(model.optimizer.iterations) in (4, 8)
+    model.fit(x, y, verbose=0)
+assert "keras_multigpu" not in sys.modules
+"""
+
+
+def test_saved_models_are_plain_keras_models(tmp_path):
+    """They load, predict the same and train on where this package is never imported."""
+    expected = {}
+    for name in MODELS:
+        for way in (save, save_as_function, save_as_checkpoint):
+            path = tmp_path / f"{name} {way.__name__}.keras"
+            model = trained(name)
+            way(model, path)
+            assert traces(path) == []
+            expected[path] = model.predict(X, verbose=0)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    subprocess.run(
+        [sys.executable, "-c", IN_PLAIN_KERAS, str(tmp_path)], check=True, env=environment
+    )
+    for path, predictions in expected.items():
+        assert_close([predictions], [np.load(path.with_suffix(".npy"))])
+
+
+@BY_NAME
+def test_a_plain_keras_model_loads_and_goes_on(name, tmp_path):
+    """What plain Keras saved trains on replicas, optimizer state included."""
+    uninterrupted, path = compiled(name), tmp_path / "model.keras"
+    fit(uninterrupted)
+    uninterrupted.save(path)
+    fit(uninterrupted)
+    loaded = keras.saving.load_model(path, custom_objects={"Unregistered": Unregistered})
+    resumed = kmg.distribute(loaded, replicas(3), sync_batch_norm=True)
+    fit(resumed)
+    assert_close(uninterrupted.get_weights(), resumed.get_weights())
+    assert_close(optimizer_values(uninterrupted), optimizer_values(resumed))
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (8, 3), (3, 1)])
+def test_training_goes_on_with_another_number_of_replicas(before, after, tmp_path):
+    """Saved on some replicas, loaded on others: as if one device had never stopped."""
+    uninterrupted = compiled()
+    fit(uninterrupted)
+    fit(uninterrupted)
+    path = tmp_path / "model.keras"
+    trained(count=before).save(path)
+    resumed = kmg.distribute(keras.saving.load_model(path), replicas(after))
+    fit(resumed)
+    assert_close(uninterrupted.get_weights(), resumed.get_weights())
+    assert_close(optimizer_values(uninterrupted), optimizer_values(resumed))
+
+
+def test_a_model_moves_to_another_number_of_replicas():
+    """`distribute` again keeps weights and optimizer state."""
+    uninterrupted = compiled()
+    fit(uninterrupted)
+    fit(uninterrupted)
+    model = trained(count=2)
+    fit(kmg.distribute(model, replicas(4)))
+    assert_close(uninterrupted.get_weights(), model.get_weights())
+    assert_close(optimizer_values(uninterrupted), optimizer_values(model))
+
+
+@BY_NAME
+def test_weights_travel_in_both_directions(name, tmp_path):
+    """`save_weights` and `load_weights`, from replicas to one device and back."""
+    path, model, plain = tmp_path / "model.weights.h5", trained(name), compiled(name)
+    model.save_weights(path)
+    fit(plain)
+    plain.load_weights(path)
+    assert_close(model.get_weights(), plain.get_weights())
+    assert_close(optimizer_values(model), optimizer_values(plain))
+    plain.set_weights([2.0 * weight for weight in plain.get_weights()])
+    plain.save_weights(path)
+    model.load_weights(path)
+    assert_close(plain.get_weights(), model.get_weights())
+    for variable in model.variables:
+        first, second = model.distribute_strategy.experimental_local_results(variable.value)
+        np.testing.assert_array_equal(first, second)
+
+
+@BY_NAME
+def test_an_exported_model_predicts_the_same(name, tmp_path):
+    """`export` writes a SavedModel that TensorFlow serves."""
+    model = trained(name)
+    model.export(tmp_path / "exported", verbose=False)
+    exported = tf.saved_model.load(tmp_path / "exported")
+    assert_close([model.predict(X, verbose=0)], [exported.serve(X)])
+
+
+def test_a_checkpoint_of_weights_holds_the_best(tmp_path):
+    """`ModelCheckpoint` writes weights that plain Keras reads."""
+    path, plain = tmp_path / "best.weights.h5", compiled()
+    model = kmg.distribute(compiled(), replicas(2))
+    fit(
+        model,
+        callbacks=[keras.callbacks.ModelCheckpoint(path, save_weights_only=True, monitor="loss")],
+    )
+    fit(plain)
+    plain.load_weights(path)
+    assert_close(model.get_weights(), plain.get_weights())
+    assert_close(optimizer_values(model), optimizer_values(plain))
+
+
+def test_a_clone_is_a_model_of_its_own():
+    """`clone_model` gives fresh weights and leaves the original alone."""
+    model = trained()
+    before = model.get_weights()
+    clone = keras.models.clone_model(model)
+    clone.compile("sgd", "mse")
+    fit(clone)
+    assert_close(before, model.get_weights())
