@@ -28,7 +28,7 @@ def distribute(
         strategy: A strategy, by default what `keras_multigpu.strategy()` chooses.
         sync_batch_norm: Whether BatchNormalization layers normalise with the moments of
             the global batch instead of each replica's own. With it, training equals one
-            device also for these layers; it costs two all-reduces a layer.
+            device also for these layers; it costs three all-reduces a layer in the forward pass.
 
     Returns:
         The model, now a `DistributedModel`.
