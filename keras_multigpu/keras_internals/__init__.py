@@ -54,6 +54,17 @@ def set_variable_storage(variable: keras.Variable, storage: tf.Variable) -> None
     variable._value = storage
 
 
+def make_convertible(storage: tf.Variable) -> None:
+    """Let `float()` and `int()` take a scalar of this kind of variable.
+
+    Keras offers both on its variables and hands them on to the storage; TensorFlow's mirrored
+    variables lack them, so that `float(model.optimizer.learning_rate)` would fail.
+    """
+    for name, kind in (("__float__", float), ("__int__", int)):
+        if not hasattr(type(storage), name):
+            setattr(type(storage), name, lambda self, kind=kind: kind(self.numpy()))
+
+
 def seed_states(model: keras.Model) -> list[keras.Variable]:
     """The states of all seed generators in a model, each once."""
     states = {}

@@ -110,6 +110,7 @@ def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Str
                 trainable=variable.trainable,
                 name=variable.name,
             )
+        keras_internals.make_convertible(moved)
         keras_internals.set_variable_storage(variable, moved)
 
 

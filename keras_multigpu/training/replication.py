@@ -94,6 +94,8 @@ class Replication:
 
     def prepare(self, model: keras.Model, spec: Batch | None) -> None:
         """Build what is not built, and put all variables where they belong."""
+        if self.strategy.num_replicas_in_sync > 1:
+            refuse_stateful(model)
         unbuilt = has_call(model) and not all(
             layer.built for layer in keras_internals.layers_of(model)
         )
@@ -219,6 +221,21 @@ def is_overridden(model: keras.Model, method: str) -> bool:
     """Whether the user has written this method of the model."""
     defined_in = next(cls for cls in type(model).__mro__ if method in vars(cls))
     return not defined_in.__module__.startswith(("keras.", "keras_multigpu."))
+
+
+def refuse_stateful(model: keras.Model) -> None:
+    """Raise a `ValueError` for recurrent layers that remember the batch before."""
+    for layer in keras_internals.layers_of(model):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise ValueError(
+                problem(
+                    "A recurrent layer keeps its state from one batch to the next.",
+                    "Expected `stateful=False`: replicas see shares of a batch, whose states "
+                    "belong to other examples than before.",
+                    "Train this model on one device: `kmg.strategy('one_device')`.",
+                    layer=layer.name,
+                )
+            )
 
 
 def refuse_pieces(pieces: int) -> None:

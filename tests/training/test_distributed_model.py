@@ -269,3 +269,20 @@ def test_confident_predictions_lose_nothing():
     # Without the logits every loss is cut off at -log(1e-7).
     assert plain > 16.2
     assert kmg.distribute(model, strategy(3)).evaluate(X, labels, verbose=0) == pytest.approx(plain)
+
+
+def test_scalars_can_be_read_as_numbers():
+    """Callbacks call `float` and `int` on the optimizer's variables."""
+    model = kmg.distribute(keras.Model(*ends()), strategy(2))
+    model.compile(keras.optimizers.SGD(0.25), "mse")
+    model.fit(X, Y, batch_size=5, verbose=0)
+    assert float(model.optimizer.learning_rate) == 0.25
+    assert int(model.optimizer.iterations) == 3
+
+
+def test_stateful_layers_are_refused():
+    """States of a batch cannot be shared out; the error names the layer."""
+    layer = keras.layers.LSTM(3, stateful=True, name="memory")
+    model = keras.Sequential([keras.Input(batch_shape=(6, 3, 2)), layer])
+    with pytest.raises(ValueError, match="keeps its state.*Received: layer='memory'"):
+        kmg.distribute(model, strategy(2))
