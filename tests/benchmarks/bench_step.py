@@ -10,6 +10,7 @@ times depend on the machine and its load, the ratios much less.
 """
 
 import argparse
+import functools
 import os
 import statistics
 import time
@@ -64,8 +65,14 @@ def compiled(model: keras.Model, **options: object) -> keras.Model:
 
 def stock(build: Callable[[], keras.Model], replicas: int) -> keras.Model:
     """A model as the Keras guide distributes it."""
-    with tf.distribute.MirroredStrategy(names(replicas)).scope():
+    with stock_strategy(replicas).scope():
         return compiled(build())
+
+
+@functools.cache
+def stock_strategy(replicas: int) -> tf.distribute.Strategy:
+    """TensorFlow's strategy, made once: a second one in a process breaks both."""
+    return tf.distribute.MirroredStrategy(names(replicas))
 
 
 def ours(build: Callable[[], keras.Model], replicas: int, **options: object) -> keras.Model:
