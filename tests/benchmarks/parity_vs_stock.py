@@ -18,27 +18,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from report import write_section
+
 TESTS = Path(__file__).parents[1]
-PAGE = TESTS.parent / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- parity: begin -->", "<!-- parity: end -->"
-COMMAND = ".venv/bin/python tests/benchmarks/parity_vs_stock.py --write"
 KINDS = ("stock", "ours")
 SECONDS_A_CASE = 60
-PAGE_START = f"""# Benchmarks
-
-## The same numbers as one device
-
-The largest relative difference of any weight, optimizer variable, logged value or prediction
-between one device and two replicas; "equal" means within the row's tolerance (2e-5, more in
-half precision). Made by:
-
-```shell
-{COMMAND}
-```
-
-{BEGIN}
-{END}
-"""
 
 
 # In the process that runs the cases.
@@ -150,13 +134,6 @@ def table(columns: dict[tuple[str, bool], dict[str, str]], names: list[str]) -> 
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def write(text: str) -> None:
-    """Put the table between the markers of the page."""
-    page = PAGE.read_text() if PAGE.exists() else PAGE_START
-    before, rest = page.split(BEGIN)
-    PAGE.write_text(before + BEGIN + "\n" + text + "\n" + END + rest.split(END)[1])
-
-
 def main() -> None:
     """Run all cases, print the table, write it if asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -177,7 +154,7 @@ def main() -> None:
     text = table(columns, names)
     print(text)
     if arguments.write:
-        write(text)
+        write_section("parity", text.splitlines())
 
 
 if __name__ == "__main__":
