@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 __all__ = [
+    "data",
     "distribute",
     "DistributedModel",
     "strategy",
@@ -10,6 +11,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from keras_multigpu import data as data
     from keras_multigpu.replicas import strategy as strategy
     from keras_multigpu.training.distribute import distribute as distribute
     from keras_multigpu.training.distributed_model import DistributedModel as DistributedModel
@@ -23,9 +25,13 @@ else:
         "verify": "verification.verify",
     }
 
+    _PARTS = {"data"}
+
     def __getattr__(name):
         from importlib import import_module
 
+        if name in _PARTS:
+            return import_module(f"{__name__}.{name}")
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import dataset_internals
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.training.joint_update import update_jointly
 
@@ -150,3 +151,51 @@ def test_data_adapters():
     assert x.tolist() == [0, 1, 2] and x_val.tolist() == [3]
     weights = keras_internals.class_weights_of_labels(np.array([0, 1, 1]), {0: 2.0, 1: 3.0})
     assert weights.tolist() == [2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "batched", "size", "count"),
+    [
+        (lambda d: d, False, None, None),
+        (lambda d: d.shuffle(3).cache().take(5), False, None, None),
+        (lambda d: d.batch(4), True, 4, 10),
+        (lambda d: d.batch(4, num_parallel_calls=2), True, 4, 10),
+        (lambda d: d.padded_batch(4), True, 4, 10),
+        (lambda d: d.ragged_batch(4), True, 4, 10),
+        (lambda d: d.batch(5, drop_remainder=True), True, 5, 10),
+        # Two examples are lost: their number is not the number that went in.
+        (lambda d: d.batch(4, drop_remainder=True), True, 4, None),
+        (lambda d: d.batch(4).map(lambda x: x).prefetch(1), True, 4, 10),
+        (lambda d: d.batch(4).map(lambda x: x, num_parallel_calls=2).shuffle(2), True, 4, 10),
+        (lambda d: d.batch(4).with_options(tf.data.Options()).cache(), True, 4, 10),
+        (lambda d: d.batch(4).apply(tf.data.experimental.assert_cardinality(3)), True, 4, 10),
+        (lambda d: d.batch(4).take(1), True, 4, None),
+        (lambda d: d.batch(4).skip(1).repeat().shard(2, 0), True, 4, None),
+        (lambda d: d.batch(4).filter(lambda x: True).ignore_errors(), True, 4, None),
+        (lambda d: d.batch(4).concatenate(d.batch(4)), True, None, None),
+        (lambda d: d.rebatch(4), True, None, None),
+        (lambda d: d.batch(4).unbatch(), False, None, None),
+        (lambda d: tf.data.Dataset.zip(d.batch(4), d.batch(4)), True, None, None),
+        (lambda d: tf.data.Dataset.zip(d.batch(4), d), None, None, None),
+        (lambda d: d.flat_map(tf.data.Dataset.from_tensors), None, None, None),
+    ],
+)
+def test_datasets_tell_how_they_were_made(change, batched, size, count):
+    """Datasets are still named after what made them, and keep `_inputs()` and `_batch_size`."""
+    dataset = change(tf.data.Dataset.from_tensor_slices(np.zeros((10, 3))))
+    assert dataset_internals.gives_batches(dataset) is batched
+    assert dataset_internals.batching_of(dataset) == (size, count)
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        tf.data.Dataset.range(3),
+        tf.data.TFRecordDataset(["file"]),
+        tf.data.TextLineDataset(["file"]),
+        tf.data.FixedLengthRecordDataset(["file"], 4),
+    ],
+)
+def test_datasets_of_single_examples(dataset):
+    """Datasets that read files or count are still known by their names."""
+    assert dataset_internals.gives_batches(dataset) is False

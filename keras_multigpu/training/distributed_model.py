@@ -11,6 +11,7 @@ from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training import loops
 from keras_multigpu.training.custom_step import present_rows
 from keras_multigpu.training.custom_step import share_of_loss
+from keras_multigpu.training.epoch_feeding import knows_epochs
 from keras_multigpu.training.feeding import Batch
 from keras_multigpu.training.feeding import Feed
 from keras_multigpu.training.feeding import Group
@@ -123,16 +124,27 @@ class DistributedModel(keras.Model):
     ) -> keras.callbacks.History:
         """Train the model, as `keras.Model.fit`."""
         require_compiled(self)
+        replicas = self.distribute_strategy.num_replicas_in_sync
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = keras_internals.split_validation(
                 (x, y, sample_weight), validation_split
             )
-        feed = Feed(x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight)
+        feed = Feed(
+            x,
+            y,
+            sample_weight,
+            batch_size,
+            steps_per_epoch,
+            shuffle,
+            class_weight,
+            replicas,
+            training=True,
+        )
         validation = None
         if validation_data is not None:
             parts = keras.utils.unpack_x_y_sample_weight(validation_data)
-            size = validation_batch_size or batch_size
-            val_feed = Feed(parts[0], parts[1], parts[2], size, validation_steps)
+            size = None if knows_epochs(parts[0]) else validation_batch_size or batch_size
+            val_feed = Feed(parts[0], parts[1], parts[2], size, validation_steps, replicas=replicas)
             validation = loops.Validation(val_feed, validation_freq)
         return loops.train(self, feed, validation, callbacks, verbose, epochs, initial_epoch)
 
@@ -152,7 +164,8 @@ class DistributedModel(keras.Model):
         require_compiled(self)
         if kwargs:
             raise ValueError(f"Arguments not recognized: {kwargs}")
-        feed = Feed(x, y, sample_weight, batch_size, steps)
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        feed = Feed(x, y, sample_weight, batch_size, steps, replicas=replicas)
         logs = loops.evaluate(self, feed, callbacks, verbose)
         return logs if return_dict else keras_internals.flatten_metrics(self, logs)
 
@@ -165,7 +178,9 @@ class DistributedModel(keras.Model):
         callbacks: Any = None,
     ) -> Any:
         """Compute predictions, as `keras.Model.predict`: all of them, in input order."""
-        return loops.predict(self, Feed(x, None, None, batch_size, steps), callbacks, verbose)
+        replicas = self.distribute_strategy.num_replicas_in_sync
+        feed = Feed(x, None, None, batch_size, steps, replicas=replicas)
+        return loops.predict(self, feed, callbacks, verbose)
 
     def train_on_batch(
         self,

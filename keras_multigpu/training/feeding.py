@@ -6,6 +6,7 @@ read when it is dropped.
 """
 
 import collections.abc
+import contextlib
 import itertools
 import warnings
 from collections.abc import Callable
@@ -19,6 +20,10 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
+from keras_multigpu.training.epoch_feeding import EpochSource
+from keras_multigpu.training.epoch_feeding import knows_epochs
+from keras_multigpu.training.epoch_feeding import refuse_what_batches_bring
+from keras_multigpu.training.shares import batch_size_of
 
 Batch = tuple[Any, Any, Any]
 
@@ -47,13 +52,16 @@ class Feed:
     """Global batches, epoch after epoch.
 
     Args:
-        x: Inputs in any form that `keras.Model.fit` takes, or a `DistributedDataset`.
+        x: Inputs in any form that `keras.Model.fit` takes, or a `DistributedDataset`, or
+            `keras_multigpu.data.Batches`.
         y: Targets, where `x` does not bring them.
         sample_weight: Sample weights, where `x` does not bring them.
         batch_size: The global batch size, for arrays.
         steps: How many batches make an epoch; the next epoch goes on where one stopped.
         shuffle: Whether arrays are shuffled.
         class_weight: Weights of classes, which become sample weights.
+        replicas: How many replicas share a batch.
+        training: Whether the epochs differ; otherwise each is the same, as for evaluation.
     """
 
     def __init__(
@@ -65,10 +73,12 @@ class Feed:
         steps: int | None = None,
         shuffle: Any = False,
         class_weight: dict[int, float] | None = None,
+        replicas: int = 1,
+        training: bool = False,
     ) -> None:
         most = keras.config.max_steps_per_epoch()
         self._steps = steps if most is None else min(steps or most, most)
-        self._source: DatasetSource | PythonSource
+        self._source: DatasetSource | PythonSource | EpochSource
         if x is None:
             raise ValueError(
                 problem(
@@ -78,7 +88,11 @@ class Feed:
                     x=x,
                 )
             )
-        if isinstance(x, tf.distribute.DistributedDataset):
+        if knows_epochs(x):
+            refuse_what_batches_bring(x, y=y, sample_weight=sample_weight, batch_size=batch_size)
+            batches = (x if training else x.evaluation()).for_replicas(replicas)
+            self._source = EpochSource(batches, training, class_weight)
+        elif isinstance(x, tf.distribute.DistributedDataset):
             self._source = PythonSource(lambda: map(joined_batch, x), class_weight)
         elif is_generator(x):
             refuse_separate_targets(x, y, sample_weight)
@@ -105,15 +119,34 @@ class Feed:
     @property
     def spec(self) -> Batch | None:
         """The specs of a batch, None where only the data can tell."""
-        return self._source.spec
+        spec = self._source.spec
+        return spec if spec is None else normalized(spec)
 
-    def rewind(self) -> None:
+    def rewind(self, epoch: int = 0) -> None:
         """Start anew, as Keras does before it trains and before each evaluation.
 
         A generator cannot, and goes on.
+
+        Args:
+            epoch: The epoch that comes first, for data whose epochs have numbers.
         """
         self._iterator = None
+        if isinstance(self._source, EpochSource):
+            self._source.start(epoch)
         self._source.on_epoch_end()
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Name the true cause where reading fails, and stop reading ahead in the end."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            cause = self._source.cause() if isinstance(self._source, EpochSource) else None
+            if cause is None:
+                raise
+            raise cause from error
+        finally:
+            self._iterator = None
 
     def epoch(self, group_size: int, in_graph: bool = False) -> Iterator[tuple[int, Group]]:
         """One epoch's batches in groups, each with the index of its first batch.
@@ -123,22 +156,23 @@ class Feed:
             in_graph: Whether groups may be read inside the graph, where that is possible.
         """
         self._source.on_epoch_begin()
-        if self._iterator is None or self._steps is None:
+        if self._iterator is None or (self._steps is None and not self._source.endless):
             self._restart()
         total, first = self._steps or self._source.num_batches, 0
         while total is None or first < total:
             size = group_size if total is None else min(group_size, total - first)
             group = self._draw(size, in_graph)
+            drawn, group = group.size, self._without_empty(group)
             if group.size:
                 yield first, group
-                first += group.size
-            if group.size < size:
+            first += drawn
+            if drawn < size:
                 self._iterator = None
                 break
         if self._steps is not None and first < self._steps:
             warnings.warn(RAN_OUT, stacklevel=3)
         self._counted = first
-        if self._source.num_batches is not None and self._drawn >= self._source.num_batches:
+        if self._left() == 0:
             self._iterator = None
         self._source.on_epoch_end()
 
@@ -146,9 +180,22 @@ class Feed:
         self._iterator = self._source.iterator()
         self._drawn = 0
 
+    def _left(self) -> int | None:
+        """How many batches the iterator still has, if that is known."""
+        if self._source.num_batches is None or self._source.endless:
+            return None
+        return max(self._source.num_batches - self._drawn, 0)
+
+    def _without_empty(self, group: Group) -> Group:
+        """A group without the batches of which no example is left."""
+        if not self._source.may_be_empty:
+            return group
+        batches = [batch for batch in group.batches if batch_size_of(batch)]
+        return Group(len(batches), batches, None)
+
     def _draw(self, size: int, in_graph: bool) -> Group:
-        if self._source.num_batches is not None:
-            size = min(size, self._source.num_batches - self._drawn)
+        left = self._left()
+        size = size if left is None else min(size, left)
         if in_graph and size and self._source.is_countable:
             group = Group(size, [], self._iterator)
         else:
@@ -167,13 +214,16 @@ class DatasetSource:
         **arguments: The arguments of Keras's `get_data_adapter`.
     """
 
+    endless = False
+    may_be_empty = False
+
     def __init__(self, **arguments: Any) -> None:
         self._adapter = keras_internals.data_adapter(**arguments)
         self._dataset = self._adapter.get_tf_dataset()
         self.num_batches = self._adapter.num_batches
         endless = self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY
         self.is_countable = endless or self.num_batches is not None
-        self.spec: Batch | None = normalized(self._dataset.element_spec)
+        self.spec: Any = self._dataset.element_spec
         self.on_epoch_begin: Callable[[], None] = self._adapter.on_epoch_begin
         self.on_epoch_end: Callable[[], None] = self._adapter.on_epoch_end
 
@@ -193,6 +243,8 @@ class PythonSource:
     num_batches = None
     is_countable = False
     spec = None
+    endless = False
+    may_be_empty = False
 
     def __init__(
         self, make: Callable[[], Iterator[Any]], class_weight: dict[int, float] | None

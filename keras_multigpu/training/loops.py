@@ -41,20 +41,23 @@ def train(
         warnings.warn(f"Limiting epochs to {most}", stacklevel=3)
         epochs = most
     model.prepare(feed.spec)
-    feed.rewind()
     callbacks = callback_list(model, callbacks, verbose, epochs, feed.num_batches)
     model.stop_training = False
     callbacks.on_train_begin()
+    # A callback may have just restored a model, and the number of the epoch with it.
+    initial_epoch = keras_internals.initial_epoch(model) or initial_epoch
+    feed.rewind(initial_epoch)
     logs: dict[str, Any] = {}
-    for epoch in range(keras_internals.initial_epoch(model) or initial_epoch, epochs):
-        model.reset_metrics()
-        callbacks.on_epoch_begin(epoch)
-        logs = train_epoch(model, feed, callbacks)
-        if validate is not None and validate.is_due(epoch):
-            logs.update(validate.logs(model, callbacks))
-        callbacks.on_epoch_end(epoch, logs)
-        if model.stop_training:
-            break
+    with feed.reading():
+        for epoch in range(initial_epoch, epochs):
+            model.reset_metrics()
+            callbacks.on_epoch_begin(epoch)
+            logs = train_epoch(model, feed, callbacks)
+            if validate is not None and validate.is_due(epoch):
+                logs.update(validate.logs(model, callbacks))
+            callbacks.on_epoch_end(epoch, logs)
+            if model.stop_training:
+                break
     if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
         model.optimizer.finalize_variable_values(model.trainable_weights)
     callbacks.on_train_end(logs=logs)
@@ -122,14 +125,15 @@ def evaluate(model: "DistributedModel", feed: Feed, callbacks: Any, verbose: Any
     model.reset_metrics()
     logs: dict[str, Any] = {}
     listened = listens(callbacks, "test")
-    for first, group in feed.epoch(model.steps_per_execution, model.runs_in_graph):
-        if listened:
-            callbacks.on_test_batch_begin(first)
-        logs = model.test_group(group, feed.spec)
-        if listened:
-            callbacks.on_test_batch_end(first + group.size - 1, logs)
-        if model.stop_evaluating:
-            break
+    with feed.reading():
+        for first, group in feed.epoch(model.steps_per_execution, model.runs_in_graph):
+            if listened:
+                callbacks.on_test_batch_begin(first)
+            logs = model.test_group(group, feed.spec)
+            if listened:
+                callbacks.on_test_batch_end(first + group.size - 1, logs)
+            if model.stop_evaluating:
+                break
     if not logs:
         raise_no_data("evaluate")
     logs = pythonic(logs)
@@ -145,13 +149,14 @@ def predict(model: "DistributedModel", feed: Feed, callbacks: Any, verbose: Any)
     model.stop_predicting = False
     callbacks.on_predict_begin()
     outputs = []
-    for first, group in feed.epoch(model.steps_per_execution):
-        callbacks.on_predict_batch_begin(first)
-        parts = [model.predict_one(batch, feed.spec) for batch in group.batches]
-        outputs += parts
-        callbacks.on_predict_batch_end(first + group.size - 1, {"outputs": joined(parts)})
-        if model.stop_predicting:
-            break
+    with feed.reading():
+        for first, group in feed.epoch(model.steps_per_execution):
+            callbacks.on_predict_batch_begin(first)
+            parts = [model.predict_one(batch, feed.spec) for batch in group.batches]
+            outputs += parts
+            callbacks.on_predict_batch_end(first + group.size - 1, {"outputs": joined(parts)})
+            if model.stop_predicting:
+                break
     callbacks.on_predict_end()
     if not outputs:
         raise_no_data("predict")

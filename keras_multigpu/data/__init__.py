@@ -1,0 +1,14 @@
+"""Folders, files, arrays, TFDS, generators and datasets as `Batches`.
+
+    files ──> indices ──────> examples ───> batches ─────────> shares
+    disk      order.py        from_*.py     batches.py         distributing.py
+              plan.py         decoding.py   loading.py
+
+A source offers its examples in any order (`source.py`). `order.py` says which one stands where in
+an epoch, `plan.py` which ones make a batch, `loading.py` reads them, and `pipeline.py` makes a
+`tf.data.Dataset` of it. Sources that can only be read from front to end are streams
+(`streaming.py`).
+"""
+
+from keras_multigpu.data.batches import Batches as Batches
+from keras_multigpu.data.from_arrays import from_arrays as from_arrays

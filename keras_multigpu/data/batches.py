@@ -1,0 +1,389 @@
+"""`Batches`: what every source of data becomes, and what `fit` takes."""
+
+from pathlib import Path
+from typing import Any
+from typing import NamedTuple
+from typing import Self
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu import replicas as devices
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.data import augmenting
+from keras_multigpu.data import caching
+from keras_multigpu.data import distributing
+from keras_multigpu.data import preview
+from keras_multigpu.data import streaming
+from keras_multigpu.data import subsets
+from keras_multigpu.data.damage import Damage
+from keras_multigpu.data.damage import Quarantine
+from keras_multigpu.data.loading import Loader
+from keras_multigpu.data.order import Order
+from keras_multigpu.data.pipeline import batches_of
+from keras_multigpu.data.plan import Place
+from keras_multigpu.data.plan import Plan
+from keras_multigpu.data.settings import DEFAULTS
+from keras_multigpu.data.settings import REPLICA_BATCH_SIZE
+from keras_multigpu.data.settings import completed
+from keras_multigpu.data.settings import require_batches
+from keras_multigpu.data.settings import require_shard
+from keras_multigpu.data.settings import require_valid
+from keras_multigpu.data.source import Source
+from keras_multigpu.data.source import Stream
+
+
+class Use(NamedTuple):
+    """What copies of `Batches` have in common, apart from their settings.
+
+    Attributes:
+        replicas: How many replicas `replica_batch_size` counts for; None for those of the machine.
+        training: Whether they are read for training, and not for evaluation.
+        quarantine: The damaged examples met by any of them.
+    """
+
+    replicas: int | None
+    training: bool
+    quarantine: Quarantine
+
+
+class Batches:
+    """Global batches of examples, in an order that (seed, epoch) alone decides.
+
+    The `from_*` functions make them; `DistributedModel`'s `fit`, `evaluate` and `predict` take
+    them. `fit` reads epoch after epoch. `evaluate`, `predict` and validation read `evaluation()`.
+
+    Args:
+        source: Where the examples come from.
+        global_batch_size: The number of examples of one optimizer step. Replicas share them
+            evenly; their shares differ by at most one.
+        replica_batch_size: One replica's share; the global batch grows with the replicas. Give one
+            of the two sizes, or none for 32 a replica.
+        shuffle: Whether each epoch has a new order, a full shuffle; otherwise that of the source.
+        seed: Integer that decides all shuffles and the random draws of `augment`.
+        remainder: What becomes of a last batch that is smaller: `"keep"` it, `"drop"` it, or
+            `"pad"` it to full size with examples of weight zero.
+        augment: A Keras layer, or a function of a batch of images, or a list of them, applied in
+            the pipeline. What a layer draws depends on seed, epoch and example, not on the
+            replica or thread. A function with an argument `seeds` gets two integers for each
+            example, for TensorFlow's `stateless_*` functions. In evaluation, layers are called
+            with `training=False`.
+        cache: `"memory"` or a folder: examples are decoded once and kept as they are before
+            `augment`. They are still shuffled anew, and augmented anew.
+        balance: `"class_weight"` weighs each example by the inverse of its class's frequency;
+            `"oversample"` repeats the examples of smaller classes until all are as large as the
+            largest, and every replica's share has all classes in equal parts.
+        on_error: `"raise"` an error that names a damaged example, or `"skip"` it: it is left out
+            of its batch, and so out of loss, metrics and counts (with `remainder="pad"` it stays
+            with weight zero), and listed in `quarantine`.
+
+    Example:
+
+    ```python
+    train, validation = kmg.data.from_directory("photos", image_size=(224, 224)).split(0.2)
+    model.fit(train, validation_data=validation, epochs=10)
+    ```
+    """
+
+    def __init__(
+        self, source: Source | Stream, *, _use: Use | None = None, **settings: Any
+    ) -> None:
+        self._settings = completed(settings)
+        require_valid(self._settings, source)
+        augmenting.augmentation(self._settings["augment"], training=True)
+        self._plain = source
+        self._use = _use or Use(None, True, Quarantine())
+        self._source = source
+        if isinstance(source, Stream):
+            self._source = streaming.prepared(source, self._settings)
+        elif self._settings["cache"] is not None:
+            self._source = caching.cached(source, self._settings["cache"])
+
+    # What there is.
+
+    @property
+    def num_examples(self) -> int | None:
+        """The number of examples of the source; None if unknown."""
+        return self._source.num_examples
+
+    @property
+    def global_batch_size(self) -> int:
+        """The number of examples of one optimizer step."""
+        size = self._settings["global_batch_size"]
+        if size is not None:
+            return size
+        replicas = self._use.replicas or devices.default_strategy().num_replicas_in_sync
+        return (self._settings["replica_batch_size"] or REPLICA_BATCH_SIZE) * replicas
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """The number of batches in an epoch; None if unknown."""
+        if isinstance(self._source, Source):
+            return self._plan().steps()
+        return streaming.steps(self._source, self.global_batch_size, self._settings)
+
+    def __len__(self) -> int:
+        """The number of batches in an epoch."""
+        steps = self.steps_per_epoch
+        if steps is None:
+            raise TypeError(
+                problem(
+                    "These batches have no length.",
+                    "Expected a source whose number of examples is known.",
+                    "Count them while reading, or use `steps_per_epoch`, which is None here.",
+                    source=self._source.name,
+                )
+            )
+        return steps
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """The names of the classes, in the order of their numbers; None if there are none."""
+        return self._source.class_names
+
+    @property
+    def class_counts(self) -> dict[str, int] | None:
+        """How many examples each class has; None where examples have no single class."""
+        labels = self._labels()
+        if labels is None:
+            return None
+        names = self.class_names or [str(label) for label in range(int(labels.max()) + 1)]
+        counts = np.bincount(labels, minlength=len(names))
+        return dict(zip(names, counts.tolist(), strict=True))
+
+    @property
+    def class_weight(self) -> dict[int, float] | None:
+        """Weights that make all classes count the same, for `fit(class_weight=...)`.
+
+        Each is `examples / (classes * examples of the class)`, so that the mean weight of an
+        example is one; classes without examples have weight zero and are not counted.
+        """
+        counts = self.class_counts
+        if counts is None:
+            return None
+        total, classes = sum(counts.values()), sum(1 for count in counts.values() if count)
+        return {
+            number: total / (classes * count) if count else 0.0
+            for number, count in enumerate(counts.values())
+        }
+
+    @property
+    def file_paths(self) -> list[str] | None:
+        """The file of each example, in the source's order; None where they are no files."""
+        source = self._source
+        if not isinstance(source, Source) or not source.has_files:
+            return None
+        return [source.example_name(index) for index in range(source.num_examples)]
+
+    @property
+    def quarantine(self) -> list[Damage]:
+        """The damaged examples met so far, each as `(name, cause)`."""
+        return self._use.quarantine.entries
+
+    @property
+    def may_lose_examples(self) -> bool:
+        """Whether batches may come out smaller, or empty, because damaged examples are left out."""
+        return self._settings["on_error"] == "skip" and self._settings["remainder"] != "pad"
+
+    @property
+    def failure(self) -> Exception | None:
+        """The last error that ended reading; TensorFlow hands on only its text."""
+        return self._use.quarantine.failure
+
+    def __repr__(self) -> str:
+        """What these batches are, in one line."""
+        count = "an unknown number of" if self.num_examples is None else f"{self.num_examples:,}"
+        parts = [f"{count} examples from {self._source.name}"]
+        if self.class_names:
+            parts.append(f"{len(self.class_names)} classes")
+        settings = self._settings
+        if settings["global_batch_size"] is None and self._use.replicas is None:
+            # Not to start TensorFlow's devices only to count them.
+            parts.append(f"{settings['replica_batch_size'] or REPLICA_BATCH_SIZE} a replica")
+        else:
+            steps = self.steps_per_epoch
+            parts.append(f"{'?' if steps is None else f'{steps:,}'} x {self.global_batch_size}")
+        parts += [
+            f"{name}={value!r}"
+            for name, value in settings.items()
+            if value != DEFAULTS[name] and not name.endswith("batch_size")  # type: ignore[literal-required]
+        ]
+        return f"Batches({', '.join(parts)})"
+
+    # Datasets of them.
+
+    def epoch(
+        self, number: int, start: int = 0, shard: tuple[int, int] = (0, 1)
+    ) -> tf.data.Dataset:
+        """One epoch's batches as a plain `tf.data.Dataset`, which stock Keras can use, too.
+
+        Args:
+            number: The epoch, counted from zero.
+            start: How many examples of the epoch to leave out at its beginning.
+            shard: `(i, n)`: part i of n of each batch. The parts are contiguous and joined make the
+                batch; a part can be empty.
+        """
+        require_shard(shard)
+        return self._dataset(Place(number, start), endless=False, share=(shard[0], shard[1]))
+
+    def epochs(
+        self, position: tuple[int, int] = (0, 0), shard: tuple[int, int] = (0, 1)
+    ) -> tf.data.Dataset:
+        """The batches of all epochs, one after another, without an end.
+
+        Args:
+            position: `(epoch, examples)`: where to begin.
+            shard: As for `epoch`.
+        """
+        require_shard(shard)
+        return self._dataset(Place(*position), endless=True, share=(shard[0], shard[1]))
+
+    def distribute(
+        self, strategy: tf.distribute.Strategy, position: tuple[int, int] = (0, 0)
+    ) -> tf.distribute.DistributedDataset:
+        """The batches of all epochs, each replica's share on its own device ahead of time.
+
+        Args:
+            strategy: A `tf.distribute.Strategy`.
+            position: `(epoch, examples)`: where to begin.
+        """
+        batches = self.for_replicas(strategy.num_replicas_in_sync)
+        return distributing.distributed(lambda part: batches.epochs(position, part), strategy)
+
+    def _dataset(self, first: Place, endless: bool, share: tuple[int, int]) -> tf.data.Dataset:
+        settings = self._settings
+        augment = augmenting.augmentation(settings["augment"], self._use.training)
+        if isinstance(self._source, Stream):
+            return streaming.dataset(
+                self._source,
+                self.global_batch_size,
+                settings,
+                first=first,
+                endless=endless,
+                share=share,
+                augment=augment,
+                quarantine=self._use.quarantine,
+            )
+        self._source.prepare()
+        plan = self._plan()
+        require_batches(plan)
+        x, y, weight = self._source.spec
+        by_class = self._use.training and settings["balance"] == "class_weight"
+        if by_class or settings["remainder"] == "pad":
+            weight = weight_spec(y) if weight is None else weight
+        skip = settings["on_error"] == "skip"
+        loader = Loader(
+            self._source,
+            plan,
+            first=first,
+            share=share,
+            weights=np.array(list((self.class_weight or {}).values())) if by_class else None,
+            weight_shape=weight_shape(weight),
+            skip=skip,
+            quarantine=self._use.quarantine,
+        )
+        return batches_of(
+            loader,
+            (x, y, weight),
+            steps=None if endless else plan.steps(first.start),
+            size=None if self.may_lose_examples else plan.static_size(share),
+            augment=augment,
+        )
+
+    def _plan(self) -> Plan:
+        assert self._source.num_examples is not None
+        oversample = self._use.training and self._settings["balance"] == "oversample"
+        order = Order(
+            self._source.num_examples,
+            seed=self._settings["seed"],
+            shuffle=self._settings["shuffle"],
+            classes=self._labels() if oversample else None,
+        )
+        return Plan(order, self.global_batch_size, self._settings["remainder"])
+
+    def _labels(self) -> np.ndarray | None:
+        return self._source.labels if isinstance(self._source, Source) else None
+
+    # Others like them.
+
+    def with_(self, **changes: Any) -> Self:
+        """A copy with some settings changed; one batch size replaces the other.
+
+        Args:
+            **changes: Arguments of `Batches`.
+        """
+        settings = dict(self._settings)
+        if {"global_batch_size", "replica_batch_size"} & changes.keys():
+            settings.update(global_batch_size=None, replica_batch_size=None)
+        return self._like(self._plain, {**settings, **changes})
+
+    def for_replicas(self, replicas: int) -> Self:
+        """A copy whose `replica_batch_size` counts for that many replicas.
+
+        Args:
+            replicas: Integer.
+        """
+        require_positive_integer("replicas", replicas)
+        return self._like(self._plain, self._settings, replicas=replicas)
+
+    def evaluation(self) -> Self:
+        """A copy for evaluation: every example once, in the source's order, with its own weight.
+
+        Nothing is drawn at random: layers of `augment` are called with `training=False`, and
+        instead of a random part of an image its middle is taken.
+        """
+        settings = {**self._settings, "shuffle": False, "remainder": "keep"}
+        return self._like(self._plain.still(), settings, training=False)
+
+    def take(self, num_examples: int) -> Self:
+        """A copy of some examples: a random choice that the seed decides; the first, unshuffled.
+
+        Args:
+            num_examples: How many; all of them if there are not so many.
+        """
+        require_positive_integer("num_examples", num_examples)
+        chosen = subsets.taken(self._plain, num_examples, self._settings)
+        return self._like(chosen, self._settings)
+
+    def split(self, fraction: float) -> tuple[Self, Self]:
+        """Two disjoint parts, such as for training and validation.
+
+        Each class is split in the same proportion. The parts depend on the seed alone: they
+        are the same whatever the batch size.
+
+        Args:
+            fraction: The share of the second part, between 0 and 1.
+        """
+        first, second = subsets.split(self._plain, fraction, self._settings)
+        return self._like(first, self._settings), self._like(second, self._settings)
+
+    def preview(self, path: str | Path, count: int = 8) -> Path:
+        """Draw a few examples with their labels, before and after augmentation, as a PNG.
+
+        Args:
+            path: The file to write.
+            count: How many examples to draw.
+        """
+        require_positive_integer("count", count)
+        augment = augmenting.augmentation(self._settings["augment"], self._use.training)
+        return preview.draw(self, path, count, augment)
+
+    def _like(self, source: Source | Stream, settings: Any, **changes: Any) -> Self:
+        return type(self)(source, _use=self._use._replace(**changes), **settings)
+
+
+def weight_spec(y: Any) -> tf.TensorSpec:
+    """The spec of an example's weight that Keras can multiply with the losses of targets `y`.
+
+    A mask has a loss for each pixel, so that its one weight needs axes for height and width.
+    """
+    rank = y.shape.rank if isinstance(y, tf.TensorSpec) else 1
+    return tf.TensorSpec((1,) * max(rank - 1, 0), tf.float32)
+
+
+def weight_shape(weight: Any) -> tuple[int, ...] | None:
+    """The shape of an example's weight; None where there is none."""
+    if weight is None:
+        return None
+    return tuple(weight.shape) if isinstance(weight, tf.TensorSpec) else ()

@@ -1,0 +1,222 @@
+"""Decoded examples in a folder, shared by all processes of a host.
+
+`where/key/` holds one `.npy` file for each leaf of the examples, in the order of the source,
+and `have.npy`, which says which examples are there. They are mapped, not loaded: processes
+share the pages. The key is a hash of the source and its settings.
+
+One process fills a cache and holds the lock `where/key.lock`, while others wait; the operating
+system frees it when the process ends, however it ends. An example counts as being there only
+after its bytes have reached the disk, so whoever comes next goes on where another was killed.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.checks import problem
+from keras_multigpu.data import cache_files
+from keras_multigpu.data import cache_filling
+from keras_multigpu.data.cache_memory import damaged_among
+from keras_multigpu.data.source import Source
+from keras_multigpu.data.source import present
+
+VERSION = 1
+"""Part of the key; to be raised when the files change their form."""
+
+FLUSH_SECONDS = 1.0
+"""How much work may be lost when the process is killed."""
+
+_log = logging.getLogger("keras_multigpu")
+
+
+class FolderCache:
+    """Decoded examples in a folder.
+
+    Args:
+        source: Where the examples come from; it is not held.
+        where: The folder, which may hold caches of other sources, too.
+    """
+
+    def __init__(self, source: Source, where: Path) -> None:
+        self._leaves = present(source.spec)
+        require_fixed_size(self._leaves, source.name, where)
+        self._name = source.name
+        self._count = int(source.num_examples)
+        self._where = where
+        self._folder: Path | None = None
+        self._arrays: Sequence[np.ndarray] = []
+        self._have: np.ndarray | None = None
+        self._damaged: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def prepare(self, source: Source, rows: np.ndarray) -> None:
+        """Read those examples that are not here yet.
+
+        Args:
+            source: Where the examples come from.
+            rows: The examples.
+        """
+        with self._lock:
+            if self._folder is None:
+                self._folder = self._where / key(source)
+            if self._have is None and self._folder.exists():
+                self._open(self._folder)
+            missing = self._missing(rows)
+            if not missing.size:
+                return
+            if self._have is None:
+                self._require_disk(missing)
+            with cache_files.locked(self._folder):
+                self._fill(source, self._folder, rows)
+
+    def read(self, out: Sequence[np.ndarray], indices: np.ndarray) -> list[tuple[int, str]]:
+        """Copy examples that have been prepared.
+
+        Args:
+            out: One array for each leaf.
+            indices: The examples.
+
+        Returns:
+            `(row, cause)` of each damaged one.
+        """
+        for target, array in zip(out, self._arrays, strict=True):
+            # "clip" lets `take` write into `target` at once; the indices are all valid.
+            np.take(array, indices, axis=0, out=target, mode="clip")
+        return damaged_among(indices, self._damaged)
+
+    def _missing(self, rows: np.ndarray) -> np.ndarray:
+        """Those of the examples that are not here, in order; other processes may add some."""
+        rows = np.unique(rows)
+        if self._have is not None:
+            rows = rows[np.asarray(self._have[rows]) == 0]
+        return rows[~np.isin(rows, list(self._damaged))] if self._damaged else rows
+
+    def _open(self, folder: Path) -> str | None:
+        """Map the files, if they are all there and whole; otherwise what is wrong."""
+        try:
+            have = cache_files.mapped(folder / "have.npy", (self._count,), np.dtype(np.uint8))
+            arrays = [
+                cache_files.mapped(path, (self._count, *leaf.shape), dtype)
+                for path, leaf, dtype in self._files(folder)
+            ]
+            known = cache_files.read_about(folder)
+        except (OSError, ValueError, EOFError) as error:
+            return str(error)
+        self._have, self._arrays = have, arrays
+        if not os.access(folder, os.W_OK):
+            # Where they can be written they get another chance: they may have been repaired.
+            self._damaged = {row: cause for row, cause in known.items() if not have[row]}
+        return None
+
+    def _fill(self, source: Source, folder: Path, rows: np.ndarray) -> None:
+        """Read the missing examples; this process holds the lock."""
+        if self._have is None:
+            wrong = self._open(folder) if folder.exists() else ""
+            if wrong:
+                _log.warning("The cache %s is not whole and is made anew: %s", folder, wrong)
+            if wrong is not None:
+                self._create(folder)
+        missing = self._missing(rows)
+        if not missing.size:
+            return
+        self._require_disk(missing)
+        source.prepare()
+        files = [path for path, _, _ in self._files(folder)]
+        with cache_files.Writer([*files, folder / "have.npy"]) as writer:
+            self._read_all(source, missing, writer)
+
+    def _read_all(self, source: Source, rows: np.ndarray, writer: cache_files.Writer) -> None:
+        size = cache_filling.size_of_one(self._leaves)
+        seeds = np.zeros((len(rows), 2), np.int32)
+
+        def read(low: int, high: int) -> list[tuple[int, str]]:
+            leaves = [
+                np.empty((high - low, *leaf.shape), leaf.dtype.as_numpy_dtype)
+                for leaf in self._leaves
+            ]
+            damaged = source.read(leaves, rows[low:high], seeds[low:high])
+            for number, (leaf, array) in enumerate(zip(leaves, self._arrays, strict=True)):
+                writer.write(number, array, rows[low:high], leaf)
+            return damaged
+
+        what = (
+            f"Caching {len(rows):,} examples of {self._name} in {self._folder} "
+            f"({cache_filling.size_text(len(rows) * size)})."
+        )
+        done = flushed = 0
+        last = time.monotonic()
+        with contextlib.closing(cache_filling.in_pieces(read, len(rows), size)) as pieces:
+            try:
+                for low, high, damaged in cache_filling.shown(pieces, len(rows), what):
+                    self._damaged.update((int(rows[low + row]), cause) for row, cause in damaged)
+                    done = high
+                    if time.monotonic() - last > FLUSH_SECONDS:
+                        self._flush(rows[flushed:done], writer)
+                        flushed, last = done, time.monotonic()
+            finally:
+                self._flush(rows[flushed:done], writer)
+
+    def _flush(self, rows: np.ndarray, writer: cache_files.Writer) -> None:
+        """Put what has been read on the disk, then say so."""
+        assert self._have is not None
+        assert self._folder is not None
+        writer.flush()
+        if any(row in self._damaged for row in rows.tolist()):
+            known = {**cache_files.read_about(self._folder), **self._damaged}
+            cache_files.write_about(self._folder, self._name, known)
+        whole = rows[~np.isin(rows, list(self._damaged))]
+        writer.write(len(self._leaves), self._have, whole, np.ones(len(whole), np.uint8))
+
+    def _create(self, folder: Path) -> None:
+        def fill(partial: Path) -> None:
+            for path, leaf, dtype in self._files(partial):
+                cache_files.write_empty(path, (self._count, *leaf.shape), dtype)
+            cache_files.write_empty(partial / "have.npy", (self._count,), np.dtype(np.uint8))
+            cache_files.write_about(partial, self._name, {})
+
+        cache_files.create(folder, fill)
+        self._open(folder)
+
+    def _files(self, folder: Path) -> list[tuple[Path, tf.TensorSpec, np.dtype]]:
+        """Each leaf's file, spec and type."""
+        return [
+            (folder / f"leaf_{number}.npy", leaf, np.dtype(leaf.dtype.as_numpy_dtype))
+            for number, leaf in enumerate(self._leaves)
+        ]
+
+    def _require_disk(self, rows: np.ndarray) -> None:
+        needed = len(rows) * cache_filling.size_of_one(self._leaves)
+        cache_files.require_disk(self._where, needed, self._name)
+
+
+def key(source: Source) -> str:
+    """The name of a source's cache: another one for other examples or settings.
+
+    Args:
+        source: Where the examples come from.
+    """
+    leaves = [f"{leaf.dtype.name}{leaf.shape}" for leaf in present(source.spec)]
+    text = json.dumps([VERSION, source.num_examples, leaves, source.fingerprint()])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def require_fixed_size(leaves: Sequence[tf.TensorSpec], name: str, where: Path) -> None:
+    """Raise a `ValueError` if examples hold texts, whose sizes differ."""
+    if any(leaf.dtype == tf.string for leaf in leaves):
+        raise ValueError(
+            problem(
+                f"The examples of {name} hold texts.",
+                "Expected numbers: a cache folder has the same room for each example.",
+                'Pass cache="memory", or turn the texts into numbers before.',
+                cache=str(where),
+            )
+        )

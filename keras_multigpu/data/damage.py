@@ -1,0 +1,72 @@
+"""Examples that cannot be read: how they are named, kept out and remembered."""
+
+import threading
+import warnings
+from typing import NamedTuple
+
+from keras_multigpu.checks import problem
+
+
+class DamagedExample(ValueError):
+    """An example that cannot be read.
+
+    Args:
+        cause: What is wrong, as a short clause without the example's name.
+        name: The file or the place of the example, where it is known.
+    """
+
+    def __init__(self, cause: str, name: str | None = None) -> None:
+        self.cause = cause
+        self.name = name
+        super().__init__(
+            problem(
+                f"{name or 'An example'} cannot be read: {cause}.",
+                "Expected an intact example.",
+                'Repair or remove it, or pass on_error="skip" to train without it.',
+                example=name,
+            )
+        )
+
+
+class Damage(NamedTuple):
+    """One entry of `Batches.quarantine`."""
+
+    name: str
+    cause: str
+
+
+class Quarantine:
+    """The damaged examples met so far; safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: dict[str, Damage] = {}
+        self._met: dict[int, set[str]] = {}
+        self.failure: Exception | None = None
+
+    @property
+    def entries(self) -> list[Damage]:
+        """All damaged examples, in the order in which they were met."""
+        with self._lock:
+            return list(self._entries.values())
+
+    def add(self, epoch: int, name: str, cause: str) -> None:
+        """Remember a damaged example."""
+        with self._lock:
+            self._entries.setdefault(name, Damage(name, cause))
+            self._met.setdefault(epoch, set()).add(name)
+
+    def warn(self, epoch: int) -> None:
+        """Give the one warning of an epoch, if any damaged example was met in it."""
+        with self._lock:
+            names = sorted(self._met.pop(epoch, ()))
+            listed = [f"{name} ({self._entries[name].cause})" for name in names[:5]]
+        if not names:
+            return
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        count = "1 damaged example" if len(names) == 1 else f"{len(names)} damaged examples"
+        warnings.warn(
+            f"Epoch {epoch + 1} went without {count}: {', '.join(listed)}{more}. "
+            "`batches.quarantine` lists them all.",
+            stacklevel=2,
+        )

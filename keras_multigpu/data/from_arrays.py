@@ -1,0 +1,141 @@
+"""Arrays in memory, or memory-mapped, as `Batches`."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+from typing import Unpack
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.checks import problem
+from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.settings import Batching
+from keras_multigpu.data.source import Source
+from keras_multigpu.data.source import present
+
+
+def from_arrays(
+    x: Any, y: Any = None, sample_weight: Any = None, **batching: Unpack[Batching]
+) -> Batches:
+    """Arrays as `Batches`.
+
+    Memory-mapped arrays (`numpy.load(path, mmap_mode="r")`) are never read whole: of each batch
+    only its own examples.
+
+    Args:
+        x: Inputs: an array, a tensor or a table of pandas, or a dict, list or tuple of them, with
+            the examples along the first axis.
+        y: Targets, likewise.
+        sample_weight: A weight for each example.
+        **batching: Arguments of `Batches`.
+
+    Example:
+
+    ```python
+    train = kmg.data.from_arrays(images, labels, replica_batch_size=64)
+    ```
+    """
+    return Batches(ArraySource(x, y, sample_weight), **batching)
+
+
+class ArraySource(Source):
+    """Examples in arrays.
+
+    Args:
+        x: Inputs.
+        y: Targets, or None.
+        sample_weight: Weights, or None.
+    """
+
+    name = "arrays"
+
+    def __init__(self, x: Any, y: Any = None, sample_weight: Any = None) -> None:
+        data = keras.tree.lists_to_tuples((x, y, sample_weight))
+        data = keras.tree.map_structure(as_array, data)
+        self._arrays = present(data)
+        self.num_examples = common_length(self._arrays)
+        self.spec = keras.tree.map_structure(spec_of, data)
+        self.labels = class_labels(data[1])
+
+    def read(
+        self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
+    ) -> list[tuple[int, str]]:
+        """As `Source.read`."""
+        for target, array in zip(out, self._arrays, strict=True):
+            target[...] = array[indices]
+        return []
+
+    def fingerprint(self) -> str:
+        """As `Source.fingerprint`: a hash of all values."""
+        digest = hashlib.sha256(str(self.spec).encode())
+        for array in self._arrays:
+            for start in range(0, len(array), 1024):
+                digest.update(np.ascontiguousarray(array[start : start + 1024]).data)
+        return digest.hexdigest()
+
+
+def as_array(leaf: Any) -> np.ndarray | None:
+    """One array, tensor or table as a NumPy array, memory-mapped ones as they are."""
+    if leaf is None:
+        return None
+    if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) or hasattr(leaf, "tocsr"):
+        raise ValueError(
+            problem(
+                "A ragged or sparse array came.",
+                "Expected arrays whose examples all have one shape.",
+                "Pad it, or pass a `tf.data.Dataset` to `from_dataset`.",
+                type=type(leaf).__name__,
+            )
+        )
+    array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
+    if array.dtype == object or array.dtype.kind in "US":
+        # TensorFlow knows one type of text.
+        array = array.astype(object)
+    if array.ndim == 0:
+        raise ValueError(
+            problem(
+                "A single number came as an array.",
+                "Expected arrays with the examples along the first axis.",
+                "Lists of numbers are taken for several inputs: wrap them in `numpy.array`.",
+                array=leaf,
+            )
+        )
+    return array
+
+
+def spec_of(leaf: np.ndarray | None) -> tf.TensorSpec | None:
+    """The spec of one example of an array; floats in Keras's float type, as `fit` takes arrays."""
+    if leaf is None:
+        return None
+    is_wide = np.issubdtype(leaf.dtype, np.floating) and leaf.dtype.itemsize > 2
+    return tf.TensorSpec(leaf.shape[1:], keras.config.floatx() if is_wide else leaf.dtype)
+
+
+def common_length(arrays: Sequence[np.ndarray]) -> int:
+    """The number of examples; a `ValueError` where arrays differ in it."""
+    lengths = sorted({len(array) for array in arrays})
+    if len(lengths) != 1:
+        raise ValueError(
+            problem(
+                "The arrays have different numbers of examples.",
+                "Expected equal lengths along the first axis.",
+                "Check that inputs, targets and weights belong together.",
+                lengths=[len(array) for array in arrays],
+            )
+        )
+    return lengths[0]
+
+
+def class_labels(y: Any) -> np.ndarray | None:
+    """The class of each example, if the targets are integer classes or one-hot rows."""
+    if not isinstance(y, np.ndarray) or not len(y):
+        return None
+    if y.dtype.kind in "iu" and (y.ndim == 1 or y.shape[1:] == (1,)):
+        labels = y.reshape(-1).astype(np.int64)
+        return labels if labels.min() >= 0 else None
+    # A memory-mapped target is small beside its inputs, but segmentation masks are not.
+    if y.ndim == 2 and y.shape[1] > 1 and ((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all():
+        return y.argmax(1)
+    return None

@@ -1,0 +1,150 @@
+"""Which example stands where in an epoch: arithmetic on (seed, epoch, position).
+
+A full shuffle without a list: a position goes through a few rounds of a Feistel network over
+`a * b >= length` numbers, keyed by seed and epoch. So any part of any epoch is known at once, in
+constant time and memory, and to every worker alike:
+
+    Order(1_000_000, seed=1).examples(epoch=7, positions=np.array([999_999]))
+
+With `classes` every class appears equally often. The positions then come in blocks that hold
+each class once, so that any run of positions (a batch, a replica's share) has every class in
+equal parts, give or take one.
+"""
+
+import numpy as np
+
+ROUNDS = 8
+"""More than the four that make a Feistel network hard to tell from chance, for short lists."""
+
+
+class Order:
+    """The order of the examples in every epoch.
+
+    Args:
+        num_examples: How many examples there are.
+        seed: Decides the shuffles, together with the epoch.
+        shuffle: Whether to shuffle; otherwise the examples come as the source has them.
+        classes: The class of each example, if each class shall appear equally often.
+    """
+
+    def __init__(
+        self,
+        num_examples: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        classes: np.ndarray | None = None,
+    ) -> None:
+        self.seed = seed
+        self.shuffle = shuffle
+        self._classes = None if classes is None else Classes(classes)
+        self.length = num_examples if self._classes is None else self._classes.length
+        """The number of positions in an epoch."""
+
+    def examples(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The examples at some positions, and how often each was there before in this epoch.
+
+        Args:
+            epoch: The epoch, counted from zero.
+            positions: Positions in the epoch, each below `length`.
+
+        Returns:
+            Two integer arrays. The second one holds zeros unless classes are balanced.
+        """
+        positions = np.asarray(positions, np.int64)
+        if self._classes is not None:
+            key = hashed(self.seed, epoch) if self.shuffle else None
+            return self._classes.examples(key, positions)
+        examples = positions
+        if self.shuffle:
+            examples = shuffled(positions, self.length, hashed(self.seed, epoch))
+        return examples, np.zeros_like(positions)
+
+
+class Classes:
+    """Positions at which each class appears equally often.
+
+    Every class appears as often as the largest one has examples. It goes through all its
+    examples, in a new order, before it starts again; so within an epoch the examples of a class
+    differ by at most one in how often they appear.
+
+    Args:
+        classes: The class of each example.
+    """
+
+    def __init__(self, classes: np.ndarray) -> None:
+        _, places, self._sizes = np.unique(classes, return_inverse=True, return_counts=True)
+        self._members = np.argsort(places, kind="stable")
+        self._starts = np.cumsum(self._sizes) - self._sizes
+        self.length = len(self._sizes) * int(self._sizes.max(initial=0))
+
+    def examples(
+        self, key: np.ndarray | None, positions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `Order.examples`; without a key nothing is shuffled."""
+        block, which = np.divmod(positions, len(self._sizes))
+        if key is not None:
+            which = shuffled(which, len(self._sizes), hashed(key, 1, block))
+        size = self._sizes[which]
+        repeat, member = np.divmod(block, size)
+        if key is not None:
+            member = shuffled(member, size, hashed(key, 2, which, repeat))
+        return self._members[self._starts[which] + member], repeat
+
+
+def shuffled(positions: np.ndarray, length: int | np.ndarray, key: np.ndarray) -> np.ndarray:
+    """The numbers at some positions of a shuffled `range(length)`.
+
+    Args:
+        positions: Integers from zero to `length`.
+        length: How many numbers are shuffled; one for all positions, or one for each.
+        key: Chooses the shuffle; one for all positions, or one for each.
+    """
+    positions, lengths, key = np.broadcast_arrays(positions, np.asarray(length, np.int64), key)
+    numbers = permuted(positions, lengths, key)
+    outside = np.flatnonzero(numbers >= lengths)
+    while outside.size:
+        numbers[outside] = permuted(numbers[outside], lengths[outside], key[outside])
+        outside = outside[numbers[outside] >= lengths[outside]]
+    return numbers
+
+
+def permuted(numbers: np.ndarray, lengths: np.ndarray, key: np.ndarray) -> np.ndarray:
+    """Numbers below `a * b` as others of them, one to one; `a * b` is `lengths` or little more."""
+    a = np.sqrt(np.maximum(lengths - 1, 0)).astype(np.int64) + 1
+    b = -(-lengths // a)
+    left, right = np.divmod(numbers, b)
+    for step in range(ROUNDS):
+        if step % 2:
+            right = (right + below(b, hashed(key, step, left))) % b
+        else:
+            left = (left + below(a, hashed(key, step, right))) % a
+    return left * b + right
+
+
+def below(limit: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+    """Hashes as numbers from zero to `limit`."""
+    return (hashes % limit.astype(np.uint64)).astype(np.int64)
+
+
+def hashed(*keys: int | np.ndarray) -> np.ndarray:
+    """One 64-bit hash of several integers or arrays of them (the finalizer of SplitMix64)."""
+    result = np.zeros((1,), np.uint64)
+    for key in keys:
+        number = np.uint64(key % 2**64) if isinstance(key, int) else key
+        result = result + np.asarray(number).astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        result = (result ^ (result >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        result = (result ^ (result >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        result = result ^ (result >> np.uint64(31))
+    return result
+
+
+def draw_seeds(seed: int, epoch: int, examples: np.ndarray, repeats: np.ndarray) -> np.ndarray:
+    """Two 31-bit seeds for the random draws of each example; `int32[n, 2]`.
+
+    They depend on seed, epoch and example alone (and on which repetition it is, where classes
+    are balanced), so a draw is the same on whatever worker or replica it happens.
+    """
+    hashes = hashed(seed, epoch, 3, examples, repeats)
+    halves = np.stack([hashes >> np.uint64(33), hashes & np.uint64(0x7FFFFFFF)], axis=-1)
+    return halves.astype(np.int32)

@@ -1,0 +1,149 @@
+"""The keyword arguments that all sources share, and what is wrong with them."""
+
+from pathlib import Path
+from typing import Any
+from typing import TypedDict
+
+import numpy as np
+
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.data.plan import Plan
+from keras_multigpu.data.source import Source
+from keras_multigpu.data.source import Stream
+
+REPLICA_BATCH_SIZE = 32
+"""The replica batch size where none is given."""
+
+
+class Batching(TypedDict, total=False):
+    """The keyword arguments that all `from_*` functions share; `Batches` explains them."""
+
+    global_batch_size: int | None
+    replica_batch_size: int | None
+    shuffle: bool
+    seed: int
+    remainder: str
+    augment: Any
+    cache: str | Path | None
+    balance: str | None
+    on_error: str
+
+
+DEFAULTS = Batching(
+    global_batch_size=None,
+    replica_batch_size=None,
+    shuffle=True,
+    seed=0,
+    remainder="keep",
+    augment=None,
+    cache=None,
+    balance=None,
+    on_error="raise",
+)
+
+
+def completed(settings: dict[str, Any]) -> Batching:
+    """The settings with the defaults of those that are missing.
+
+    Args:
+        settings: Some of the arguments of `Batches`.
+    """
+    for name, value in settings.items():
+        if name not in DEFAULTS:
+            raise TypeError(
+                problem(
+                    f"`{name}` is no argument of `Batches`.",
+                    f"Expected some of {', '.join(DEFAULTS)}.",
+                    "Check the spelling.",
+                    **{name: value},
+                )
+            )
+    return {**DEFAULTS, **settings}  # type: ignore[typeddict-item]
+
+
+def require_valid(settings: Batching, source: Source | Stream) -> None:
+    """Raise a `ValueError` unless these settings can be used with a source.
+
+    Args:
+        settings: All arguments of `Batches`.
+        source: Where the examples come from.
+    """
+    sizes = {name: settings[name] for name in ("global_batch_size", "replica_batch_size")}
+    if None not in sizes.values():
+        raise ValueError(
+            problem(
+                "Both batch sizes came.",
+                "Expected one: the global batch, or a replica's share of it.",
+                "Leave one out.",
+                **sizes,
+            )
+        )
+    for name, size in sizes.items():
+        if size is not None:
+            require_positive_integer(name, size)
+    require_choice("remainder", settings["remainder"], ("keep", "drop", "pad"))
+    require_choice("balance", settings["balance"], (None, "class_weight", "oversample"))
+    require_choice("on_error", settings["on_error"], ("raise", "skip"))
+    require_choice("shuffle", settings["shuffle"], (True, False))
+    if isinstance(settings["seed"], bool) or not isinstance(settings["seed"], int | np.integer):
+        raise ValueError(
+            problem(
+                "`seed` is not an integer.",
+                "Expected one integer, the same on all workers, that decides shuffles and draws.",
+                "Pass for example seed=1, or leave it out.",
+                seed=settings["seed"],
+            )
+        )
+    if source.num_examples == 0:
+        raise ValueError(
+            problem(
+                f"There are no examples in {source.name}.",
+                "Expected at least one.",
+                "Check the path and the arguments that choose examples.",
+                num_examples=0,
+            )
+        )
+    if isinstance(source, Source) and settings["balance"] is not None and source.labels is None:
+        raise ValueError(
+            problem(
+                f"Classes are to be balanced, but the examples of {source.name} have none.",
+                "Expected one integer class for each example.",
+                "Leave out `balance`, or pass integer labels.",
+                balance=settings["balance"],
+            )
+        )
+
+
+def require_batches(plan: Plan) -> None:
+    """Raise a `ValueError` where dropping the remainder leaves nothing."""
+    if not plan.steps():
+        raise ValueError(
+            problem(
+                f"{plan.order.length} examples make not one full batch, and the rest is dropped.",
+                f"Expected at least {plan.global_batch_size} examples.",
+                'Take smaller batches, or remainder="keep".',
+                remainder=plan.remainder,
+                global_batch_size=plan.global_batch_size,
+            )
+        )
+
+
+def require_shard(shard: Any) -> None:
+    """Raise a `ValueError` unless `shard` is `(i, n)` with `0 <= i < n`."""
+    valid = (
+        isinstance(shard, tuple | list)
+        and len(shard) == 2
+        and all(isinstance(number, int | np.integer) for number in shard)
+        and 0 <= shard[0] < shard[1]
+    )
+    if not valid:
+        raise ValueError(
+            problem(
+                "`shard` names no part of a batch.",
+                "Expected (i, n) with 0 <= i < n.",
+                "Pass for example (0, 2) for the first of two parts.",
+                shard=shard,
+            )
+        )

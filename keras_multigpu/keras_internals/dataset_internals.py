@@ -1,0 +1,86 @@
+"""How a `tf.data.Dataset` was made. TensorFlow offers its elements' spec and their number only."""
+
+from typing import Any
+
+import tensorflow as tf
+
+BATCHES = {"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_RebatchDataset"}
+"""Each element is a batch."""
+
+SINGLE = {
+    "_RangeDataset",
+    "_TensorSliceDataset",
+    "_UnbatchDataset",
+    "FixedLengthRecordDatasetV2",
+    "TFRecordDatasetV2",
+    "TextLineDatasetV2",
+}
+"""Each element is an example."""
+
+ONE_TO_ONE = {
+    "_AssertCardinalityDataset",
+    "CacheDataset",
+    "_MapDataset",
+    "_OptionsDataset",
+    "_ParallelMapDataset",
+    "_PrefetchDataset",
+    "_ShuffleDataset",
+}
+"""As many elements as before, batches or not as before."""
+
+PASSING = ONE_TO_ONE | {
+    "_ConcatenateDataset",
+    "_FilterDataset",
+    "_IgnoreErrorsDataset",
+    "_RepeatDataset",
+    "_ShardDataset",
+    "_SkipDataset",
+    "_TakeDataset",
+    "_ZipDataset",
+}
+"""Batches or not as before."""
+
+
+def gives_batches(dataset: tf.data.Dataset) -> bool | None:
+    """Whether the elements of a dataset were made by `batch` or its like; None if unknown.
+
+    Args:
+        dataset: The dataset.
+    """
+    kind = type(dataset).__name__
+    if kind in BATCHES:
+        return True
+    if kind in SINGLE:
+        return False
+    if kind not in PASSING:
+        return None
+    answers = {gives_batches(part) for part in dataset._inputs()}
+    return answers.pop() if len(answers) == 1 else None
+
+
+def batching_of(dataset: tf.data.Dataset) -> tuple[int | None, int | None]:
+    """The batch size of a dataset of batches, and how many examples it has; None if unknown.
+
+    Args:
+        dataset: The dataset.
+    """
+    step, count = dataset, int(dataset.cardinality())
+    whole = True
+    while type(step).__name__ in PASSING - {"_ConcatenateDataset", "_ZipDataset"}:
+        whole = whole and type(step).__name__ in ONE_TO_ONE
+        (step,) = step._inputs()
+    if type(step).__name__ not in BATCHES - {"_RebatchDataset"}:
+        return None, None
+    size = constant(step._batch_size)
+    (single,) = step._inputs()
+    examples = int(single.cardinality())
+    # If the last batch was dropped, fewer come out than go in.
+    if size is None or not whole or examples < 0 or count != -(-examples // size):
+        return size, None
+    return size, examples
+
+
+def constant(value: Any) -> int | None:
+    """The integer in an eager tensor, None if it is known only when a graph runs."""
+    number = tf.get_static_value(value)
+    return None if number is None else int(number)

@@ -1,0 +1,355 @@
+"""`Batches`: sizes, shares, copies and errors, whatever the source."""
+
+import gc
+import itertools
+import weakref
+from collections import Counter
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.batch_sizes import shares as kmg_shares
+from keras_multigpu.data.distributing import shares_of_worker
+
+
+def numbered(size, **batching):
+    """Batches whose inputs are the numbers of the examples, and their third is their class."""
+    numbers = np.arange(size)
+    return kmg.data.from_arrays(numbers[:, None], numbers % 3, **batching)
+
+
+def numbers(dataset):
+    """The examples in each batch of a dataset."""
+    return [batch[0].numpy().reshape(-1).tolist() for batch in dataset]
+
+
+@pytest.mark.parametrize("size", [1, 7, 29, 64])
+@pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_every_example_exactly_once_over_all_workers(size, shards, epoch):
+    """For odd sizes too; and the workers' parts joined are the global batches."""
+    batches = numbered(size, global_batch_size=8, seed=2)
+    whole = numbers(batches.epoch(epoch))
+    parts = [numbers(batches.epoch(epoch, shard=(i, shards))) for i in range(shards)]
+    assert sorted(itertools.chain(*whole)) == list(range(size))
+    assert [list(itertools.chain(*part)) for part in zip(*parts, strict=True)] == whole
+    assert all(max(map(len, part)) - min(map(len, part)) <= 1 for part in zip(*parts, strict=True))
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3, 4, 8])
+def test_replicas_share_the_same_global_batches(replicas):
+    """The number of replicas decides who reads an example, never when."""
+    batches = numbered(29, global_batch_size=8)
+    strategy = kmg.strategy(devices=replicas)
+    expected = numbers(batches.epoch(0)) + numbers(batches.epoch(1))
+    distributed = iter(batches.distribute(strategy))
+    for global_batch in expected:
+        x, _ = next(distributed)
+        shares = [share.numpy().reshape(-1).tolist() for share in local(strategy, x)]
+        assert list(itertools.chain(*shares)) == global_batch
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def local(strategy, value):
+    return strategy.experimental_local_results(value)
+
+
+def test_shares_wait_on_their_devices():
+    """Each replica's share is where the replica computes."""
+    strategy = kmg.strategy(devices=2)
+    x, _ = next(iter(numbered(8, global_batch_size=4).distribute(strategy)))
+    assert [share.device[-5:] for share in local(strategy, x)] == ["CPU:0", "CPU:1"]
+
+
+def test_distribute_starts_anywhere():
+    """`position` is the epoch and the number of its examples that are done."""
+    batches = numbered(29, global_batch_size=8)
+    strategy = kmg.strategy(devices=2)
+    x, _ = next(iter(batches.distribute(strategy, position=(3, 16))))
+    shares = [share.numpy().reshape(-1).tolist() for share in local(strategy, x)]
+    assert list(itertools.chain(*shares)) == numbers(batches.epoch(3))[2]
+
+
+@pytest.mark.parametrize("worker", [0, 1, 2])
+def test_workers_get_the_shares_of_their_own_replicas(worker):
+    """Six replicas in three processes; batches of eight are cut 2, 2, 1, 1, 1, 1."""
+    batches = numbered(29, global_batch_size=8)
+    context = tf.distribute.InputContext(3, worker, 6)
+    shares = shares_of_worker(lambda part: batches.epochs((2, 0), part), context)
+    expected = [
+        batch[low:high]
+        for batch in numbers(batches.epoch(2))
+        for low, high in kmg_shares(len(batch), 6)[2 * worker : 2 * worker + 2]
+    ]
+    assert numbers(shares.take(8)) == expected
+
+
+def test_an_epoch_starts_at_any_position():
+    """Also with another batch size than before: what is done stays done."""
+    batches = numbered(29, global_batch_size=8)
+    done = list(itertools.chain(*numbers(batches.epoch(5))[:2]))
+    rest = list(itertools.chain(*numbers(batches.with_(global_batch_size=5).epoch(5, start=16))))
+    assert sorted(done + rest) == list(range(29))
+
+
+def test_epochs_follow_one_another():
+    """The endless dataset is the epochs one after another, from any position on."""
+    batches = numbered(10, global_batch_size=4)
+    expected = numbers(batches.epoch(2))[1:] + numbers(batches.epoch(3)) + numbers(batches.epoch(4))
+    assert numbers(batches.epochs((2, 4)).take(8)) == expected
+
+
+@pytest.mark.parametrize(
+    ("remainder", "sizes"),
+    [("keep", [4, 4, 2]), ("drop", [4, 4]), ("pad", [4, 4, 4])],
+)
+def test_remainders(remainder, sizes):
+    """What becomes of the last two of ten examples in batches of four."""
+    batches = numbered(10, global_batch_size=4, remainder=remainder)
+    parts = list(batches.epoch(0))
+    assert [len(part[0]) for part in parts] == sizes
+    assert len(batches) == len(sizes)
+    if remainder == "pad":
+        assert parts[-1][2].numpy().tolist() == [1, 1, 0, 0]
+        assert parts[0][0].shape == parts[-1][0].shape
+
+
+@pytest.mark.parametrize(
+    ("settings", "shape"),
+    [({}, None), ({"remainder": "pad"}, 4), ({"remainder": "drop"}, 4)],
+)
+def test_shapes_are_static_where_batches_are_equal(settings, shape):
+    """So that XLA compiles them once."""
+    batches = numbered(10, global_batch_size=4, **settings)
+    assert batches.epoch(0).element_spec[0].shape[0] == shape
+
+
+def test_batch_sizes():
+    """A replica's size times the replicas, or the global one as it is; 32 a replica by default."""
+    assert numbered(100, replica_batch_size=5).for_replicas(3).global_batch_size == 15
+    assert numbered(100, global_batch_size=5).for_replicas(3).global_batch_size == 5
+    assert numbered(100).for_replicas(2).global_batch_size == 64
+    with kmg.strategy(devices=4).scope():
+        assert numbered(100, replica_batch_size=2).global_batch_size == 8
+
+
+def test_with_replaces_the_other_batch_size():
+    """So that changing the size never collides with how it was given before."""
+    batches = numbered(100, global_batch_size=5).with_(replica_batch_size=3)
+    assert batches.for_replicas(2).global_batch_size == 6
+    assert batches.with_(shuffle=False).for_replicas(2).global_batch_size == 6
+
+
+def test_classes():
+    """Counts and weights; the mean weight of an example is one."""
+    batches = numbered(7)
+    assert batches.class_counts == {"0": 3, "1": 2, "2": 2}
+    assert batches.class_weight == {0: 7 / 9, 1: 7 / 6, 2: 7 / 6}
+
+
+def test_class_weights_become_sample_weights():
+    """`balance="class_weight"` multiplies them into the weights that are there."""
+    y = np.array([0, 0, 0, 1])
+    weights = np.array([1.0, 1.0, 2.0, 1.0])
+    batches = kmg.data.from_arrays(
+        np.zeros((4, 1)), y, weights, shuffle=False, balance="class_weight", global_batch_size=4
+    )
+    (batch,) = list(batches.epoch(0))
+    np.testing.assert_allclose(batch[2], [4 / 6, 4 / 6, 8 / 6, 2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_oversampling_balances_every_replicas_share(replicas):
+    """Shares of six examples of three classes have each class twice."""
+    y = np.repeat([0, 1, 2], [4, 40, 16])
+    batches = kmg.data.from_arrays(
+        np.arange(60), y, balance="oversample", replica_batch_size=6, remainder="drop"
+    ).for_replicas(replicas)
+    assert len(batches) == 120 // (6 * replicas)
+    for replica in range(replicas):
+        for _, labels in batches.epoch(0, shard=(replica, replicas)):
+            assert Counter(labels.numpy().tolist()) == {0: 2, 1: 2, 2: 2}
+
+
+def test_evaluation_reads_every_example_once_in_order():
+    """Whatever was asked for training: no shuffle, no balance, nothing dropped or padded."""
+    batches = numbered(10, global_batch_size=4, balance="oversample", remainder="drop").evaluation()
+    assert numbers(batches.epoch(0)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    weighted = numbered(10, balance="class_weight", remainder="pad").evaluation()
+    assert len(weighted.epoch(0).element_spec) == 2
+
+
+def test_take():
+    """Some examples, always the same ones; the first ones where nothing is shuffled."""
+    assert numbers(numbered(20, shuffle=False).take(3).epoch(0)) == [[0, 1, 2]]
+    random = [sorted(numbers(numbered(20).take(5).epoch(e))[0]) for e in range(3)]
+    assert random[0] == random[1] == random[2] != [0, 1, 2, 3, 4]
+    assert numbered(20).take(50).num_examples == 20
+
+
+def test_split_is_stratified_disjoint_and_independent_of_the_batch_size():
+    """Of 60, 30 and 10 examples a fifth: 12, 6 and 2."""
+    y = np.repeat([0, 1, 2], [60, 30, 10])
+    batches = kmg.data.from_arrays(np.arange(100), y)
+    train, validation = batches.split(0.2)
+    assert list(train.class_counts.values()) == [48, 24, 8]
+    assert list(validation.class_counts.values()) == [12, 6, 2]
+    both = [set(itertools.chain(*numbers(part.epoch(0)))) for part in (train, validation)]
+    assert both[0] | both[1] == set(range(100))
+    assert not both[0] & both[1]
+    _, again = batches.with_(replica_batch_size=7).split(0.2)
+    assert set(itertools.chain(*numbers(again.epoch(0)))) == both[1]
+    _, other = batches.with_(seed=1).split(0.2)
+    assert set(itertools.chain(*numbers(other.epoch(0)))) != both[1]
+
+
+def test_split_of_many_small_classes():
+    """One example in three classes of five: a tenth is spread over the classes."""
+    batches = kmg.data.from_arrays(np.arange(50), np.repeat(np.arange(10), 5))
+    train, validation = batches.split(0.2)
+    assert list(validation.class_counts.values()) == [1] * 10
+    assert train.num_examples == 40
+
+
+def test_stock_keras_trains_on_an_epoch():
+    """`epoch(k)` is a plain dataset."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    assert isinstance(numbered(10).epoch(0), tf.data.Dataset)
+    assert len(model.fit(numbered(10).epoch(0), shuffle=False, verbose=0).epoch) == 1
+
+
+def test_nothing_is_kept_of_datasets_that_are_gone():
+    """Neither the arrays nor a cache of them; and an iterator keeps what it reads."""
+    array = np.zeros((10, 1))
+    kept = weakref.ref(array)
+    batches = kmg.data.from_arrays(array, cache="memory", global_batch_size=2)
+    iterator = iter(batches.epoch(0))
+    distributed = iter(batches.distribute(kmg.strategy(devices=2)))
+    del batches, array
+    gc.collect()
+    assert len(list(iterator)) == 5
+    for _ in range(12):
+        next(distributed)
+    del iterator, distributed
+    gc.collect()
+    assert kept() is None
+
+
+def test_repr_says_what_they_are():
+    """The examples, the steps, and every setting that is not the default."""
+    assert repr(numbered(1234, global_batch_size=100, seed=3)) == (
+        "Batches(1,234 examples from arrays, 13 x 100, seed=3)"
+    )
+    assert repr(numbered(3)) == "Batches(3 examples from arrays, 32 a replica)"
+
+
+def flipped(x):
+    return x[:, :, ::-1]
+
+
+def noisy(x, seeds):
+    return (
+        x
+        + tf.map_fn(
+            lambda seed: tf.random.stateless_uniform((1,), seed),
+            seeds,
+            fn_output_signature=tf.float32,
+        )[:, :, None, None]
+    )
+
+
+def test_functions_augment_the_batch():
+    """A function gets the images of a batch; several are applied in turn."""
+    x = np.arange(8, dtype="float32").reshape(2, 1, 4, 1)
+    batches = kmg.data.from_arrays(x, shuffle=False, augment=[flipped, lambda x: x + 1.0])
+    (batch,) = list(batches.epoch(0))
+    np.testing.assert_array_equal(batch, x[:, :, ::-1] + 1)
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        noisy,
+        keras.layers.RandomTranslation(0.3, 0.3, fill_mode="constant"),
+        [keras.layers.RandomFlip(), keras.layers.RandomBrightness(0.5)],
+    ],
+    ids=["function", "layer", "layers"],
+)
+def test_draws_depend_on_seed_epoch_and_example_alone(augment):
+    """The same for other batch sizes and shares; another for another epoch or seed."""
+    images = np.random.default_rng(0).uniform(0, 255, (9, 6, 6, 3)).astype("float32")
+    batches = kmg.data.from_arrays(images, np.arange(9), global_batch_size=4, augment=augment)
+
+    def drawn(batches, epoch, shards=1):
+        parts = [list(batches.epoch(epoch, shard=(i, shards))) for i in range(shards)]
+        pairs = [pair for part in parts for x, y in part for pair in zip(y.numpy(), x, strict=True)]
+        return np.stack([image for _, image in sorted(pairs, key=lambda pair: pair[0])])
+
+    first = drawn(batches, 0)
+    np.testing.assert_array_equal(first, drawn(batches, 0, shards=3))
+    np.testing.assert_array_equal(first, drawn(batches.with_(global_batch_size=9), 0))
+    assert np.abs(first - drawn(batches, 1)).max() > 0.01
+    assert np.abs(first - drawn(batches.with_(seed=1), 0)).max() > 0.01
+
+
+def test_layers_do_not_draw_in_evaluation():
+    """They are called with `training=False`; scaling still happens."""
+    images = np.random.default_rng(0).uniform(0, 255, (4, 6, 6, 3)).astype("float32")
+    augment = [keras.layers.RandomRotation(0.5), keras.layers.Rescaling(2.0)]
+    batches = kmg.data.from_arrays(images, augment=augment).evaluation()
+    np.testing.assert_allclose(next(iter(batches.epoch(0))), images * 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"global_batch_size": 8, "replica_batch_size": 4}, "Both batch sizes came"),
+        ({"global_batch_size": 0}, "`global_batch_size` is not a positive integer"),
+        ({"replica_batch_size": 2.5}, "`replica_batch_size` is not a positive integer"),
+        ({"remainder": "crop"}, "`remainder` has an unknown value"),
+        ({"balance": "both"}, "`balance` has an unknown value"),
+        ({"on_error": "ignore"}, "`on_error` has an unknown value"),
+        ({"seed": None}, "`seed` is not an integer"),
+        ({"augment": 3}, "no layer and no function"),
+    ],
+)
+def test_bad_settings_are_named_at_once(settings, message):
+    """Before any data is read."""
+    with pytest.raises(ValueError, match=message):
+        numbered(10, **settings)
+
+
+def test_unknown_settings_are_named():
+    """With those that there are."""
+    with pytest.raises(TypeError, match="`batch_size` is no argument.*replica_batch_size"):
+        numbered(10, batch_size=3)
+
+
+@pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0,), 1, (0.0, 2)])
+def test_bad_shards_are_named(shard):
+    """A shard is (i, n) with i below n."""
+    with pytest.raises(ValueError, match="`shard` names no part"):
+        numbered(10).epoch(0, shard=shard)
+
+
+def test_balance_needs_classes():
+    """Regression targets cannot be balanced."""
+    with pytest.raises(ValueError, match="Classes are to be balanced"):
+        kmg.data.from_arrays(np.zeros((3, 1)), np.array([0.5, 1.0, 2.0]), balance="oversample")
+
+
+@pytest.mark.parametrize("fraction", [0, 1, 1.5, "half", 0.001])
+def test_bad_fractions_are_named(fraction):
+    """Also one that leaves a part empty."""
+    with pytest.raises(ValueError, match="fraction"):
+        numbered(10).split(fraction)
+
+
+def test_dropping_everything_is_an_error():
+    """Fewer examples than one batch, and the remainder dropped: nothing would be left."""
+    with pytest.raises(ValueError, match="not one full batch"):
+        numbered(3, global_batch_size=8, remainder="drop").epoch(0)

@@ -1,0 +1,207 @@
+"""`fit`, `evaluate` and `predict` on `Batches`: the same numbers as on one device."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.damage import DamagedExample
+from keras_multigpu.data.source import ExampleSource
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(29, 8)).astype("float32")
+Y = RANDOM.integers(0, 3, 29)
+
+
+def compiled(replicas=None, **settings):
+    """A small model, on one device by Keras itself or on replicas."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(16, "relu"), keras.layers.Dense(3)]
+    )
+    if replicas:
+        model = kmg.distribute(model, kmg.strategy(devices=replicas))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"], weighted_metrics=["accuracy"], **settings)
+    return model
+
+
+def by_hand(batches, epochs, **fit):
+    """The model and its last logs after training by stock Keras, epoch by epoch."""
+    model = compiled()
+    for epoch in epochs:
+        history = model.fit(batches.epoch(epoch), shuffle=False, verbose=0, **fit).history
+    return model, history
+
+
+def assert_same(model, other):
+    for weight, expected in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"remainder": "drop"},
+        {"balance": "class_weight"},
+        {"balance": "oversample"},
+        {"shuffle": False},
+    ],
+    ids=str,
+)
+def test_training_is_that_of_one_device(replicas, settings):
+    """Weights, logs and metrics after three epochs, with a last batch of five examples."""
+    batches = kmg.data.from_arrays(X, Y, global_batch_size=8, **settings)
+    model = compiled(replicas)
+    history = model.fit(batches, epochs=3, verbose=0)
+    expected, logs = by_hand(batches, range(3))
+    assert_same(model, expected)
+    for name, values in logs.items():
+        np.testing.assert_allclose(history.history[name][-1], values[-1], rtol=2e-5, err_msg=name)
+
+
+def test_several_steps_in_one_call():
+    """`steps_per_execution` reads the same batches, inside the graph."""
+    batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
+    model = compiled(2, steps_per_execution=3)
+    model.fit(batches, epochs=2, verbose=0)
+    assert_same(model, by_hand(batches, range(2))[0])
+
+
+def test_a_later_epoch_has_its_own_order():
+    """`initial_epoch=1` goes on where one epoch stopped."""
+    batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
+    model = compiled(2)
+    model.fit(batches, epochs=1, verbose=0)
+    model.fit(batches, initial_epoch=1, epochs=3, verbose=0)
+    assert_same(model, by_hand(batches, range(3))[0])
+
+
+def test_steps_per_epoch_goes_on_where_it_stopped():
+    """Two epochs of two steps are the first epoch of four."""
+    batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
+    model = compiled(2)
+    model.fit(batches, steps_per_epoch=2, epochs=2, verbose=0)
+    assert_same(model, by_hand(batches, range(1))[0])
+
+
+def test_class_weight_of_fit():
+    """Keras's own argument works, too, and equals `balance="class_weight"`."""
+    batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
+    model, other = compiled(2), compiled(2)
+    model.fit(batches, class_weight=batches.class_weight, epochs=2, verbose=0)
+    other.fit(batches.with_(balance="class_weight"), epochs=2, verbose=0)
+    assert_same(model, other)
+
+
+def test_a_replica_batch_size_grows_with_the_replicas():
+    """Four a replica on two replicas are batches of eight."""
+    batches = kmg.data.from_arrays(X, Y, replica_batch_size=4)
+    model = compiled(2)
+    history = model.fit(batches, epochs=1, verbose=0)
+    assert history.params["steps"] == 4
+    assert_same(model, by_hand(batches.with_(global_batch_size=8), range(1))[0])
+
+
+def test_evaluation_and_prediction_keep_the_sources_order():
+    """Predictions belong to the examples as they came, and every example counts once."""
+    batches = kmg.data.from_arrays(X, Y, global_batch_size=8, balance="oversample")
+    model = compiled(2)
+    np.testing.assert_allclose(
+        model.predict(batches, verbose=0), model.predict(X, verbose=0), rtol=1e-5
+    )
+    logs = model.evaluate(batches, return_dict=True, verbose=0)
+    assert logs == pytest.approx(model.evaluate(X, Y, return_dict=True, verbose=0), rel=1e-5)
+    history = model.fit(batches, validation_data=batches, epochs=2, verbose=0).history
+    logs = model.evaluate(X, Y, return_dict=True, verbose=0)
+    assert history["val_loss"][-1] == pytest.approx(logs["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("separate", ["y", "sample_weight", "batch_size"])
+def test_what_batches_bring_cannot_come_twice(separate):
+    """They have targets, weights and a size of their own."""
+    batches = kmg.data.from_arrays(X, Y)
+    with pytest.raises(ValueError, match=f"came together with `{separate}`"):
+        compiled(2).fit(batches, **{separate: 8 if separate == "batch_size" else Y})
+
+
+class Torn(ExampleSource):
+    """The examples above, some of which cannot be read."""
+
+    name = "torn"
+    num_examples = 29
+    spec = (tf.TensorSpec((8,)), tf.TensorSpec((), tf.int32), None)
+
+    def __init__(self, damaged):
+        self._damaged = damaged
+
+    def read_one(self, index, seed):
+        if index in self._damaged:
+            raise DamagedExample("torn in two")
+        return X[index], Y[index], None
+
+    def example_name(self, index):
+        return f"page {index}"
+
+
+def test_a_damaged_example_is_named():
+    """The error is this package's own, with the example and the cause."""
+    model = compiled(2)
+    with pytest.raises(DamagedExample, match="page 3 cannot be read: torn in two"):
+        model.fit(Batches(Torn({3}), global_batch_size=8), verbose=0)
+    with pytest.raises(DamagedExample, match="page 3"):
+        compiled(2, steps_per_execution=2).fit(Batches(Torn({3}), global_batch_size=8), verbose=0)
+    with pytest.raises(tf.errors.OpError, match="page 3 cannot be read: torn in two"):
+        list(Batches(Torn({3})).epoch(0))
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("damaged", [{3}, {0, 5, 6, 28}, set(range(8, 16))], ids=str)
+def test_skipped_examples_count_nowhere(replicas, damaged):
+    """Weights and logs are those of one device whose batches never had these examples.
+
+    The third case loses a whole batch: the epoch is one step shorter.
+    """
+    settings = {"global_batch_size": 8, "shuffle": False}
+    batches = Batches(Torn(damaged), on_error="skip", **settings)
+    model = compiled(replicas)
+    with pytest.warns(UserWarning, match=f"went without {len(damaged)} damaged example"):
+        history = model.fit(batches, epochs=2, verbose=0).history
+    rows = [[i for i in range(b, min(b + 8, 29)) if i not in damaged] for b in range(0, 29, 8)]
+    spec = (tf.TensorSpec((None, 8)), tf.TensorSpec((None,), tf.int32))
+    remaining = tf.data.Dataset.from_generator(
+        lambda: ((X[row], Y[row]) for row in rows if row), output_signature=spec
+    ).apply(tf.data.experimental.assert_cardinality(sum(map(bool, rows))))
+    expected = compiled()
+    logs = expected.fit(remaining, epochs=2, shuffle=False, verbose=0).history
+    assert_same(model, expected)
+    for name, values in logs.items():
+        np.testing.assert_allclose(history[name], values, rtol=2e-5, err_msg=name)
+
+
+def test_quarantine_lists_each_damaged_example_once():
+    """Over epochs and copies; and each epoch has its one warning."""
+    batches = Batches(Torn({3, 7}), on_error="skip", global_batch_size=8)
+    with pytest.warns(UserWarning) as warned:
+        compiled(2).fit(batches, epochs=2, validation_data=batches, verbose=0)
+    assert sorted(batches.quarantine) == [("page 3", "torn in two"), ("page 7", "torn in two")]
+    first = [str(w.message) for w in warned if "Epoch 1 went without 2 damaged" in str(w.message)]
+    assert "page 3 (torn in two), page 7 (torn in two)" in first[0]
+
+
+def test_padding_keeps_the_shape_of_a_batch_with_damage():
+    """With weight zero, so that shapes stay static."""
+    batches = Batches(
+        Torn({1}), on_error="skip", remainder="pad", shuffle=False, global_batch_size=8
+    )
+    with pytest.warns(UserWarning, match="Epoch 1 went without 1 damaged example: page 1"):
+        first, *_, last = list(batches.epoch(0))
+    assert first[2].numpy().tolist() == [1, 0, 1, 1, 1, 1, 1, 1]
+    assert last[2].numpy().tolist() == [1, 1, 1, 1, 1, 0, 0, 0]
+    assert first[0].shape == last[0].shape == (8, 8)

@@ -1,0 +1,108 @@
+"""Arrays as `Batches`: structures, types and memory."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+
+
+def only(batches):
+    (batch,) = list(batches.with_(shuffle=False, global_batch_size=100).epoch(0))
+    return batch
+
+
+def test_inputs_alone():
+    """Without targets a batch is the inputs themselves, as Keras expects of a dataset."""
+    batch = only(kmg.data.from_arrays(np.arange(6).reshape(3, 2)))
+    assert batch.numpy().tolist() == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_structures_stay():
+    """Dicts and lists of inputs, targets and weights arrive as Keras would take them."""
+    batches = kmg.data.from_arrays(
+        {"b": np.zeros((3, 2)), "a": [1.0, 2.0, 3.0] and np.array([1.0, 2.0, 3.0])},
+        [np.array([0, 1, 2]), np.array([b"x", b"y", b"z"])],
+        np.array([1.0, 0.5, 0.25]),
+    )
+    x, y, weight = only(batches)
+    assert x["a"].numpy().tolist() == [1.0, 2.0, 3.0]
+    assert x["b"].shape == (3, 2)
+    assert x["b"].dtype == tf.float32
+    assert [part.numpy().tolist() for part in y] == [[0, 1, 2], [b"x", b"y", b"z"]]
+    assert weight.numpy().tolist() == [1.0, 0.5, 0.25]
+
+
+def test_weights_without_targets():
+    """An autoencoder's weights come with `y` left out."""
+    x, y, weight = only(kmg.data.from_arrays(np.ones((2, 1)), None, np.array([1.0, 2.0])))
+    assert y is None
+    assert weight.numpy().tolist() == [1.0, 2.0]
+
+
+def test_tensors_are_arrays():
+    """TensorFlow's tensors and Python's lists of lists are taken as well."""
+    x, y = only(kmg.data.from_arrays(tf.constant([[1.0], [2.0]]), tf.constant([1, 0])))
+    assert (x.numpy().tolist(), y.numpy().tolist()) == ([[1.0], [2.0]], [1, 0])
+
+
+def test_uint8_stays_uint8():
+    """Images travel as they are; they are scaled on the device."""
+    x, _ = only(kmg.data.from_arrays(np.zeros((4, 2, 2, 3), np.uint8), np.arange(4)))
+    assert x.dtype == tf.uint8
+
+
+def test_memory_mapped_arrays_are_not_read_whole(tmp_path):
+    """Of a file of 400 MB (mostly holes) one batch is read, not the rest."""
+    path = tmp_path / "x.npy"
+    array = np.lib.format.open_memmap(path, "w+", np.float32, (100_000, 1000))
+    array[::1000, 0] = np.arange(100)
+    array.flush()
+    mapped = np.load(path, mmap_mode="r")
+    batches = kmg.data.from_arrays(mapped, shuffle=False, global_batch_size=1)
+    before = resident()
+    for step, x in enumerate(batches.epoch(0, start=99_000).take(1)):
+        assert x[0, 0].numpy() == 99 + step
+    assert resident() - before < 100 * 2**20
+
+
+def resident() -> int:
+    import psutil
+
+    return psutil.Process().memory_info().rss
+
+
+@pytest.mark.parametrize(
+    ("y", "expected"),
+    [
+        (np.array([0, 2, 2]), [0, 2, 2]),
+        (np.array([[0], [1], [1]]), [0, 1, 1]),
+        (np.eye(3)[[1, 1, 0]], [1, 1, 0]),
+        (np.array([0.5, 1.5, 2.5]), None),
+        (np.array([[1, 1], [0, 1], [0, 0]]), None),
+        (np.array([-1, 0, 1]), None),
+        (None, None),
+    ],
+)
+def test_classes_are_found_where_there_are_some(y, expected):
+    """Integers and one-hot rows are classes; regression and several labels at once are not."""
+    counts = kmg.data.from_arrays(np.zeros((3, 1)), y).class_counts
+    if expected is None:
+        assert counts is None
+    else:
+        assert list(counts.values()) == np.bincount(expected).tolist()
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (np.zeros((3, 1)), np.zeros(4), "different numbers of examples"),
+        (np.zeros((0, 1)), None, "There are no examples"),
+        (np.float32(1), None, "A single number"),
+        (tf.ragged.constant([[1], [1, 2]]), None, "ragged or sparse"),
+    ],
+)
+def test_bad_arrays_are_named(x, y, message):
+    """At once, with what to do."""
+    with pytest.raises(ValueError, match=message):
+        kmg.data.from_arrays(x, y)
