@@ -8,11 +8,12 @@ import os
 import sys
 from collections.abc import Sequence
 
+from keras_multigpu.commands import check_images
 from keras_multigpu.commands import demo
 from keras_multigpu.commands import verify
 from keras_multigpu.commands.usage import UsageError
 
-COMMANDS = (demo, verify)
+COMMANDS = (demo, verify, check_images)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

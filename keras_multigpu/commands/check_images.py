@@ -1,0 +1,322 @@
+"""`keras-multigpu check-images`: which images of a folder would stop a training run?"""
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from typing import NamedTuple
+from typing import TextIO
+
+from keras_multigpu.checks import problem
+from keras_multigpu.commands.moving import move
+from keras_multigpu.commands.moving import printable
+from keras_multigpu.commands.usage import UsageError
+
+AT_ONCE = 256
+"""How many images are handed to the threads together."""
+
+SUFFIXES = {
+    ".jpg": "JPEG",
+    ".jpeg": "JPEG",
+    ".png": "PNG",
+    ".gif": "GIF",
+    ".bmp": "BMP",
+    ".webp": "WebP",
+}
+"""The files that are taken for images, as `kmg.data.from_directory` does, and their kinds."""
+
+
+class Verdict(NamedTuple):
+    """What is to be said of one file, if anything."""
+
+    damage: str = ""
+    warning: str = ""
+
+
+class Contents(NamedTuple):
+    """What a folder holds.
+
+    Attributes:
+        images: The paths of the files that are named like images, relative to the folder.
+        others: How many other files there are.
+        folders: `(path, verdict)` of the subfolders of which something is to be said.
+    """
+
+    images: list[str]
+    others: int
+    folders: list[tuple[str, Verdict]]
+
+
+def add_parser(subparsers: Any) -> None:
+    """Describe the command."""
+    parser = subparsers.add_parser(
+        "check-images",
+        help="find damaged images in a folder",
+        description="Decode all images of a folder and its subfolders, as training would, and list "
+        "those that cannot be read, with the cause. The exit code is 0 if all are intact, 1 if "
+        "some are damaged, 2 if the folder could not be checked.",
+    )
+    parser.add_argument("folder", metavar="DIR", help="the folder of images")
+    parser.add_argument(
+        "--move-to",
+        metavar="DIR",
+        help="move damaged files there; they keep their paths below the folder",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=positive,
+        default=None,
+        metavar="N",
+        help="how many images to decode at once (default: one for each core)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check the images; 0 if all are intact, 1 if not, 2 if they could not be checked."""
+    folder = Path(arguments.folder)
+    target = None if arguments.move_to is None else Path(arguments.move_to)
+    require_usable(folder, target)
+    contents = contents_of(folder)
+    if not contents.images and not contents.folders:
+        raise UsageError(
+            problem(
+                "There is no image in the folder.",
+                f"Expected files that end in {', '.join(SUFFIXES)}, in it or in its subfolders.",
+                "Check the path.",
+                folder=str(folder),
+            )
+        )
+    with without_library_messages() as terminal:
+        verdicts = [*contents.folders]
+        verdicts += checked(folder, contents.images, arguments.jobs or cores(), terminal)
+    report(folder, contents, verdicts)
+    damaged = [name for name, verdict in verdicts if verdict.damage]
+    if target is not None:
+        # Folders that cannot be listed stay where they are.
+        files = [name for name in damaged if not (folder / name).is_dir()]
+        move(folder, target, files)
+    return 1 if damaged else 0
+
+
+def require_usable(folder: Path, target: Path | None) -> None:
+    """Raise a `UsageError` if a folder is none, or damaged files would stay in it."""
+    try:
+        with os.scandir(folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            problem(
+                f"The folder cannot be read: {error.strerror}.",
+                "Expected a folder of images.",
+                "Check the path.",
+                folder=str(folder),
+            )
+        ) from None
+    if target is None:
+        return
+    inside = target.resolve().is_relative_to(folder.resolve())
+    if inside or (target.exists() and not target.is_dir()):
+        raise UsageError(
+            problem(
+                "Damaged files cannot be moved there: it is "
+                f"{'in the folder that is checked' if inside else 'no folder'}.",
+                "Expected another folder, which need not exist yet.",
+                "Pass one as `--move-to`.",
+                move_to=str(target),
+                folder=str(folder),
+            )
+        )
+
+
+def contents_of(folder: Path) -> Contents:
+    """What lies in a folder and its subfolders, sorted. Linked subfolders are passed over."""
+    images: list[str] = []
+    folders: list[tuple[str, Verdict]] = []
+    others = 0
+
+    def unreadable(error: OSError) -> None:
+        name = os.path.relpath(error.filename, folder)
+        folders.append((name, Verdict(f"the folder cannot be read: {error.strerror}")))
+
+    for root, subfolders, files in os.walk(folder, onerror=unreadable):
+        subfolders.sort()
+        for name in subfolders:
+            if suffix(name) in SUFFIXES:
+                path = os.path.relpath(os.path.join(root, name), folder)
+                folders.append((path, Verdict(warning="it is a folder, named like an image")))
+        found = sorted(name for name in files if suffix(name) in SUFFIXES)
+        others += len(files) - len(found)
+        images += (os.path.relpath(os.path.join(root, name), folder) for name in found)
+    return Contents(images, others, folders)
+
+
+def suffix(name: str) -> str:
+    """The ending of a file's name, in lower case."""
+    return os.path.splitext(name)[1].lower()
+
+
+def checked(
+    folder: Path, images: list[str], jobs: int, terminal: TextIO | None
+) -> list[tuple[str, Verdict]]:
+    """`(path, verdict)` of each image of which something is to be said, in their order.
+
+    Args:
+        folder: Where the images are.
+        images: Their paths below it.
+        jobs: The number of threads.
+        terminal: Where to show the progress, if anywhere.
+    """
+    check = checker()
+    progress = Progress(len(images), terminal)
+    verdicts = []
+    remaining = iter(images)
+    with ThreadPoolExecutor(jobs, thread_name_prefix="keras_multigpu_check") as threads:
+        while names := list(islice(remaining, AT_ONCE)):
+            paths = [str(folder / name) for name in names]
+            for name, verdict in zip(names, threads.map(check, paths), strict=True):
+                if any(verdict):
+                    verdicts.append((name, verdict))
+                progress.step(bool(verdict.damage))
+    progress.end()
+    return verdicts
+
+
+def checker() -> Callable[[str], Verdict]:
+    """A function that reads and decodes the image at a path."""
+    import numpy as np
+    import tensorflow as tf
+
+    from keras_multigpu.data.damage import DamagedExample
+    from keras_multigpu.data.decoding import ImageDecoder
+    from keras_multigpu.data.decoding import cause_of
+    from keras_multigpu.data.decoding import read_file
+    from keras_multigpu.data.image_header import read_header
+
+    # TensorFlow would take the memory of all GPUs, from the training that may be running there. If
+    # it has started already it has done so, and says it with this error.
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices([], "GPU")
+    # The size does not matter: an image is decoded whole, and making one pixel of it takes no time.
+    decoder = ImageDecoder((1, 1))
+    seed = np.zeros(2, np.int32)
+
+    def check(path: str) -> Verdict:
+        try:
+            data = read_file(path)
+            kind = read_header(data).kind
+            decoder.decode(data, seed)
+        except OSError as error:
+            return Verdict(cause_of(error))
+        except DamagedExample as damage:
+            return Verdict(damage.cause)
+        named = SUFFIXES[suffix(path)]
+        return Verdict(warning="" if kind == named else f"it is a {kind}, named like a {named}")
+
+    return check
+
+
+class Progress:
+    """One line on a terminal that counts the images.
+
+    Args:
+        total: How many there are.
+        terminal: Where to write; None for nowhere.
+    """
+
+    def __init__(self, total: int, terminal: TextIO | None) -> None:
+        self._total = total
+        self._terminal = terminal
+        self._done = 0
+        self._damaged = 0
+        self._shown = 0.0
+
+    def step(self, damaged: bool) -> None:
+        """Count one image; ten times a second the line is written anew."""
+        self._done += 1
+        self._damaged += damaged
+        if self._terminal is not None and time.monotonic() - self._shown > 0.1:
+            self._shown = time.monotonic()
+            width = 30 * self._done // self._total
+            self._terminal.write(
+                f"\r[{'=' * width}{' ' * (30 - width)}] {self._done:,} of {self._total:,} images, "
+                f"{self._damaged:,} damaged "
+            )
+            self._terminal.flush()
+
+    def end(self) -> None:
+        """Erase the line."""
+        if self._terminal is not None:
+            self._terminal.write("\r\x1b[K")
+            self._terminal.flush()
+
+
+@contextlib.contextmanager
+def without_library_messages() -> Iterator[TextIO | None]:
+    """Gives the terminal for the progress, if there is one, and keeps the C libraries off it.
+
+    Those that decode write what is wrong with an image straight to the standard error, without its
+    name. The report has both.
+    """
+    interactive = sys.stderr.isatty()
+    sys.stderr.flush()
+    original = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    os.close(nowhere)
+    try:
+        with os.fdopen(original, "w", closefd=False) as terminal:
+            yield terminal if interactive else None
+    finally:
+        os.dup2(original, 2)
+        os.close(original)
+
+
+def report(folder: Path, contents: Contents, verdicts: list[tuple[str, Verdict]]) -> None:
+    """Print what was found, and in the end a summary."""
+    damaged = [(name, verdict.damage) for name, verdict in verdicts if verdict.damage]
+    warnings = [(name, verdict.warning) for name, verdict in verdicts if verdict.warning]
+    for title, entries in (("Damaged:", damaged), ("Not damaged, but noteworthy:", warnings)):
+        if entries:
+            print(title)
+            for name, text in entries:
+                print(f"  {printable(name)}: {text}")
+            print()
+    others = counted(contents.others, "other file")
+    print(
+        f"{printable(str(folder))}: {counted(len(contents.images), 'image')} checked, "
+        f"{len(damaged):,} damaged, {counted(len(warnings), 'warning')}; {others} not looked at."
+    )
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 image`, `2 images`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def cores() -> int:
+    """The number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def positive(text: str) -> int:
+    """The number of jobs."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(
+            problem(
+                "this is no number of jobs.",
+                "Expected an integer of at least 1.",
+                "Write for example `--jobs 4`.",
+                jobs=text,
+            )
+        )
+    return int(text)

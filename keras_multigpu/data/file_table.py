@@ -1,0 +1,68 @@
+"""The paths of many files in little memory: about 32 bytes a file, and a million under 50 MB."""
+
+import array
+import os
+from collections.abc import Iterable
+
+
+class FileTable:
+    """A list of paths that keeps each folder once and all names in one piece of memory.
+
+    A list of a million Python strings would cost well over 100 MB, again in each process.
+
+    Args:
+        files: `(folder, name)` of each file; read once, one after another.
+    """
+
+    def __init__(self, files: Iterable[tuple[str, str]] = ()) -> None:
+        self._names = Texts()
+        self._folders = Texts()
+        self._folder_of = array.array("I")
+        numbers: dict[str, int] = {}
+        for folder, name in files:
+            number = numbers.get(folder)
+            if number is None:
+                number = numbers[folder] = self._folders.add(folder)
+            self._folder_of.append(number)
+            self._names.add(name)
+
+    def __len__(self) -> int:
+        """How many files there are."""
+        return len(self._names)
+
+    def path(self, index: int) -> str:
+        """The path of one file, found in constant time.
+
+        Args:
+            index: Its number.
+        """
+        return os.path.join(self._folders[self._folder_of[index]], self._names[index])
+
+
+class Texts:
+    """A list of short texts, one after another in one piece of memory.
+
+    Names of files need not be valid Unicode, so they are kept as the system has them.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+        self._ends = array.array("Q", [0])
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, index: int) -> str:
+        if not 0 <= index < len(self):
+            raise IndexError(f"There are {len(self)} texts, and none has the number {index}.")
+        return os.fsdecode(bytes(self._bytes[self._ends[index] : self._ends[index + 1]]))
+
+    def add(self, text: str) -> int:
+        """Append one text; returns its number.
+
+        Args:
+            text: The text.
+        """
+        self._bytes += os.fsencode(text)
+        self._ends.append(len(self._bytes))
+        return len(self._ends) - 2

@@ -1,0 +1,231 @@
+"""A folder with a subfolder of images for each class, as `Batches`."""
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from typing import Literal
+from typing import Unpack
+from typing import overload
+
+import numpy as np
+
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_choice
+from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.decoding import ImageDecoder
+from keras_multigpu.data.image_files import ImageFiles
+from keras_multigpu.data.image_folder import image_folder
+from keras_multigpu.data.image_folder import say
+from keras_multigpu.data.settings import Batching
+from keras_multigpu.data.settings import completed
+from keras_multigpu.data.settings import require_valid
+from keras_multigpu.data.subsets import Subset
+
+
+@overload
+def from_directory(
+    path: str | Path, *args: Any, subset: Literal["both"], **arguments: Any
+) -> tuple[Batches, Batches]: ...
+
+
+@overload
+def from_directory(
+    path: str | Path,
+    labels: str | Sequence[int] | None = "inferred",
+    label_mode: str | None = "int",
+    class_names: Sequence[str] | None = None,
+    color_mode: str = "rgb",
+    *,
+    image_size: int | tuple[int, int] = (256, 256),
+    interpolation: str = "bilinear",
+    crop_to_aspect_ratio: bool = False,
+    pad_to_aspect_ratio: bool = False,
+    crop: str | None = None,
+    validation_split: float | None = None,
+    subset: Literal["training", "validation"] | None = None,
+    follow_links: bool = False,
+    verbose: bool = True,
+    **batching: Unpack[Batching],
+) -> Batches: ...
+
+
+def from_directory(  # type: ignore[misc]  # The first overload stands for all arguments.
+    path: str | Path,
+    labels: str | Sequence[int] | None = "inferred",
+    label_mode: str | None = "int",
+    class_names: Sequence[str] | None = None,
+    color_mode: str = "rgb",
+    *,
+    image_size: int | tuple[int, int] = (256, 256),
+    interpolation: str = "bilinear",
+    crop_to_aspect_ratio: bool = False,
+    pad_to_aspect_ratio: bool = False,
+    crop: str | None = None,
+    validation_split: float | None = None,
+    subset: str | None = None,
+    follow_links: bool = False,
+    verbose: bool = True,
+    **batching: Unpack[Batching],
+) -> Any:
+    """A folder of images as `Batches`; stands in for `keras.utils.image_dataset_from_directory`.
+
+    It finds the same files and gives them the same labels. What differs: images are `uint8`, a
+    quarter of the bytes (Keras's `float32` values, rounded); `.webp` files are found, too; the
+    channels come last whatever `keras.config` says; an epoch is shuffled fully and not within a
+    buffer; and `batch_size` is called `replica_batch_size` or `global_batch_size`.
+
+    Args:
+        path: The folder. With `labels="inferred"` each of its subfolders is a class, with images
+            at any depth; hidden subfolders are none.
+        labels: `"inferred"` from the subfolders; None; or one integer for each file, sorted by
+            folder and then by name.
+        label_mode: `"int"`: `int32` numbers. `"categorical"`: `float32` vectors with a one at the
+            class. `"binary"`: `float32` zeros and ones of shape `(1,)`, for two classes. None: no
+            labels.
+        class_names: Subfolders to use, in the order that numbers them; otherwise all, sorted.
+        color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
+        image_size: `(height, width)` of all images, or one integer for both.
+        interpolation: How images are resized, as in Keras.
+        crop_to_aspect_ratio: Whether to cut images to the aspect ratio of `image_size` instead
+            of distorting them.
+        pad_to_aspect_ratio: Whether to fill images up to that aspect ratio, likewise.
+        crop: `"random"` cuts a part of random size and place out of each image, another one in
+            each epoch; of a large JPEG only that part is decoded.
+        validation_split: A share of the files, as in Keras, to be used with `subset`. Prefer
+            `.split(0.2)` of the result, which splits each class in the same proportion.
+        subset: `"training"`, `"validation"`, or `"both"` for a pair. With `shuffle` the seed
+            chooses Keras's files; without, the last files are the validation part, which
+            often leaves classes out of training: a warning then says so.
+        follow_links: Whether to visit subfolders that are symbolic links.
+        verbose: Whether to print how many files and classes were found.
+        **batching: Arguments of `Batches`.
+
+    Returns:
+        `Batches`, or two of them with `subset="both"`.
+
+    Example:
+
+    ```python
+    train = kmg.data.from_directory("photos", image_size=(224, 224), replica_batch_size=64)
+    ```
+    """
+    require_no_arguments_of_keras(batching)
+    if batching.get("seed", 0) is None:  # Keras's default.
+        batching.pop("seed")
+    validation_split = validation_split or None
+    require_split(validation_split, subset)
+    decoder = ImageDecoder(
+        (image_size, image_size) if isinstance(image_size, int) else image_size,
+        color_mode=color_mode,
+        interpolation=interpolation,
+        crop_to_aspect_ratio=crop_to_aspect_ratio,
+        pad_to_aspect_ratio=pad_to_aspect_ratio,
+        crop=crop,
+    )
+    source = image_folder(
+        os.fspath(path), labels, label_mode, class_names, decoder, follow_links, verbose
+    )
+    if validation_split is None:
+        return Batches(source, **batching)
+    settings = completed(dict(batching))
+    require_valid(settings, source)
+    training, validation = parts_of(
+        source, validation_split, settings["shuffle"], settings["seed"] % 2**32
+    )
+    if verbose and subset != "validation":
+        say(f"Using {training.num_examples} files for training.")
+    if verbose and subset != "training":
+        say(f"Using {validation.num_examples} files for validation.")
+    if subset != "both":
+        return Batches(training if subset == "training" else validation, **batching)
+    ordered: Any = {**batching, "shuffle": False}
+    return Batches(training, **batching), Batches(validation, **ordered)
+
+
+def parts_of(
+    source: ImageFiles, fraction: float, shuffle: bool, seed: int
+) -> tuple[Subset, Subset]:
+    """The training and the validation part that Keras makes, each in the source's order.
+
+    Args:
+        source: All images.
+        fraction: The validation part's share.
+        shuffle: Whether the seed chooses the parts; otherwise the last images are for validation.
+        seed: Integer.
+    """
+    indices = np.arange(source.num_examples)
+    if shuffle:
+        np.random.RandomState(seed).shuffle(indices)
+    count = int(fraction * len(indices))
+    if not count:
+        raise ValueError(
+            problem(
+                "The validation part would be empty.",
+                "Expected at least one image in it.",
+                "Choose a larger `validation_split`.",
+                validation_split=fraction,
+                images=len(indices),
+            )
+        )
+    training, validation = np.sort(indices[:-count]), np.sort(indices[-count:])
+    if source.labels is not None and source.class_names is not None:
+        missing = np.setdiff1d(source.labels[validation], source.labels[training])
+        if missing.size:
+            names = ", ".join(source.class_names[number] for number in missing[:5])
+            warnings.warn(
+                f"validation_split={fraction} leaves no training image of {missing.size} of the "
+                f"{len(source.class_names)} classes: {names}{' ...' * (missing.size > 5)}. "
+                "Split with `.split(...)` of the batches, which keeps each class's proportion"
+                f"{'' if shuffle else ', or pass shuffle=True'}.",
+                stacklevel=3,
+            )
+    return Subset(source, training), Subset(source, validation)
+
+
+def require_no_arguments_of_keras(batching: Any) -> None:
+    """Raise an error at arguments of Keras's function that have another name or no meaning here.
+
+    Those that ask for what happens anyway are taken out.
+    """
+    if "batch_size" in batching:
+        raise TypeError(
+            problem(
+                "`batch_size` does not say whose batch it is.",
+                "Expected `global_batch_size` (one optimizer step, what Keras means), or "
+                "`replica_batch_size` (one replica's share of it).",
+                f"Write global_batch_size={batching['batch_size']!r}.",
+                batch_size=batching["batch_size"],
+            )
+        )
+    for name, harmless, instead in (
+        ("data_format", (None, "channels_last"), "images with the channels last"),
+        ("format", (None, "tf"), "`Batches`, whose `.epoch(k)` is a tf.data.Dataset"),
+    ):
+        value = batching.pop(name, None)
+        if value not in harmless:
+            raise ValueError(
+                problem(
+                    f"`{name}` asks for something that is not made here.",
+                    f"Expected {instead}.",
+                    f"Leave `{name}` out.",
+                    **{name: value},
+                )
+            )
+
+
+def require_split(fraction: Any, subset: Any) -> None:
+    """Raise a `ValueError` unless `validation_split` and `subset` make sense together."""
+    require_choice("subset", subset, (None, "training", "validation", "both"))
+    number = isinstance(fraction, int | float) and 0 < fraction < 1
+    if (fraction is None) != (subset is None) or not (fraction is None or number):
+        raise ValueError(
+            problem(
+                "`validation_split` and `subset` do not fit together.",
+                "Expected both, with a share between 0 and 1, or neither.",
+                'Pass for example validation_split=0.2, subset="both", or use `.split(0.2)`.',
+                validation_split=fraction,
+                subset=subset,
+            )
+        )

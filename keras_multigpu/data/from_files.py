@@ -1,0 +1,181 @@
+"""Lists and tables of image files as `Batches`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from typing import Unpack
+
+import numpy as np
+
+from keras_multigpu.checks import problem
+from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.decoding import ImageDecoder
+from keras_multigpu.data.file_lists import Columns
+from keras_multigpu.data.file_lists import FileList
+from keras_multigpu.data.file_lists import listed
+from keras_multigpu.data.file_table import FileTable
+from keras_multigpu.data.image_files import ImageFiles
+from keras_multigpu.data.labelling import as_array
+from keras_multigpu.data.labelling import class_targets
+from keras_multigpu.data.labelling import found_task
+from keras_multigpu.data.labelling import mask_paths
+from keras_multigpu.data.labelling import value_targets
+from keras_multigpu.data.masks import MaskTargets
+from keras_multigpu.data.settings import Batching
+from keras_multigpu.data.targets import Targets
+
+
+def from_files(
+    paths: Any,
+    labels: Any = None,
+    sample_weight: Any = None,
+    *,
+    task: str | None = None,
+    label_mode: str | None = "int",
+    class_names: Sequence[str] | None = None,
+    path_column: str = "path",
+    label_columns: str | Sequence[str] | None = None,
+    weight_column: str | None = None,
+    root: str | Path | None = None,
+    image_size: int | tuple[int, int] = (256, 256),
+    mask_size: int | tuple[int, int] | None = None,
+    color_mode: str = "rgb",
+    interpolation: str = "bilinear",
+    crop_to_aspect_ratio: bool = False,
+    pad_to_aspect_ratio: bool = False,
+    crop: str | None = None,
+    **batching: Unpack[Batching],
+) -> Batches:
+    """Image files as `Batches`: a list of paths, a CSV file, or a pandas table.
+
+    What labels mean is found from their values, unless `task` says it:
+
+    - integers, or names: classes (`"classification"`), given as `label_mode` says;
+    - lists or sets of names, texts that join them with `|`, rows of zeros and ones, or several
+      columns of these: any number of classes each (`"multi_label"`), as `float32` ones and zeros;
+    - fractional numbers, or rows or columns of them: what to predict (`"regression"`), `float32`;
+    - paths of images: `"mask"`s, `uint8` of shape `(height, width, 1)`, each pixel a class.
+
+    Names get the numbers of their sorted order. To give the files of another table the same
+    numbers, pass `class_names=train.class_names` with it. Integers are the numbers themselves;
+    there are as many classes as `class_names`, or as the largest of them says.
+
+    A file that is missing counts as damaged when it is read; if none of a few is found where the
+    paths point, that is an error at once.
+
+    Args:
+        paths: A sequence of paths; a `.csv` or `.tsv` file with a header; or a pandas table.
+        labels: A label for each path of a sequence, or None.
+        sample_weight: A weight for each path of a sequence, or None.
+        task: `"classification"`, `"multi_label"`, `"regression"` or `"mask"`; None finds it out.
+        label_mode: For classes, `"int"`, `"categorical"` or `"binary"`, as in `from_directory`;
+            None: no labels.
+        class_names: The names of the classes in the order of their numbers.
+        path_column: The column of a table with the paths.
+        label_columns: The column with the labels, or a list of columns for a target of several
+            numbers. None for `"label"`; an empty list for no labels.
+        weight_column: The column with the weights. None for `"weight"`, if there is one.
+        root: The folder that relative paths start from. None for that of a CSV file, otherwise
+            the working folder.
+        image_size: `(height, width)` of all images, or one integer for both.
+        mask_size: Likewise for masks; None for `image_size`. Masks are never interpolated.
+        color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
+        interpolation: How images are resized, as in Keras.
+        crop_to_aspect_ratio: Whether to cut images to the aspect ratio of `image_size` instead
+            of distorting them.
+        pad_to_aspect_ratio: Whether to fill images up to that aspect ratio, likewise.
+        crop: `"random"` cuts a part of random size and place out of each image, another one in
+            each epoch; a mask must have the size of its image then and is cut alike.
+        **batching: Arguments of `Batches`.
+
+    Example:
+
+    ```python
+    train = kmg.data.from_files("train.csv", image_size=(224, 224), label_columns="species")
+    test = kmg.data.from_files("test.csv", class_names=train.class_names, image_size=(224, 224))
+    ```
+    """
+    fit: dict[str, Any] = {
+        "crop_to_aspect_ratio": crop_to_aspect_ratio,
+        "pad_to_aspect_ratio": pad_to_aspect_ratio,
+        "crop": crop,
+    }
+    decoder = ImageDecoder(
+        as_size(image_size), color_mode=color_mode, interpolation=interpolation, **fit
+    )
+    columns = Columns(path_column, label_columns, weight_column)
+    files = listed(paths, labels, sample_weight, columns, root)
+    if not files.paths:
+        raise ValueError(
+            problem(
+                "There are no files.",
+                "Expected at least one path.",
+                "Check the list or the table.",
+                paths=files.name,
+            )
+        )
+    table = files.table()
+    targets: Targets | None = None
+    if files.labels is not None and label_mode is not None:
+        size = as_size(image_size if mask_size is None else mask_size)
+        targets = targets_of(files, table, task, label_mode, class_names, size, fit)
+    height, width, _ = decoder.shape
+    name = f"{files.name}, {height}x{width}"
+    return Batches(ImageFiles(table, decoder, targets, weights_of(files), name=name), **batching)
+
+
+def targets_of(
+    files: FileList,
+    images: FileTable,
+    task: str | None,
+    label_mode: str,
+    class_names: Sequence[str] | None,
+    mask_size: tuple[int, int],
+    fit: dict[str, Any],
+) -> Targets:
+    """The targets that the labels of some files ask for.
+
+    Args:
+        files: The files with their labels.
+        images: The same files.
+        task: As in `from_files`, like the next ones.
+        label_mode: How to give classes.
+        class_names: Names of classes.
+        mask_size: The size of masks.
+        fit: How images and masks are cropped or padded.
+    """
+    labels = as_array(files.labels, files.columns, files.paths, may_be_empty=task == "multi_label")
+    found = found_task(labels, task, label_mode)
+    if found == "classification":
+        return class_targets(labels, label_mode, class_names)
+    if found == "mask":
+        return MaskTargets(files.table(mask_paths(labels)), images, mask_size, **fit)
+    return value_targets(labels, found, class_names or files.columns)
+
+
+def weights_of(files: FileList) -> np.ndarray | None:
+    """The weight of each file as an array, checked."""
+    if files.weights is None:
+        return None
+    try:
+        weights = np.asarray(files.weights, np.float32)
+    except (ValueError, TypeError):
+        weights = np.full(len(files.paths), np.nan, np.float32)
+    wrong = np.flatnonzero(~np.isfinite(weights.reshape(len(files.paths), -1)).all(axis=1))
+    if weights.ndim != 1 or wrong.size:
+        row = int(wrong[0]) if wrong.size else 0
+        raise ValueError(
+            problem(
+                f"{wrong.size or 'All'} weights are no numbers, first of {files.paths[row]!r}.",
+                "Expected one finite number for each file.",
+                "Correct the weights.",
+                row=row,
+                weight=np.asarray(files.weights, object)[row],
+            )
+        )
+    return weights
+
+
+def as_size(size: Any) -> Any:
+    """One integer as a size; anything else as it is, to be checked by the decoder."""
+    return (size, size) if isinstance(size, int) else size

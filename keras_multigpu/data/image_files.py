@@ -1,0 +1,119 @@
+"""Image files with their targets as a source."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.data.damage import DamagedExample
+from keras_multigpu.data.decoding import ImageDecoder
+from keras_multigpu.data.file_table import FileTable
+from keras_multigpu.data.source import Source
+from keras_multigpu.data.targets import Targets
+from keras_multigpu.data.targets import digest
+
+
+class ImageFiles(Source):
+    """Image files, decoded to `uint8` arrays of one size, with their targets.
+
+    Args:
+        files: The paths.
+        decoder: Reads and resizes an image.
+        targets: What belongs to each image, or None.
+        weights: The weight of each image, `float32[n]`, or None.
+        name: What they are, in a few words.
+    """
+
+    def __init__(
+        self,
+        files: FileTable,
+        decoder: ImageDecoder,
+        targets: Targets | None = None,
+        weights: np.ndarray | None = None,
+        *,
+        name: str,
+    ) -> None:
+        if weights is not None and targets is not None:
+            # A weight has as many axes as the loss of an example, or Keras would not multiply them.
+            axes = [1] * max(len(targets.spec.shape) - 1, 0)
+            weights = weights.reshape(-1, *axes)
+        self.name = name
+        self.num_examples = len(files)
+        self.draws = decoder.draws
+        self.has_files = True
+        self.spec = (
+            tf.TensorSpec(decoder.shape, tf.uint8),
+            None if targets is None else targets.spec,
+            None if weights is None else tf.TensorSpec(weights.shape[1:], tf.float32),
+        )
+        if targets is not None:
+            self.labels = targets.labels
+            self.class_names = targets.class_names
+        self._files = files
+        self._decoder = decoder
+        self._targets = targets
+        self._weights = weights
+
+    def read(
+        self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
+    ) -> list[tuple[int, str]]:
+        """As `Source.read`."""
+        damaged = []
+        rest = iter(out)
+        images = next(rest)
+        for row, (index, seed) in enumerate(zip(indices.tolist(), seeds, strict=True)):
+            try:
+                images[row] = self._decoder.decode_file(self._files.path(index), seed)
+            except DamagedExample as damage:
+                damaged.append((row, damage.cause))
+        if self._targets is not None:
+            known = {row for row, _ in damaged}
+            causes = self._targets.read(next(rest), indices, seeds)
+            damaged += [(row, cause) for row, cause in causes if row not in known]
+        if self._weights is not None:
+            next(rest)[...] = self._weights[indices]
+        return damaged
+
+    def still(self) -> Source:
+        """As `Source.still`: with the middle of each image where random parts are trained on."""
+        if not self.draws:
+            return self
+        targets = None if self._targets is None else self._targets.still()
+        return ImageFiles(
+            self._files, self._decoder.still(), targets, self._weights, name=self.name
+        )
+
+    def example_name(self, index: int) -> str:
+        """The path of one file."""
+        return self._files.path(index)
+
+    def fingerprint(self) -> str:
+        """As `Source.fingerprint`: paths, sizes, times of change, targets, weights, decoder."""
+        targets = "no targets" if self._targets is None else self._targets.fingerprint()
+        parts = [
+            f"images {state_of(self._files)}",
+            targets,
+            f"weights {digest(self._weights)}",
+            self._decoder.fingerprint(),
+        ]
+        return "; ".join(parts)
+
+
+def state_of(files: FileTable) -> str:
+    """A short text that changes with the paths, sizes and times of change of some files.
+
+    Args:
+        files: The paths. A file that is not there counts as such.
+    """
+    content = hashlib.sha256()
+    for index in range(len(files)):
+        path = files.path(index)
+        try:
+            state = os.stat(path)
+            known = f"{state.st_size} {state.st_mtime_ns}"
+        except OSError:
+            known = "missing"
+        content.update(os.fsencode(path) + f"\0{known}\0".encode())
+    return content.hexdigest()[:32]

@@ -1,0 +1,124 @@
+"""What belongs to each image: a class, or some numbers."""
+
+import abc
+import hashlib
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_choice
+
+LABEL_MODES = ("int", "categorical", "binary", None)
+
+
+class Targets(abc.ABC):
+    """The targets of a list of examples.
+
+    Attributes:
+        spec: The `tf.TensorSpec` of one target.
+        labels: The class of each example, where each has exactly one; otherwise None.
+        class_names: The names of the classes, or None.
+    """
+
+    spec: tf.TensorSpec
+    labels: np.ndarray | None = None
+    class_names: list[str] | None = None
+
+    @abc.abstractmethod
+    def read(
+        self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray
+    ) -> list[tuple[int, str]]:
+        """Fill `out` with the targets of some examples, and return what `Source.read` does."""
+
+    def still(self) -> "Targets":
+        """The same targets without random draws, for evaluation."""
+        return self
+
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """A text that changes with the targets."""
+
+
+class ClassTargets(Targets):
+    """One class for each example, in one of Keras's three forms.
+
+    Args:
+        labels: The number of each example's class.
+        label_mode: `"int"`: `int32` numbers. `"categorical"`: `float32` vectors with a one at the
+            class. `"binary"`: `float32` vectors of one zero or one, for two classes.
+        class_names: The names of the classes, or None.
+    """
+
+    def __init__(
+        self, labels: np.ndarray, label_mode: str, class_names: list[str] | None = None
+    ) -> None:
+        require_choice("label_mode", label_mode, LABEL_MODES)
+        self.labels = np.asarray(labels, np.int32)
+        self.class_names = class_names
+        self._mode = label_mode
+        self._classes = len(class_names) if class_names else int(self.labels.max(initial=-1)) + 1
+        if label_mode == "binary" and self._classes != 2:
+            raise ValueError(
+                problem(
+                    f"There are {self._classes} classes.",
+                    'Expected exactly two for label_mode="binary".',
+                    'Choose two with `class_names`, or pass label_mode="int".',
+                    class_names=class_names,
+                )
+            )
+        shapes = {"int": (), "categorical": (self._classes,), "binary": (1,)}
+        self.spec = tf.TensorSpec(
+            shapes[label_mode], tf.int32 if label_mode == "int" else tf.float32
+        )
+
+    def read(
+        self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray
+    ) -> list[tuple[int, str]]:
+        """As `Targets.read`."""
+        assert self.labels is not None
+        labels = self.labels[indices]
+        if self._mode == "categorical":
+            out[...] = 0
+            out[np.arange(len(labels)), labels] = 1
+        else:
+            out[...] = labels.reshape(out.shape)
+        return []
+
+    def fingerprint(self) -> str:
+        """As `Targets.fingerprint`."""
+        return f"{self._mode}, {self._classes} classes: {digest(self.labels)}"
+
+
+class ValueTargets(Targets):
+    """Some numbers for each example: several labels at once, or regression targets.
+
+    Args:
+        values: An array, examples along the first axis.
+        class_names: The names of the columns, if these are classes.
+    """
+
+    def __init__(self, values: np.ndarray, class_names: list[str] | None = None) -> None:
+        self._values = values
+        self.class_names = class_names
+        self.spec = tf.TensorSpec(values.shape[1:], values.dtype)
+
+    def read(
+        self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray
+    ) -> list[tuple[int, str]]:
+        """As `Targets.read`."""
+        out[...] = self._values[indices]
+        return []
+
+    def fingerprint(self) -> str:
+        """As `Targets.fingerprint`."""
+        return f"values {self._values.shape[1:]}: {digest(self._values)}"
+
+
+def digest(array: np.ndarray | None) -> str:
+    """A short text that changes with the content of an array."""
+    if array is None:
+        return "none"
+    content = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
+    content.update(np.ascontiguousarray(array).data)
+    return content.hexdigest()[:32]

@@ -1,0 +1,223 @@
+"""`keras-multigpu check-images`: what it reports, moves and returns."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+import tempfile
+
+import pytest
+from picture_files import animation
+from picture_files import encoded
+from picture_files import picture
+
+from keras_multigpu.commands import main
+from keras_multigpu.commands.check_images import SUFFIXES
+from keras_multigpu.data.scanning import EXTENSIONS
+
+JPEG = encoded(picture(), "JPEG")
+PNG = encoded(picture())
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """A folder of two classes with intact images only."""
+    folder = tmp_path / "photos"
+    (folder / "cats" / "old").mkdir(parents=True)
+    (folder / "dogs").mkdir()
+    (folder / "cats" / "1.jpg").write_bytes(JPEG)
+    (folder / "cats" / "2.JPEG").write_bytes(JPEG)
+    (folder / "cats" / "old" / "3.png").write_bytes(PNG)
+    (folder / "dogs" / "4.gif").write_bytes(animation("GIF"))
+    (folder / "dogs" / "5.bmp").write_bytes(encoded(picture(), "BMP"))
+    (folder / "dogs" / "6.webp").write_bytes(encoded(picture(), "WEBP"))
+    (folder / "labels.csv").write_text("1.jpg,cat")
+    return folder
+
+
+def damage(photos):
+    """Put three damaged files among the others."""
+    (photos / "cats" / "a.jpg").write_bytes(JPEG[:1000])
+    (photos / "cats" / "old" / "b.png").write_bytes(b"")
+    (photos / "dogs" / "c.gif").symlink_to("nowhere")
+
+
+LISTED = """\
+Damaged:
+  cats/a.jpg: it is truncated: its end is missing after 1,000 bytes
+  cats/old/b.png: it is empty
+  dogs/c.gif: it does not exist, or not any more
+
+"""
+
+
+def test_intact_images_exit_with_zero(photos, capfd):
+    """Files of another kind are counted; nothing is written but the report."""
+    assert main(["check-images", str(photos)]) == 0
+    output = capfd.readouterr()
+    assert (
+        output.out
+        == f"{photos}: 6 images checked, 0 damaged, 0 warnings; 1 other file not looked at.\n"
+    )
+    assert output.err == ""
+
+
+@pytest.mark.parametrize("jobs", ["1", "5"])
+def test_damaged_images_exit_with_one(jobs, photos, capfd):
+    """Each with its path and its cause, in order."""
+    damage(photos)
+    assert main(["check-images", str(photos), "--jobs", jobs]) == 1
+    output = capfd.readouterr()
+    assert output.out == LISTED + (
+        f"{photos}: 9 images checked, 3 damaged, 0 warnings; 1 other file not looked at.\n"
+    )
+    assert output.err == ""
+
+
+def test_what_is_no_damage_but_noteworthy(photos, capfd):
+    """A wrong extension, and a folder that is named like an image."""
+    (photos / "cats" / "really.jpg").write_bytes(PNG)
+    (photos / "dogs" / "album.png").mkdir()
+    (photos / "dogs" / "album.png" / "7.jpg").write_bytes(JPEG)
+    assert main(["check-images", str(photos)]) == 0
+    assert capfd.readouterr().out == (
+        "Not damaged, but noteworthy:\n"
+        "  dogs/album.png: it is a folder, named like an image\n"
+        "  cats/really.jpg: it is a PNG, named like a JPEG\n"
+        "\n"
+        f"{photos}: 8 images checked, 0 damaged, 2 warnings; 1 other file not looked at.\n"
+    )
+
+
+def test_what_the_libraries_print_does_not_get_between(photos, capfd):
+    """The JPEG library writes about the second file to the standard error."""
+    (photos / "cats" / "torn.png").write_bytes(PNG[:1000] + bytes(30) + PNG[1030:])
+    tables = JPEG.index(b"\xff\xc4") + 5
+    (photos / "cats" / "wrong.jpg").write_bytes(JPEG[:tables] + b"\xff" * 16 + JPEG[tables + 16 :])
+    assert main(["check-images", str(photos)]) == 1
+    output = capfd.readouterr()
+    assert re.search(r"  cats/torn.png: (OpenCV|TensorFlow) cannot decode ", output.out)
+    assert re.search(r"  cats/wrong.jpg: (OpenCV|TensorFlow) cannot decode ", output.out)
+    assert output.err == ""
+
+
+def test_damaged_files_are_moved_with_their_paths(photos, tmp_path, capfd):
+    """And found to be gone the next time."""
+    damage(photos)
+    target = tmp_path / "damaged" / "here"
+    assert main(["check-images", str(photos), "--move-to", str(target)]) == 1
+    assert capfd.readouterr().out.endswith(f"3 of 3 damaged files moved to {target}.\n")
+    assert files_in(target) == ["cats/a.jpg", "cats/old/b.png", "dogs/c.gif"]
+    assert (target / "cats" / "a.jpg").read_bytes() == JPEG[:1000]
+    assert os.readlink(target / "dogs" / "c.gif") == "nowhere"
+    assert len(files_in(photos)) == 7
+    assert main(["check-images", str(photos), "--move-to", str(target)]) == 0
+
+
+def test_nothing_is_overwritten(photos, tmp_path, capfd):
+    """A file that has the name already keeps it."""
+    target = tmp_path / "damaged"
+    for content in (b"1", b"22", b"333"):
+        (photos / "cats" / "a.jpg").write_bytes(content)
+        assert main(["check-images", str(photos), "--move-to", str(target)]) == 1
+    assert files_in(target) == ["cats/a.1.jpg", "cats/a.2.jpg", "cats/a.jpg"]
+    assert (target / "cats" / "a.jpg").read_bytes() == b"1"
+    assert (target / "cats" / "a.1.jpg").read_bytes() == b"22"
+    assert (target / "cats" / "a.2.jpg").read_bytes() == b"333"
+
+
+def test_damaged_files_are_moved_to_another_file_system(photos, capfd):
+    """Where they cannot be renamed to, they are copied, and nothing else is left there."""
+    if not os.path.isdir("/dev/shm") or os.stat("/dev/shm").st_dev == photos.stat().st_dev:
+        pytest.skip("There is no other file system.")
+    damage(photos)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as target:
+        assert main(["check-images", str(photos), "--move-to", target]) == 1
+        assert files_in(target) == ["cats/a.jpg", "cats/old/b.png", "dogs/c.gif"]
+        assert os.readlink(os.path.join(target, "dogs", "c.gif")) == "nowhere"
+    assert len(files_in(photos)) == 7
+
+
+def files_in(folder):
+    """The paths below a folder, sorted."""
+    found = (
+        os.path.relpath(os.path.join(root, name), folder)
+        for root, _, names in os.walk(folder)
+        for name in names
+    )
+    return sorted(found)
+
+
+def test_what_cannot_be_moved_is_said(photos, tmp_path, capfd):
+    """The others are moved all the same."""
+    damage(photos)
+    target = tmp_path / "damaged"
+    target.mkdir()
+    (target / "cats").write_text("in the way")
+    assert main(["check-images", str(photos), "--move-to", str(target)]) == 1
+    output = capfd.readouterr().out
+    assert f"{photos}/cats/a.jpg could not be moved: " in output
+    assert output.endswith(f"1 of 3 damaged files moved to {target}.\n")
+    assert (photos / "cats" / "a.jpg").exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "options", "message"),
+    [
+        ("nowhere", [], "The folder cannot be read: No such file or directory."),
+        ("photos/labels.csv", [], "The folder cannot be read: Not a directory."),
+        ("empty", [], "There is no image in the folder."),
+        ("photos", ["--move-to", "photos"], "it is in the folder that is checked."),
+        ("photos", ["--move-to", "photos/bad"], "it is in the folder that is checked."),
+        ("photos", ["--move-to", "photos/../x/../photos"], "it is in the folder that is checked."),
+        ("photos", ["--move-to", "file"], "it is no folder."),
+    ],
+)
+def test_unusable_folders_exit_with_two(folder, options, message, photos, monkeypatch, capfd):
+    """Before any image is read, with what was expected and how to mend it."""
+    monkeypatch.chdir(photos.parent)
+    (photos.parent / "empty").mkdir()
+    (photos.parent / "file").touch()
+    assert main(["check-images", folder, *options]) == 2
+    error = capfd.readouterr().err
+    assert message in error
+    assert "Expected" in error
+    assert "Received: " in error
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "many"])
+def test_bad_jobs_exit_with_two(jobs, photos, capfd):
+    """A whole number of at least one."""
+    with pytest.raises(SystemExit) as exit:
+        main(["check-images", str(photos), f"--jobs={jobs}"])
+    assert exit.value.code == 2
+    assert "Expected an integer of at least 1." in capfd.readouterr().err
+
+
+def test_names_that_are_no_text_are_printed(photos, capfd):
+    """Bytes and line ends as escapes, so that each file has one line."""
+    with open(os.fsencode(photos) + b"/\xff\n.jpg", "wb"):
+        pass
+    assert main(["check-images", str(photos)]) == 1
+    assert "  \\udcff\\n.jpg: it is empty\n" in capfd.readouterr().out
+
+
+def test_the_progress_is_shown_on_a_terminal(photos):
+    """The whole program, on a terminal of its own; the line is erased in the end."""
+    damage(photos)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "keras_multigpu", "check-images", str(photos)]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, text=True, check=False)
+    os.close(theirs)
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert ended.returncode == 1
+    assert ended.stdout.startswith(LISTED)
+    assert re.search(r"\r\[=* *\] \d of 9 images, \d damaged ", shown)
+    assert shown.endswith("\r\x1b[K")
+
+
+def test_the_same_files_are_images_as_in_training():
+    """Or damage would go unseen."""
+    assert set(SUFFIXES) == set(EXTENSIONS)

@@ -1,0 +1,315 @@
+"""Side by side with Keras on real files of 4 x 4 pixels, each of another colour."""
+
+import os
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_image_files import content
+from small_image_files import write_image
+from small_image_files import write_images
+from small_image_files import write_two_classes
+
+import keras_multigpu as kmg
+from keras_multigpu.data.from_directory import from_directory
+
+SMALL = {"image_size": (4, 4), "global_batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Three classes of 3, 4 and 2 images, with everything that makes a folder hard to read."""
+    folder = tmp_path_factory.mktemp("photos")
+    write_images(
+        folder,
+        [
+            "b dogs/1.png",
+            "b dogs/deep/er/2.PNG",
+            "b dogs/deep-sea/2.png",
+            "B cats/10.png",
+            "B cats/9.png",
+            "B cats/.hidden.png",
+            "B cats/.folder/3.png",
+            "ö/x.png",
+            "ö/y.Png",
+            ".not_a_class/no.png",
+        ],
+    )
+    (folder / "ö" / "notes.txt").write_text("no image")
+    (folder / "ö" / "folder.png").mkdir()
+    write_image(folder / "ö" / "folder.png" / "z.png", 77)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two_classes(tmp_path_factory):
+    return write_two_classes(tmp_path_factory.mktemp("two_classes"))
+
+
+def by_image(dataset):
+    """The label of each image, in no order."""
+    images, *labels = content(dataset)
+    labels = labels[0] if labels else np.zeros(len(images))
+    found = {image.tobytes(): label.tolist() for image, label in zip(images, labels, strict=True)}
+    assert len(found) == len(images)
+    return found
+
+
+def of_keras(folder, **arguments):
+    return keras.utils.image_dataset_from_directory(
+        folder, image_size=(4, 4), batch_size=4, verbose=False, **arguments
+    )
+
+
+def ours(folder, **arguments):
+    return from_directory(folder, **SMALL, verbose=False, **arguments)
+
+
+def require_equal(folder, **arguments):
+    """Unshuffled, both give the same images in the same order with the same labels."""
+    batches = ours(folder, shuffle=False, **arguments)
+    dataset = of_keras(folder, shuffle=False, **arguments)
+    for part, expected in zip(content(batches.epoch(0)), content(dataset), strict=True):
+        np.testing.assert_array_equal(part, expected)
+    assert batches.class_names == dataset.class_names
+    expected_spec = dataset.element_spec
+    if isinstance(expected_spec, tuple):
+        label, expected_label = batches.epoch(0).element_spec[1], expected_spec[1]
+        assert label.dtype == expected_label.dtype
+        assert label.shape[1:] == expected_label.shape[1:]
+
+
+# The same examples as Keras.
+
+
+@pytest.mark.parametrize("label_mode", ["int", "categorical", None])
+def test_labels_and_order_are_those_of_keras(photos, label_mode):
+    require_equal(photos, label_mode=label_mode)
+
+
+def test_binary_labels_are_those_of_keras(two_classes):
+    require_equal(two_classes, label_mode="binary")
+
+
+def test_class_names_choose_and_order_the_classes(photos):
+    require_equal(photos, class_names=["ö", "B cats"])
+
+
+def test_without_labels_the_whole_tree_is_read(photos):
+    require_equal(photos, labels=None)
+
+
+def test_a_list_of_labels_goes_with_the_sorted_files(photos):
+    require_equal(photos, labels=[2, 1, 0, 2, 1, 0, 2, 1, 0, 2, 1])
+
+
+@pytest.mark.parametrize("color_mode", ["rgb", "rgba", "grayscale"])
+def test_color_modes(two_classes, color_mode):
+    require_equal(two_classes, color_mode=color_mode)
+
+
+def test_a_shuffled_epoch_has_the_same_examples(photos):
+    batches = ours(photos, seed=3)
+    assert by_image(batches.epoch(0)) == by_image(of_keras(photos, seed=3))
+    assert by_image(batches.epoch(1)) == by_image(batches.epoch(0))
+
+
+@pytest.mark.parametrize("follow_links", [False, True])
+def test_links_are_followed_as_in_keras(tmp_path, follow_links):
+    """A class that is a link, a linked folder in a class, a linked file and a broken link."""
+    write_images(tmp_path / "elsewhere", ["a.png", "b.png", "deep/c.png"])
+    write_images(tmp_path / "photos", ["cat/d.png", "dog/e.png"])
+    os.symlink(tmp_path / "elsewhere", tmp_path / "photos" / "zebra")
+    os.symlink(tmp_path / "elsewhere" / "deep", tmp_path / "photos" / "cat" / "linked")
+    os.symlink(tmp_path / "elsewhere" / "a.png", tmp_path / "photos" / "dog" / "linked.png")
+    batches = ours(tmp_path / "photos", follow_links=follow_links, shuffle=False)
+    dataset = of_keras(tmp_path / "photos", follow_links=follow_links, shuffle=False)
+    for part, expected in zip(content(batches.epoch(0)), content(dataset), strict=True):
+        np.testing.assert_array_equal(part, expected)
+    assert batches.class_counts == {"cat": 1 + follow_links, "dog": 2, "zebra": 3}
+
+
+def test_a_link_to_a_folder_that_it_stands_in_ends(tmp_path):
+    """`os.walk`, and so Keras, would go round until the path is too long."""
+    write_images(tmp_path, ["cat/a.png", "dog/b.png"])
+    os.symlink(tmp_path / "cat", tmp_path / "cat" / "again")
+    assert ours(tmp_path, follow_links=True).class_counts == {"cat": 1, "dog": 1}
+
+
+def test_a_broken_link_counts_as_damage(tmp_path):
+    write_images(tmp_path, ["cat/a.png", "dog/b.png"])
+    os.symlink(tmp_path / "nowhere", tmp_path / "dog" / "broken.png")
+    batches = ours(tmp_path, on_error="skip")
+    assert batches.num_examples == 3
+    with pytest.warns(UserWarning, match="1 damaged example: .*broken.png"):
+        assert len(by_image(batches.epoch(0))) == 2
+
+
+def test_webp_files_are_images_too(tmp_path):
+    write_images(tmp_path, ["cat/a.png"])
+    (tmp_path / "cat" / "b.webp").write_bytes(b"RIFF")
+    assert ours(tmp_path).num_examples == 2
+
+
+# The same parts as Keras.
+
+
+@pytest.mark.parametrize("subset", ["training", "validation"])
+@pytest.mark.parametrize("seed", [1, 1337])
+def test_the_seed_chooses_the_parts_of_keras(two_classes, subset, seed):
+    arguments = {"validation_split": 0.3, "subset": subset, "seed": seed}
+    expected = by_image(of_keras(two_classes, **arguments))
+    assert by_image(ours(two_classes, **arguments).epoch(0)) == expected
+    assert len(expected) == {"training": 21, "validation": 9}[subset]
+
+
+def test_both_parts_are_those_of_keras(two_classes):
+    arguments = {"validation_split": 0.2, "subset": "both", "seed": 5}
+    parts = ours(two_classes, **arguments)
+    for part, expected in zip(parts, of_keras(two_classes, **arguments), strict=True):
+        assert by_image(part.epoch(0)) == by_image(expected)
+        assert part.class_names == ["cat", "dog"]
+    training, validation = parts
+    assert by_image(training.epoch(0)).keys().isdisjoint(by_image(validation.epoch(0)))
+
+
+def test_without_shuffle_the_last_files_are_for_validation_as_in_keras(two_classes):
+    arguments = {"validation_split": 0.3, "shuffle": False}
+    for subset in ("training", "validation"):
+        part = ours(two_classes, subset=subset, **arguments)
+        expected = of_keras(two_classes, subset=subset, **arguments)
+        np.testing.assert_array_equal(content(part.epoch(0))[1], content(expected)[1])
+
+
+def test_a_split_that_leaves_a_class_out_of_training_warns(two_classes):
+    with pytest.warns(
+        UserWarning, match="no training image of 1 of the 2 classes: dog. .*split"
+    ) as given:
+        ours(two_classes, validation_split=0.4, subset="validation", shuffle=False)
+    assert given[0].filename == __file__
+
+
+def test_a_call_without_a_seed_gives_disjoint_parts(two_classes):
+    parts = [
+        ours(two_classes, validation_split=0.2, subset=subset, seed=None)
+        for subset in ("training", "validation")
+    ]
+    images = [by_image(part.epoch(0)).keys() for part in parts]
+    assert images[0].isdisjoint(images[1])
+    assert len(images[0] | images[1]) == 30
+
+
+# What `Batches` offers.
+
+
+def test_every_example_once_in_each_epoch(two_classes):
+    batches = ours(two_classes)
+    orders = [content(batches.epoch(number))[0] for number in range(2)]
+    assert not np.array_equal(*orders)
+    for images in orders:
+        assert sorted(images[:, 0, 0, 0].tolist()) == list(range(30))
+
+
+def test_classes_are_counted_and_split_in_proportion(two_classes):
+    batches = ours(two_classes)
+    assert batches.class_counts == {"cat": 20, "dog": 10}
+    first, second = batches.split(0.2)
+    assert first.class_counts == {"cat": 16, "dog": 8}
+    assert second.class_counts == {"cat": 4, "dog": 2}
+
+
+def test_images_are_uint8_of_the_size_asked_for(two_classes):
+    batches = from_directory(two_classes, image_size=6, verbose=False)
+    images, labels = batches.epoch(0).element_spec
+    assert (images.shape[1:], images.dtype) == ((6, 6, 3), tf.uint8)
+    assert (labels.shape[1:], labels.dtype) == ((), tf.int32)
+
+
+def test_the_size_of_keras_is_the_default(two_classes):
+    images, _ = from_directory(two_classes, verbose=False).epoch(0).element_spec
+    assert images.shape[1:] == (256, 256, 3)
+
+
+def test_a_random_crop_differs_from_epoch_to_epoch_and_can_be_replayed(tmp_path):
+    rows = np.arange(64, dtype=np.uint8)
+    image = np.stack(np.broadcast_arrays(rows[:, None] * 4, rows * 4, rows * 0), axis=-1)
+    for name, encode in (("a/1.jpg", tf.io.encode_jpeg), ("b/2.png", tf.io.encode_png)):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(encode(image).numpy())
+    batches = from_directory(tmp_path, image_size=16, crop="random", shuffle=False, verbose=False)
+    first, again, second = (content(batches.epoch(number))[0] for number in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    for row in range(2):
+        assert not np.array_equal(first[row], second[row])
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    write_images(tmp_path, ["cat/a.png", "dog/b.png"])
+    (tmp_path / "dog" / "broken.png").write_bytes(b"")
+    with pytest.raises(tf.errors.OpError, match="broken.png cannot be read: it is empty"):
+        list(ours(tmp_path).epoch(0))
+
+
+def test_the_fingerprint_changes_with_the_files_the_labels_and_the_settings(tmp_path):
+    write_images(tmp_path, ["cat/a.png", "dog/b.png"])
+
+    def fingerprint(**arguments):
+        return ours(tmp_path, **arguments)._source.fingerprint()
+
+    before = fingerprint()
+    assert fingerprint() == before
+    assert fingerprint(seed=1, shuffle=False) == before
+    others = {
+        fingerprint(label_mode="categorical"),
+        fingerprint(color_mode="grayscale"),
+        fingerprint(class_names=["dog", "cat"]),
+        fingerprint(class_names=["dog"]),
+    }
+    write_image(tmp_path / "cat" / "a.png", 9)
+    os.utime(tmp_path / "cat" / "a.png", (1, 1))
+    others.add(fingerprint())
+    assert len(others | {before}) == 6
+
+
+def test_fit_trains_on_two_replicas(two_classes):
+    """Channel 0 of a cat is below 20 and that of a dog is not."""
+    keras.utils.set_random_seed(1)
+    batches = from_directory(
+        two_classes, image_size=(4, 4), label_mode="binary", global_batch_size=7, verbose=False
+    )
+    model = keras.Sequential(
+        [
+            keras.Input((4, 4, 3)),
+            keras.layers.Rescaling(1 / 32),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(1),
+        ]
+    )
+    model = kmg.distribute(model, kmg.strategy(devices=2))
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, metrics=["binary_accuracy"])
+    history = model.fit(batches, epochs=3, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0]
+    assert int(model.optimizer.iterations) == 3 * 5
+
+
+def test_evaluation_takes_the_middle_instead_of_a_random_part(tmp_path):
+    """Only training draws; a part of a split knows it, too."""
+    folder = write_two_classes(tmp_path / "photos")
+    random = from_directory(folder, image_size=(2, 3), crop="random", verbose=False)
+    middle = from_directory(
+        folder, image_size=(2, 3), crop_to_aspect_ratio=True, shuffle=False, verbose=False
+    )
+    expected, _ = content(middle.epoch(0))
+    np.testing.assert_array_equal(content(random.evaluation().epoch(0))[0], expected)
+    first, second = (content(part.evaluation().epoch(0))[0] for part in random.split(0.5))
+    assert {image.tobytes() for image in (*first, *second)} == {x.tobytes() for x in expected}
+
+
+def test_file_paths_belong_to_the_examples(two_classes):
+    """In the source's order, as the predictions are; a part knows its own."""
+    batches = from_directory(two_classes, **SMALL, verbose=False)
+    assert batches.file_paths == of_keras(two_classes, shuffle=False).file_paths
+    train, validation = batches.split(0.4)
+    assert sorted(train.file_paths + validation.file_paths) == sorted(batches.file_paths)

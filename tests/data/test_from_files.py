@@ -1,0 +1,292 @@
+"""Lists and tables of real files of 4 x 4 pixels."""
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import tensorflow as tf
+from small_image_files import numbers_and_more
+from small_image_files import write_csv
+from small_image_files import write_numbers
+
+import keras_multigpu as kmg
+from keras_multigpu.data.damage import DamagedExample
+from keras_multigpu.data.from_files import from_files
+
+SMALL = {"image_size": (4, 4), "global_batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_numbers(tmp_path_factory.mktemp("files"))
+
+
+@pytest.fixture(scope="module")
+def paths(folder):
+    return sorted(folder.glob("*.png"))
+
+
+def unshuffled(*arguments, **keywords):
+    """`(batches, their content)` in the order of the files."""
+    batches = from_files(*arguments, **{**SMALL, "shuffle": False, **keywords})
+    return batches, numbers_and_more(batches.epoch(0))
+
+
+# What labels mean.
+
+
+def test_without_labels_there_are_images_only(paths):
+    batches, parts = unshuffled(paths)
+    assert parts == [list(range(12))]
+    assert batches.class_names is None
+    assert batches.class_counts is None
+
+
+@pytest.mark.parametrize("kind", [list, tuple, np.array, pd.Series])
+def test_integers_are_classes(paths, kind):
+    batches, (_, labels) = unshuffled(paths, kind([0, 1, 2] * 4))
+    assert labels.tolist() == [0, 1, 2] * 4
+    assert labels.dtype == np.int32
+    assert batches.class_counts == {"0": 4, "1": 4, "2": 4}
+
+
+@pytest.mark.parametrize("kind", [list, np.array, pd.Series, lambda x: np.array(x, object)])
+def test_names_get_the_numbers_of_their_sorted_order(paths, kind):
+    batches, (_, labels) = unshuffled(paths, kind(["dog", "cat", "emu"] * 4))
+    assert labels.tolist() == [1, 0, 2] * 4
+    assert batches.class_names == ["cat", "dog", "emu"]
+    assert batches.class_counts == {"cat": 4, "dog": 4, "emu": 4}
+
+
+def test_class_names_decide_the_numbers(paths):
+    names = ["emu", "dog", "cat", "yak"]
+    batches, (_, labels) = unshuffled(paths, ["dog", "cat", "emu"] * 4, class_names=names)
+    assert labels.tolist() == [1, 2, 0] * 4
+    assert batches.class_counts == {"emu": 4, "dog": 4, "cat": 4, "yak": 0}
+
+
+def test_classes_as_vectors(paths):
+    _, (_, labels) = unshuffled(paths[:3], ["b", "a", "c"], label_mode="categorical")
+    assert labels.tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1]]
+    assert labels.dtype == np.float32
+
+
+def test_two_classes_as_zero_and_one(paths):
+    _, (_, labels) = unshuffled(paths[:3], [True, False, True], label_mode="binary")
+    assert labels.tolist() == [[1], [0], [1]]
+    assert labels.dtype == np.float32
+
+
+def test_labels_that_nobody_wants_are_left_out(paths):
+    assert unshuffled(paths, ["a", "b"] * 6, label_mode=None)[1] == [list(range(12))]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        [["cat", "dog"], [], ["emu"]],
+        [{"dog", "cat"}, set(), {"emu"}],
+        [("cat", "dog"), (), ("emu",)],
+    ],
+)
+def test_lists_of_names_are_several_labels(paths, labels):
+    batches, (_, found) = unshuffled(paths[:3], labels)
+    assert found.tolist() == [[1, 1, 0], [0, 0, 0], [0, 0, 1]]
+    assert found.dtype == np.float32
+    assert batches.class_names == ["cat", "dog", "emu"]
+    assert batches.class_counts is None
+
+
+def test_texts_may_join_several_labels(paths):
+    batches, (_, found) = unshuffled(paths[:3], ["cat|dog", "dog", "emu | cat"])
+    assert found.tolist() == [[1, 1, 0], [0, 1, 0], [1, 0, 1]]
+    labels = ["cat|dog", "", "dog"]
+    _, (_, found) = unshuffled(
+        paths[:3], labels, task="multi_label", class_names=["dog", "emu", "cat"]
+    )
+    assert found.tolist() == [[1, 0, 1], [0, 0, 0], [1, 0, 0]]
+
+
+def test_rows_of_zeros_and_ones_are_several_labels(paths):
+    matrix = np.array([[0, 1], [1, 1], [0, 0]])
+    batches, (_, found) = unshuffled(paths[:3], matrix, class_names=["a", "b"])
+    assert found.tolist() == matrix.tolist()
+    assert found.dtype == np.float32
+    assert batches.class_names == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "arguments", "shape"),
+    [
+        ([0.5, 1.5, -2.0], {}, (3,)),
+        ([1, 2, 3], {"task": "regression"}, (3,)),
+        ([[0.5, 1], [2, 3], [4, 5]], {}, (3, 2)),
+        (np.ones((3, 2, 5)) * 3, {}, (3, 2, 5)),
+    ],
+)
+def test_fractional_numbers_are_what_to_predict(paths, labels, arguments, shape):
+    batches, (_, found) = unshuffled(paths[:3], labels, **arguments)
+    np.testing.assert_array_equal(found, labels)
+    assert (found.dtype, found.shape) == (np.float32, shape)
+    assert batches.class_names is None
+
+
+def test_weights_come_along(paths):
+    _, (_, labels, weights) = unshuffled(paths[:3], [0, 1, 0], [1, 0.5, 2])
+    assert weights.tolist() == [1, 0.5, 2]
+    assert weights.dtype == np.float32
+
+
+def test_the_weight_of_a_mask_counts_for_all_its_pixels(paths):
+    """Keras would take a plain vector for weights of columns, or stop."""
+    _, (_, masks, weights) = unshuffled(paths[:3], paths[:3], [1, 0.5, 2])
+    assert masks.shape == (3, 4, 4, 1)
+    assert weights.tolist() == [[[1]], [[0.5]], [[2]]]
+
+
+# Tables.
+
+
+def test_a_csv_file(folder, tmp_path):
+    """Columns in any order; paths relative to the file; a byte order mark; an empty line."""
+    table = folder / "table.csv"
+    text = '\ufeffweight,"label",path,note\n1,dog,03.png,"a, b"\n\n0.5,cat,01.png,\n'
+    table.write_text(text, encoding="utf-8")
+    for path in (table, str(table)):
+        batches, (images, labels, weights) = unshuffled(path)
+        assert images == [3, 1]
+        assert labels.tolist() == [1, 0]
+        assert weights.tolist() == [1, 0.5]
+        assert batches.class_names == ["cat", "dog"]
+
+
+def test_a_pandas_table(folder, tmp_path):
+    frame = pd.DataFrame(
+        {"path": ["03.png", "01.png"], "label": ["dog", "cat"], "weight": [1, 0.5]}, index=[7, 9]
+    )
+    batches, (images, labels, weights) = unshuffled(frame, root=folder)
+    assert images == [3, 1]
+    assert labels.tolist() == [1, 0]
+    assert weights.tolist() == [1, 0.5]
+    assert batches.class_names == ["cat", "dog"]
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "pandas"])
+def test_columns_may_have_other_names_and_paths_another_root(folder, tmp_path, form):
+    frame = pd.DataFrame({"file": ["03.png", "01.png"], "species": [4, 1], "trust": [3, 2]})
+    table = frame
+    if form != "pandas":
+        table = tmp_path / f"table.{form}"
+        frame.to_csv(table, index=False, sep="\t" if form == "tsv" else ",")
+    _, (images, labels, weights) = unshuffled(
+        table,
+        root=folder,
+        path_column="file",
+        label_columns="species",
+        weight_column="trust",
+    )
+    assert images == [3, 1]
+    assert labels.tolist() == [4, 1]
+    assert weights.tolist() == [3, 2]
+
+
+@pytest.mark.parametrize("form", ["csv", "pandas"])
+def test_several_columns(folder, tmp_path, form):
+    rows = [["00.png", 1, 0, 0.25], ["01.png", 1, 1, 4]]
+    table = write_csv(tmp_path / "table.csv", ["path", "hat", "tie", "age"], rows)
+    table = pd.read_csv(table) if form == "pandas" else table
+    batches, (_, labels) = unshuffled(table, label_columns=["hat", "tie"], root=folder)
+    assert labels.tolist() == [[1, 0], [1, 1]]
+    assert batches.class_names == ["hat", "tie"]
+    batches, (_, labels) = unshuffled(table, label_columns=["tie", "age"], root=folder)
+    assert labels.tolist() == [[0, 0.25], [1, 4]]
+    assert batches.class_names is None
+    _, (_, labels) = unshuffled(table, label_columns="age", root=folder)
+    assert labels.tolist() == [0.25, 4]
+    assert unshuffled(table, label_columns=[], root=folder)[1] == [[0, 1]]
+
+
+def test_names_that_python_takes_for_numbers_stay_names(folder, tmp_path):
+    rows = [["00.png", "1_0"], ["01.png", "2_5"]]
+    table = write_csv(tmp_path / "table.csv", ["path", "label"], rows)
+    assert unshuffled(table, root=folder)[0].class_names == ["1_0", "2_5"]
+
+
+def test_a_path_of_digits_keeps_its_zeros(folder, tmp_path):
+    (tmp_path / "007").write_bytes((folder / "07.png").read_bytes())
+    table = write_csv(tmp_path / "table.csv", ["path", "label"], [["007", 0]])
+    assert unshuffled(table)[1][0] == [7]
+
+
+# What `Batches` offers.
+
+
+def test_every_example_once_in_each_epoch_with_its_label(paths):
+    batches = from_files(paths, [float(number) / 2 for number in range(12)], **SMALL)
+    for epoch in range(2):
+        images, labels = numbers_and_more(batches.epoch(epoch))
+        assert sorted(images) == list(range(12))
+        assert (labels * 2).tolist() == images
+
+
+def test_classes_are_split_in_proportion(paths):
+    first, second = from_files(paths, ["a", "a", "b"] * 4, **SMALL).split(0.25)
+    assert first.class_counts == {"a": 6, "b": 3}
+    assert second.class_counts == {"a": 2, "b": 1}
+
+
+def test_a_missing_file_is_damage(paths, folder):
+    batches = from_files([*paths, folder / "gone.png"], **SMALL, on_error="skip")
+    with pytest.warns(UserWarning, match="1 damaged example: .*gone.png"):
+        assert sorted(numbers_and_more(batches.epoch(0))[0]) == list(range(12))
+    with pytest.raises(tf.errors.OpError, match=f"{DamagedExample.__name__}.*gone.png"):
+        list(batches.with_(on_error="raise").epoch(0))
+
+
+def test_the_fingerprint_changes_with_labels_weights_and_settings(paths):
+    def fingerprint(*arguments, **keywords):
+        return from_files(paths, *arguments, **{**SMALL, **keywords})._source.fingerprint()
+
+    classes = [0, 1] * 6
+    assert fingerprint(classes) == fingerprint(classes, shuffle=False, seed=4)
+    others = {
+        fingerprint(),
+        fingerprint(classes),
+        fingerprint([1, 0] * 6),
+        fingerprint([0.5, 1] * 6),
+        fingerprint(classes, classes),
+        fingerprint(classes, label_mode="categorical"),
+        fingerprint(classes, image_size=(5, 4)),
+        fingerprint(paths),
+    }
+    assert len(others) == 8
+
+
+@pytest.mark.parametrize("kind", ["regression", "mask"])
+def test_fit_trains_on_two_replicas(paths, kind):
+    """An image's number is in its pixels; shares of 3 and 2."""
+    keras.utils.set_random_seed(1)
+    labels = [number / 12 for number in range(12)] if kind == "regression" else paths
+    weights = [1, 2] * 6
+    batches = from_files(
+        paths,
+        labels,
+        weights,
+        image_size=(4, 4),
+        global_batch_size=5,
+        color_mode="grayscale",
+    )
+    if kind == "mask":
+        x = inputs = keras.Input((4, 4, 1))
+        x = keras.layers.Rescaling(1 / 12)(x)
+        model = keras.Model(inputs, keras.layers.Conv2D(12, 1)(x))
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    else:
+        layers = [keras.Input((4, 4, 1)), keras.layers.Rescaling(1 / 12), keras.layers.Flatten()]
+        model = keras.Sequential([*layers, keras.layers.Dense(1)])
+        loss = "mse"
+    model = kmg.distribute(model, kmg.strategy(devices=2))
+    model.compile(keras.optimizers.SGD(0.02), loss)
+    history = model.fit(batches, epochs=3, verbose=0).history
+    assert history["loss"][-1] < history["loss"][0]
+    assert int(model.optimizer.iterations) == 3 * 3

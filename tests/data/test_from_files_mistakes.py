@@ -1,0 +1,104 @@
+"""What `from_files` says about mistakes in labels, tables and paths."""
+
+import os
+
+import pandas as pd
+import pytest
+from small_image_files import numbers_and_more
+from small_image_files import write_numbers
+
+from keras_multigpu.data.from_files import from_files
+
+SMALL = {"image_size": (4, 4), "global_batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_numbers(tmp_path_factory.mktemp("files"))
+
+
+@pytest.fixture(scope="module")
+def paths(folder):
+    return sorted(folder.glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("labels", "arguments", "message"),
+    [
+        ([0, 1], {}, "`labels` and `paths` differ in length"),
+        ({"a": 1, "b": 2, "c": 3}, {}, "The labels make no array"),
+        (["a", None, "b"], {}, "1 of 3 labels are missing, the first that of .*01.png"),
+        (["a", "", "b"], {}, "1 of 3 labels are missing"),
+        (["a", float("nan"), "b"], {}, "1 of 3 labels are missing"),
+        ([0.5, float("nan"), 1], {}, "1 of 3 labels are missing"),
+        ([[1, 2], [3], [4]], {}, "The labels make no array"),
+        ([["a"], [1], ["b"]], {}, "The labels make no array"),
+        ([0, -1, 1], {}, "no numbers of classes"),
+        ([0.5, 1, 1], {"task": "classification"}, "no numbers of classes"),
+        ([["a"], ["b"], ["c"]], {"task": "classification"}, "no numbers of classes"),
+        ([0, 1, 2], {"class_names": ["a", "b"]}, "There is a class 2, and 2 class names"),
+        ([0, 1, 2], {"label_mode": "binary"}, "There are 3 classes"),
+        (["a", "b", "c"], {"class_names": ["a", "b"]}, "1 names among the labels are no classes"),
+        (["a", "b", "a"], {"class_names": ["a", "b", "a"]}, "a name twice"),
+        (["a", "b", "a"], {"task": "regression"}, "The labels are texts"),
+        ([0, 1, 2], {"task": "multi_label"}, "do not say of each class"),
+        ([0, 1, 2], {"task": "mask"}, "no paths"),
+        ([0.5, 1, 2], {"label_mode": "categorical"}, "no single classes, but: regression"),
+        ([0, 1, 2], {"task": "classify"}, "`task` has an unknown value"),
+        ([0, 1, 2], {"label_mode": "onehot"}, "`label_mode` has an unknown value"),
+        ([0, 1, 2], {"sample_weight": [1, 2]}, "`sample_weight` and `paths` differ in length"),
+        ([0, 1, 2], {"sample_weight": [1, "x", 2]}, "weights are no numbers"),
+        ([0, 1, 2], {"sample_weight": [1, float("inf"), 2]}, "1 weights are no numbers.*01.png"),
+        (["a.png", "b.png", "c.png"], {}, "None of 3 files that were looked for exists"),
+    ],
+)
+def test_mistakes_in_labels_are_named(paths, labels, arguments, message):
+    with pytest.raises(ValueError, match=f"(?s){message}.*Received: "):
+        from_files(paths[:3], labels, **SMALL, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        ("file,label\n00.png,1\n", {}, "no column, or several columns, of the name 'path'"),
+        ("path,path,label\n00.png,a,1\n", {}, "several columns, of the name 'path'"),
+        ("path,species\n00.png,1\n", {}, 'no column "label".*`label_columns`'),
+        ("path,label\n00.png,1,2\n", {}, "Line 2 has 3 fields"),
+        ("path,label\n00.png,1\n01.png,\n", {}, "1 of 2 labels are missing, .*01.png"),
+        ("path,label\n", {}, "There are no files"),
+        ("", {}, "no column, or several columns, of the name 'path'"),
+        ("path,a,b\n00.png,1,x\n", {"label_columns": ["a", "b"]}, "The labels make no array"),
+        ("path,label\nx/00.png,1\n", {}, "None of 1 files.*`root`"),
+        ("path,label\n00.png,1\n", {"labels": [1]}, "`labels` came together with a table"),
+    ],
+)
+def test_mistakes_in_tables_are_named(folder, text, arguments, message):
+    path = folder / "mistakes.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=f"(?s){message}.*Received: "):
+        from_files(path, **SMALL, **arguments)
+
+
+def test_paths_that_are_no_list_are_explained(folder, tmp_path):
+    with pytest.raises(ValueError, match="`paths` is a folder.*from_directory"):
+        from_files(folder)
+    with pytest.raises(ValueError, match="is one file that is no table"):
+        from_files(folder / "00.png")
+    with pytest.raises(ValueError, match="does not exist"):
+        from_files(tmp_path / "table.csv")
+    with pytest.raises(ValueError, match="There are no files"):
+        from_files([])
+    for nothing in (None, "", 7, float("nan")):
+        with pytest.raises(ValueError, match="Row 1 of `paths` holds no path"):
+            from_files([folder / "00.png", nothing])
+    with pytest.raises(ValueError, match="Row 0 of `file` holds no path"):
+        from_files(pd.DataFrame({"file": [None], "label": [1]}), path_column="file")
+
+
+def test_relative_paths_start_from_the_working_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    batches = from_files(["03.png", os.path.join(".", "01.png")], **SMALL, shuffle=False)
+    assert numbers_and_more(batches.epoch(0)) == [[3, 1]]
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(ValueError, match="None of 1 files that were looked for exists"):
+        from_files(["03.png"])
