@@ -12,5 +12,7 @@ an epoch, `plan.py` which ones make a batch, `loading.py` reads them, and `pipel
 
 from keras_multigpu.data.batches import Batches as Batches
 from keras_multigpu.data.from_arrays import from_arrays as from_arrays
+from keras_multigpu.data.from_dataset import from_dataset as from_dataset
 from keras_multigpu.data.from_directory import from_directory as from_directory
 from keras_multigpu.data.from_files import from_files as from_files
+from keras_multigpu.data.from_tfds import from_tfds as from_tfds

@@ -1,0 +1,167 @@
+"""An existing `tf.data.Dataset` as `Batches`."""
+
+from typing import Any
+from typing import Unpack
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.settings import Batching
+from keras_multigpu.data.source import Stream
+from keras_multigpu.data.stream_order import buffer_shuffled
+from keras_multigpu.data.streaming import require_sliceable
+from keras_multigpu.keras_internals import dataset_internals
+
+SHUFFLE_BUFFER = 1024
+"""How many examples wait in the buffer that shuffles a dataset."""
+
+
+def from_dataset(
+    dataset: tf.data.Dataset,
+    *,
+    batched: bool | None = None,
+    shuffle_buffer: int = SHUFFLE_BUFFER,
+    **batching: Unpack[Batching],
+) -> Batches:
+    """A `tf.data.Dataset` as `Batches`.
+
+    Batches of the dataset are taken apart and made anew. Its examples can be read only one after
+    another, so they are shuffled within a buffer; with `shuffle=False` they come in the dataset's
+    own order, whatever that is. With `cache="memory"` they are shuffled fully. The dataset may be
+    infinite; `fit` then needs `steps_per_epoch`. For imbalanced classes pass `class_weight` to
+    `fit`.
+
+    Args:
+        dataset: Its elements are `x`, `(x, y)` or `(x, y, sample_weight)`, each of them a tensor or
+            a structure of tensors.
+        batched: Whether its elements are batches. None finds out; an error asks for this argument
+            where that cannot be known.
+        shuffle_buffer: How many single examples wait, in memory, to be drawn from.
+        **batching: Arguments of `Batches`. Without a batch size that of the dataset is kept.
+
+    Example:
+
+    ```python
+    dataset = keras.utils.image_dataset_from_directory("photos")
+    train = kmg.data.from_dataset(dataset, replica_batch_size=64)
+    ```
+    """
+    stream = DatasetStream(dataset, batched, shuffle_buffer)
+    sizes = batching.get("global_batch_size"), batching.get("replica_batch_size")
+    if sizes == (None, None):
+        batching["global_batch_size"] = stream.batch_size
+    return Batches(stream, **batching)
+
+
+class DatasetStream(Stream):
+    """The single examples of a `tf.data.Dataset`.
+
+    Args:
+        dataset: The dataset.
+        batched: Whether its elements are batches; None to find out.
+        shuffle_buffer: The size of the buffer that shuffles.
+
+    Attributes:
+        batch_size: The dataset's own batch size; None if it has none, or it is unknown.
+    """
+
+    name = "a dataset"
+
+    def __init__(self, dataset: tf.data.Dataset, batched: bool | None, shuffle_buffer: int) -> None:
+        require_dataset(dataset)
+        require_choice("batched", batched, (None, True, False))
+        require_positive_integer("shuffle_buffer", shuffle_buffer)
+        require_example(dataset.element_spec)
+        require_sliceable(dataset.element_spec, self)
+        self._dataset = dataset
+        self._batched = is_batched(dataset) if batched is None else batched
+        self._buffer = shuffle_buffer
+        self.class_names = getattr(dataset, "class_names", None)
+        self.infinite = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
+        self.batch_size, self.num_examples = counts(dataset, self._batched)
+
+    def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
+        """As `Stream.examples`."""
+        examples = self._dataset.map(tf.autograph.experimental.do_not_convert(as_example))
+        if self._batched:
+            examples = examples.unbatch()
+        return buffer_shuffled(examples, self._buffer, epoch, seed) if shuffle else examples
+
+
+def as_example(*element: Any) -> tuple[Any, Any, Any]:
+    """An element of a dataset as `(x, y, sample_weight)`."""
+    x, y, weight = (*element, None, None)[:3]
+    return x, y, weight
+
+
+def is_batched(dataset: tf.data.Dataset) -> bool:
+    """Whether the elements of a dataset are batches; a `ValueError` if that cannot be known."""
+    made = dataset_internals.gives_batches(dataset)
+    shapes = [leaf.shape for leaf in keras.tree.flatten(dataset.element_spec) if has_shape(leaf)]
+    sizes = {shape[0] for shape in shapes if shape.rank} - {None}
+    # In a batch all parts have the same number of rows.
+    impossible = any(shape.rank == 0 for shape in shapes) or len(sizes) > 1
+    if impossible and not made:
+        return False
+    if made is None or impossible:
+        raise ValueError(
+            problem(
+                "It cannot be told whether the elements of `dataset` are batches.",
+                "Expected a dataset made by `batch`, or one with a part that is a scalar.",
+                "Pass batched=True if each element is a batch, batched=False if it is an example.",
+                element_spec=dataset.element_spec,
+            )
+        )
+    return made
+
+
+def has_shape(spec: Any) -> bool:
+    """Whether this is the spec of a tensor, and not of a missing part."""
+    return isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec)
+
+
+def counts(dataset: tf.data.Dataset, batched: bool) -> tuple[int | None, int | None]:
+    """The dataset's own batch size and how many examples it has; None if unknown."""
+    if not batched:
+        return None, known(dataset)
+    size, examples = dataset_internals.batching_of(dataset)
+    for leaf in keras.tree.flatten(dataset.element_spec):
+        if has_shape(leaf) and leaf.shape.rank and leaf.shape[0] is not None:
+            return leaf.shape[0], known(dataset.unbatch())
+    return size, examples
+
+
+def known(dataset: tf.data.Dataset) -> int | None:
+    """The number of elements; None if it is unknown or infinite."""
+    count = int(dataset.cardinality())
+    return count if count >= 0 else None
+
+
+def require_dataset(dataset: Any) -> None:
+    """Raise a `TypeError` unless this is a `tf.data.Dataset`."""
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            problem(
+                "`dataset` is no `tf.data.Dataset`.",
+                "Expected one that is not distributed yet.",
+                "Use `from_arrays` for arrays and `from_flow` for generators.",
+                dataset=dataset,
+            )
+        )
+
+
+def require_example(spec: Any) -> None:
+    """Raise a `ValueError` unless an element is `x`, `(x, y)` or `(x, y, sample_weight)`."""
+    if isinstance(spec, tuple) and not 1 <= len(spec) <= 3:
+        raise ValueError(
+            problem(
+                f"An element of `dataset` has {len(spec)} parts.",
+                "Expected x, (x, y) or (x, y, sample_weight).",
+                "Call `dataset.map` with a function that puts several inputs into one tuple.",
+                element_spec=spec,
+            )
+        )

@@ -1,0 +1,134 @@
+"""A split of a TensorFlow Datasets (TFDS) data set as `Batches`."""
+
+from typing import Any
+from typing import Unpack
+
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.settings import Batching
+from keras_multigpu.data.source import Source
+from keras_multigpu.data.source import Stream
+from keras_multigpu.data.tfds_features import Features
+from keras_multigpu.data.tfds_preparation import builder_of
+from keras_multigpu.data.tfds_preparation import imported
+from keras_multigpu.data.tfds_preparation import preferred_format
+from keras_multigpu.data.tfds_preparation import prepare
+from keras_multigpu.data.tfds_records import TfdsRecords
+from keras_multigpu.data.tfds_stream import TfdsStream
+
+SHUFFLE_BUFFER = 1024
+"""How many examples wait in the buffer that shuffles records which cannot be read in any order."""
+
+
+def from_tfds(
+    name_or_builder: Any,
+    split: str,
+    *,
+    as_supervised: bool = True,
+    features: Any = None,
+    image_size: tuple[int, int] | None = None,
+    color_mode: str | None = None,
+    interpolation: str = "bilinear",
+    crop_to_aspect_ratio: bool = False,
+    pad_to_aspect_ratio: bool = False,
+    crop: str | None = None,
+    decoders: dict[str, Any] | None = None,
+    read_config: Any = None,
+    data_dir: Any = None,
+    download: bool = True,
+    try_gcs: bool = False,
+    file_format: str | None = None,
+    shuffle_buffer: int = SHUFFLE_BUFFER,
+    **batching: Unpack[Batching],
+) -> Batches:
+    """A split of a TFDS data set as `Batches`.
+
+    Data prepared as `array_record` is read in any order: full shuffle, exact resume, `split` and
+    `balance`. Other data (TFRecord, `tfds.ImageFolder`) is a stream: every example still comes once
+    in each epoch, to one worker, also if there are fewer files than workers; but it is shuffled by
+    file and within a buffer only, and a resumed run reads again what it skips. What is not prepared
+    yet is prepared by one process, as `array_record` where that package is installed, while the
+    other processes of the host wait. `on_error="skip"` leaves out images that cannot be decoded; a
+    damaged file of records ends the run.
+
+    Args:
+        name_or_builder: A name such as `"cifar10"`, or a `tfds.core.DatasetBuilder`.
+        split: Such as `"train"`, `"train[:80%]"` or `"train+test"`.
+        as_supervised: Whether to read inputs and targets, as the data set defines them. Otherwise
+            a dict of all features becomes the inputs.
+        features: `(x, y)` or `(x, y, sample_weight)`: the names of features, or dicts or tuples of
+            names, to choose them yourself.
+        image_size: `(height, width)` of all images; None if they have one size already. Images are
+            decoded as `from_directory` does.
+        color_mode: `"rgb"`, `"rgba"` or `"grayscale"`; None for the images' own.
+        interpolation: How images are resized, as in `from_directory`.
+        crop_to_aspect_ratio: Whether to cut images to the aspect ratio of `image_size`.
+        pad_to_aspect_ratio: Whether to fill images up to that aspect ratio.
+        crop: `"random"` cuts a part of random size and place out of each image, another one in
+            each epoch; of a large JPEG only that part is decoded.
+        decoders: TFDS decoders for some features, such as `tfds.decode.SkipDecoding()`.
+        read_config: A `tfds.ReadConfig` for data that is a stream. Its `shuffle_seed` is replaced
+            by one made of the seed and the epoch.
+        data_dir: Where the data is, or shall be; None for TFDS's own place.
+        download: Whether to download and prepare data that is not there.
+        try_gcs: Whether to read the data from TFDS's public bucket if it is there.
+        file_format: In which format to write data that is prepared now, instead of `array_record`
+            or the builder's own.
+        shuffle_buffer: How many examples of a stream wait, not decoded, to be drawn from.
+        **batching: Arguments of `Batches`.
+
+    Example:
+
+    ```python
+    train = kmg.data.from_tfds("cifar10", "train", replica_batch_size=64)
+    ```
+    """
+    require_positive_integer("shuffle_buffer", shuffle_buffer)
+    builder = builder_of(name_or_builder, data_dir, try_gcs)
+    if file_format is None and builder is not name_or_builder:
+        file_format = preferred_format()
+    prepare(builder, download, file_format)
+    require_split(builder, split)
+    chosen = Features(
+        builder.info,
+        features,
+        as_supervised,
+        decoders,
+        image_size,
+        color_mode,
+        interpolation=interpolation,
+        crop_to_aspect_ratio=crop_to_aspect_ratio,
+        pad_to_aspect_ratio=pad_to_aspect_ratio,
+        crop=crop,
+    )
+    source: Source | Stream
+    if has_random_access(builder):
+        source = TfdsRecords(builder, split, chosen)
+    else:
+        source = TfdsStream(builder, split, chosen, read_config, shuffle_buffer)
+    return Batches(source, **batching)
+
+
+def has_random_access(builder: Any) -> bool:
+    """Whether the prepared data can be read in any order."""
+    formats = builder.info.available_file_formats()
+    return bool(formats & imported().core.FileFormat.with_random_access())
+
+
+def require_split(builder: Any, split: Any) -> None:
+    """Raise a `ValueError` unless the data set has this split."""
+    cause: Exception | None = None
+    try:
+        if isinstance(split, str) and builder.info.splits[split]:
+            return
+    except (KeyError, ValueError) as error:
+        cause = error
+    raise ValueError(
+        problem(
+            f"{builder.name} has no such split.",
+            f"Expected one of {', '.join(builder.info.splits)}, or parts of them.",
+            'Check the spelling; parts are written as "train[:80%]" or "train+test".',
+            split=split,
+        )
+    ) from cause

@@ -1,0 +1,136 @@
+"""Finds a TFDS builder, and lets one process prepare its data while the others wait."""
+
+import contextlib
+import difflib
+import importlib.util
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from keras_multigpu.checks import problem
+
+_log = logging.getLogger("keras_multigpu")
+
+
+def imported() -> ModuleType:
+    """The module `tensorflow_datasets`; an `ImportError` that says how to get it."""
+    try:
+        import tensorflow_datasets
+    except ImportError as error:
+        raise ImportError(
+            problem(
+                "`from_tfds` needs the package tensorflow-datasets, which cannot be imported.",
+                "Expected it to be installed.",
+                'Run pip install "keras_multigpu[tfds]".',
+                cause=str(error),
+            )
+        ) from error
+    return tensorflow_datasets
+
+
+def builder_of(name_or_builder: Any, data_dir: Any, try_gcs: bool) -> Any:
+    """The builder of a data set.
+
+    Args:
+        name_or_builder: A name that TFDS knows, or a builder.
+        data_dir: Where the data is, or shall be; None for TFDS's own place.
+        try_gcs: Whether to read the data from TFDS's public bucket if it is there.
+    """
+    tfds = imported()
+    if isinstance(name_or_builder, tfds.core.DatasetBuilder):
+        if data_dir is not None or try_gcs:
+            raise ValueError(
+                problem(
+                    "A builder came together with arguments for making one.",
+                    "Expected `data_dir` and `try_gcs` only with a name.",
+                    "Pass them to the builder.",
+                    data_dir=data_dir,
+                    try_gcs=try_gcs,
+                )
+            )
+        return name_or_builder
+    try:
+        return tfds.builder(name_or_builder, data_dir=data_dir, try_gcs=try_gcs)
+    except tfds.core.DatasetNotFoundError as error:
+        known = tfds.list_builders(with_community_datasets=False)
+        name = str(name_or_builder).split("/")[0].split(":")[0]
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        raise ValueError(
+            problem(
+                "TFDS has no data set of this name.",
+                f"Expected a name such as {', '.join(near)}." if near else "Expected another name.",
+                "Check the spelling; import the module of a builder of your own first.",
+                name=name_or_builder,
+            )
+        ) from error
+
+
+def prepare(builder: Any, download: bool, file_format: str | None) -> None:
+    """Download and prepare the data, unless it is there; only one process of a host does.
+
+    Args:
+        builder: The builder.
+        download: Whether to; otherwise a `ValueError` if the data is not there.
+        file_format: In which format to write it; None for the builder's own.
+    """
+    if not is_generated(builder) or is_prepared(builder):
+        return
+    if not download:
+        raise ValueError(
+            problem(
+                f"{builder.info.full_name} has not been prepared.",
+                f"Expected its data in {builder.data_path}.",
+                "Leave out download=False, or pass the `data_dir` where the data is.",
+                download=download,
+            )
+        )
+    with locked(os.fspath(builder.data_path)):
+        if is_prepared(builder):
+            # By the process that had the lock before.
+            builder.info.read_from_directory(builder.data_path)
+            return
+        builder.download_and_prepare(file_format=file_format)
+
+
+def is_prepared(builder: Any) -> bool:
+    """Whether the data is there."""
+    # TFDS warns of a folder that does not exist yet.
+    return bool(builder.data_path.exists() and builder.is_prepared())
+
+
+def is_generated(builder: Any) -> bool:
+    """Whether the builder writes files of its own, and does not just read those of others."""
+    tfds = imported()
+    return not isinstance(builder, tfds.ImageFolder | tfds.TranslateFolder)
+
+
+def preferred_format() -> str | None:
+    """The format that can be read in any order, where the package for it is installed."""
+    return "array_record" if importlib.util.find_spec("array_record") else None
+
+
+@contextlib.contextmanager
+def locked(folder: str) -> Iterator[None]:
+    """Hold the lock of a folder that is to be made; wait while another process does.
+
+    Args:
+        folder: The folder. Where there are no locks (in a bucket, on Windows) nothing is held.
+    """
+    if "://" in folder or not importlib.util.find_spec("fcntl"):
+        yield
+        return
+    import fcntl
+
+    path = Path(folder).parent / f".{Path(folder).name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The file stays: to remove it while others wait for it would let two in.
+    with open(path, "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _log.info("Another process is preparing %s; waiting for it.", folder)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

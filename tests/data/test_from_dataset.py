@@ -1,0 +1,272 @@
+"""`from_dataset`: any `tf.data.Dataset`, taken apart and batched anew."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.data.from_dataset import from_dataset
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+Slices = tf.data.Dataset.from_tensor_slices
+NUMBERS = np.arange(10)
+IMAGES = np.arange(10 * 4 * 4, dtype=np.float32).reshape(10, 4, 4)
+ONE_HOT = np.eye(10, dtype=np.float32)
+
+
+def lists(dataset):
+    """The inputs of each batch."""
+    return [(b[0] if isinstance(b, tuple) else b).numpy().tolist() for b in dataset]
+
+
+def generated(x, y):
+    """A dataset that says nothing of how it was made."""
+    signature = tuple(tf.TensorSpec([None, *part.shape[1:]], part.dtype) for part in (x, y))
+    return tf.data.Dataset.from_generator(lambda: [(x, y)], output_signature=signature)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "size", "count"),
+    [
+        (Slices((NUMBERS, NUMBERS)), 32, 10),
+        (Slices((IMAGES, NUMBERS)), 32, 10),
+        (Slices((IMAGES, ONE_HOT)), 32, 10),
+        (Slices((IMAGES, IMAGES)), 32, 10),
+        (Slices((IMAGES, NUMBERS)).map(lambda x, y: (x / 2, y)).prefetch(1), 32, 10),
+        (Slices((IMAGES, NUMBERS)).repeat(), 32, None),
+        (Slices((IMAGES, NUMBERS)).filter(lambda x, y: y < 5), 32, None),
+        (Slices((IMAGES, NUMBERS)).batch(3), 3, 10),
+        (Slices((IMAGES, NUMBERS)).batch(3, drop_remainder=True), 3, 9),
+        (Slices((IMAGES, NUMBERS)).batch(3).map(lambda x, y: (x / 2, y)).prefetch(1), 3, 10),
+        (Slices((IMAGES, NUMBERS)).batch(3).take(2), 3, None),
+        (Slices((IMAGES, NUMBERS)).batch(3, drop_remainder=True).take(2), 3, 6),
+        (Slices((IMAGES, NUMBERS)).batch(3).repeat(), 3, None),
+        (Slices(IMAGES).batch(3), 3, 10),
+        (Slices({"a": IMAGES, "b": NUMBERS}).batch(3), 3, 10),
+        (Slices({"a": IMAGES, "b": NUMBERS}), 32, 10),
+        # A scalar in each element, so it is no batch, whatever it was made by.
+        (
+            Slices((IMAGES, NUMBERS)).interleave(lambda *e: tf.data.Dataset.from_tensors(e)),
+            32,
+            None,
+        ),
+    ],
+)
+def test_finds_out_what_the_elements_are(dataset, size, count):
+    """Batches or examples, of what size and how many, without reading any."""
+    made = from_dataset(dataset)
+    assert (made.global_batch_size, made.num_examples) == (size, count)
+    x = keras.tree.flatten(next(iter(made.epoch(0).take(1))))[0]
+    expected = {"shape": (4, 4)} if x.shape.rank == 3 else {"shape": ()}
+    assert x.shape[1:] == expected["shape"]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        generated(IMAGES, ONE_HOT),
+        tf.data.Dataset.from_tensors((IMAGES, ONE_HOT)),
+        # A batch with a scalar contradicts itself.
+        Slices((IMAGES, NUMBERS)).batch(3).map(lambda x, y: (x, y, 1.0)),
+    ],
+)
+def test_asks_where_it_cannot_know(dataset):
+    """No guess: a wrong one would train on nonsense."""
+    with pytest.raises(ValueError, match="cannot be told.*Pass batched=True"):
+        from_dataset(dataset)
+
+
+def test_told_what_the_elements_are():
+    made = from_dataset(generated(NUMBERS, NUMBERS), batched=True, shuffle=False)
+    assert lists(made.epoch(0)) == [list(range(10))]
+    made = from_dataset(generated(NUMBERS, NUMBERS), batched=False, global_batch_size=2)
+    assert lists(made.epoch(0)) == [[list(range(10))]]
+
+
+@pytest.mark.parametrize("own", [None, 3, 4, 7])
+def test_batches_are_made_anew(own):
+    """Whatever the dataset's own batch size, ours holds; each example comes once, in order."""
+    dataset = Slices((NUMBERS, NUMBERS + 5))
+    dataset = dataset if own is None else dataset.batch(own)
+    made = from_dataset(dataset, global_batch_size=4, shuffle=False)
+    assert lists(made.epoch(0)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert len(made) == 3
+    assert made.evaluation().global_batch_size == 4
+
+
+def test_replica_batch_size_replaces_the_own_one():
+    made = from_dataset(Slices(NUMBERS).batch(3), replica_batch_size=2)
+    assert made.for_replicas(4).global_batch_size == 8
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_every_example_once_in_each_epoch(shards):
+    """For an odd size, shuffled, whatever the number of workers; the global batches are equal."""
+    made = from_dataset(Slices(np.arange(23)).batch(4), shuffle_buffer=8, global_batch_size=5)
+    orders = []
+    for epoch in range(2):
+        parts = [lists(made.epoch(epoch, shard=(part, shards))) for part in range(shards)]
+        batches = [sum(shares, []) for shares in zip(*parts, strict=True)]
+        assert batches == lists(made.epoch(epoch))
+        orders.append(sum(batches, []))
+        assert sorted(orders[-1]) == list(range(23))
+    assert orders[0] != orders[1]
+
+
+def test_its_own_shuffle_stays():
+    """With `shuffle=False` a dataset that shuffles anew each time still does."""
+    dataset = Slices(np.arange(50)).shuffle(50, seed=1)
+    first, second = lists(from_dataset(dataset, shuffle=False, batched=False).epochs().take(2))
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("element", "expected"),
+    [
+        (lambda i: i, ([0, 1],)),
+        (lambda i: (i,), ([0, 1],)),
+        (lambda i: (i, i + 1), ([0, 1], [1, 2])),
+        (lambda i: (i, i + 1, i * 2), ([0, 1], [1, 2], [0, 2])),
+        (lambda i: {"a": i, "b": i + 1}, ([0, 1], [1, 2])),
+        (lambda i: ({"a": i, "b": {"c": i + 1}}, i), ([0, 1], [1, 2], [0, 1])),
+        (lambda i: ((i, i + 1),), ([0, 1], [1, 2])),
+    ],
+)
+@pytest.mark.parametrize("batched", [True, False])
+def test_structures(element, expected, batched):
+    """The elements have the structure of the dataset's own."""
+    dataset = tf.data.Dataset.range(2).map(element)
+    made = from_dataset(dataset.batch(2) if batched else dataset, shuffle=False)
+    (batch,) = made.epoch(0)
+    assert [leaf.numpy().tolist() for leaf in keras.tree.flatten(batch)] == list(expected)
+    if element(0) == ((0, 1),):
+        assert isinstance(batch, tuple) and len(batch) == 1
+
+
+@pytest.mark.parametrize("remainder", ["keep", "pad"])
+def test_ragged_examples(remainder):
+    """Ragged parts are batched, shuffled, cut into shares and filled up."""
+    x = tf.ragged.constant([[1, 2], [3], [], [4, 5, 6], [7]])
+    made = from_dataset(
+        Slices((x, np.arange(5))).batch(2), shuffle=False, global_batch_size=3, remainder=remainder
+    )
+    last = [[4, 5, 6], [7]] + ([[4, 5, 6]] if remainder == "pad" else [])
+    assert [batch[0].to_list() for batch in made.epoch(0)] == [[[1, 2], [3], []], last]
+    assert [batch[0].to_list() for batch in made.epoch(0, shard=(0, 2))][0] == [[1, 2], [3]]
+
+
+def test_infinite():
+    """An infinite dataset has no length, and goes on and on."""
+    made = from_dataset(Slices(NUMBERS).repeat().batch(4), shuffle=False)
+    assert (made.steps_per_epoch, made.num_examples) == (None, None)
+    assert "unknown number" in repr(made)
+    assert lists(made.epochs().take(3)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 0, 1]]
+    with pytest.raises(ValueError, match="never ends"):
+        made.with_(cache="memory")
+
+
+def test_memory_reads_the_dataset_once():
+    """Later epochs and `evaluation` read the cache, which is shuffled fully."""
+    reads = []
+
+    def generate():
+        reads.append("read")
+        yield from range(50)
+
+    dataset = tf.data.Dataset.from_generator(
+        generate, output_signature=tf.TensorSpec((), tf.int64)
+    ).batch(7)
+    made = from_dataset(dataset, cache="memory", global_batch_size=50, shuffle_buffer=1)
+    first, second = lists(made.epoch(0)), lists(made.epoch(1))
+    assert first != second
+    assert sorted(first[0]) == sorted(second[0]) == list(range(50))
+    assert lists(made.evaluation().epoch(0)) == [list(range(50))]
+    assert reads == ["read"]
+
+
+def test_a_generator_that_is_used_up():
+    """A second epoch without examples is an error, and not an endless search for one."""
+    used = iter(range(4))
+    dataset = tf.data.Dataset.from_generator(
+        lambda: used, output_signature=tf.TensorSpec((), tf.int64)
+    )
+    batches = iter(from_dataset(dataset, global_batch_size=4, shuffle=False).epochs())
+    assert next(batches).numpy().tolist() == [0, 1, 2, 3]
+    with pytest.raises(tf.errors.OpError, match="no batch in epoch 2.*a generator may be used up"):
+        next(batches)
+
+
+def test_keras_dataset(tmp_path):
+    """What `image_dataset_from_directory` gives: its size, number and classes are known."""
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        for number in range(3):
+            keras.utils.save_img(tmp_path / name / f"{number}.png", np.full((5, 5, 3), number))
+    dataset = keras.utils.image_dataset_from_directory(
+        tmp_path, image_size=(4, 4), batch_size=4, verbose=False
+    )
+    made = from_dataset(dataset)
+    assert repr(made) == "Batches(6 examples from a dataset, 2 classes, 2 x 4)"
+    assert made.class_names == ["cat", "dog"]
+    labels = [label for _, labels in made.epoch(0) for label in labels.numpy().tolist()]
+    assert sorted(labels) == [0, 0, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"dataset": NUMBERS}, TypeError, "no `tf.data.Dataset`.*Use `from_arrays`"),
+        ({"batched": "yes"}, ValueError, "`batched` has an unknown value"),
+        ({"shuffle_buffer": 0}, ValueError, "`shuffle_buffer` is not a positive"),
+        ({"dataset": Slices((NUMBERS,) * 4)}, ValueError, "has 4 parts"),
+        (
+            {"dataset": Slices(tf.sparse.eye(3))},
+            ValueError,
+            "cannot be cut into shares.*tf.sparse.to_dense",
+        ),
+        ({"on_error": "skip"}, ValueError, "ignore_errors"),
+        ({"balance": "oversample"}, ValueError, "Pass `class_weight` to `fit`"),
+    ],
+)
+def test_what_cannot_be_used(arguments, error, message):
+    with pytest.raises(error, match=message):
+        from_dataset(**{"dataset": Slices(NUMBERS), **arguments})
+
+
+@pytest.mark.parametrize("fit", [{}, {"class_weight": {0: 1.0, 1: 3.0}}])
+def test_trains_as_on_one_device(fit):
+    """Two replicas give one device's numbers, also with class weights."""
+    generator = np.random.default_rng(1)
+    x = generator.normal(size=(29, 3)).astype(np.float32)
+    dataset = Slices((x, (x[:, 0] > 0).astype(np.int32))).batch(5)
+    made = from_dataset(dataset, global_batch_size=8)
+    weights = []
+    for replicas in (1, 2):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="softmax")])
+        if replicas == 2:
+            model = kmg.distribute(model, kmg.strategy(devices=2))
+        model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
+        if replicas == 1:
+            for epoch in range(2):
+                model.fit(made.epoch(epoch), shuffle=False, verbose=0, **fit)
+        else:
+            model.fit(made, epochs=2, verbose=0, **fit)
+            assert model.predict(made, verbose=0).shape == (29, 2)
+        weights.append(model.get_weights())
+    for one, two in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, two, rtol=2e-5)
+
+
+def test_trains_on_an_infinite_dataset():
+    """As in Keras, `steps_per_epoch` says when an epoch ends."""
+    x = np.ones((7, 3), np.float32)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model = kmg.distribute(model, kmg.strategy(devices=2))
+    model.compile("sgd", "mse")
+    made = from_dataset(Slices((x, x[:, :1])).repeat().batch(4))
+    history = model.fit(made, epochs=2, steps_per_epoch=3, verbose=0)
+    assert len(history.history["loss"]) == 2
+    assert model.optimizer.iterations == 6

@@ -1,0 +1,426 @@
+"""`from_tfds`: real builders, prepared in both kinds of formats, without a network."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.data import tfds_preparation
+from keras_multigpu.data.from_tfds import from_tfds
+from keras_multigpu.data.tfds_records import TfdsRecords
+from keras_multigpu.data.tfds_stream import TfdsStream
+
+tfds = pytest.importorskip("tensorflow_datasets")
+tfds_builder = pytest.importorskip("tfds_builder")
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+# One file of random access, one TFRecord file, three of them.
+KINDS = {"records": ("array_record", 1), "stream": ("tfrecord", 1), "files": ("tfrecord", 3)}
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """Both data sets, prepared in each of `KINDS`; their folders."""
+    folders = {}
+    tfds.disable_progress_bar()
+    for kind, (file_format, files) in KINDS.items():
+        folders[kind] = tmp_path_factory.mktemp(kind)
+        for builder in (tfds_builder.Spots, tfds_builder.Photos):
+            builder(data_dir=folders[kind], file_format=file_format).download_and_prepare(
+                download_config=tfds.download.DownloadConfig(num_shards=files)
+            )
+    return folders
+
+
+@pytest.fixture
+def spots(prepared):
+    """A function that makes batches of a prepared `Spots`."""
+
+    def make(kind, split="train", **arguments):
+        return from_tfds("spots", split, data_dir=prepared[kind], **arguments)
+
+    return make
+
+
+def numbers(dataset):
+    """The numbers of the examples of each batch, read off the pixels."""
+    return [
+        (batch[0] if isinstance(batch, tuple) else batch)[:, 0, 0, 0].numpy().tolist()
+        for batch in dataset
+    ]
+
+
+def test_the_format_decides_what_is_offered(spots):
+    assert isinstance(spots("records")._source, TfdsRecords)
+    assert isinstance(spots("files")._source, TfdsStream)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shards", [1, 2, 3])
+def test_every_example_once_in_each_epoch(spots, kind, shards):
+    """Whatever the number of workers and of files; joined, the shares are the same batches."""
+    made = spots(kind, global_batch_size=5, seed=1, shuffle_buffer=6)
+    assert (made.num_examples, len(made)) == (23, 5)
+    orders = []
+    for epoch in range(2):
+        parts = [numbers(made.epoch(epoch, shard=(part, shards))) for part in range(shards)]
+        batches = [sum(shares, []) for shares in zip(*parts, strict=True)]
+        assert batches == numbers(made.epoch(epoch))
+        assert [len(batch) for batch in batches] == [5, 5, 5, 5, 3]
+        orders.append(sum(batches, []))
+        assert sorted(orders[-1]) == list(range(23))
+    assert orders[0] != orders[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_images_and_classes(spots, kind):
+    """Pixels are those that were written, in the images' own size; labels are theirs."""
+    made = spots(kind, global_batch_size=23, shuffle=False)
+    ((x, y),) = made.epoch(0)
+    assert (x.dtype, x.shape) == (tf.uint8, (23, 8, 6, 3))
+    assert (x.numpy() == x.numpy()[:, :1, :1, :1]).all()
+    np.testing.assert_array_equal(y, x[:, 0, 0, 0].numpy() % 3)
+    assert made.class_names == ["ant", "bee", "cow"]
+    assert "23 examples from spots/1.0.0 train, 3 classes" in repr(made)
+
+
+@pytest.mark.parametrize("kind", ["records", "files"])
+def test_splits_can_be_cut_and_joined(spots, kind):
+    first, second = (
+        sum(numbers(spots(kind, split).epoch(0)), []) for split in ("train[:40%]", "train[40%:]")
+    )
+    assert (len(first), len(second)) == (9, 14)
+    assert sorted(first + second) == list(range(23))
+    assert spots(kind, "train+test").num_examples == 30
+
+
+def test_the_order_goes_on_anywhere(spots):
+    for kind in ("records", "files"):
+        made = spots(kind, global_batch_size=5)
+        order = sum(numbers(made.epoch(2)), [])
+        assert sum(numbers(made.epoch(2, start=12)), []) == order[12:]
+        assert numbers(made.epochs((1, 20)).take(6)) == [
+            *numbers(made.epoch(1, start=20)),
+            *numbers(made.epoch(2)),
+        ]
+        tf.random.set_seed(7)
+        assert sum(numbers(spots(kind, global_batch_size=5).epoch(2)), []) == order
+
+
+def test_what_random_access_offers(spots):
+    """Class counts, balance and a stratified split: labels are read when they are asked for."""
+    made = spots("records", global_batch_size=6)
+    assert "labels" not in vars(made._source)
+    numbers(made.epoch(0))
+    assert "labels" not in vars(made._source)
+    assert made.class_counts == {"ant": 8, "bee": 8, "cow": 7}
+    train, validation = made.split(0.25)
+    assert list(validation.class_counts.values()) == [2, 2, 2]
+    assert sorted(sum(numbers(train.epoch(0)) + numbers(validation.epoch(0)), [])) == list(
+        range(23)
+    )
+    for _, y in made.with_(balance="oversample").epoch(0):
+        assert np.bincount(y).tolist() == [2, 2, 2]
+
+
+def test_what_a_stream_does_not_offer(spots):
+    made = spots("stream")
+    assert made.class_counts is None
+    with pytest.raises(ValueError, match="stream: spots"):
+        made.split(0.2)
+    with pytest.raises(ValueError, match="spots/1.0.0 train is a stream"):
+        spots("stream", balance="oversample")
+
+
+def test_records_are_read_by_many_threads(spots):
+    """All threads use one reader."""
+    source = spots("records")._source
+
+    def read(start):
+        rows = np.arange(start, start + 10) % 23
+        out = [np.empty((10, *leaf.shape), leaf.dtype.as_numpy_dtype) for leaf in source.spec[:2]]
+        assert source.read(out, rows, np.zeros((10, 2), np.int32)) == []
+        return (out[0][:, 0, 0, 0] == rows_of[rows]).all()
+
+    out = [np.empty((23, 8, 6, 3), np.uint8), np.empty(23, np.int64)]
+    source.read(out, np.arange(23), np.zeros((23, 2), np.int32))
+    rows_of = out[0][:, 0, 0, 0]
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(read, range(100)))
+
+
+@pytest.mark.parametrize("kind", ["records", "stream"])
+def test_features_are_chosen(spots, kind):
+    """Inputs, targets and weights of any structure."""
+    made = spots(
+        kind,
+        features=({"a": "number", "b": "box", "t": "text"}, ("label", "image"), "weight"),
+        global_batch_size=23,
+    )
+    ((x, (label, image), weight),) = made.epoch(0)
+    number = x["a"].numpy()
+    np.testing.assert_array_equal(image[:, 0, 0, 0], number)
+    np.testing.assert_array_equal(label, number % 3)
+    np.testing.assert_array_equal(weight, number / 2)
+    np.testing.assert_array_equal(x["b"]["corner"][:, 0], number)
+    assert x["t"].numpy().tolist() == [f"text {i}".encode() for i in number]
+    assert made.class_names is None
+
+
+@pytest.mark.parametrize("kind", ["records", "stream"])
+def test_all_features(prepared, kind):
+    made = from_tfds(
+        "photos", "train", as_supervised=False, image_size=(4, 5), data_dir=prepared[kind],
+        on_error="skip", global_batch_size=9,
+    )  # fmt: skip
+    with pytest.warns(UserWarning, match="1 damaged"):
+        (x,) = made.epoch(0)
+    assert x["image"].shape == (8, 4, 5, 3)
+    assert sorted(x["number"].numpy().tolist()) == [0, 1, 2, 3, 4, 6, 7, 8]
+
+
+@pytest.mark.parametrize("kind", ["records", "stream"])
+def test_damage_is_named(prepared, kind):
+    """As in a folder: an error with a name, or left out and listed."""
+    made = from_tfds(
+        "photos", "train", features=("image", "number"), image_size=(4, 4), data_dir=prepared[kind]
+    )
+    with pytest.raises(tf.errors.OpError, match="photos.*cannot be read: it is truncated"):
+        list(made.epoch(0))
+    made = made.with_(on_error="skip", remainder="pad", global_batch_size=5)
+    with pytest.warns(UserWarning, match="Epoch 1 went without 1 damaged example: .*photos"):
+        batches = list(made.epoch(0))
+    assert sum(float(tf.reduce_sum(weight)) for _, _, weight in batches) == 8
+    assert [cause.split(":")[0] for _, cause in made.quarantine] == ["it is truncated"]
+
+
+@pytest.mark.parametrize("kind", ["records", "stream"])
+def test_images_are_decoded_like_files(prepared, kind, tmp_path):
+    """The pixels are those of `ImageDecoder`; a random crop is drawn anew and can be replayed."""
+    arguments = {"features": ("image", "number"), "data_dir": prepared[kind], "on_error": "skip"}
+    made = from_tfds("photos", "train", image_size=(7, 9), color_mode="grayscale", **arguments)
+    made = made.with_(global_batch_size=9, shuffle=False)
+    with pytest.warns(UserWarning, match="1 damaged"):
+        ((x, y),) = made.epoch(0)
+    records = tfds.load(
+        "photos",
+        split="train",
+        data_dir=prepared["stream"],
+        decoders={"image": tfds.decode.SkipDecoding()},
+    )
+    decoder = made._source._features.images["image"]
+    contents = {int(e["number"]): e["image"].numpy() for e in records}
+    for pixels, number in zip(x, y.numpy().tolist(), strict=True):
+        np.testing.assert_array_equal(pixels, decoder.decode(contents[number], np.zeros(2)))
+    made = from_tfds("photos", "train[6:]", image_size=(7, 9), crop="random", **arguments)
+    first, again, second = (np.concatenate([x for x, _ in made.epoch(k)]) for k in (0, 0, 1))
+    np.testing.assert_array_equal(first, again)
+    assert (np.sort(first.ravel()) != np.sort(second.ravel())).any()
+    with pytest.raises(ValueError, match="drawn anew"):
+        made.with_(cache="memory", on_error="raise")
+
+
+@pytest.mark.parametrize("kind", ["records", "stream"])
+def test_decoders(spots, kind, tmp_path):
+    """A user's decoder comes before ours; what it gives is found out."""
+    skip = {"image": tfds.decode.SkipDecoding()}
+    ((x, _),) = spots(kind, decoders=skip, global_batch_size=23).epoch(0)
+    assert x.dtype == tf.string and all(content.startswith(b"\x89PNG") for content in x.numpy())
+
+    @tfds.decode.make_decoder(output_dtype=tf.float32)
+    def mean(content, feature):
+        pixels = tf.io.decode_image(content, channels=3, expand_animations=False)
+        return tf.reshape(tf.reduce_mean(tf.cast(pixels, tf.float32)), [1])
+
+    made = spots(kind, decoders={"image": mean()}, global_batch_size=23)
+    ((x, y),) = made.epoch(0)
+    np.testing.assert_array_equal(x[:, 0].numpy() % 3, y)
+    with pytest.raises(ValueError, match="cannot be (cached|kept) in a folder"):
+        made.with_(cache=tmp_path / "cache").epoch(0)
+
+
+def test_read_config(spots):
+    """TFDS's own reading options hold for streams, except those that cut the data."""
+    config = tfds.ReadConfig(interleave_cycle_length=2, interleave_block_length=1)
+    order = sum(numbers(spots("files", shuffle=False, read_config=config).epoch(0)), [])
+    assert sorted(order) == list(range(23))
+    assert order != sum(numbers(spots("files", shuffle=False).epoch(0)), [])
+    config = tfds.ReadConfig(input_context=tf.distribute.InputContext(2, 0, 1))
+    with pytest.raises(ValueError, match="`read_config` has `input_context`"):
+        spots("files", read_config=config)
+
+
+@pytest.mark.parametrize(("kind", "cache"), [("records", None), *[(k, "memory") for k in KINDS]])
+def test_caches(spots, kind, cache, tmp_path):
+    """In memory or, with random access, in a folder: shuffled fully."""
+    cache = cache or tmp_path / "cache"
+    made = spots(kind, cache=cache, global_batch_size=23, shuffle_buffer=1)
+    first, second = numbers(made.epoch(0)), numbers(made.epoch(1))
+    assert first != second
+    assert sorted(first[0]) == sorted(second[0]) == list(range(23))
+
+
+def test_prepares_what_is_not_there(tmp_path):
+    """A name is prepared for random access, once; what is there stays in its format."""
+    made = from_tfds("spots", "test", data_dir=tmp_path)
+    assert isinstance(made._source, TfdsRecords)
+    (info,) = tmp_path.glob("spots/1.0.0/dataset_info.json")
+    written = info.stat().st_mtime_ns
+    assert isinstance(from_tfds("spots", "test", data_dir=tmp_path)._source, TfdsRecords)
+    assert info.stat().st_mtime_ns == written
+
+
+def test_prepares_in_the_format_that_is_asked_for(tmp_path):
+    made = from_tfds("spots", "test", data_dir=tmp_path / "a", file_format="tfrecord")
+    assert isinstance(made._source, TfdsStream)
+    builder = tfds_builder.Spots(data_dir=tmp_path / "b", file_format="tfrecord")
+    assert isinstance(from_tfds(builder, "test")._source, TfdsStream)
+
+
+def test_only_one_process_prepares(tmp_path):
+    """Two processes start together: one generates the data, the other waits and uses it."""
+    script = (
+        "import logging, sys, tfds_builder\n"
+        "logging.basicConfig(level=logging.INFO)\n"
+        "from keras_multigpu.data.tfds_preparation import builder_of, prepare\n"
+        "builder = builder_of('spots', sys.argv[1], False)\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "prepare(builder, True, None)\n"
+        "print(builder.info.splits['train'].num_examples)\n"
+    )
+    notes = tmp_path / "notes"
+    environment = {
+        **os.environ,
+        "TFDS_BUILDER_NOTES": str(notes),
+        "PYTHONPATH": str(Path(__file__).parent),
+    }
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for worker in workers:
+        assert worker.stdout.readline() == "ready\n"
+    for worker in workers:
+        worker.stdin.write("\n")
+        worker.stdin.flush()
+    outputs = [worker.communicate(timeout=240) for worker in workers]
+    assert [output.splitlines()[-1] for output, _ in outputs] == ["23", "23"], outputs
+    # Once for each of the two splits.
+    assert notes.read_text() == "generated\n" * 2
+    assert sum("Another process is preparing" in errors for _, errors in outputs) == 1
+
+
+def test_image_folder(tmp_path):
+    """TFDS's own reader of folders, whose images TFDS would decode one size only."""
+    for split, count in (("train", 5), ("val", 2)):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for number in range(count):
+                pixels = np.full((5 + number, 6, 3), number * 10 + (name == "dog"))
+                keras.utils.save_img(tmp_path / split / name / f"{number}.png", pixels, scale=False)
+    builder = tfds.ImageFolder(str(tmp_path))
+    made = from_tfds(builder, "train", image_size=(4, 4), global_batch_size=4)
+    assert (made.num_examples, made.class_names) == (10, ["cat", "dog"])
+    for shards in (1, 3):
+        parts = [
+            list(made.epoch(1, shard=(part, shards)).as_numpy_iterator()) for part in range(shards)
+        ]
+        pairs = [
+            (int(image[0, 0, 0]), int(label))
+            for part in parts
+            for x, y in part
+            for image, label in zip(x, y, strict=True)
+        ]
+        assert sorted(pairs) == [(10 * i + label, label) for i in range(5) for label in (0, 1)]
+    assert numbers(made.epoch(0)) != numbers(made.epoch(1))
+    (tmp_path / "train" / "cat" / "3.png").write_bytes(b"no image")
+    with pytest.raises(tf.errors.OpError, match="3.png cannot be read"):
+        list(made.epoch(0))
+    with pytest.raises(ValueError, match="no such split.*train, val"):
+        from_tfds(builder, "train[:50%]x", image_size=(4, 4))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"split": "valid"}, "no such split. Expected one of train, test"),
+        ({"split": "train[:x]"}, "no such split.*are written as"),
+        ({"split": None}, "no such split"),
+        ({"name_or_builder": "spotz"}, "no data set of this name. Expected a name such as spots"),
+        ({"features": ("image", "lable")}, "no such feature. Expected one of image, label"),
+        ({"features": "image"}, r"Expected \(x, y\)"),
+        ({"features": ("words", "label")}, "The shape of the feature 'words' differs"),
+        ({"as_supervised": False}, "The shape of the feature 'words' differs"),
+        ({"features": ("number", "label"), "image_size": (4, 4)}, "no image to be resized"),
+        ({"features": ("number", "label"), "crop": "random"}, "no image to be resized"),
+        ({"decoders": {"imgae": None}}, "no such feature"),
+        ({"decoders": tfds.decode.PartialDecoding({"image": True})}, "`decoders` is no dict"),
+        ({"shuffle_buffer": 0}, "`shuffle_buffer` is not a positive integer"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["records", "stream"])
+def test_what_cannot_be_used(prepared, kind, arguments, message):
+    usual = {"name_or_builder": "spots", "split": "train", "data_dir": prepared[kind]}
+    with pytest.raises(ValueError, match=message):
+        from_tfds(**{**usual, **arguments})
+
+
+def test_photos_need_a_size(prepared):
+    """Their sizes differ; and what is supervised is not said."""
+    with pytest.raises(ValueError, match="photos does not say which.*image, number"):
+        from_tfds("photos", "train", data_dir=prepared["records"])
+    with pytest.raises(ValueError, match=r"'image' differs.*Pass image_size=\(224, 224\)"):
+        from_tfds("photos", "train", features=("image",), data_dir=prepared["records"])
+
+
+def test_missing_data_and_missing_package(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="spots/1.0.0 has not been prepared"):
+        from_tfds("spots", "train", data_dir=tmp_path, download=False)
+    with pytest.raises(ValueError, match="A builder came together with"):
+        from_tfds(tfds_builder.Spots(data_dir=tmp_path), "train", data_dir=tmp_path)
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    with pytest.raises(ImportError, match=r'Run pip install "keras_multigpu\[tfds\]"'):
+        tfds_preparation.imported()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trains_on_two_replicas(spots, kind):
+    """Two replicas give one device's numbers."""
+    made = spots(kind, global_batch_size=8)
+    weights = []
+    for replicas in (1, 2):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential(
+            [
+                keras.Input((8, 6, 3)),
+                keras.layers.Rescaling(1 / 255),
+                keras.layers.Flatten(),
+                keras.layers.Dense(3, activation="softmax"),
+            ]
+        )
+        if replicas == 2:
+            model = kmg.distribute(model, kmg.strategy(devices=2))
+        model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
+        if replicas == 1:
+            for epoch in range(2):
+                model.fit(made.epoch(epoch), shuffle=False, verbose=0)
+        else:
+            model.fit(made, epochs=2, verbose=0)
+        weights.append(model.get_weights())
+    for one, two in zip(*weights, strict=True):
+        np.testing.assert_allclose(one, two, rtol=2e-5, atol=1e-6)
