@@ -15,4 +15,5 @@ from keras_multigpu.data.from_arrays import from_arrays as from_arrays
 from keras_multigpu.data.from_dataset import from_dataset as from_dataset
 from keras_multigpu.data.from_directory import from_directory as from_directory
 from keras_multigpu.data.from_files import from_files as from_files
+from keras_multigpu.data.from_flow import from_flow as from_flow
 from keras_multigpu.data.from_tfds import from_tfds as from_tfds

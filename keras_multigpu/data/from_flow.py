@@ -1,0 +1,218 @@
+"""`ImageDataGenerator` flows, `PyDataset`s and generators as `Batches`."""
+
+import importlib.util
+import inspect
+import logging
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+from typing import Unpack
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.flow_sources import FlowArrays
+from keras_multigpu.data.flow_sources import FlowFiles
+from keras_multigpu.data.flow_transforms import FILL_MODES
+from keras_multigpu.data.python_batches import FlowStream
+from keras_multigpu.data.python_batches import GeneratorStream
+from keras_multigpu.data.python_batches import PyDatasetStream
+from keras_multigpu.data.settings import Batching
+from keras_multigpu.data.source import Source
+from keras_multigpu.data.source import Stream
+
+logger = logging.getLogger("keras_multigpu")
+
+_OWN_METHODS = ("get_random_transform", "apply_transform", "random_transform", "standardize")
+
+
+def from_flow(
+    flow: Any,
+    *,
+    resample: str = "twice",
+    steps: int | None = None,
+    **batching: Unpack[Batching],
+) -> Batches:
+    """An `ImageDataGenerator` flow, a `PyDataset` or a generator as `Batches`.
+
+    A flow's files, labels and parameters are taken over. Its images are then loaded and changed
+    with OpenCV in parallel threads (`pip install keras_multigpu[images]`), to the same pixels as
+    `ImageDataGenerator` would for the same random parameters, which are drawn from the same
+    ranges. Unlike the flow's, the draws depend on seed, epoch and image only. The order is that
+    of all `Batches`. What cannot be taken over, such as a subclass with a method of its own, runs
+    as the flow itself would; a warning of the logger "keras_multigpu" says so and why.
+
+    A `PyDataset` or a generator gives whole batches. They are cut or joined to the batch size;
+    each is read once in an epoch. A `PyDataset` is read by as many threads as it has `workers`,
+    and `shuffle` shuffles the order of its batches; a generator is read by one thread, in order.
+
+    Args:
+        flow: What `ImageDataGenerator.flow`, `.flow_from_directory` or `.flow_from_dataframe`
+            returned, a `keras.utils.PyDataset`, or a function that returns a new iterator over
+            batches `(x, y)` for every epoch. If the function has an argument `epoch`, it gets the
+            number of the epoch.
+        resample: `"twice"`: images are resized, then rotated, shifted and so on, as the flow does
+            it; the pixels are those of the flow. `"once"`: both in one step, from the full image,
+            with linear interpolation whatever the flow's `interpolation` is, and large JPEGs are
+            reduced while they are decoded. That is faster for large photographs, and sharper.
+        steps: How many batches an epoch has, for generators and `PyDataset`s that do not end.
+        **batching: Arguments of `Batches`. Where they are not given, the batch size of the flow
+            is the global batch size, and `shuffle` and `seed` are those of the flow.
+
+    Example:
+
+    ```python
+    generator = ImageDataGenerator(rotation_range=20, horizontal_flip=True, rescale=1 / 255)
+    flow = generator.flow_from_directory("photos", target_size=(224, 224))
+    model.fit(kmg.data.from_flow(flow), epochs=10)
+    ```
+    """
+    require_choice("resample", resample, ("twice", "once"))
+    if steps is not None:
+        require_positive_integer("steps", steps)
+    source, defaults = source_of(flow, resample, steps)
+    if batching.get("replica_batch_size") is not None:
+        defaults.pop("global_batch_size")
+    settings: dict[str, Any] = {**defaults, **batching}
+    return Batches(source, **settings)
+
+
+def source_of(flow: Any, resample: str, steps: int | None) -> tuple[Source | Stream, Batching]:
+    """What reads from a flow, and the settings it has of its own.
+
+    Args:
+        flow: As for `from_flow`.
+        resample: As for `from_flow`.
+        steps: As for `from_flow`.
+    """
+    if isinstance(flow, legacy_images().Iterator):
+        reject_steps(steps, flow)
+        require_fitted(getattr(flow, "image_data_generator", None))
+        defaults = Batching(global_batch_size=int(flow.batch_size), shuffle=bool(flow.shuffle))
+        if flow.seed is not None:
+            defaults["seed"] = int(flow.seed)
+        reason = hindrance(flow)
+        if reason is None:
+            has_files = hasattr(flow, "filepaths")
+            return FlowFiles(flow, resample) if has_files else FlowArrays(flow), defaults
+        logger.warning("This flow runs as ImageDataGenerator itself would: %s.", reason)
+        return FlowStream(flow), defaults
+    if isinstance(flow, keras.utils.PyDataset):
+        dataset = PyDatasetStream(flow, steps)
+        return dataset, Batching(global_batch_size=dataset.batch_size)
+    require_factory(flow)
+    generator = GeneratorStream(with_epoch(flow), steps)
+    return generator, Batching(global_batch_size=generator.batch_size, shuffle=False)
+
+
+def legacy_images() -> Any:
+    """The module of `ImageDataGenerator`, which `keras` itself does not offer any more."""
+    return tf.keras.preprocessing.image  # noqa: TID251
+
+
+def hindrance(flow: Any) -> str | None:
+    """Why a flow cannot be taken over, as a clause; None if it can.
+
+    Args:
+        flow: An iterator of images.
+    """
+    image = legacy_images()
+    generator = getattr(flow, "image_data_generator", None)
+    shape: Any = flow.x.shape[1:] if hasattr(flow, "x") else getattr(flow, "image_shape", ())
+    if type(flow).__module__ != image.Iterator.__module__ or type(flow) is image.Iterator:
+        return f"its class {type(flow).__name__} is not one of Keras's own"
+    if not isinstance(generator, image.ImageDataGenerator):
+        return "it has no ImageDataGenerator"
+    changed = [name for name in _OWN_METHODS if is_changed(generator, name)]
+    if changed:
+        return f"its generator has its own `{changed[0]}`"
+    if flow.save_to_dir:
+        return "`save_to_dir` asks for pictures of each batch"
+    if generator.data_format != "channels_last" or flow.data_format != "channels_last":
+        return "`data_format` is not channels_last"
+    if generator.interpolation_order != 1:
+        return f"`interpolation_order` is {generator.interpolation_order}, not 1"
+    if generator.fill_mode not in FILL_MODES:
+        return f"`fill_mode` is {generator.fill_mode!r}, none of {', '.join(FILL_MODES)}"
+    dtype = keras.backend.standardize_dtype(flow.dtype)
+    if dtype not in ("float32", "float64"):
+        return f"`dtype` is {dtype}, neither float32 nor float64"
+    if shape[-1] not in (1, 3, 4):
+        return f"its images have {shape[-1]} channels, not 1, 3 or 4"
+    if importlib.util.find_spec("cv2") is None:
+        return "OpenCV is missing (pip install keras_multigpu[images])"
+    return None
+
+
+def is_changed(generator: Any, name: str) -> bool:
+    """Whether a method of an `ImageDataGenerator` is not Keras's."""
+    original = getattr(legacy_images().ImageDataGenerator, name)
+    return name in vars(generator) or getattr(type(generator), name) is not original
+
+
+def require_fitted(generator: Any) -> None:
+    """Raise a `ValueError` if an `ImageDataGenerator` lacks the statistics that it is to use."""
+    for name, statistic in (
+        ("featurewise_center", "mean"),
+        ("featurewise_std_normalization", "std"),
+        ("zca_whitening", "zca_whitening_matrix"),
+    ):
+        if getattr(generator, name, False) and getattr(generator, statistic, None) is None:
+            raise ValueError(
+                problem(
+                    f"`{name}` needs statistics of the data, which the generator does not have.",
+                    "Expected a generator that was fitted; Keras would warn, and leave it out.",
+                    "Call `generator.fit(x)` with some of the images first.",
+                    **{name: True},
+                )
+            )
+
+
+def reject_steps(steps: int | None, flow: Any) -> None:
+    """Raise a `ValueError` if `steps` came with a flow whose length is known."""
+    if steps is not None:
+        raise ValueError(
+            problem(
+                "`steps` came with a flow of images.",
+                "Expected it for generators only: a flow knows its number of images.",
+                "Leave it out; `take(n)` of the result gives fewer examples.",
+                steps=steps,
+                flow=type(flow).__name__,
+            )
+        )
+
+
+def require_factory(flow: Any) -> None:
+    """Raise unless `flow` is a function that makes iterators."""
+    if isinstance(flow, Iterator):
+        raise ValueError(
+            problem(
+                "A generator came that can be read only once.",
+                "Expected something that can be read again in each epoch.",
+                "Pass the function that makes it: `from_flow(make)`, not `from_flow(make())`.",
+                flow=flow,
+            )
+        )
+    if not callable(flow):
+        raise TypeError(
+            problem(
+                f"A {type(flow).__name__} came as a flow.",
+                "Expected a flow of an ImageDataGenerator, a `keras.utils.PyDataset`, or a "
+                "function that returns an iterator.",
+                "Arrays belong to `from_arrays`, a `tf.data.Dataset` to `from_dataset`.",
+                flow=type(flow).__name__,
+            )
+        )
+
+
+def with_epoch(factory: Callable[..., Any]) -> Callable[[int], Any]:
+    """A factory that is called with the number of the epoch, whether it wants it or not."""
+    try:
+        wants_epoch = "epoch" in inspect.signature(factory).parameters
+    except ValueError:
+        wants_epoch = False
+    return (lambda epoch: factory(epoch=epoch)) if wants_epoch else (lambda epoch: factory())

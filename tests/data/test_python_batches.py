@@ -1,0 +1,243 @@
+"""`from_flow`: `PyDataset`s and generators as `Batches`."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.data.from_flow import from_flow
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+
+def joined(batches, epoch=0):
+    """All of an epoch, part by part."""
+    parts = list(batches.epoch(epoch).as_numpy_iterator())
+    return keras.tree.map_structure(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+# PyDatasets.
+
+
+class Numbers(keras.utils.PyDataset):
+    """Ten numbers in batches of four; notes who reads what."""
+
+    def __init__(self, form=tuple, **kwargs):
+        super().__init__(**kwargs)
+        self.form = form
+        self.events = []
+        self.running = []
+        self.most_at_once = 0
+        self.meeting = None
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        self.events.append(index)
+        self.running.append(index)
+        self.most_at_once = max(self.most_at_once, len(self.running))
+        if self.meeting:
+            self.meeting.wait(timeout=20)
+        self.running.remove(index)
+        x = np.arange(10)[4 * index : 4 * index + 4]
+        return self.form((x, 2 * x))
+
+    def on_epoch_begin(self):
+        self.events.append("begin")
+
+    def on_epoch_end(self):
+        self.events.append("end")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("form", [tuple, list])
+def test_each_batch_once(workers, form):
+    data = Numbers(form, workers=workers)
+    batches = from_flow(data, shuffle=False)
+    assert batches.global_batch_size == 4
+    data.events.clear()
+    parts = [x.tolist() for x, _ in batches.epoch(0).as_numpy_iterator()]
+    assert parts == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert data.events[0] == "begin" and data.events[-1] == "end"
+    assert sorted(data.events[1:-1]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_batches_are_cut_and_joined(workers):
+    batches = from_flow(Numbers(workers=workers), shuffle=False, global_batch_size=5)
+    parts = [(x.tolist(), y.tolist()) for x, y in batches.epoch(0).as_numpy_iterator()]
+    assert parts == [
+        ([0, 1, 2, 3, 4], [0, 2, 4, 6, 8]),
+        ([5, 6, 7, 8, 9], [10, 12, 14, 16, 18]),
+    ]
+
+
+def test_workers_read_at_once():
+    """Each of three batches waits until the other two are being read, too."""
+    data = Numbers(workers=3)
+    batches = from_flow(data)
+    data.meeting = threading.Barrier(3)
+    assert sorted(joined(batches)[0].tolist()) == list(range(10))
+    assert data.most_at_once == 3
+
+
+def test_batches_are_shuffled_by_seed_and_epoch():
+    batches = from_flow(Numbers(workers=2))
+    orders = [joined(batches, epoch)[0].tolist() for epoch in range(5)]
+    assert all(sorted(order) == list(range(10)) for order in orders)
+    assert len({tuple(order) for order in orders}) > 2
+    assert joined(batches, 3)[0].tolist() == orders[3]
+
+
+def test_processes_are_not_started(caplog):
+    data = Numbers(workers=2, use_multiprocessing=True)
+    batches = from_flow(data)
+    assert "set use_multiprocessing=False and `workers`" in caplog.messages[0]
+    assert sorted(joined(batches)[0].tolist()) == list(range(10))
+    assert data.most_at_once == 1
+
+
+class Endless(keras.utils.PyDataset):
+    """Batches without an end."""
+
+    def __getitem__(self, index):
+        return np.array([index, index])
+
+    @property
+    def num_batches(self):
+        return None
+
+
+def test_endless_datasets_need_steps():
+    with pytest.raises(ValueError, match="pass `steps`"):
+        from_flow(Endless())
+    batches = from_flow(Endless(), steps=2)
+    assert [joined(batches, epoch).tolist() for epoch in (0, 1)] == [[0, 0, 1, 1], [2, 2, 3, 3]]
+    with pytest.raises(ValueError, match="Leave `steps` out"):
+        from_flow(Numbers(), steps=2)
+
+
+class Unequal(keras.utils.PyDataset):
+    """A second batch of another shape."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return np.zeros((2, 3 + index))
+
+
+def test_batches_must_look_alike():
+    batches = from_flow(Unequal(), shuffle=False)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="does not look like its first one"):
+        joined(batches)
+
+
+# Generators.
+
+
+def make_batches():
+    for start in (0, 3, 6):
+        x = np.arange(start, min(start + 3, 8))
+        yield {"a": x, "b": x[:, None] * [1.0, 2.0]}, x % 2, np.ones(len(x))
+
+
+def test_generators_are_read_in_order():
+    batches = from_flow(make_batches)
+    assert batches.global_batch_size == 3
+    for epoch in range(2):
+        x, y, weight = joined(batches, epoch)
+        assert x["a"].tolist() == list(range(8)) and x["b"].shape == (8, 2)
+        assert y.tolist() == [0, 1] * 4 and weight.tolist() == [1] * 8
+
+
+def endless(epoch):
+    number = 0
+    while True:
+        yield np.array([[epoch, number]])
+        number += 1
+
+
+def test_endless_generators_need_steps():
+    batches = from_flow(endless, steps=2)
+    assert joined(batches, 0).tolist() == [[0, 0], [0, 1]]
+    assert joined(batches, 7).tolist() == [[7, 0], [7, 1]]
+
+
+def test_generators_that_end_too_soon():
+    batches = from_flow(make_batches, steps=5)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="ended after 3 of 5 batches"):
+        joined(batches)
+
+
+def nothing():
+    return iter(())
+
+
+def number():
+    return 5
+
+
+def four_parts():
+    yield 1, 2, 3, 4
+
+
+@pytest.mark.parametrize(
+    ("flow", "error", "message"),
+    [
+        (make_batches(), ValueError, r"Pass the function that makes it: `from_flow\(make\)`"),
+        (np.zeros(3), TypeError, "Arrays belong to `from_arrays`"),
+        (tf.data.Dataset.range(3), TypeError, "a `tf.data.Dataset` to `from_dataset`"),
+        (nothing, ValueError, "The generator gave no batch"),
+        (number, TypeError, "The function made nothing to iterate over"),
+        (four_parts, ValueError, "a batch of 4 parts"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None),
+)
+def test_wrong_flows_are_named(flow, error, message):
+    with pytest.raises(error, match=message):
+        from_flow(flow)
+
+
+def test_steps_must_be_a_number():
+    with pytest.raises(ValueError, match="`steps` is not a positive integer"):
+        from_flow(make_batches, steps=0)
+
+
+# Training.
+
+
+def image_batch(index):
+    images = np.random.default_rng(index).uniform(0, 255, (4, 6, 5, 3)).astype(np.float32)
+    return images, np.arange(4) % 2
+
+
+class ImageDataset(keras.utils.PyDataset):
+    """Images in batches."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return image_batch(index)
+
+
+def image_generator():
+    yield from map(image_batch, range(3))
+
+
+@pytest.mark.parametrize("kind", ["dataset", "generator"])
+def test_each_source_trains_on_two_replicas(kind):
+    flow = ImageDataset(workers=2) if kind == "dataset" else image_generator
+    model = keras.Sequential(
+        [keras.Input((6, 5, 3)), keras.layers.Flatten(), keras.layers.Dense(2)]
+    )
+    model = kmg.distribute(model, kmg.strategy(devices=2))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, metrics=["accuracy"])
+    history = model.fit(from_flow(flow), epochs=2, verbose=0)
+    assert np.isfinite(history.history["loss"]).all() and len(history.history["loss"]) == 2
