@@ -63,7 +63,7 @@ def test_commands_name_what_exists(page, command):
     if program == "make":
         assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
     elif program == "keras-multigpu":
-        assert (ROOT / "keras_multigpu" / "commands" / f"{words[0]}.py").exists()
+        assert (ROOT / "keras_multigpu" / "commands" / f"{words[0].replace('-', '_')}.py").exists()
     elif program.endswith("python"):
         assert (ROOT / words[0]).exists()
     else:

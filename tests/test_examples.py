@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,37 +10,64 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
 
-# The arguments of `main`: one short epoch on two replicas. Each returns an accuracy.
+# The arguments of `main`: a short training on two replicas. Each returns an accuracy.
 ARGUMENTS = {
+    "imbalanced_classes": {"epochs": 3, "replicas": 2},
     "own_train_step": {"epochs": 1, "replicas": 2},
+    "train_from_directory": {"epochs": 1, "replicas": 2},
+    "train_from_image_data_generator": {"epochs": 2, "replicas": 2, "each": 8},
+    "train_from_tfds": {"epochs": 1, "replicas": 2},
     "train_on_replicas": {"epochs": 1, "replicas": 2},
+}
+
+# What each draws. Its tutorial shows the picture of a longer training.
+PICTURES = {
+    "imbalanced_classes": ["imbalanced_classes.png"],
+    "train_from_directory": ["pieces.png", "puzzles.png"],
+    "train_from_image_data_generator": ["train_from_image_data_generator.png"],
+    "train_from_tfds": ["train_from_tfds.png"],
 }
 
 RUN = f"""
 import importlib, json, sys
 sys.path.insert(0, {str(EXAMPLES)!r})
 for name, arguments in {ARGUMENTS!r}.items():
+    print("example", name)
     result = importlib.import_module(name).main(**arguments)
     print("result", json.dumps([name, result]))
 """
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """What each `main` returned; all run in one process because TensorFlow starts slowly."""
+def folder(tmp_path_factory):
+    """Where the examples run."""
+    return tmp_path_factory.mktemp("examples")
+
+
+@pytest.fixture(scope="module")
+def printed(folder):
+    """What each example printed; all run in one process because TensorFlow starts slowly."""
     ended = subprocess.run(
         [sys.executable, "-c", RUN],
-        cwd=tmp_path_factory.mktemp("examples"),
+        cwd=folder,
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    lines = [line for line in ended.stdout.splitlines() if line.startswith("result ")]
-    return dict(json.loads(line.removeprefix("result ")) for line in lines)
+    parts = re.split(r"^example (\w+)$", ended.stdout, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.fixture(scope="module")
+def results(printed):
+    """What each `main` returned."""
+    lines = re.findall(r"^result (.+)$", "\n".join(printed.values()), flags=re.MULTILINE)
+    return dict(map(json.loads, lines))
 
 
 def test_no_example_is_left_out():
@@ -51,3 +79,31 @@ def test_no_example_is_left_out():
 def test_an_example_learns_something(name, results):
     """After one epoch it does better than the tenth that guessing would get right."""
     assert results[name] > 0.3
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_an_example_draws_whole_pictures(name, folder, printed):
+    """PNG files, and nothing half written beside them."""
+    for picture in PICTURES[name]:
+        content = (folder / picture).read_bytes()
+        assert content.startswith(b"\x89PNG") and content.endswith(b"IEND\xaeB`\x82")
+    assert not list(folder.glob("*.partial"))
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_tutorial_shows_code_and_pictures(name):
+    """Small pictures, so that the repository and the page stay light."""
+    page = (TUTORIALS / f"{name}.md").read_text(encoding="utf-8")
+    assert f'--8<-- "examples/{name}.py:' in page
+    for picture in PICTURES[name]:
+        assert f"(images/{picture})" in page
+        assert (TUTORIALS / "images" / picture).stat().st_size < 150_000
+
+
+@pytest.mark.parametrize("name", ["imbalanced_classes", "train_from_directory", "train_from_tfds"])
+def test_a_tutorial_shows_what_is_printed_about_the_data(name, printed):
+    """It does not depend on how long the training is."""
+    lines = re.findall(r"^Batches.*$|^\{.*\}$", printed[name], flags=re.MULTILINE)
+    page = (TUTORIALS / f"{name}.md").read_text(encoding="utf-8")
+    assert lines
+    assert all(line in page for line in lines)

@@ -1,6 +1,7 @@
 """`keras-multigpu demo`: trains on two replicas, and compares them with one device."""
 
 import argparse
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +9,16 @@ from keras_multigpu.commands import demo_picture
 from keras_multigpu.commands.demo_cases import ours_is_one_device
 from keras_multigpu.commands.demo_comparison import Comparison
 from keras_multigpu.commands.demo_comparison import table
-from keras_multigpu.commands.demo_digits import Digits
-from keras_multigpu.commands.demo_digits import load_digits
+from keras_multigpu.commands.demo_digits import SIZE
+from keras_multigpu.commands.demo_digits import write_digits
 from keras_multigpu.commands.usage import require_package
 
 CLOSING = """
-All start from the same weights and see the same batches, so two replicas should end where one
-device does, but for rounding (about 1e-06). Stock Keras averages the means of two replicas though
-one has fewer examples, gives each its own BatchNorm statistics, and one without examples makes
-NaN. That its numbers are sometimes better is luck: they are not those of one device. keras_multigpu
-ran with `kmg.distribute(model, sync_batch_norm=True)`.
+All start from the same weights and see the same batches of images, shuffled anew in each epoch. So
+two replicas should end where one device does, but for rounding (about 1e-06). Stock Keras averages
+the means of two replicas though one has fewer examples, gives each its own BatchNorm statistics,
+and one without examples makes NaN. That its numbers are sometimes better is luck: they are not
+those of one device. keras_multigpu ran with `kmg.distribute(model, sync_batch_norm=True)`.
 
 The loss curves are in {picture}.
 
@@ -27,18 +28,28 @@ or start from the script that trained the convnet above: it is in `keras_multigp
 """
 
 
-def train_digits(digits: Digits) -> float:
-    """An ordinary Keras script; the three lines marked `+` spread it over two replicas."""
+def train_digits(folder: Path) -> None:
+    """An ordinary Keras script; the lines marked `+` read the images and spread it over replicas.
+
+    Args:
+        folder: Images, those of each class in a folder of their own.
+    """
     import keras
 
     import keras_multigpu as kmg  # +
 
     two_replicas = kmg.strategy(devices=2)  # +
+    digits = kmg.data.from_directory(  # +
+        folder, color_mode="grayscale", image_size=SIZE, replica_batch_size=32
+    )
+    train, validation = digits.for_replicas(2).split(0.2)  # +
+    print(f"Training:   {train}\nValidation: {validation}\n")
 
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
             keras.Input((8, 8, 1)),
+            keras.layers.Rescaling(1 / 255),
             keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
             keras.layers.Conv2D(64, 3, padding="same", activation="relu"),
             keras.layers.MaxPooling2D(),
@@ -48,12 +59,14 @@ def train_digits(digits: Digits) -> float:
         ]
     )
     model = kmg.distribute(model, two_replicas)  # +
-    rate = keras.optimizers.schedules.CosineDecay(0.004, decay_steps=345)
+    rate = keras.optimizers.schedules.CosineDecay(0.004, decay_steps=15 * len(train))
     model.compile(
         keras.optimizers.Adam(rate), "sparse_categorical_crossentropy", metrics=["accuracy"]
     )
-    model.fit(*digits.training, batch_size=64, epochs=15, validation_data=digits.validation)
-    return model.evaluate(*digits.validation, verbose=0, return_dict=True)["accuracy"]
+    model.fit(train, epochs=15, validation_data=validation)
+    scores = model.evaluate(validation, verbose=0, return_dict=True)
+    count = validation.num_examples
+    print(f"\nValidation accuracy: {scores['accuracy']:.4f} on {count} new digits.\n")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -61,7 +74,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "demo",
         help="train on two replicas and compare them with one device; about a minute",
-        description="Train a small convnet on scikit-learn's handwritten digits on two replicas, "
+        description="Train a small convnet on a folder of handwritten digits on two replicas, "
         "then compare one device, two replicas with this package and two with stock Keras. Needs "
         "no GPU and no network.",
     )
@@ -78,16 +91,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Train, compare, draw."""
     require_package("sklearn", "scikit-learn")
     require_package("matplotlib", "matplotlib")
-    with Comparison() as comparison:
+    with tempfile.TemporaryDirectory() as name, Comparison(Path(name)) as comparison:
+        digits = Path(name)
+        write_digits(digits)
         # It takes longest, so it runs in the background from the beginning.
         comparison.start("stock")
         hide_a_lone_gpu()
-        digits = load_digits()
-        print(
-            f"1. A convnet learns {len(digits.training[0])} handwritten digits on two replicas.\n"
-        )
-        accuracy = train_digits(digits)
-        print(f"\nValidation accuracy: {accuracy:.4f} on {len(digits.validation[0])} new digits.\n")
+        print("1. A convnet learns handwritten digits, a folder of PNG files, on two replicas.\n")
+        train_digits(digits)
         print("2. Small trainings whose batches cannot be shared evenly, on one device and on two")
         print("   replicas, with this package and with stock Keras. Please wait ...\n")
         comparison.start("one")

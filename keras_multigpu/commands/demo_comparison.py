@@ -28,9 +28,13 @@ class Comparison(contextlib.AbstractContextManager["Comparison"]):
     """Processes that train in the background, ended at the latest when the context is left.
 
     They run on logical CPU devices, whose arithmetic is the same on every machine.
+
+    Args:
+        digits: The folder of images that all of them read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, digits: Path) -> None:
+        self._digits = digits
         self._folder = tempfile.TemporaryDirectory()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._deadlines: dict[str, float] = {}
@@ -48,7 +52,7 @@ class Comparison(contextlib.AbstractContextManager["Comparison"]):
             self._processes[way] = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "keras_multigpu.commands.demo_trainings"),
-                    *(way, str(self._path(way, "json"))),
+                    *(way, str(self._digits), str(self._path(way, "json"))),
                 ],
                 env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
                 stdout=log,

@@ -1,28 +1,24 @@
-"""The handwritten digits that come with scikit-learn, in parts for training and validation."""
+"""The handwritten digits that come with scikit-learn, as a folder of images."""
 
-from typing import NamedTuple
+from pathlib import Path
 
-import numpy as np
-
-Part = tuple[np.ndarray, np.ndarray]
-"""Images and labels."""
+SIZE = (8, 8)
+"""Height and width of each digit."""
 
 
-class Digits(NamedTuple):
-    """1,797 images of 8x8 pixels."""
+def write_digits(folder: Path) -> None:
+    """Write 1,797 digits as PNG files, those of each kind in a folder of their own.
 
-    training: Part
-    validation: Part
-
-
-def load_digits() -> Digits:
-    """The digits, a fifth of each kind for validation, always the same ones."""
+    Args:
+        folder: Where; ten folders are made in it.
+    """
+    from PIL import Image
     from sklearn import datasets
-    from sklearn import model_selection
 
-    images, labels = datasets.load_digits(return_X_y=True)
-    images = (images / 16).astype("float32").reshape(-1, 8, 8, 1)
-    x, x_new, y, y_new = model_selection.train_test_split(
-        images, labels, test_size=0.2, stratify=labels, random_state=0
-    )
-    return Digits((x, y), (x_new, y_new))
+    images, kinds = datasets.load_digits(return_X_y=True)
+    # Grey levels from 0 to 16.
+    pixels = (images * (255 / 16)).round().astype("uint8").reshape(-1, *SIZE)
+    for kind in range(10):
+        (folder / str(kind)).mkdir()
+    for number, (image, kind) in enumerate(zip(pixels, kinds, strict=True)):
+        Image.fromarray(image).save(folder / str(kind) / f"{number:04}.png")

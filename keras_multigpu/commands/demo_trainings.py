@@ -1,6 +1,6 @@
 """Trains the demo's cases in one way, in a process of its own, because stock Keras may crash.
 
-python -m keras_multigpu.commands.demo_trainings one|ours|stock RESULTS.json
+python -m keras_multigpu.commands.demo_trainings one|ours|stock DIGITS RESULTS.json
 """
 
 import contextlib
@@ -20,18 +20,25 @@ from keras_multigpu.commands.demo_cases import CASES
 from keras_multigpu.commands.demo_cases import EPOCHS
 from keras_multigpu.commands.demo_cases import Case
 from keras_multigpu.commands.demo_cases import Result
-from keras_multigpu.commands.demo_digits import Digits
-from keras_multigpu.commands.demo_digits import load_digits
+from keras_multigpu.commands.demo_digits import SIZE
+from keras_multigpu.data import Batches
 
 
-def main(way: str, path: str) -> None:
+def main(way: str, folder: str, path: str) -> None:
     """Train all cases; after each, write what there is so far."""
     # Before TensorFlow's first operation, so that all three ways see the same devices.
     two_replicas = kmg.strategy(devices=2)
     scope: Any = contextlib.nullcontext
     if way == "stock":
         scope = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope
-    digits = load_digits()
+    digits = kmg.data.from_directory(
+        folder,
+        color_mode="grayscale",
+        image_size=SIZE,
+        global_batch_size=BATCH_SIZE,
+        verbose=False,
+    )
+    training, validation = digits.split(0.2)
     results: list[Result] = []
     for case in CASES:
         with scope():
@@ -39,7 +46,7 @@ def main(way: str, path: str) -> None:
             if way == "ours":
                 model = kmg.distribute(model, two_replicas, sync_batch_norm=True)
             compile_model(model)
-        results.append(train(model, case, digits))
+        results.append(train(model, training.take(case.examples), validation))
         write(results, Path(path))
 
 
@@ -53,7 +60,8 @@ def build(case: Case) -> keras.Model:
     else:
         first = [layers.Conv2D(16, 3, padding="same"), *norm, layers.Activation("gelu")]
         first += [layers.Conv2D(32, 3, strides=2), layers.Activation("gelu"), layers.Flatten()]
-    return keras.Sequential([keras.Input((8, 8, 1)), *first, layers.Dense(10)])
+    inputs = [keras.Input((*SIZE, 1)), layers.Rescaling(1 / 255)]
+    return keras.Sequential([*inputs, *first, layers.Dense(10)])
 
 
 def compile_model(model: keras.Model) -> None:
@@ -65,13 +73,19 @@ def compile_model(model: keras.Model) -> None:
     )
 
 
-def train(model: keras.Model, case: Case, digits: Digits) -> Result:
-    """Train a model on a case's digits; what came of it."""
-    x, y = (part[: case.examples] for part in digits.training)
+def train(model: keras.Model, training: Batches, validation: Batches) -> Result:
+    """Train a model; what came of it.
+
+    A model of plain Keras reads the batches as a `tf.data.Dataset`: the same ones in each epoch.
+    """
+    data: Any = (training, None, validation)
+    if not isinstance(model, kmg.DistributedModel):
+        data = (training.epochs(), len(training), validation.evaluation().epoch(0))
+    x, steps, new = data
     history = keras.callbacks.History()
     try:
-        model.fit(x, y, BATCH_SIZE, EPOCHS, verbose=0, callbacks=[history], shuffle=False)
-        scores = model.evaluate(*digits.validation, verbose=0, return_dict=True)
+        model.fit(x, steps_per_epoch=steps, epochs=EPOCHS, verbose=0, callbacks=[history])
+        scores = model.evaluate(new, verbose=0, return_dict=True)
     except Exception as error:  # Whatever stock Keras raises is its result.
         losses = getattr(history, "history", {}).get("loss", [])
         return Result(losses, None, [], type(error).__name__)

@@ -6,6 +6,7 @@ steps run in one call.
 """
 
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 from typing import Any
 
@@ -16,6 +17,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 from keras_multigpu.training.feeding import Feed
+from keras_multigpu.training.feeding import Group
 
 if TYPE_CHECKING:
     from keras_multigpu.training.distributed_model import DistributedModel
@@ -52,7 +54,7 @@ def train(
         for epoch in range(initial_epoch, epochs):
             model.reset_metrics()
             callbacks.on_epoch_begin(epoch)
-            logs = train_epoch(model, feed, callbacks)
+            logs = run_epoch(model, feed, callbacks, "train", model.train_group)
             if validate is not None and validate.is_due(epoch):
                 logs.update(validate.logs(model, callbacks))
             callbacks.on_epoch_end(epoch, logs)
@@ -64,20 +66,35 @@ def train(
     return model.history
 
 
-def train_epoch(model: "DistributedModel", feed: Feed, callbacks: Any) -> dict[str, Any]:
-    """Run one epoch; the logs of its last step."""
+def run_epoch(
+    model: "DistributedModel",
+    feed: Feed,
+    callbacks: Any,
+    mode: str,
+    run: Callable[[Group, Any], dict[str, Any]],
+) -> dict[str, Any]:
+    """Run one epoch's steps of training or evaluation; the logs of the last one.
+
+    Args:
+        model: The model.
+        feed: Where the batches come from.
+        callbacks: The callbacks.
+        mode: `"train"` or `"test"`.
+        run: Runs a group of batches.
+    """
+    begin, end = (getattr(callbacks, name) for name in HOOKS[mode])
+    listened = listens(callbacks, mode)
     logs: dict[str, Any] = {}
-    listened = listens(callbacks, "train")
     for first, group in feed.epoch(model.steps_per_execution, model.runs_in_graph):
         if listened:
-            callbacks.on_train_batch_begin(first)
-        logs = model.train_group(group, feed.spec)
+            begin(first)
+        logs = run(group, feed.spec)
         if listened:
-            callbacks.on_train_batch_end(first + group.size - 1, logs)
-        if model.stop_training:
+            end(first + group.size - 1, logs)
+        if model.stop_training if mode == "train" else model.stop_evaluating:
             break
     if not logs:
-        raise_no_data("fit")
+        raise_no_data("fit" if mode == "train" else "evaluate")
     return pythonic(logs)
 
 
@@ -123,20 +140,8 @@ def evaluate(model: "DistributedModel", feed: Feed, callbacks: Any, verbose: Any
     model.stop_evaluating = False
     callbacks.on_test_begin()
     model.reset_metrics()
-    logs: dict[str, Any] = {}
-    listened = listens(callbacks, "test")
     with feed.reading():
-        for first, group in feed.epoch(model.steps_per_execution, model.runs_in_graph):
-            if listened:
-                callbacks.on_test_batch_begin(first)
-            logs = model.test_group(group, feed.spec)
-            if listened:
-                callbacks.on_test_batch_end(first + group.size - 1, logs)
-            if model.stop_evaluating:
-                break
-    if not logs:
-        raise_no_data("evaluate")
-    logs = pythonic(logs)
+        logs = run_epoch(model, feed, callbacks, "test", model.test_group)
     callbacks.on_test_end(logs)
     return logs
 

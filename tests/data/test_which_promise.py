@@ -1,0 +1,178 @@
+"""The table of "Which promise does my source get?" in the documentation, cell by cell."""
+
+import itertools
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.data.order import Order
+
+tfds = pytest.importorskip("tensorflow_datasets")
+pytest.importorskip("cv2")
+tfds_builder = pytest.importorskip("tfds_builder")
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+PAGE = Path(__file__).parents[2] / "docs" / "guarantees" / "which_promise.md"
+COLUMNS = ("once", "shuffle", "start", "workers", "split", "balance", "cache", "damage")
+COUNT = 23
+X = np.broadcast_to(np.arange(COUNT, dtype=np.uint8)[:, None, None, None], (COUNT, 8, 6, 3))
+Y = np.arange(COUNT) % 3
+LEGACY = tf.keras.preprocessing.image  # noqa: TID251 (its flows are one of the sources)
+
+
+def table():
+    """The cells of each source."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| `from_")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0]: dict(zip(COLUMNS, row[1:], strict=True)) for row in rows}
+
+
+class Own(LEGACY.ImageDataGenerator):
+    """Cannot be translated."""
+
+    def standardize(self, x):
+        return x
+
+
+class Halves(keras.utils.PyDataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return X[index::2], Y[index::2]
+
+
+def generated():
+    for start in range(0, COUNT, 7):
+        yield X[start : start + 7], Y[start : start + 7]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    """The same 23 images of one colour as files and as TFDS data of both kinds."""
+    places = {kind: tmp_path_factory.mktemp(kind) for kind in ("files", "array_record", "tfrecord")}
+    for number, image in enumerate(X):
+        path = places["files"] / "abc"[number % 3] / f"{number:02}.png"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(tf.io.encode_png(image).numpy())
+    tfds.disable_progress_bar()
+    for kind in ("array_record", "tfrecord"):
+        tfds_builder.Spots(data_dir=places[kind], file_format=kind).download_and_prepare()
+    return places
+
+
+def flow(generator, places):
+    return generator.flow_from_directory(
+        places["files"], target_size=(8, 6), class_mode="sparse", batch_size=5, seed=3
+    )
+
+
+SOURCES = {
+    "`from_directory`": lambda places, **settings: kmg.data.from_directory(
+        places["files"], image_size=(8, 6), verbose=False, **settings
+    ),
+    "`from_files`": lambda places, **settings: kmg.data.from_files(
+        sorted(places["files"].rglob("*.png")), Y, image_size=(8, 6), **settings
+    ),
+    "`from_arrays`": lambda places, **settings: kmg.data.from_arrays(X, Y, **settings),
+    "`from_tfds`, `array_record`": lambda places, **settings: kmg.data.from_tfds(
+        "spots", "train", data_dir=places["array_record"], **settings
+    ),
+    "`from_tfds`, TFRecord": lambda places, **settings: kmg.data.from_tfds(
+        "spots", "train", data_dir=places["tfrecord"], **settings
+    ),
+    "`from_flow`, translated": lambda places, **settings: kmg.data.from_flow(
+        flow(LEGACY.ImageDataGenerator(), places), **settings
+    ),
+    "`from_flow`, as the flow itself runs": lambda places, **settings: kmg.data.from_flow(
+        flow(Own(), places), **settings
+    ),
+    "`from_flow`, a `PyDataset`": lambda places, **settings: kmg.data.from_flow(
+        Halves(), **settings
+    ),
+    "`from_flow`, a generator": lambda places, **settings: kmg.data.from_flow(
+        generated, **settings
+    ),
+    "`from_dataset`": lambda places, **settings: kmg.data.from_dataset(
+        tf.data.Dataset.from_tensor_slices((X, Y)), **settings
+    ),
+}
+
+
+def numbers(dataset):
+    """The examples of each batch, read off the pixels."""
+    return [x[:, 0, 0, 0].numpy().astype(int).tolist() for x, *_ in dataset]
+
+
+def joined(batches):
+    return list(itertools.chain(*batches))
+
+
+@pytest.fixture(params=SOURCES)
+def row(request, places):
+    """A source's cells, and a function that makes its batches."""
+    make = SOURCES[request.param]
+    return table()[request.param], lambda **settings: make(
+        places, **{"global_batch_size": 4, "seed": 1, **settings}
+    )
+
+
+def refuses(make, **settings):
+    try:
+        next(iter(make(**settings).epoch(0)))
+    except ValueError:
+        return True
+    return False
+
+
+def test_each_source_has_a_row():
+    """And no row is without a test."""
+    assert list(table()) == list(SOURCES)
+
+
+def test_order(row):
+    """Every example once; shuffled as the table says; from any position on; the same in shares."""
+    cells, make = row
+    epochs = [numbers(make().epoch(number)) for number in (0, 1)]
+    assert cells["once"] in ("yes", "what it gives")
+    assert [sorted(joined(epoch)) for epoch in epochs] == [list(range(COUNT))] * 2
+
+    source = joined(numbers(make().evaluation().epoch(0)))
+    full = np.array(source)[Order(COUNT, seed=1).examples(1, np.arange(COUNT))[0]].tolist()
+    assert (joined(epochs[1]) == full) is (cells["shuffle"] == "full")
+    assert (joined(epochs[1]) == source) is (cells["shuffle"] == "none")
+    assert (epochs[0] == epochs[1]) is (cells["shuffle"] == "none")
+
+    assert joined(numbers(make().epoch(1, start=9))) == joined(epochs[1])[9:]
+    assert cells["workers"].startswith("exact")
+    shares = [numbers(make().epoch(1, shard=(share, 3))) for share in range(3)]
+    assert [joined(parts) for parts in zip(*shares, strict=True)] == epochs[1]
+
+
+def test_what_is_offered(row, tmp_path):
+    """Whatever the table does not offer is an error."""
+    cells, make = row
+    assert (cells["start"] == "at once") is (cells["shuffle"] == "full")
+    for part in (lambda batches: batches.split(0.3), lambda batches: batches.take(5)):
+        if cells["split"] == "no":
+            with pytest.raises(ValueError, match="came to a stream"):
+                part(make())
+        else:
+            part(make())
+    for balance in ("class_weight", "oversample"):
+        assert refuses(make, balance=balance) is (cells["balance"] == "no")
+    assert "memory" in cells["cache"] or cells["cache"] == "without augmentation"
+    assert not refuses(make, cache="memory")
+    assert refuses(make, cache=tmp_path / "cache") is (cells["cache"] == "memory")
+    assert refuses(make, on_error="skip") is (cells["damage"] == "raise only")
+
+
+def test_augmentation_of_a_flow_is_not_cached(places, tmp_path):
+    """As the table says of `cache`."""
+    moving = flow(LEGACY.ImageDataGenerator(horizontal_flip=True), places)
+    for cache in ("memory", tmp_path):
+        assert refuses(kmg.data.from_flow, flow=moving, cache=cache)

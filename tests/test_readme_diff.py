@@ -1,0 +1,117 @@
+"""The change that the README begins with: both sides run, and train to the same weights."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from documented_code import blocks_of
+from picture_files import encoded
+from picture_files import picture
+
+README = Path(__file__).parents[1] / "README.md"
+
+# Each stands in the diff as it is here; what it becomes is smaller, or fixes the order.
+SMALLER = {
+    "image_size=(224, 224)": "image_size=(32, 32), shuffle=False",
+    "keras.applications.MobileNetV3Small(weights=None, classes=10)": "small_model()",
+    "epochs=10": "epochs=3, verbose=0",
+}
+
+BEFORE = """
+import json
+import keras
+
+def small_model():
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((32, 32, 3)), keras.layers.Rescaling(1 / 255)]
+    layers += [keras.layers.Conv2D(4, 3, strides=2), keras.layers.GlobalAveragePooling2D()]
+    return keras.Sequential([*layers, keras.layers.Dense(10, activation="softmax")])
+
+"""
+
+AFTER = """
+print(json.dumps({
+    "classes": photos.class_names,
+    "steps": len(photos),
+    "loss": model.history.history["loss"],
+    "accuracy": model.history.history["accuracy"],
+    "weights": [weight.ravel().tolist() for weight in model.get_weights()],
+    "predictions": model.predict(photos, verbose=0).tolist(),
+}))
+"""
+
+
+def side(sign: str) -> str:
+    """The README's script before (`-`) or after (`+`) the change."""
+    block = next(block for block in blocks_of(README) if block.language == "diff")
+    return "".join(
+        line[1:] for line in block.code.splitlines(keepends=True) if line[0] in (" ", "\n", sign)
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Ten classes of three pictures; one has the size that is asked for, the others are resized."""
+    folder = tmp_path_factory.mktemp("diff")
+    for kind in range(10):
+        place = folder / "photos" / f"class_{kind}"
+        place.mkdir(parents=True)
+        image = picture() // (1 + kind)
+        (place / "exact.png").write_bytes(encoded(image[:32, :32]))
+        (place / "large.png").write_bytes(encoded(image))
+        (place / "photo.jpg").write_bytes(encoded(image, "JPEG", quality=95))
+    (folder / "photos" / "notes.txt").write_text("no image")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(folder):
+    """What each side prints in the end, each in a process of its own, as a user would run it."""
+    found = {}
+    for sign in "-+":
+        script = side(sign)
+        for original, smaller in SMALLER.items():
+            assert script.count(original) == 1, f"{original} is not in the README's diff"
+            script = script.replace(original, smaller)
+        ended = subprocess.run(
+            [sys.executable, "-c", BEFORE + script + AFTER],
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        found[sign] = json.loads(ended.stdout.splitlines()[-1])
+    return found
+
+
+def test_the_diff_is_what_it_says():
+    """Three lines change: an import and a call are added, a loader is replaced."""
+    before, after = side("-").splitlines(), side("+").splitlines()
+    assert len(set(after) - set(before)) == 3
+    assert len(set(before) - set(after)) == 1
+    assert "import keras_multigpu as kmg" in after
+    assert "import keras_multigpu as kmg" not in before
+
+
+def test_the_loader_is_replaced_by_one_with_the_same_classes(results):
+    """And with as many examples, in the same order; here a batch holds them all."""
+    assert results["+"]["classes"] == results["-"]["classes"]
+    assert results["+"]["classes"] == [f"class_{kind}" for kind in range(10)]
+    assert results["+"]["steps"] == results["-"]["steps"] == 1
+    assert len(results["+"]["predictions"]) == 30
+
+
+def test_both_sides_train_to_the_same_weights(results):
+    """But for pixels that are rounded to whole numbers, 0.5 of 255 at most."""
+    for before, after in zip(results["-"]["weights"], results["+"]["weights"], strict=True):
+        np.testing.assert_allclose(after, before, atol=2e-4)
+    np.testing.assert_allclose(results["+"]["loss"], results["-"]["loss"], rtol=1e-3)
+    np.testing.assert_allclose(results["+"]["predictions"], results["-"]["predictions"], atol=1e-3)
+    assert results["+"]["accuracy"] == results["-"]["accuracy"]
