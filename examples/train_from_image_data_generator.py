@@ -77,8 +77,7 @@ def draw(rates, pictures, path):
 
 def main(epochs=4, replicas=None, each=32, folder="photographs"):
     """Train before and after, draw a picture; returns the accuracy after."""
-    # First of all, because only a TensorFlow that has not started can still split a CPU in two.
-    strategy = kmg.strategy(devices=replicas)
+    strategy = kmg.strategy(devices=replicas)  # First, before TensorFlow starts.
     write_parts(folder, each)
     # --8<-- [start:flow]
     generator = image.ImageDataGenerator(

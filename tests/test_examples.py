@@ -17,7 +17,7 @@ ARGUMENTS = {
     "imbalanced_classes": {"epochs": 3, "replicas": 2},
     "own_train_step": {"epochs": 1, "replicas": 2},
     "train_from_directory": {"epochs": 1, "replicas": 2},
-    "train_from_image_data_generator": {"epochs": 2, "replicas": 2, "each": 8},
+    "train_from_image_data_generator": {"epochs": 8, "replicas": 2, "each": 8},
     "train_from_tfds": {"epochs": 1, "replicas": 2},
     "train_on_replicas": {"epochs": 1, "replicas": 2},
 }
@@ -77,7 +77,7 @@ def test_no_example_is_left_out():
 
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_an_example_learns_something(name, results):
-    """After one epoch it does better than the tenth that guessing would get right."""
+    """After a short training it does better than the tenth that guessing would get right."""
     assert results[name] > 0.3
 
 

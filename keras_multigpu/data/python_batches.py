@@ -133,6 +133,8 @@ class FlowStream(PythonBatches):
 
     def __init__(self, flow: Any) -> None:
         self._flow = copy.copy(flow)
+        # Its generator may draw, in methods of the user's, too.
+        self.draws = True
         self.class_names = list(getattr(flow, "class_indices", ())) or None
         super().__init__(self._flow[0], f"the flow {type(flow).__name__}")
         self.num_examples = int(flow.n)
@@ -143,8 +145,10 @@ class FlowStream(PythonBatches):
         flow.shuffle = shuffle
         # It draws from NumPy's global state, which its seed sets; each epoch goes on from there.
         flow.total_batches_seen = epoch * len(flow)
-        if flow.seed is not None:
-            np.random.seed(flow.seed + flow.total_batches_seen)
+        if flow.seed is None:
+            # So that an epoch replays, and is the same for all workers.
+            flow.seed = seed % 2**31
+        np.random.seed(flow.seed + flow.total_batches_seen)
         flow.on_epoch_end()
         yield from read_ahead(flow.__getitem__, range(len(flow)), max(1, flow.workers))
 
