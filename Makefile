@@ -5,15 +5,22 @@ VENV ?= .venv
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+DATA_TESTS := tests/data tests/commands tests/test_docs.py tests/test_examples.py \
+	tests/test_readme_diff.py
 
 .PHONY: test test-all lint docs demo bench clean
 
+# Two processes, because TensorFlow gets slower with every graph that it has seen. The first one's
+# output waits in a file until the second one is through.
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	@mkdir -p build; \
+	$(BIN)/python -m pytest $(DATA_TESTS) >build/test_data.txt 2>&1 & data=$$!; \
+	$(BIN)/python -m pytest tests $(DATA_TESTS:%=--ignore=%); training=$$?; \
+	wait $$data; data=$$?; cat build/test_data.txt; exit $$((training + data))
 
 # Every training of tests/replica_cases.py on 2, 3, 4 and 8 replicas.
 test-all: $(INSTALLED)
-	KMG_ALL_REPLICAS=1 $(BIN)/python -m pytest
+	KMG_ALL_REPLICAS=1 $(MAKE) test
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

@@ -1,5 +1,6 @@
 """Errors in three parts: what came, what was expected, how to fix it."""
 
+import numbers
 from collections.abc import Iterable
 
 
@@ -36,7 +37,7 @@ def require_choice(name: str, value: object, choices: Iterable[object]) -> None:
 
 def require_positive_integer(name: str, value: object) -> None:
     """Raise a `ValueError` unless `value` is an integer of at least one."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise ValueError(
             problem(
                 f"`{name}` is not a positive integer.",

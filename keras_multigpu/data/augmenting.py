@@ -54,9 +54,15 @@ def one_step(augment: Any, position: int, training: bool) -> Step:
                 augment=augment,
             )
         )
-    if "seeds" in parameters(augment):
-        return lambda x, seeds: augment(x, seeds=seeds + position)
-    return lambda x, seeds: augment(x)
+    taken = parameters(augment)
+    if "seeds" in taken and "training" not in taken and not training:
+        return lambda x, seeds: x
+
+    def step(x: Any, seeds: tf.Tensor) -> Any:
+        offered = {"seeds": seeds + position, "training": training}
+        return augment(x, **{name: offered[name] for name in offered if name in taken})
+
+    return step
 
 
 def layer_step(layer: keras.Layer, position: int, training: bool) -> Step:
@@ -67,6 +73,7 @@ def layer_step(layer: keras.Layer, position: int, training: bool) -> Step:
         position: Its place among several.
         training: Whether it draws at random.
     """
+    refuse_mixing(layer)
     takes_training = "training" in parameters(layer.call)
 
     def call(x: Any) -> Any:
@@ -74,7 +81,12 @@ def layer_step(layer: keras.Layer, position: int, training: bool) -> Step:
 
     states = keras_internals.seed_states(layer)
     if not states or not training:
-        return lambda x, seeds: call(x)
+
+        def whole(x: Any, seeds: tf.Tensor) -> Any:
+            build(layer, x)
+            return call(x)
+
+        return whole
 
     def one(example: tuple[Any, tf.Tensor]) -> Any:
         x, seed = example
@@ -87,6 +99,7 @@ def layer_step(layer: keras.Layer, position: int, training: bool) -> Step:
         return keras.tree.map_structure(lambda leaf: leaf[0], outputs)
 
     def step(x: Any, seeds: tf.Tensor) -> Any:
+        build(layer, x)
         image = keras.tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), x)
         traced = tf.function(one, autograph=False).get_concrete_function(
             (image, tf.TensorSpec((2,), tf.int32))
@@ -97,6 +110,32 @@ def layer_step(layer: keras.Layer, position: int, training: bool) -> Step:
         return tf.map_fn(traced, (x, seeds), fn_output_signature=signature)
 
     return step
+
+
+def build(layer: keras.Layer, x: Any) -> None:
+    """Build a layer outside of the pipeline's graph, which its variables must outlive."""
+    if layer.built:
+        return
+    with tf.init_scope():
+        layer(
+            keras.tree.map_structure(
+                lambda leaf: tf.zeros([1, *(size or 1 for size in leaf.shape[1:])], leaf.dtype), x
+            )
+        )
+
+
+def refuse_mixing(layer: keras.Layer) -> None:
+    """Raise a `ValueError` for layers that mix examples, and their targets with them."""
+    for part in keras_internals.layers_of(layer):
+        if isinstance(part, keras.layers.MixUp | keras.layers.CutMix):
+            raise ValueError(
+                problem(
+                    f"`augment` holds {type(part).__name__}, which mixes the examples of a batch.",
+                    "Expected layers that change each image by itself; targets are not passed.",
+                    "Mix in a `train_step` of your own, or in `from_dataset(dataset.map(...))`.",
+                    augment=type(layer).__name__,
+                )
+            )
 
 
 def parameters(function: Any) -> Sequence[str]:

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from typing import Any
-from typing import NamedTuple
 from typing import Self
 
 import numpy as np
@@ -22,30 +21,20 @@ from keras_multigpu.data.damage import Quarantine
 from keras_multigpu.data.loading import Loader
 from keras_multigpu.data.order import Order
 from keras_multigpu.data.pipeline import batches_of
+from keras_multigpu.data.pipeline import weight_specs
 from keras_multigpu.data.plan import Place
 from keras_multigpu.data.plan import Plan
 from keras_multigpu.data.settings import DEFAULTS
 from keras_multigpu.data.settings import REPLICA_BATCH_SIZE
+from keras_multigpu.data.settings import Use
 from keras_multigpu.data.settings import completed
 from keras_multigpu.data.settings import require_batches
+from keras_multigpu.data.settings import require_place
 from keras_multigpu.data.settings import require_shard
 from keras_multigpu.data.settings import require_valid
 from keras_multigpu.data.source import Source
 from keras_multigpu.data.source import Stream
-
-
-class Use(NamedTuple):
-    """What copies of `Batches` have in common, apart from their settings.
-
-    Attributes:
-        replicas: How many replicas `replica_batch_size` counts for; None for those of the machine.
-        training: Whether they are read for training, and not for evaluation.
-        quarantine: The damaged examples met by any of them.
-    """
-
-    replicas: int | None
-    training: bool
-    quarantine: Quarantine
+from keras_multigpu.data.source import present
 
 
 class Batches:
@@ -63,12 +52,14 @@ class Batches:
         shuffle: Whether each epoch has a new order, a full shuffle; otherwise that of the source.
         seed: Integer that decides all shuffles and the random draws of `augment`.
         remainder: What becomes of a last batch that is smaller: `"keep"` it, `"drop"` it, or
-            `"pad"` it to full size with examples of weight zero.
+            `"pad"` it to full size with examples of weight zero, for readers of `epoch(k)` that
+            need one shape. `DistributedModel` needs none, and leaves the padding out.
         augment: A Keras layer, or a function of a batch of images, or a list of them, applied in
             the pipeline. What a layer draws depends on seed, epoch and example, not on the
             replica or thread. A function with an argument `seeds` gets two integers for each
-            example, for TensorFlow's `stateless_*` functions. In evaluation, layers are called
-            with `training=False`.
+            example, for TensorFlow's `stateless_*` functions. In evaluation, layers, and functions
+            with an argument `training`, are called with `training=False`; other functions with
+            `seeds` are left out.
         cache: `"memory"` or a folder: examples are decoded once and kept as they are before
             `augment`. They are still shuffled anew, and augmented anew.
         balance: `"class_weight"` weighs each example by the inverse of its class's frequency;
@@ -122,6 +113,26 @@ class Batches:
         if isinstance(self._source, Source):
             return self._plan().steps()
         return streaming.steps(self._source, self.global_batch_size, self._settings)
+
+    @property
+    def is_infinite(self) -> bool:
+        """Whether an epoch never ends, so that `fit` needs `steps_per_epoch`."""
+        return isinstance(self._source, Stream) and self._source.infinite
+
+    def __bool__(self) -> bool:
+        """True: there are no batches without examples."""
+        return True
+
+    def __iter__(self) -> Any:
+        """Batches are not iterated over: each epoch has its own order."""
+        raise TypeError(
+            problem(
+                "`Batches` came where something to iterate over was expected.",
+                "Expected one epoch of them.",
+                "Write `batches.epoch(0)`.",
+                batches=self,
+            )
+        )
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
@@ -224,8 +235,7 @@ class Batches:
             shard: `(i, n)`: part i of n of each batch. The parts are contiguous and joined make the
                 batch; a part can be empty.
         """
-        require_shard(shard)
-        return self._dataset(Place(number, start), endless=False, share=(shard[0], shard[1]))
+        return self._dataset(Place(number, start), endless=False, share=shard)
 
     def epochs(
         self, position: tuple[int, int] = (0, 0), shard: tuple[int, int] = (0, 1)
@@ -236,8 +246,7 @@ class Batches:
             position: `(epoch, examples)`: where to begin.
             shard: As for `epoch`.
         """
-        require_shard(shard)
-        return self._dataset(Place(*position), endless=True, share=(shard[0], shard[1]))
+        return self._dataset(Place(*position), endless=True, share=shard)
 
     def distribute(
         self, strategy: tf.distribute.Strategy, position: tuple[int, int] = (0, 0)
@@ -248,10 +257,13 @@ class Batches:
             strategy: A `tf.distribute.Strategy`.
             position: `(epoch, examples)`: where to begin.
         """
-        batches = self.for_replicas(strategy.num_replicas_in_sync)
+        replicas = strategy.num_replicas_in_sync
+        batches = self._like(self._plain, self._settings, replicas=replicas)
         return distributing.distributed(lambda part: batches.epochs(position, part), strategy)
 
     def _dataset(self, first: Place, endless: bool, share: tuple[int, int]) -> tf.data.Dataset:
+        require_shard(share)
+        require_place(first.epoch, first.start, self._length())
         settings = self._settings
         augment = augmenting.augmentation(settings["augment"], self._use.training)
         if isinstance(self._source, Stream):
@@ -271,7 +283,7 @@ class Batches:
         x, y, weight = self._source.spec
         by_class = self._use.training and settings["balance"] == "class_weight"
         if by_class or settings["remainder"] == "pad":
-            weight = weight_spec(y) if weight is None else weight
+            weight = weight_specs(y) if weight is None else weight
         skip = settings["on_error"] == "skip"
         loader = Loader(
             self._source,
@@ -279,7 +291,7 @@ class Batches:
             first=first,
             share=share,
             weights=np.array(list((self.class_weight or {}).values())) if by_class else None,
-            weight_shape=weight_shape(weight),
+            weight_shapes=[tuple(spec.shape) for spec in present(weight)],
             skip=skip,
             quarantine=self._use.quarantine,
         )
@@ -287,9 +299,15 @@ class Batches:
             loader,
             (x, y, weight),
             steps=None if endless else plan.steps(first.start),
-            size=None if self.may_lose_examples else plan.static_size(share),
+            size=None if self.may_lose_examples else plan.static_size(share, first.start),
             augment=augment,
         )
+
+    def _length(self) -> int | None:
+        """The number of positions in an epoch; None if unknown."""
+        if isinstance(self._source, Source):
+            return self._plan().order.length
+        return self._source.num_examples
 
     def _plan(self) -> Plan:
         assert self._source.num_examples is not None
@@ -319,13 +337,18 @@ class Batches:
         return self._like(self._plain, {**settings, **changes})
 
     def for_replicas(self, replicas: int) -> Self:
-        """A copy whose `replica_batch_size` counts for that many replicas.
+        """A copy as `DistributedModel` reads it: `replica_batch_size` counts for its replicas.
+
+        Nothing is padded: replicas' shares may have any size, and Keras would count the padding in
+        the mean of the loss and in metrics.
 
         Args:
             replicas: Integer.
         """
         require_positive_integer("replicas", replicas)
-        return self._like(self._plain, self._settings, replicas=replicas)
+        padded = self._settings["remainder"] == "pad"
+        settings = {**self._settings, "remainder": "keep"} if padded else self._settings
+        return self._like(self._plain, settings, replicas=replicas)
 
     def evaluation(self) -> Self:
         """A copy for evaluation: every example once, in the source's order, with its own weight.
@@ -371,19 +394,3 @@ class Batches:
 
     def _like(self, source: Source | Stream, settings: Any, **changes: Any) -> Self:
         return type(self)(source, _use=self._use._replace(**changes), **settings)
-
-
-def weight_spec(y: Any) -> tf.TensorSpec:
-    """The spec of an example's weight that Keras can multiply with the losses of targets `y`.
-
-    A mask has a loss for each pixel, so that its one weight needs axes for height and width.
-    """
-    rank = y.shape.rank if isinstance(y, tf.TensorSpec) else 1
-    return tf.TensorSpec((1,) * max(rank - 1, 0), tf.float32)
-
-
-def weight_shape(weight: Any) -> tuple[int, ...] | None:
-    """The shape of an example's weight; None where there is none."""
-    if weight is None:
-        return None
-    return tuple(weight.shape) if isinstance(weight, tf.TensorSpec) else ()

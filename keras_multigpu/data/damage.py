@@ -50,6 +50,11 @@ class Quarantine:
         with self._lock:
             return list(self._entries.values())
 
+    def failed(self, error: Exception) -> Exception:
+        """Remember an error that ends reading, of which TensorFlow hands on only the text."""
+        self.failure = error
+        return error
+
     def add(self, epoch: int, name: str, cause: str) -> None:
         """Remember a damaged example."""
         with self._lock:

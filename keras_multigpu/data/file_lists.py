@@ -65,7 +65,8 @@ def listed(paths: Any, labels: Any, weights: Any, columns: Columns, root: Any) -
         return from_table(CsvTable(path), labels, weights, columns, root, path)
     if hasattr(paths, "columns"):
         return from_table(FrameTable(paths), labels, weights, columns, root or "", "a table")
-    files = texts_of(paths, "paths")
+    labels, weights = in_order(labels, "labels"), in_order(weights, "sample_weight")
+    files = texts_of(in_order(paths, "paths"), "paths")
     for name, values in (("labels", labels), ("sample_weight", weights)):
         if values is not None and len(values) != len(files):
             raise ValueError(
@@ -228,6 +229,28 @@ def typed(values: Any) -> np.ndarray:
         except (ValueError, OverflowError):
             continue
     return np.array(values, dtype=object)
+
+
+def in_order(values: Any, name: str) -> Any:
+    """A sequence with an entry for each file, such as a generator's; None stays None.
+
+    Args:
+        values: Anything.
+        name: The argument that it is.
+    """
+    if values is None:
+        return None
+    is_single = isinstance(values, str) or getattr(values, "shape", None) == ()
+    if isinstance(values, Iterable) and not is_single and not isinstance(values, set | frozenset):
+        return values if hasattr(values, "__len__") else list(values)
+    raise ValueError(
+        problem(
+            f"`{name}` has no entries in a fixed order.",
+            "Expected one entry for each file, in the order of the files.",
+            "Pass a list, or an array.",
+            **{name: type(values).__name__},
+        )
+    )
 
 
 def texts_of(paths: Iterable[Any], name: str) -> list[str]:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_multigpu.data.from_arrays import as_array
 from keras_multigpu.data.from_arrays import class_labels
 from keras_multigpu.data.from_arrays import spec_of
+from keras_multigpu.data.from_arrays import weight_spec_of
 from keras_multigpu.data.source import present
 from keras_multigpu.data.targets import digest
 
@@ -44,7 +45,7 @@ class FlowTargets:
             arrays = keras.tree.map_structure(as_array, tuple(y) if isinstance(y, list) else y)
             spec = keras.tree.map_structure(spec_of, arrays)
             targets, self.labels = present(arrays), class_labels(arrays)
-        self.spec = tuple(spec_of(array) for array in inputs), spec, spec_of(weights)
+        self.spec = tuple(spec_of(array) for array in inputs), spec, weight_spec_of(weights)
         self._parts = [*inputs, *targets, *present(weights)]
         self._last_input = len(inputs)
 

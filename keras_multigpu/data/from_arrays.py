@@ -12,8 +12,10 @@ import tensorflow as tf
 from keras_multigpu.checks import problem
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.settings import Batching
+from keras_multigpu.data.source import Example
 from keras_multigpu.data.source import Source
 from keras_multigpu.data.source import present
+from keras_multigpu.data.targets import bytes_of
 
 
 def from_arrays(
@@ -56,7 +58,7 @@ class ArraySource(Source):
         data = keras.tree.map_structure(as_array, data)
         self._arrays = present(data)
         self.num_examples = common_length(self._arrays)
-        self.spec = keras.tree.map_structure(spec_of, data)
+        self.spec = specs_of(data)
         self.labels = class_labels(data[1])
 
     def read(
@@ -72,7 +74,7 @@ class ArraySource(Source):
         digest = hashlib.sha256(str(self.spec).encode())
         for array in self._arrays:
             for start in range(0, len(array), 1024):
-                digest.update(np.ascontiguousarray(array[start : start + 1024]).data)
+                digest.update(bytes_of(array[start : start + 1024]))
         return digest.hexdigest()
 
 
@@ -111,6 +113,34 @@ def spec_of(leaf: np.ndarray | None) -> tf.TensorSpec | None:
         return None
     is_wide = np.issubdtype(leaf.dtype, np.floating) and leaf.dtype.itemsize > 2
     return tf.TensorSpec(leaf.shape[1:], keras.config.floatx() if is_wide else leaf.dtype)
+
+
+def weight_spec_of(leaf: np.ndarray | None) -> tf.TensorSpec | None:
+    """The spec of one example's weight, whatever numbers came: class weights are no integers."""
+    if leaf is None:
+        return None
+    if leaf.dtype == object:
+        raise ValueError(
+            problem(
+                "`sample_weight` holds something else than numbers.",
+                "Expected a number for each example.",
+                "Convert it, for example with `numpy.asarray(sample_weight, float)`.",
+                first=leaf.reshape(-1)[:1].tolist(),
+            )
+        )
+    return tf.TensorSpec(leaf.shape[1:], weight_type())
+
+
+def weight_type() -> str:
+    """The float type of weights: that of Keras, but at least `float32`, for sums of them."""
+    return "float64" if keras.config.floatx() == "float64" else "float32"
+
+
+def specs_of(example: Example) -> Example:
+    """The specs of one example of arrays of inputs, targets and weights."""
+    x, y, weight = example
+    x, y = keras.tree.map_structure(spec_of, (x, y))
+    return x, y, keras.tree.map_structure(weight_spec_of, weight)
 
 
 def common_length(arrays: Sequence[np.ndarray]) -> int:

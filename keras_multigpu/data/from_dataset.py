@@ -10,9 +10,11 @@ from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.from_arrays import weight_type
 from keras_multigpu.data.settings import Batching
 from keras_multigpu.data.source import Stream
 from keras_multigpu.data.stream_order import buffer_shuffled
+from keras_multigpu.data.stream_order import mapped
 from keras_multigpu.data.streaming import require_sliceable
 from keras_multigpu.keras_internals import dataset_internals
 
@@ -95,7 +97,13 @@ class DatasetStream(Stream):
 def as_example(*element: Any) -> tuple[Any, Any, Any]:
     """An element of a dataset as `(x, y, sample_weight)`."""
     x, y, weight = (*element, None, None)[:3]
-    return x, y, weight
+    return x, y, mapped(as_weight, weight)
+
+
+def as_weight(leaf: Any) -> Any:
+    """Weights as floats, for they are to be multiplied by others."""
+    is_whole = leaf.dtype.is_integer or leaf.dtype.is_bool
+    return tf.cast(leaf, weight_type()) if is_whole else leaf
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:

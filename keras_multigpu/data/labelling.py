@@ -211,7 +211,8 @@ def value_targets(labels: np.ndarray, task: str, class_names: Sequence[str] | No
                     first=labels[:2].tolist(),
                 )
             )
-        return ValueTargets(labels.astype(np.float32), names if task == "multi_label" else None)
+        values = labels.astype(np.float32)
+        return ValueTargets(values) if task == "regression" else class_columns(values, names)
     if task == "regression":
         raise ValueError(
             problem(
@@ -232,7 +233,13 @@ def value_targets(labels: np.ndarray, task: str, class_names: Sequence[str] | No
     sizes = [len(label) for label in sets]
     flat = np.array([name for label in sets for name in label], object)
     matrix[np.repeat(np.arange(len(sets)), sizes), numbers_of(flat, names)] = 1
-    return ValueTargets(matrix, names)
+    return class_columns(matrix, names)
+
+
+def class_columns(matrix: np.ndarray, names: list[str] | None) -> ValueTargets:
+    """A column for each class; where each row has exactly one, that can be counted and balanced."""
+    is_single = matrix.shape[1] > 1 and (matrix.sum(axis=1) == 1).all()
+    return ValueTargets(matrix, names, matrix.argmax(axis=1) if is_single else None)
 
 
 def numbers_of(labels: np.ndarray, names: list[str]) -> np.ndarray:

@@ -36,8 +36,7 @@ class Loader:
         first: Where the batch number zero begins.
         share: `(i, n)`: which part of each batch to read.
         weights: The weight of each class, if examples are weighted by class.
-        weight_shape: The shape of an example's weight where the source has none; None for no
-            weights at all.
+        weight_shapes: The shapes of an example's weights; empty for no weights at all.
         skip: Whether damaged examples are left out; otherwise they raise `DamagedExample`.
         quarantine: Where damaged examples are remembered.
     """
@@ -50,7 +49,7 @@ class Loader:
         first: Place,
         share: tuple[int, int],
         weights: np.ndarray | None,
-        weight_shape: tuple[int, ...] | None,
+        weight_shapes: list[tuple[int, ...]],
         skip: bool,
         quarantine: Quarantine,
     ) -> None:
@@ -59,7 +58,7 @@ class Loader:
         self._first = first
         self._share = share
         self._weights = weights
-        self._weight_shape = weight_shape
+        self._weight_shapes = weight_shapes
         self._skip = skip
         self._quarantine = quarantine
         self._lock = threading.Lock()
@@ -70,7 +69,7 @@ class Loader:
         try:
             return self._batch(step)
         except Exception as error:
-            self._quarantine.failure = error
+            self._quarantine.failed(error)
             raise
 
     def _batch(self, step: int) -> list[np.ndarray]:
@@ -88,7 +87,7 @@ class Loader:
         for row, cause in damaged:
             self._note(place.epoch, int(examples[row]), cause)
         self._finish(place.epoch)
-        if self._weight_shape is not None:
+        if self._weight_shapes:
             leaves = self._weighted(leaves, examples, real)
         return without(damaged, [*leaves, seeds], keep_shape=self._plan.remainder == "pad")
 
@@ -117,9 +116,8 @@ class Loader:
             assert self._source.labels is not None
             factor *= self._weights[self._source.labels[examples]]
         count = len(present(self._source.spec[2]))
-        weights = (
-            leaves[-count:] if count else [np.ones((1, *(self._weight_shape or ())), np.float32)]
-        )
+        ones = [np.ones((1, *shape), np.float32) for shape in self._weight_shapes]
+        weights = leaves[-count:] if count else ones
         return [
             *leaves[: len(leaves) - count],
             *(leaf * factor.reshape(-1, *[1] * (leaf.ndim - 1)) for leaf in weights),

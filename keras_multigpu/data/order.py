@@ -52,6 +52,8 @@ class Order:
             Two integer arrays. The second one holds zeros unless classes are balanced.
         """
         positions = np.asarray(positions, np.int64)
+        if positions.size and not 0 <= positions.min() <= positions.max() < self.length:
+            raise IndexError(f"Positions must lie from 0 to {self.length - 1}.")
         if self._classes is not None:
             key = hashed(self.seed, epoch) if self.shuffle else None
             return self._classes.examples(key, positions)

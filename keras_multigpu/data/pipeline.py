@@ -60,12 +60,24 @@ def batches_of(
         x, y, weight = filled(spec, tensors[:-1])
         if augment is not None:
             x = augment(x, tensors[-1])
+            require_rows(x, tensors[-1])
         return as_element(x, y, weight)
 
     dataset = tf.data.Dataset.range(np.iinfo(np.int64).max if steps is None else steps)
     dataset = dataset.map(load, num_parallel_calls=BATCHES_AT_ONCE, deterministic=True)
     dataset.loader = loader
     return dataset.prefetch(PREFETCHED).with_options(plain_options())
+
+
+def require_rows(x: Any, seeds: tf.Tensor) -> None:
+    """Raise an error where `augment` has changed the number of examples."""
+    rows = [tf.shape(leaf)[0] for leaf in keras.tree.flatten(x) if isinstance(leaf, tf.Tensor)]
+    tf.debugging.assert_equal(
+        rows,
+        tf.fill([len(rows)], tf.shape(seeds)[0]),
+        "`augment` changed the number of examples in a batch. Expected as many as came in. Change "
+        "each image by itself.",
+    )
 
 
 def as_element(x: Any, y: Any, weight: Any) -> Any:
@@ -103,3 +115,23 @@ def shares_of(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
         return tf.data.Dataset.range(replicas).map(share)
 
     return dataset.flat_map(cut)
+
+
+def weight_specs(y: Any) -> Any:
+    """The specs of an example's weights that Keras can multiply with the losses of targets `y`.
+
+    A mask has a loss for each pixel, so that its one weight needs axes for height and width. Of
+    several targets each gets a weight where they differ in this.
+    """
+    specs = keras.tree.map_structure(
+        lambda leaf: (
+            None if leaf is None else tf.TensorSpec((1,) * max(leaf.shape.rank - 1, 0), tf.float32)
+        ),
+        y,
+    )
+    flat = present(specs)
+    return (
+        specs
+        if len({tuple(spec.shape) for spec in flat}) > 1
+        else (flat or [tf.TensorSpec((), tf.float32)])[0]
+    )

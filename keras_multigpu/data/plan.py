@@ -58,9 +58,15 @@ class Plan(NamedTuple):
         low, high = share_bounds(size, *share)
         return np.arange(start + low, start + high, dtype=np.int64)
 
-    def static_size(self, share: tuple[int, int]) -> int | None:
-        """The size of this share in every batch, None if it differs."""
-        whole = self.order.length % self.global_batch_size == 0
+    def static_size(self, share: tuple[int, int], start: int = 0) -> int | None:
+        """The size of this share in every batch, None if it differs.
+
+        Args:
+            share: `(i, n)`.
+            start: Where the first epoch begins.
+        """
+        size = self.global_batch_size
+        whole = self.order.length % size == 0 and (self.order.length - start) % size == 0
         if self.remainder == "keep" and not whole:
             return None
         low, high = share_bounds(self.global_batch_size, *share)

@@ -15,8 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import problem
+from keras_multigpu.data.damage import Quarantine
 from keras_multigpu.data.from_arrays import as_array
-from keras_multigpu.data.from_arrays import spec_of
+from keras_multigpu.data.from_arrays import specs_of
 from keras_multigpu.data.loading import GATE
 from keras_multigpu.data.order import hashed
 from keras_multigpu.data.order import shuffled
@@ -42,7 +43,12 @@ class PythonBatches(Stream):
         leaves = present(example)
         self.batch_size = len(leaves[0])
         """The number of examples of the first batch."""
-        self.spec: Example = keras.tree.map_structure(spec_of, example)
+        self.spec: Example = specs_of(example)
+        self._quarantine = Quarantine()
+
+    def report_to(self, quarantine: Quarantine) -> None:
+        """As `Stream.report_to`."""
+        self._quarantine = quarantine
 
     @abc.abstractmethod
     def batches(self, epoch: int, shuffle: bool, seed: int) -> Iterator[Any]:
@@ -57,16 +63,24 @@ class PythonBatches(Stream):
             iterator = self.batches(int(epoch), shuffle, seed)
             while True:
                 with GATE:
-                    batch = next(iterator, None)
-                    if batch is None:
-                        return
-                    arrays = self._leaves(batch)
+                    arrays = self._next(iterator)
+                if arrays is None:
+                    return
                 yield arrays
 
         dataset = tf.data.Dataset.from_generator(
             generate, output_signature=signature, args=(epoch,)
         )
         return dataset.unbatch().map(lambda *leaves: filled(self.spec, leaves))
+
+    def _next(self, iterator: Iterator[Any]) -> tuple[np.ndarray, ...] | None:
+        """The arrays of the next batch, None behind the last; an error is remembered."""
+        try:
+            batch = next(iterator, None)
+            return None if batch is None else self._leaves(batch)
+        except Exception as error:
+            self._quarantine.failed(error)
+            raise
 
     def _leaves(self, batch: Any) -> tuple[np.ndarray, ...]:
         """The arrays of a batch; a `ValueError` unless it looks like the first one."""

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from typing import NamedTuple
 from typing import TypedDict
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.data.damage import Quarantine
 from keras_multigpu.data.plan import Plan
 from keras_multigpu.data.source import Source
 from keras_multigpu.data.source import Stream
@@ -44,6 +46,20 @@ DEFAULTS = Batching(
 )
 
 
+class Use(NamedTuple):
+    """What copies of `Batches` have in common, apart from their settings.
+
+    Attributes:
+        replicas: How many replicas `replica_batch_size` counts for; None for those of the machine.
+        training: Whether they are read for training, and not for evaluation.
+        quarantine: The damaged examples met by any of them.
+    """
+
+    replicas: int | None
+    training: bool
+    quarantine: Quarantine
+
+
 def completed(settings: dict[str, Any]) -> Batching:
     """The settings with the defaults of those that are missing.
 
@@ -60,7 +76,12 @@ def completed(settings: dict[str, Any]) -> Batching:
                     **{name: value},
                 )
             )
-    return {**DEFAULTS, **settings}  # type: ignore[typeddict-item]
+    # NumPy's integers as Python's.
+    plain = {
+        name: int(value) if isinstance(value, np.integer) else value
+        for name, value in settings.items()
+    }
+    return {**DEFAULTS, **plain}  # type: ignore[typeddict-item]
 
 
 def require_valid(settings: Batching, source: Source | Stream) -> None:
@@ -126,6 +147,35 @@ def require_batches(plan: Plan) -> None:
                 'Take smaller batches, or remainder="keep".',
                 remainder=plan.remainder,
                 global_batch_size=plan.global_batch_size,
+            )
+        )
+
+
+def require_place(epoch: Any, start: Any, length: int | None) -> None:
+    """Raise a `ValueError` unless an epoch can begin there.
+
+    Args:
+        epoch: The number of the epoch.
+        start: How many of its examples to leave out.
+        length: How many there are; None if unknown.
+    """
+    for name, value in (("epoch", epoch), ("start", start)):
+        if not isinstance(value, int | np.integer) or value < 0:
+            raise ValueError(
+                problem(
+                    f"`{name}` is not a whole number from 0 on.",
+                    "Expected the number of an epoch, and how many of its examples are done.",
+                    "Pass for example (0, 0) for the beginning.",
+                    **{name: value},
+                )
+            )
+    if length is not None and start > length:
+        raise ValueError(
+            problem(
+                f"`start` lies behind the epoch's {length} examples.",
+                "Expected at most as many.",
+                "Begin the next epoch with start=0.",
+                start=start,
             )
         )
 

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.data.damage import DamagedExample
+from keras_multigpu.data.damage import Quarantine
 
 Example = tuple[Any, Any, Any]
 """`(x, y, sample_weight)`; `y` and `sample_weight` may be None."""
@@ -124,6 +125,9 @@ class Stream(abc.ABC):
             shuffle: Whether to shuffle, as well as the stream can.
             seed: Decides the shuffle, together with the epoch.
         """
+
+    def report_to(self, quarantine: Quarantine) -> None:  # noqa: B027 - most have nothing to say.
+        """Remember errors of Python there from now on: TensorFlow hands on only their text."""
 
     def still(self) -> "Stream":
         """The same stream without random draws, for evaluation."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_multigpu.checks import problem
 from keras_multigpu.data.cache_filling import size_of_one
 from keras_multigpu.data.cache_memory import require_memory
+from keras_multigpu.data.damage import Quarantine
 from keras_multigpu.data.loading import BATCHES_AT_ONCE
 from keras_multigpu.data.source import Example
 from keras_multigpu.data.source import Stream
@@ -50,6 +51,10 @@ class CachedStream(Stream):
                 ):
                     require_memory(self.num_examples * size_of_one(leaves), self.name)
                 self._examples = examples.cache()
+
+    def report_to(self, quarantine: Quarantine) -> None:
+        """As `Stream.report_to`."""
+        self.stream.report_to(quarantine)
 
     def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
         """As `Stream.examples`, with what is wrong with each of them."""

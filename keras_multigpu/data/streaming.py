@@ -33,6 +33,7 @@ from keras_multigpu.data.stream_cache import CachedStream
 from keras_multigpu.data.stream_cache import cached
 from keras_multigpu.data.stream_order import in_python
 from keras_multigpu.data.stream_order import mapped
+from keras_multigpu.data.stream_shapes import alike
 
 
 def prepared(stream: Stream, settings: Batching) -> Stream:
@@ -104,6 +105,7 @@ def dataset(
         augment: Changes the inputs of a batch.
         quarantine: Where damaged examples are remembered.
     """
+    stream.report_to(quarantine)
     if isinstance(stream, CachedStream):
         stream.prepare()
     epochs = Epochs(stream, global_batch_size, settings, first, share, quarantine)
@@ -148,7 +150,10 @@ class Epochs(NamedTuple):
             return self._share(epoch, start, number, batch, watch)
 
         drop = self.settings["remainder"] == "drop"
-        batches = examples.skip(start).batch(self.global_batch_size, drop_remainder=drop)
+        examples = alike(
+            examples.skip(start), self.stream.name, self.global_batch_size, watch.failed
+        )
+        batches = examples.batch(self.global_batch_size, drop_remainder=drop)
         batches = batches.enumerate().map(
             ready, num_parallel_calls=BATCHES_AT_ONCE, deterministic=True
         )
@@ -238,8 +243,7 @@ class Watch(NamedTuple):
 
     def failed(self, error: Exception) -> Exception:
         """Remember an error that ends reading: TensorFlow hands on only its text."""
-        self.quarantine.failure = error
-        return error
+        return self.quarantine.failed(error)
 
     def end(self, epoch: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
         """Give the epoch's warning, or an error if it had no batch; False in any case."""

@@ -21,7 +21,14 @@ class Subset(Source):
         indices: Which of its examples, in the order that they have here.
     """
 
+    source: Source
+    indices: np.ndarray
+
     def __init__(self, source: Source, indices: np.ndarray) -> None:
+        # A part of a part is a part of the whole. A cache has parts of its own kind.
+        if isinstance(source, Subset) and source.__class__ is Subset:
+            indices = source.indices[indices]
+            source = source.source
         self.source = source
         self.indices = indices
         self.name = f"a part of {source.name}"
@@ -84,7 +91,7 @@ def split(source: Source | Stream, fraction: float, settings: Batching) -> tuple
         settings: The seed.
     """
     source = with_random_access(source, "split")
-    if not isinstance(fraction, int | float) or not 0 < fraction < 1:
+    if not isinstance(fraction, int | float | np.floating) or not 0 < fraction < 1:
         raise ValueError(
             problem(
                 "`fraction` is no share of the examples.",
@@ -96,12 +103,13 @@ def split(source: Source | Stream, fraction: float, settings: Batching) -> tuple
     order, _ = Order(source.num_examples, seed=settings["seed"]).examples(
         -2, np.arange(source.num_examples)
     )
-    second = np.zeros(source.num_examples, bool)
     labels = np.zeros(len(order), int) if source.labels is None else source.labels[order]
-    rank, size = ranks(labels)
-    # The k-th example of a class belongs to the second part if `fraction * k` passes a whole
-    # number there; the half spreads the rounding of many small classes to both sides.
-    second[order] = np.floor((rank + 1) * fraction + 0.5) > np.floor(rank * fraction + 0.5)
+    by_class = order[np.argsort(labels, kind="stable")]
+    # Counted on from class to class, the k-th example belongs to the second part if `fraction * k`
+    # passes a whole number there. So the sizes are right in all, and in each class within one.
+    count = np.arange(source.num_examples)
+    second = np.zeros(source.num_examples, bool)
+    second[by_class] = np.floor((count + 1) * fraction + 0.5) > np.floor(count * fraction + 0.5)
     if not second.any() or second.all():
         raise ValueError(
             problem(
@@ -112,15 +120,6 @@ def split(source: Source | Stream, fraction: float, settings: Batching) -> tuple
             )
         )
     return Subset(source, np.flatnonzero(~second)), Subset(source, np.flatnonzero(second))
-
-
-def ranks(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For each label how many equal ones stand before it, and how many there are in all."""
-    _, places, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    by_class = np.argsort(places, kind="stable")
-    rank = np.empty(len(labels), np.int64)
-    rank[by_class] = np.arange(len(labels)) - (np.cumsum(counts) - counts)[places[by_class]]
-    return rank, counts[places]
 
 
 def with_random_access(source: Source | Stream, method: str) -> Source:

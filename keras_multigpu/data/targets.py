@@ -96,12 +96,19 @@ class ValueTargets(Targets):
     Args:
         values: An array, examples along the first axis.
         class_names: The names of the columns, if these are classes.
+        labels: The class of each example, if each has exactly one of them.
     """
 
-    def __init__(self, values: np.ndarray, class_names: list[str] | None = None) -> None:
+    def __init__(
+        self,
+        values: np.ndarray,
+        class_names: list[str] | None = None,
+        labels: np.ndarray | None = None,
+    ) -> None:
         self._values = values
         self.class_names = class_names
         self.spec = tf.TensorSpec(values.shape[1:], values.dtype)
+        self.labels = labels
 
     def read(
         self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray
@@ -120,5 +127,13 @@ def digest(array: np.ndarray | None) -> str:
     if array is None:
         return "none"
     content = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
-    content.update(np.ascontiguousarray(array).data)
+    content.update(bytes_of(array))
     return content.hexdigest()[:32]
+
+
+def bytes_of(array: np.ndarray) -> bytes | memoryview:
+    """The content of an array as bytes to hash; `bfloat16` and the like offer none themselves."""
+    if array.dtype == object:
+        # Its own bytes are addresses.
+        return repr(array.tolist()).encode()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

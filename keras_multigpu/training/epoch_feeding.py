@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 
-OFFERED = ("epoch", "epochs", "evaluation", "for_replicas", "steps_per_epoch", "failure")
+OFFERED = ("epoch", "epochs", "evaluation", "for_replicas", "global_batch_size", "steps_per_epoch")
 
 
 def knows_epochs(x: Any) -> bool:
@@ -29,18 +29,25 @@ class EpochSource:
     Args:
         batches: The object; in evaluation what its `evaluation()` returned.
         training: Whether epochs follow one another.
+        steps: How many batches make an epoch of `fit`, if not those of an epoch of the data.
         class_weight: Weights of classes, which become sample weights.
     """
 
     def __init__(
-        self, batches: Any, training: bool, class_weight: dict[int, float] | None = None
+        self,
+        batches: Any,
+        training: bool,
+        steps: int | None = None,
+        class_weight: dict[int, float] | None = None,
     ) -> None:
+        refuse_endless_epoch(batches, steps)
         self.num_batches: int | None = batches.steps_per_epoch
-        self.endless = training and self.num_batches is not None
+        self.endless = training and (self.num_batches is not None or steps is not None)
         self.may_be_empty = bool(batches.may_lose_examples)
         self.is_countable = self.num_batches is not None and not self.may_be_empty
         self._batches = batches
         self._training = training
+        self._steps = steps
         self._class_weight = class_weight
         self._epoch = 0
         self._made: tuple[int, tf.data.Dataset] | None = None
@@ -48,7 +55,7 @@ class EpochSource:
         self.start(0)
 
     def start(self, epoch: int) -> None:
-        """Begin with this epoch."""
+        """Begin with this epoch of `fit`."""
         self._epoch = epoch if self._training else 0
         self._dataset()
 
@@ -61,18 +68,28 @@ class EpochSource:
 
     def _dataset(self) -> tf.data.Dataset:
         if self._made is None or self._made[0] != self._epoch:
-            batches = self._batches
-            made = batches.epochs((self._epoch, 0)) if self.endless else batches.epoch(self._epoch)
+            made = self._endless() if self.endless else self._batches.epoch(self._epoch)
             if self._class_weight is not None:
+                refuse_weights_twice(made.element_spec, self._class_weight)
                 made = made.map(keras_internals.class_weights_of_batch(self._class_weight))
             self._made = self._epoch, made
             self.spec = made.element_spec
         return self._made[1]
 
-    def cause(self) -> Exception | None:
-        """Why reading failed, where the object knows."""
+    def _endless(self) -> tf.data.Dataset:
+        """All batches from the beginning of an epoch of `fit` on."""
+        if self._steps is None:
+            return self._batches.epochs((self._epoch, 0))
+        done = self._epoch * self._steps
+        if self.num_batches is None:
+            return self._batches.epochs().skip(done)
+        epoch, batch = divmod(done, self.num_batches)
+        return self._batches.epochs((epoch, batch * self._batches.global_batch_size))
+
+    def cause(self, error: tf.errors.OpError) -> Exception | None:
+        """Why reading failed, if that is what `error` is about."""
         failure: Exception | None = self._batches.failure
-        return failure
+        return failure if failure is not None and str(failure) in str(error) else None
 
     def on_epoch_begin(self) -> None:
         """Nothing to do."""
@@ -83,7 +100,7 @@ class EpochSource:
 
 def refuse_what_batches_bring(x: Any, **separate: Any) -> None:
     """Raise a `ValueError` where such batches come with arguments that they already decide."""
-    given = {name: value for name, value in separate.items() if value is not None}
+    given = {name: type(value) for name, value in separate.items() if value is not None}
     if given:
         raise ValueError(
             problem(
@@ -91,5 +108,32 @@ def refuse_what_batches_bring(x: Any, **separate: Any) -> None:
                 "Expected batches that bring their own targets, weights and size.",
                 "Leave the arguments out; `batches.with_(...)` changes the batch size.",
                 **given,
+            )
+        )
+
+
+def refuse_endless_epoch(batches: Any, steps: int | None) -> None:
+    """Raise a `ValueError` where an epoch would never end."""
+    if steps is None and batches.is_infinite:
+        raise ValueError(
+            problem(
+                "The data never ends, and nothing says how long an epoch is.",
+                "Expected a number of steps.",
+                "Pass `steps_per_epoch` to `fit`, `steps` to `evaluate`.",
+                data=batches,
+            )
+        )
+
+
+def refuse_weights_twice(spec: Any, class_weight: dict[int, float]) -> None:
+    """Raise a `ValueError` where class weights come to batches that have weights."""
+    if isinstance(spec, tuple) and len(spec) == 3:
+        raise ValueError(
+            problem(
+                "`class_weight` came to batches that have sample weights.",
+                "Expected one of the two.",
+                'Write `batches.with_(balance="class_weight")`, which multiplies them, or leave '
+                "out `balance`.",
+                class_weight=class_weight,
             )
         )

@@ -91,7 +91,7 @@ class Feed:
         if knows_epochs(x):
             refuse_what_batches_bring(x, y=y, sample_weight=sample_weight, batch_size=batch_size)
             batches = (x if training else x.evaluation()).for_replicas(replicas)
-            self._source = EpochSource(batches, training, class_weight)
+            self._source = EpochSource(batches, training, self._steps, class_weight)
         elif isinstance(x, tf.distribute.DistributedDataset):
             self._source = PythonSource(lambda: map(joined_batch, x), class_weight)
         elif is_generator(x):
@@ -141,7 +141,7 @@ class Feed:
         try:
             yield
         except tf.errors.OpError as error:
-            cause = self._source.cause() if isinstance(self._source, EpochSource) else None
+            cause = self._source.cause(error) if isinstance(self._source, EpochSource) else None
             if cause is None:
                 raise
             raise cause from error

@@ -95,6 +95,30 @@ def test_an_epoch_starts_at_any_position():
     assert sorted(done + rest) == list(range(29))
 
 
+@pytest.mark.parametrize("start", [0, 1, 2, 4, 7, 8])
+def test_an_epoch_of_full_batches_starts_in_the_middle_of_one(start):
+    """Then its last batch is a smaller one, although the whole epoch has none."""
+    batches = numbered(8, global_batch_size=4)
+    rest = list(itertools.chain(*numbers(batches.epoch(0))))[start:]
+    assert list(itertools.chain(*numbers(batches.epoch(0, start=start)))) == rest
+    follow = numbers(batches.epochs((0, start)).take(4))
+    assert list(itertools.chain(*follow))[: len(rest)] == rest
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [((-1, 0), "`epoch` is not"), ((0, -5), "`start` is not"), ((0, 1.5), "`start` is not")],
+)
+def test_impossible_places_are_named(place, message):
+    """Instead of an order of its own, or a hang."""
+    with pytest.raises(ValueError, match=message):
+        numbered(10).epoch(*place)
+    with pytest.raises(ValueError, match=message):
+        numbered(10).epochs(place)
+    with pytest.raises(ValueError, match="behind the epoch's 10 examples"):
+        numbered(10).epoch(0, start=11)
+
+
 def test_epochs_follow_one_another():
     """The endless dataset is the epochs one after another, from any position on."""
     batches = numbered(10, global_batch_size=4)
@@ -214,6 +238,43 @@ def test_split_of_many_small_classes():
     assert train.num_examples == 40
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("fraction", [0.1, 0.2, 0.5])
+def test_split_of_tiny_classes_is_right_in_all(size, fraction):
+    """Each class is within one of its share, and the sum is exact."""
+    batches = kmg.data.from_arrays(np.arange(100 * size), np.repeat(np.arange(100), size))
+    _, part = batches.split(fraction)
+    assert part.num_examples == pytest.approx(100 * size * fraction)
+    counts = np.array(list(part.class_counts.values()))
+    assert np.abs(counts - size * fraction).max() < 1
+
+
+def test_parts_of_parts():
+    """However often they are cut, they are parts of the whole."""
+    batches = numbered(50)
+    for count in range(49, 2, -1):
+        batches = batches.take(count)
+    first, second = batches.split(0.5)
+    both = sorted(itertools.chain(*numbers(first.epoch(0)), *numbers(second.epoch(0))))
+    assert len(set(both)) == 3
+    assert "a part of arrays" in repr(first)
+
+
+def test_numpys_integers_are_integers():
+    """A size may come out of a computation."""
+    batches = numbered(10, global_batch_size=np.int64(4), seed=np.int32(3))
+    assert repr(batches.take(np.int64(5)).split(np.float32(0.4))[0]) == (
+        "Batches(3 examples from a part of arrays, 1 x 4, seed=3)"
+    )
+
+
+def test_batches_are_no_dataset():
+    """But it is said what is, and a test for None is no test of their length."""
+    with pytest.raises(TypeError, match=r"Write `batches\.epoch\(0\)`"):
+        iter(numbered(3))
+    assert kmg.data.from_dataset(tf.data.Dataset.range(5).filter(lambda _: True), batched=False)
+
+
 def test_stock_keras_trains_on_an_epoch():
     """`epoch(k)` is a plain dataset."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(3)])
@@ -294,6 +355,41 @@ def test_draws_depend_on_seed_epoch_and_example_alone(augment):
     np.testing.assert_array_equal(first, drawn(batches.with_(global_batch_size=9), 0))
     assert np.abs(first - drawn(batches, 1)).max() > 0.01
     assert np.abs(first - drawn(batches.with_(seed=1), 0)).max() > 0.01
+
+
+def test_functions_with_seeds_do_not_draw_in_evaluation():
+    """They are left out; with an argument `training` they decide themselves."""
+    images = np.ones((4, 2, 2, 1), "float32")
+
+    def scaled(x, seeds, training):
+        return x * 3 if not training else x + tf.cast(seeds[:, :1, None, None], tf.float32)
+
+    for augment, factor in ((noisy, 1), (scaled, 3)):
+        batches = kmg.data.from_arrays(images, augment=augment)
+        assert np.abs(next(iter(batches.epoch(0))) - images).max() > 0
+        np.testing.assert_array_equal(next(iter(batches.evaluation().epoch(0))), images * factor)
+
+
+def test_unbuilt_layers_work_in_every_epoch():
+    """They are built outside of the pipeline's graph, which the next epoch does not have."""
+    normalize = keras.Sequential([keras.layers.Normalization(mean=3.0, variance=4.0)])
+    batches = kmg.data.from_arrays(np.ones((2, 2, 2, 1), "float32"), augment=normalize)
+    for epoch in range(2):
+        np.testing.assert_allclose(next(iter(batches.epoch(epoch))), -np.ones((2, 2, 2, 1)))
+
+
+@pytest.mark.parametrize("layer", [keras.layers.MixUp, keras.layers.CutMix])
+def test_layers_that_mix_examples_are_refused(layer):
+    """Image by image they would do nothing."""
+    with pytest.raises(ValueError, match=f"{layer.__name__}, which mixes the examples"):
+        kmg.data.from_arrays(np.ones((2, 2, 2, 1)), augment=keras.Sequential([layer()]))
+
+
+def test_augmentation_keeps_the_number_of_examples():
+    """A function that does not is named before the loss fails."""
+    batches = kmg.data.from_arrays(np.ones((4, 1)), np.ones(4), augment=lambda x: x[:3])
+    with pytest.raises(tf.errors.InvalidArgumentError, match="`augment` changed the number"):
+        list(batches.epoch(0))
 
 
 def test_layers_do_not_draw_in_evaluation():

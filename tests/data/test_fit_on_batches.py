@@ -91,6 +91,79 @@ def test_steps_per_epoch_goes_on_where_it_stopped():
     assert_same(model, by_hand(batches, range(1))[0])
 
 
+def test_a_later_epoch_of_a_few_steps_begins_where_the_last_one_ended():
+    """Two epochs of three steps, and two more, are four epochs of three steps."""
+    batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
+    whole, parts = compiled(2), compiled(2)
+    whole.fit(batches, steps_per_epoch=3, epochs=4, verbose=0)
+    parts.fit(batches, steps_per_epoch=3, epochs=2, verbose=0)
+    parts.fit(batches, steps_per_epoch=3, epochs=4, initial_epoch=2, verbose=0)
+    assert_same(parts, whole)
+
+
+def test_padding_does_not_change_a_training():
+    """`DistributedModel` needs none, and Keras would count it in the loss."""
+    batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
+    model, padded = compiled(2), compiled(2)
+    logs = model.fit(batches, epochs=2, verbose=0).history
+    assert padded.fit(batches.with_(remainder="pad"), epochs=2, verbose=0).history == logs
+    assert_same(padded, model)
+
+
+def test_weights_that_fit_several_targets():
+    """A mask among the targets needs weights with axes for its pixels."""
+    y = {"label": np.arange(6) % 2, "mask": np.zeros((6, 3, 3, 1), np.uint8)}
+    batches = kmg.data.from_arrays(
+        np.zeros((6, 2)), y, remainder="pad", global_batch_size=4, shuffle=False
+    )
+    _, (_, _, weights) = list(batches.epoch(0))
+    assert weights["label"].numpy().tolist() == [1, 1, 0, 0]
+    assert weights["mask"].shape == (4, 1, 1)
+
+
+def test_an_earlier_failure_is_not_taken_for_the_cause():
+    """What failed before in a copy has nothing to do with an error of now."""
+    batches = Batches(Torn({3}), global_batch_size=8)
+    with pytest.raises(DamagedExample):
+        compiled(2).fit(batches, verbose=0)
+
+    def wrong(x):
+        tf.debugging.assert_less(x, -1e9, "my own mistake")
+        return x
+
+    with pytest.raises(tf.errors.InvalidArgumentError, match="my own mistake"):
+        compiled(2).fit(batches.with_(on_error="skip", augment=wrong), verbose=0)
+
+
+def test_weights_cannot_come_twice():
+    """`class_weight` of `fit` beside weights that the batches have."""
+    batches = kmg.data.from_arrays(X, Y, balance="class_weight")
+    with pytest.raises(ValueError, match="`class_weight` came to batches that have sample weights"):
+        compiled(2).fit(batches, class_weight={0: 1.0, 1: 2.0, 2: 1.0})
+
+
+def test_data_without_an_end_needs_steps():
+    """Otherwise the first epoch would never be over."""
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y)).repeat()
+    batches = kmg.data.from_dataset(dataset, global_batch_size=8)
+    with pytest.raises(ValueError, match="The data never ends"):
+        compiled(2).fit(batches)
+
+
+def test_data_of_unknown_length_goes_on_from_epoch_to_epoch():
+    """With `steps_per_epoch`, as data of a known length does."""
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y))
+    known = kmg.data.from_dataset(dataset, global_batch_size=8, shuffle=False)
+    unknown = kmg.data.from_dataset(
+        dataset.filter(lambda *_: True), global_batch_size=8, shuffle=False
+    )
+    model, other = compiled(2), compiled(2)
+    model.fit(known, steps_per_epoch=3, epochs=4, verbose=0)
+    other.fit(unknown, steps_per_epoch=3, epochs=2, verbose=0)
+    other.fit(unknown, steps_per_epoch=3, epochs=4, initial_epoch=2, verbose=0)
+    assert_same(other, model)
+
+
 def test_class_weight_of_fit():
     """Keras's own argument works, too, and equals `balance="class_weight"`."""
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8)

@@ -106,3 +106,40 @@ def test_bad_arrays_are_named(x, y, message):
     """At once, with what to do."""
     with pytest.raises(ValueError, match=message):
         kmg.data.from_arrays(x, y)
+
+
+@pytest.mark.parametrize("remainder", ["keep", "pad"])
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, bool, np.float16, np.float64, "bfloat16"])
+def test_weights_are_floats(dtype, remainder):
+    """Whatever they came as: padding and class weights are multiplied into them."""
+    weights = tf.constant([1, 0, 1, 1]).numpy().astype(tf.as_dtype(dtype).as_numpy_dtype)
+    batches = kmg.data.from_arrays(
+        np.zeros((4, 1)), np.arange(4), weights, remainder=remainder
+    ).with_(shuffle=False, global_batch_size=5)
+    ((_, _, weight),) = batches.epoch(0)
+    assert weight.dtype == tf.float32
+    assert weight.numpy().tolist() == [1, 0, 1, 1, 0][: 4 if remainder == "keep" else 5]
+
+
+def test_integer_weights_are_balanced():
+    """The class of one example weighs 1.5, that of the three 0.5, times twice the weight."""
+    batches = kmg.data.from_arrays(
+        np.zeros((4, 1)), np.array([0, 1, 1, 1]), np.array([2, 2, 0, 2]), balance="class_weight"
+    )
+    _, _, weight = only(batches)
+    np.testing.assert_allclose(weight, [4, 4 / 3, 0, 4 / 3], rtol=1e-6)
+
+
+def test_weights_that_are_no_numbers():
+    with pytest.raises(ValueError, match="something else than numbers.*Received: first=.'a'"):
+        kmg.data.from_arrays(np.zeros((2, 1)), None, np.array(["a", "b"]))
+
+
+def test_bfloat16_is_cached_in_a_folder(tmp_path):
+    """The key of the cache is a hash of the values, of which NumPy gives no buffer."""
+    x = tf.constant([[1.5], [2.5]], tf.bfloat16)
+    for _ in range(2):
+        batch = only(kmg.data.from_arrays(x, cache=tmp_path))
+        assert batch.dtype == tf.bfloat16 and batch.numpy().tolist() == [[1.5], [2.5]]
+    other = only(kmg.data.from_arrays(2 * x, cache=tmp_path))
+    assert other.numpy().tolist() == [[3], [5]]

@@ -270,3 +270,35 @@ def test_trains_on_an_infinite_dataset():
     history = model.fit(made, epochs=2, steps_per_epoch=3, verbose=0)
     assert len(history.history["loss"]) == 2
     assert model.optimizer.iterations == 6
+
+
+@pytest.mark.parametrize("dtype", [np.int64, bool])
+def test_whole_weights_become_floats(dtype):
+    weights = np.array([1, 0, 1]).astype(dtype)
+    made = from_dataset(Slices((NUMBERS[:3], NUMBERS[:3], weights)), shuffle=False)
+    ((_, _, weight),) = made.epoch(0)
+    assert weight.dtype == tf.float32 and weight.numpy().tolist() == [1, 0, 1]
+
+
+def lengths(*sizes):
+    """Vectors of these sizes, each with its number."""
+    vectors = tf.ragged.range(tf.constant(sizes))
+    dataset = Slices((vectors, np.arange(len(sizes))))
+    return dataset.map(lambda x, y: (x.to_tensor() if x.shape.rank > 1 else x, y))
+
+
+def test_examples_of_a_batch_must_have_one_shape():
+    """The error says so, and `fit` raises it; TensorFlow's own would name two shapes only."""
+    made = from_dataset(lengths(2, 2, 2, 3), shuffle=False, global_batch_size=2)
+    expected = "(?s)a dataset differ in shape.*Resize, crop or pad.*Received: first=.*another="
+    with pytest.raises(tf.errors.OpError, match=expected):
+        list(made.epoch(0))
+    assert isinstance(made.failure, ValueError)
+    assert r"first=[(2,), ()], another=[(3,), ()]" in str(made.failure)
+
+
+def test_batches_may_differ_in_shape():
+    """As those of `padded_batch` do, each padded to its own longest example."""
+    made = from_dataset(lengths(2, 2, 3, 3, 1), shuffle=False, global_batch_size=2)
+    assert lists(made.epoch(0)) == [[[0, 1]] * 2, [[0, 1, 2]] * 2, [[0]]]
+    assert lists(made.epoch(0, start=2)) == [[[0, 1, 2]] * 2, [[0]]]

@@ -290,3 +290,23 @@ def test_fit_trains_on_two_replicas(paths, kind):
     history = model.fit(batches, epochs=3, verbose=0).history
     assert history["loss"][-1] < history["loss"][0]
     assert int(model.optimizer.iterations) == 3 * 3
+
+
+def test_one_hot_rows_are_counted(paths):
+    """As `from_arrays` does; rows with several classes have no single one to count."""
+    counted = from_files(paths[:3], [[1, 0], [0, 1], [0, 1]], **SMALL)
+    assert counted.class_counts == {"0": 1, "1": 2}
+    assert from_files(paths[:2], [["b"], ["a"]], **SMALL).class_counts == {"a": 1, "b": 1}
+    assert from_files(paths[:2], [[1, 1], [0, 1]], **SMALL).class_counts is None
+
+
+def test_generators_are_lists(paths):
+    made = from_files(
+        iter(paths[:3]),
+        (number % 2 for number in range(3)),
+        (number / 2 for number in range(3)),
+        shuffle=False,
+        **SMALL,
+    )
+    ((_, labels, weights),) = made.epoch(0)
+    assert (labels.numpy().tolist(), weights.numpy().tolist()) == ([0, 1, 0], [0, 0.5, 1])

@@ -57,6 +57,19 @@ def test_mistakes_in_labels_are_named(paths, labels, arguments, message):
         from_files(paths[:3], labels, **SMALL, **arguments)
 
 
+def test_sets_have_no_order(paths):
+    """Texts come out of a set in another order in each process: labels would change places."""
+    expected = "has no entries in a fixed order.*Pass a list.*Received: "
+    for wrong in (set, frozenset):
+        with pytest.raises(ValueError, match=f"`paths` {expected}paths='{wrong.__name__}'"):
+            from_files(wrong(paths[:3]), [0, 1, 2], **SMALL)
+    with pytest.raises(ValueError, match=f"`labels` {expected}labels='set'"):
+        from_files(paths[:3], {"a", "b", "c"}, **SMALL)
+    for single in (1, "abc"):
+        with pytest.raises(ValueError, match=f"`labels` {expected}"):
+            from_files(paths[:3], single, **SMALL)
+
+
 @pytest.mark.parametrize(
     ("text", "arguments", "message"),
     [

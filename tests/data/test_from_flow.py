@@ -259,6 +259,14 @@ def test_arrays_give_what_the_flow_gives(with_y, with_misc, with_weight):
     assert (batches.class_counts is not None) == with_y
 
 
+@pytest.mark.parametrize("dtype", [np.int64, bool, np.float16])
+def test_weights_are_floats(dtype):
+    x, y = arrays()
+    flow = Generator().flow(x, y, sample_weight=y.astype(dtype), batch_size=4, shuffle=False)
+    _, _, weight = joined(from_flow(flow))
+    assert weight.dtype == np.float32 and weight.tolist() == y.tolist()
+
+
 def test_arrays_are_not_changed():
     x, y = arrays()
     before = x.copy()

@@ -241,3 +241,35 @@ def test_each_source_trains_on_two_replicas(kind):
     model.compile("sgd", loss, metrics=["accuracy"])
     history = model.fit(from_flow(flow), epochs=2, verbose=0)
     assert np.isfinite(history.history["loss"]).all() and len(history.history["loss"]) == 2
+
+
+# Errors of the user's own code.
+
+
+class Broken(Numbers):
+    """Its last batch fails."""
+
+    def __getitem__(self, index):
+        if index == 2:
+            raise KeyError("mine")
+        return super().__getitem__(index)
+
+
+def broken():
+    yield np.zeros((4, 1)), np.zeros(4)
+    raise KeyError("mine")
+
+
+@pytest.mark.parametrize(
+    "flow", [Broken(), Broken(workers=3), broken], ids=["one worker", "workers", "generator"]
+)
+@pytest.mark.parametrize("cache", [None, "memory"])
+def test_own_errors_reach_the_user_of_fit(flow, cache):
+    """As themselves, not as an error of TensorFlow."""
+    model = keras.Sequential([keras.Input(()), keras.layers.Reshape((1,)), keras.layers.Dense(1)])
+    if flow is broken:
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model = kmg.distribute(model, kmg.strategy(devices=2))
+    model.compile("sgd", "mse")
+    with pytest.raises(KeyError, match="mine"):
+        model.fit(from_flow(flow, shuffle=False, cache=cache), verbose=0)
