@@ -5,18 +5,18 @@ VENV ?= .venv
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-DATA_TESTS := tests/data tests/commands tests/test_docs.py tests/test_examples.py \
-	tests/test_readme_diff.py
+FIRST_TESTS := tests/data tests/commands tests/training tests/test_docs.py tests/test_examples.py \
+	tests/test_readme_diff.py tests/test_saving.py tests/test_verify.py
 
 .PHONY: test test-all lint docs demo bench clean
 
-# Two processes, because TensorFlow gets slower with every graph that it has seen. The first one's
-# output waits in a file until the second one is through.
+# Two processes of about the same length, because TensorFlow gets slower with every graph that it
+# has seen. The first one's output waits in a file until the second one is through.
 test: $(INSTALLED)
 	@mkdir -p build; \
-	$(BIN)/python -m pytest $(DATA_TESTS) >build/test_data.txt 2>&1 & data=$$!; \
-	$(BIN)/python -m pytest tests $(DATA_TESTS:%=--ignore=%); training=$$?; \
-	wait $$data; data=$$?; cat build/test_data.txt; exit $$((training + data))
+	$(BIN)/python -m pytest $(FIRST_TESTS) >build/first_tests.txt 2>&1 & first=$$!; \
+	$(BIN)/python -m pytest tests $(FIRST_TESTS:%=--ignore=%); second=$$?; \
+	wait $$first; first=$$?; cat build/first_tests.txt; exit $$((first + second))
 
 # Every training of tests/replica_cases.py on 2, 3, 4 and 8 replicas.
 test-all: $(INSTALLED)
