@@ -17,6 +17,8 @@ from keras_multigpu.data.source import Source
 from keras_multigpu.data.source import present
 from keras_multigpu.data.targets import bytes_of
 
+MOST_CLASSES = 2**20
+
 
 def from_arrays(
     x: Any, y: Any = None, sample_weight: Any = None, **batching: Unpack[Batching]
@@ -164,7 +166,8 @@ def class_labels(y: Any) -> np.ndarray | None:
         return None
     if y.dtype.kind in "iu" and (y.ndim == 1 or y.shape[1:] == (1,)):
         labels = y.reshape(-1).astype(np.int64)
-        return labels if labels.min() >= 0 else None
+        # Larger numbers identify something else than a class.
+        return labels if labels.min() >= 0 and labels.max() < MOST_CLASSES else None
     # A memory-mapped target is small beside its inputs, but segmentation masks are not.
     if y.ndim == 2 and y.shape[1] > 1 and ((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all():
         return y.argmax(1)

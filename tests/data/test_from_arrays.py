@@ -81,6 +81,7 @@ def resident() -> int:
         (np.array([0.5, 1.5, 2.5]), None),
         (np.array([[1, 1], [0, 1], [0, 0]]), None),
         (np.array([-1, 0, 1]), None),
+        (np.array([10**9, 0, 1]), None),
         (None, None),
     ],
 )
