@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     with without_library_messages() as terminal:
         verdicts = [*contents.folders]
-        verdicts += checked(folder, contents.images, arguments.jobs or cores(), terminal)
+        verdicts += checked(folder, contents.images, arguments.jobs, terminal)
     report(folder, contents, verdicts)
     damaged = [name for name, verdict in verdicts if verdict.damage]
     if target is not None:
@@ -164,21 +164,23 @@ def suffix(name: str) -> str:
 
 
 def checked(
-    folder: Path, images: list[str], jobs: int, terminal: TextIO | None
+    folder: Path, images: list[str], jobs: int | None, terminal: TextIO | None
 ) -> list[tuple[str, Verdict]]:
     """`(path, verdict)` of each image of which something is to be said, in their order.
 
     Args:
         folder: Where the images are.
         images: Their paths below it.
-        jobs: The number of threads.
+        jobs: The number of threads; None for one a core.
         terminal: Where to show the progress, if anywhere.
     """
+    from keras_multigpu.data.loading import CORES
+
     check = checker()
     progress = Progress(len(images), terminal)
     verdicts = []
     remaining = iter(images)
-    with ThreadPoolExecutor(jobs, thread_name_prefix="keras_multigpu_check") as threads:
+    with ThreadPoolExecutor(jobs or CORES, thread_name_prefix="keras_multigpu_check") as threads:
         while names := list(islice(remaining, AT_ONCE)):
             paths = [str(folder / name) for name in names]
             for name, verdict in zip(names, threads.map(check, paths), strict=True):
@@ -299,13 +301,6 @@ def report(folder: Path, contents: Contents, verdicts: list[tuple[str, Verdict]]
 def counted(number: int, noun: str) -> str:
     """`1 image`, `2 images`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def cores() -> int:
-    """The number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def positive(text: str) -> int:

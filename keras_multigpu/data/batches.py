@@ -263,10 +263,10 @@ class Batches:
 
     def _dataset(self, first: Place, endless: bool, share: tuple[int, int]) -> tf.data.Dataset:
         require_shard(share)
-        require_place(first.epoch, first.start, self._length())
         settings = self._settings
         augment = augmenting.augmentation(settings["augment"], self._use.training)
         if isinstance(self._source, Stream):
+            require_place(first.epoch, first.start, self._source.num_examples)
             return streaming.dataset(
                 self._source,
                 self.global_batch_size,
@@ -277,9 +277,10 @@ class Batches:
                 augment=augment,
                 quarantine=self._use.quarantine,
             )
-        self._source.prepare()
         plan = self._plan()
+        require_place(first.epoch, first.start, plan.order.length)
         require_batches(plan)
+        self._source.prepare()
         x, y, weight = self._source.spec
         by_class = self._use.training and settings["balance"] == "class_weight"
         if by_class or settings["remainder"] == "pad":
@@ -302,12 +303,6 @@ class Batches:
             size=None if self.may_lose_examples else plan.static_size(share, first.start),
             augment=augment,
         )
-
-    def _length(self) -> int | None:
-        """The number of positions in an epoch; None if unknown."""
-        if isinstance(self._source, Source):
-            return self._plan().order.length
-        return self._source.num_examples
 
     def _plan(self) -> Plan:
         assert self._source.num_examples is not None

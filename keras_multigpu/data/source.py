@@ -1,6 +1,7 @@
 """What a source of examples has to offer: `Source` in any order, `Stream` one after another."""
 
 import abc
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -80,16 +81,9 @@ class ExampleSource(Source):
         self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
     ) -> list[tuple[int, str]]:
         """As `Source.read`."""
-        damaged = []
-        for row, (index, seed) in enumerate(zip(indices.tolist(), seeds, strict=True)):
-            try:
-                leaves = present(self.read_one(index, seed))
-            except DamagedExample as damage:
-                damaged.append((row, damage.cause))
-                continue
-            for array, leaf in zip(out, leaves, strict=True):
-                array[row] = leaf
-        return damaged
+        return fill_rows(
+            out, len(indices), lambda row: self.read_one(int(indices[row]), seeds[row])
+        )
 
 
 class Stream(abc.ABC):
@@ -148,6 +142,28 @@ class Stream(abc.ABC):
             empty text if it can; None if all can.
         """
         return examples, None
+
+
+def fill_rows(
+    out: Sequence[np.ndarray], count: int, read: Callable[[int], Example]
+) -> list[tuple[int, str]]:
+    """Read examples one by one into the rows of `out`; what `Source.read` returns.
+
+    Args:
+        out: As for `Source.read`.
+        count: The number of rows.
+        read: Gives the example of a row, or raises `DamagedExample`.
+    """
+    damaged = []
+    for row in range(count):
+        try:
+            leaves = present(read(row))
+        except DamagedExample as damage:
+            damaged.append((row, damage.cause))
+            continue
+        for array, leaf in zip(out, leaves, strict=True):
+            array[row] = leaf
+    return damaged
 
 
 def present(structure: Any) -> list[Any]:

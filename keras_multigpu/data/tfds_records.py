@@ -12,7 +12,7 @@ import numpy as np
 from keras_multigpu.checks import problem
 from keras_multigpu.data.damage import DamagedExample
 from keras_multigpu.data.source import Source
-from keras_multigpu.data.source import present
+from keras_multigpu.data.source import fill_rows
 from keras_multigpu.data.tfds_features import Features
 
 LABELS_AT_ONCE = 1024
@@ -65,16 +65,8 @@ class TfdsRecords(Source):
         self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
     ) -> list[tuple[int, str]]:
         """As `Source.read`."""
-        damaged = []
-        for row, record in enumerate(self._fetched(indices.tolist())):
-            try:
-                leaves = present(self._decoded(record, seeds[row]))
-            except DamagedExample as damage:
-                damaged.append((row, damage.cause))
-                continue
-            for array, leaf in zip(out, leaves, strict=True):
-                array[row] = leaf
-        return damaged
+        records = self._fetched(indices.tolist())
+        return fill_rows(out, len(records), lambda row: self._decoded(records[row], seeds[row]))
 
     def _fetched(self, indices: list[int]) -> Sequence[Any]:
         """Records, or the errors of those that cannot be read."""
