@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 __all__ = [
+    "augmentation",
     "data",
     "distribute",
     "DistributedModel",
@@ -11,6 +12,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from keras_multigpu import augmentation as augmentation
     from keras_multigpu import data as data
     from keras_multigpu.replicas import strategy as strategy
     from keras_multigpu.training.distribute import distribute as distribute
@@ -25,7 +27,7 @@ else:
         "verify": "verification.verify",
     }
 
-    _PARTS = {"data"}
+    _PARTS = {"augmentation", "data"}
 
     def __getattr__(name):
         from importlib import import_module

@@ -5,6 +5,7 @@ from types import ModuleType
 import keras_multigpu
 
 PUBLIC_NAMES = [
+    "augmentation",
     "data",
     "distribute",
     "DistributedModel",

@@ -11,12 +11,21 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 
+Batch = tuple[Any, Any, Any]
+"""Inputs, targets and weights; the last two may be None."""
+
+Augment = Callable[[Any, Any, Any, tf.Tensor], Batch]
+"""A function of inputs, targets, weights and `int32[n, 2]` seeds."""
+
 Step = Callable[[Any, tf.Tensor], Any]
 """A function of inputs and `int32[n, 2]` seeds."""
 
 
-def augmentation(augment: Any, training: bool) -> Step | None:
-    """What `Batches(augment=...)` means, as a function of a batch's inputs and its seeds.
+def augmentation(augment: Any, training: bool) -> Augment | None:
+    """What `Batches(augment=...)` means, as a function of a batch and its seeds.
+
+    Keras layers and functions change the inputs. What has a method `augment_batch` is given the
+    whole batch, so that targets and weights can follow the images.
 
     Args:
         augment: A Keras layer, a function, or several of them, applied in turn; or None.
@@ -25,14 +34,31 @@ def augmentation(augment: Any, training: bool) -> Step | None:
     if augment is None:
         return None
     several = augment if isinstance(augment, list | tuple) else [augment]
-    steps = [one_step(layer, position, training) for position, layer in enumerate(several)]
+    steps = [batch_step(layer, position, training) for position, layer in enumerate(several)]
 
-    def apply(x: Any, seeds: tf.Tensor) -> Any:
+    def apply(x: Any, y: Any, weight: Any, seeds: tf.Tensor) -> Batch:
         for step in steps:
-            x = step(x, seeds)
-        return x
+            x, y, weight = step(x, y, weight, seeds)
+        require_rows((x, y, weight), seeds)
+        return x, y, weight
 
     return apply
+
+
+def batch_step(augment: Any, position: int, training: bool) -> Augment:
+    """One layer or function as a function of a batch.
+
+    Args:
+        augment: The layer or function.
+        position: Its place among several, so that equal layers draw differently.
+        training: Whether layers draw at random.
+    """
+    whole = getattr(augment, "augment_batch", None)
+    if whole is not None:
+        whole = tf.autograph.experimental.do_not_convert(whole)
+        return lambda x, y, weight, seeds: whole(x, y, weight, seeds + position, training)
+    step = one_step(augment, position, training)
+    return lambda x, y, weight, seeds: (step(x, seeds), y, weight)
 
 
 def one_step(augment: Any, position: int, training: bool) -> Step:
@@ -144,3 +170,14 @@ def parameters(function: Any) -> Sequence[str]:
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return []
+
+
+def require_rows(batch: Batch, seeds: tf.Tensor) -> None:
+    """Raise an error where `augment` has changed the number of examples."""
+    rows = [tf.shape(leaf)[0] for leaf in keras.tree.flatten(batch) if isinstance(leaf, tf.Tensor)]
+    tf.debugging.assert_equal(
+        rows,
+        tf.fill([len(rows)], tf.shape(seeds)[0]),
+        "`augment` changed the number of examples in a batch. Expected as many as came in. Change "
+        "each image by itself.",
+    )

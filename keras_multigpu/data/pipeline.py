@@ -1,7 +1,6 @@
 """Turns a loader into a `tf.data.Dataset` of batches."""
 
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -9,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
+from keras_multigpu.data.augmenting import Augment
 from keras_multigpu.data.loading import BATCHES_AT_ONCE
 from keras_multigpu.data.loading import GATE
 from keras_multigpu.data.loading import Loader
@@ -18,9 +18,6 @@ from keras_multigpu.data.source import present
 
 PREFETCHED = 2
 """How many batches wait, ready, for the training step."""
-
-Augment = Callable[[Any, tf.Tensor], Any]
-"""A function of images and seeds."""
 
 
 def batches_of(
@@ -38,7 +35,7 @@ def batches_of(
         spec: The specs of one example, with those of its weight.
         steps: How many batches; None for as many as are wanted.
         size: The size of each batch, None where it differs.
-        augment: Changes the images of a batch.
+        augment: Changes batches.
     """
     leaves = [*present(spec), tf.TensorSpec((2,), tf.int32)]
     dtypes = [leaf.dtype for leaf in leaves]
@@ -59,25 +56,13 @@ def batches_of(
             tensor.set_shape([size, *leaf.shape])
         x, y, weight = filled(spec, tensors[:-1])
         if augment is not None:
-            x = augment(x, tensors[-1])
-            require_rows(x, tensors[-1])
+            x, y, weight = augment(x, y, weight, tensors[-1])
         return as_element(x, y, weight)
 
     dataset = tf.data.Dataset.range(np.iinfo(np.int64).max if steps is None else steps)
     dataset = dataset.map(load, num_parallel_calls=BATCHES_AT_ONCE, deterministic=True)
     dataset.loader = loader
     return dataset.prefetch(PREFETCHED).with_options(plain_options())
-
-
-def require_rows(x: Any, seeds: tf.Tensor) -> None:
-    """Raise an error where `augment` has changed the number of examples."""
-    rows = [tf.shape(leaf)[0] for leaf in keras.tree.flatten(x) if isinstance(leaf, tf.Tensor)]
-    tf.debugging.assert_equal(
-        rows,
-        tf.fill([len(rows)], tf.shape(seeds)[0]),
-        "`augment` changed the number of examples in a batch. Expected as many as came in. Change "
-        "each image by itself.",
-    )
 
 
 def as_element(x: Any, y: Any, weight: Any) -> Any:

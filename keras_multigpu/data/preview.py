@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import problem
-from keras_multigpu.data.augmenting import Step
+from keras_multigpu.data.augmenting import Augment
 from keras_multigpu.data.order import draw_seeds
 from keras_multigpu.data.preview_figure import Examples
 from keras_multigpu.data.preview_figure import drawn
@@ -25,7 +25,7 @@ SMALLEST_SIDE = 8
 """A grid of numbers with shorter sides and no channels is hardly an image."""
 
 
-def draw(batches: Any, path: str | Path, count: int, augment: Step | None) -> Path:
+def draw(batches: Any, path: str | Path, count: int, augment: Augment | None) -> Path:
     """Draw examples of `batches`, before and after augmentation, as a PNG.
 
     Args:
@@ -57,7 +57,7 @@ def draw(batches: Any, path: str | Path, count: int, augment: Step | None) -> Pa
     return path
 
 
-def examples_of(batches: Any, count: int, augment: Step | None) -> Examples:
+def examples_of(batches: Any, count: int, augment: Augment | None) -> Examples:
     """The first examples of the first epoch.
 
     Args:
@@ -76,7 +76,7 @@ def examples_of(batches: Any, count: int, augment: Step | None) -> Examples:
                 batches=batches,
             )
         )
-    x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
     x = x[0] if isinstance(x, tuple) and len(x) == 1 and y is None else x
     images = image_leaf(x)
     labels = label_texts(y, len(images), batches.class_names)
@@ -86,8 +86,8 @@ def examples_of(batches: Any, count: int, augment: Step | None) -> Examples:
     for number in range(DRAWS):
         seeds = draw_seeds(0, number, np.arange(len(images)), np.zeros(len(images), np.int64))
         # In a dataset, as in training, since a function can work there and not outside.
-        changed = next(iter(tf.data.Dataset.from_tensors((x, seeds)).map(augment)))
-        rows.append((f"augmented {number + 1}", displayed(image_leaf(changed))))
+        batch = tf.data.Dataset.from_tensors((x, y, weight, seeds)).map(augment)
+        rows.append((f"augmented {number + 1}", displayed(image_leaf(next(iter(batch))[0]))))
     return Examples(labels, rows)
 
 

@@ -102,7 +102,7 @@ def dataset(
         first: Where to begin.
         endless: Whether epoch follows on epoch; otherwise there is one.
         share: `(i, n)`: which part of each batch.
-        augment: Changes the inputs of a batch.
+        augment: Changes batches.
         quarantine: Where damaged examples are remembered.
     """
     stream.report_to(quarantine)
@@ -111,8 +111,7 @@ def dataset(
     epochs = Epochs(stream, global_batch_size, settings, first, share, quarantine)
 
     def element(example: Example, seeds: tf.Tensor) -> Any:
-        x, y, weight = example
-        return as_element(x if augment is None else augment(x, seeds), y, weight)
+        return as_element(*(example if augment is None else augment(*example, seeds)))
 
     last = np.iinfo(np.int64).max if endless else first.epoch + 1
     batches = tf.data.Dataset.range(first.epoch, last).flat_map(epochs.one)

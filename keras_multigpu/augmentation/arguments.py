@@ -1,0 +1,126 @@
+"""Checks of the arguments that augmentation layers share."""
+
+import numbers
+from typing import Any
+
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_choice
+
+BOX_FORMATS = (
+    "xyxy",
+    "rel_xyxy",
+    "yxyx",
+    "rel_yxyx",
+    "xywh",
+    "rel_xywh",
+    "center_xywh",
+    "center_yxhw",
+)
+"""The formats that `keras.utils.bounding_boxes` converts."""
+
+Range = tuple[float, float]
+"""The lowest and the highest value that can be drawn."""
+
+
+def require_seed(seed: object) -> None:
+    """Raise a `ValueError` unless `seed` is None or an integer."""
+    if seed is None or (isinstance(seed, numbers.Integral) and not isinstance(seed, bool)):
+        return
+    raise ValueError(
+        problem(
+            "`seed` is no integer.",
+            "Expected None or an integer.",
+            "Pass for example `seed=1`.",
+            seed=seed,
+        )
+    )
+
+
+def require_box_format(box_format: object) -> None:
+    """Raise a `ValueError` unless a format of bounding boxes is None or known."""
+    if box_format is not None:
+        require_choice("bounding_box_format", box_format, BOX_FORMATS)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a finite real number."""
+    return (
+        isinstance(value, numbers.Real)
+        and not isinstance(value, bool)
+        and abs(float(value)) < float("inf")
+    )
+
+
+def as_range(
+    name: str,
+    value: Any,
+    *,
+    low: float,
+    high: float,
+    symmetric: bool = True,
+    open_low: bool = False,
+) -> Range:
+    """An argument such as Keras's `factor`: a number, or a pair of numbers, as a range.
+
+    Args:
+        name: The argument's name.
+        value: Its value.
+        low: The lowest allowed number.
+        high: The highest allowed number.
+        symmetric: Whether one number x means from -x to x (not below `low`), and not 0 to x.
+        open_low: Whether `low` itself is not allowed.
+    """
+    values = [value] if is_number(value) else list(value) if is_pair(value) else []
+    if not values or not all(
+        is_number(one) and (low < one if open_low else low <= one) and one <= high for one in values
+    ):
+        bracket = "(" if open_low else "["
+        raise ValueError(
+            problem(
+                f"`{name}` is no number and no pair of numbers in its range.",
+                f"Expected numbers in {bracket}{low:g}, {high:g}].",
+                f"Pass for example `{name}={example(low, high)}`.",
+                **{name: value},
+            )
+        )
+    if len(values) == 2:
+        return float(min(values)), float(max(values))
+    size = abs(float(value))
+    return (max(-size, low) if symmetric else 0.0), size
+
+
+def is_pair(value: object) -> bool:
+    """Whether a value is a list or tuple of two."""
+    return isinstance(value, list | tuple) and len(value) == 2
+
+
+def example(low: float, high: float) -> str:
+    """A value in a range, for a message."""
+    return f"({low:g}, {high:g})"
+
+
+def require_probability(name: str, value: object) -> None:
+    """Raise a `ValueError` unless a value is a number from 0 to 1."""
+    if not is_number(value) or not 0 <= value <= 1:  # type: ignore[operator]
+        raise ValueError(
+            problem(
+                f"`{name}` is no probability.",
+                "Expected a number from 0 to 1.",
+                f"Pass for example `{name}=0.5`.",
+                **{name: value},
+            )
+        )
+
+
+def as_value_range(value: Any) -> Range:
+    """The argument `value_range`, checked: the values of black and of white."""
+    if not is_pair(value) or not all(is_number(one) for one in value) or value[0] >= value[1]:
+        raise ValueError(
+            problem(
+                "`value_range` is no pair of a lower and a higher number.",
+                "Expected the values of black and white in the images.",
+                "Pass `(0, 255)` or `(0, 1)`.",
+                value_range=value,
+            )
+        )
+    return float(value[0]), float(value[1])

@@ -1,0 +1,198 @@
+"""`AugmentationLayer`: what all layers of this part have in common."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.augmentation import examples
+from keras_multigpu.augmentation.arguments import require_box_format
+from keras_multigpu.augmentation.arguments import require_seed
+from keras_multigpu.augmentation.examples import Drawn
+from keras_multigpu.augmentation.examples import Example
+from keras_multigpu.augmentation.examples import Shape
+from keras_multigpu.augmentation.pipeline_batches import from_batch
+from keras_multigpu.augmentation.random_numbers import seeds_of
+from keras_multigpu.checks import problem
+
+
+class AugmentationLayer(keras.layers.Layer):
+    """A layer that changes each image at random, and what belongs to the image with it.
+
+    It runs in a pipeline, as `Batches(augment=layer)`, or in a model. There it changes nothing
+    at inference. To write a layer of your own, override `draw` and `change_images`, and where
+    pixels move also `change_boxes` and `change_masks`.
+
+    Images are `[batch, height, width, channels]` or one without the batch axis, integers or
+    floats. The result has the layer's `dtype`, float32 unless you choose another; the arithmetic
+    is in float32 always. Instead of images a layer takes a dictionary with `"images"` and any of
+    `"labels"`, `"sample_weights"`, `"bounding_boxes"` (a dictionary of `"boxes"` and their
+    `"labels"`) and `"segmentation_masks"`; other keys pass through.
+
+    Args:
+        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        **kwargs: `name` and `dtype`.
+    """
+
+    unsupported: tuple[str, ...] = ()
+    """What cannot follow the images through this layer, of the keys above."""
+
+    def __init__(
+        self,
+        *,
+        seed: int | None = None,
+        bounding_box_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        require_seed(seed)
+        require_box_format(bounding_box_format)
+        # Keras would make float16 of 0 to 255 in mixed precision before we have seen it.
+        super().__init__(autocast=False, **kwargs)
+        self.seed = seed
+        self.bounding_box_format = bounding_box_format
+        self.generator = keras.random.SeedGenerator(seed)
+        if bounding_box_format is not None:
+            self.require_support("bounding_boxes")
+
+    @property
+    def title(self) -> str:
+        """What the layer is called in pictures and in what it draws."""
+        return type(self).__name__
+
+    def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
+        """Draw the parameters of each image.
+
+        Args:
+            seeds: `int32[n, 2]`, two integers for each image.
+            shape: `(height, width, channels)` of the images.
+
+        Returns:
+            Tensors whose first axis counts the images.
+        """
+        raise NotImplementedError
+
+    def change_images(self, images: tf.Tensor, drawn: Drawn, on_host: bool) -> tf.Tensor:
+        """Change the images of a batch.
+
+        Args:
+            images: `float32[n, height, width, channels]`.
+            drawn: What `draw` returned.
+            on_host: Whether this is a pipeline on the CPU, where Python may run.
+        """
+        raise NotImplementedError
+
+    def change_boxes(self, boxes: tf.Tensor, drawn: Drawn, shape: Shape) -> tf.Tensor:
+        """Move boxes with their images.
+
+        Args:
+            boxes: `float32[n, boxes, 4]`, as (left, top, right, bottom) in pixels.
+            drawn: What `draw` returned.
+            shape: `(height, width, channels)` of the images before the change.
+        """
+        return boxes
+
+    def change_masks(self, masks: tf.Tensor, drawn: Drawn) -> tf.Tensor:
+        """Move segmentation masks with their images; classes are not blended.
+
+        Args:
+            masks: `[n, height, width, channels]`.
+            drawn: What `draw` returned.
+        """
+        return masks
+
+    def change(self, example: Example, drawn: Drawn, on_host: bool) -> Example:
+        """Change a batch of examples; override it where an example depends on others."""
+        changed = dict(example)
+        shape = examples.image_shape(example)
+        changed["images"] = self.change_images(example["images"], drawn, on_host)
+        if "segmentation_masks" in example:
+            changed["segmentation_masks"] = keras.tree.map_structure(
+                lambda masks: self.change_masks(masks, drawn), example["segmentation_masks"]
+            )
+        if "bounding_boxes" in example:
+            boxes = example["bounding_boxes"]
+            moved = self.change_boxes(boxes["boxes"], drawn, shape)
+            changed["bounding_boxes"] = {**boxes, "boxes": moved}
+        return changed
+
+    def still(self, example: Example) -> Example:
+        """What the layer does at inference: nothing, unless it gives images another shape."""
+        return example
+
+    def changed_shape(self, shape: Shape) -> Shape:
+        """The shape of the images after this layer."""
+        return shape
+
+    def call(self, data: Any, training: bool | None = True) -> Any:
+        """Change images, or a dictionary of examples, with the layer's own draws."""
+
+        def change(example: Example) -> Example:
+            if not training:
+                return self.still(example)
+            shape = examples.image_shape(example)
+            seeds = seeds_of(self.generator.next(), tf.shape(example["images"])[0])
+            return self.change(example, self.draw(seeds, shape), on_host=False)
+
+        return self._with_examples(data, change)
+
+    def apply(self, data: Any, drawn: Drawn, on_host: bool = False) -> Any:
+        """Change images, or a dictionary of examples, with known draws.
+
+        Args:
+            data: What `call` takes.
+            drawn: What `draw` returned.
+            on_host: Whether this is a pipeline on the CPU, where Python may run.
+        """
+        return self._with_examples(data, lambda example: self.change(example, drawn, on_host))
+
+    def augment_batch(
+        self, x: Any, y: Any, weight: Any, seeds: tf.Tensor, training: bool
+    ) -> tuple[Any, Any, Any]:
+        """Change a batch of a pipeline; `Batches` calls it.
+
+        Args:
+            x: The inputs: images, or several inputs with one batch of images among them.
+            y: The targets: labels, masks of the images' size, boxes, or a dictionary of them
+                by the names that this class uses.
+            weight: The sample weights, or None.
+            seeds: `int32[n, 2]`, for each example its own.
+            training: Whether to draw, or to do what is done at inference.
+        """
+        data, back = from_batch(x, y, weight)
+
+        def change(example: Example) -> Example:
+            if not training:
+                return self.still(example)
+            drawn = self.draw(seeds, examples.image_shape(example))
+            return self.change(example, drawn, on_host=True)
+
+        return back(self._with_examples(data, change))
+
+    def require_support(self, *kinds: str) -> None:
+        """Raise a `ValueError` for what cannot follow the images through this layer.
+
+        Args:
+            *kinds: Keys such as `"bounding_boxes"`.
+        """
+        for kind in kinds:
+            if kind in self.unsupported:
+                raise ValueError(
+                    problem(
+                        f"{type(self).__name__} cannot change `{kind}` along with the images.",
+                        "Expected only layers that can, or examples without them.",
+                        "Leave this layer out, or use another one for this task.",
+                        layer=self.name,
+                    )
+                )
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        config = {"seed": self.seed, "bounding_box_format": self.bounding_box_format}
+        # `autocast` is decided above.
+        return {**super().get_config(), **config}
+
+    def _with_examples(self, data: Any, change: Any) -> Any:
+        example, finish = examples.opened(data, self.bounding_box_format, self.compute_dtype)
+        self.require_support(*example)
+        return finish(change(example))

@@ -1,0 +1,113 @@
+"""Random numbers for each image of a batch, as a function of that image's two seeds.
+
+A batch's images must not share a stream of numbers: what an image gets would depend on its
+neighbours, and so on how the batch was cut into shares. So each number is a hash of
+`(seed, seed, which number)`, in integer arithmetic that every device does alike.
+"""
+
+import tensorflow as tf
+
+_BLOCK = 16
+"""How many numbers are hashed at once; a layer draws about as many."""
+
+_GOLDEN = 0x9E3779B9
+"""2^32 over the golden ratio, which spreads consecutive integers."""
+
+
+class Draws:
+    """The random numbers of each image of a batch, one after another.
+
+    Asked in the same order with the same seeds it gives the same numbers.
+
+    Args:
+        seeds: `int32[n, 2]`, two integers for each image.
+    """
+
+    def __init__(self, seeds: tf.Tensor) -> None:
+        self._seeds = seeds
+        self._taken = 0
+        self._block: list[tf.Tensor] = []
+
+    def numbers(self) -> tf.Tensor:
+        """Numbers from zero to below one, `float32[n]`."""
+        place = self._taken % _BLOCK
+        if place == 0:
+            self._block = tf.unstack(unit_numbers(self._seeds, self._taken, _BLOCK), axis=1)
+        self._taken += 1
+        return self._block[place]
+
+    def uniform(self, low: float | tf.Tensor, high: float | tf.Tensor) -> tf.Tensor:
+        """Numbers from `low` to `high`, `float32[n]`."""
+        return low + self.numbers() * (high - low)
+
+    def integers(self, limit: int | tf.Tensor) -> tf.Tensor:
+        """Integers from zero to below `limit`, `int32[n]`."""
+        limit = tf.cast(limit, tf.float32)
+        return tf.cast(tf.minimum(tf.floor(self.numbers() * limit), limit - 1), tf.int32)
+
+    def happens(self, probability: float | tf.Tensor) -> tf.Tensor:
+        """Whether something of this probability happens, `bool[n]`."""
+        return self.numbers() < probability
+
+    def normal(self) -> tf.Tensor:
+        """Normally distributed numbers of mean 0 and deviation 1, `float32[n]`."""
+        radius = tf.sqrt(-2 * tf.math.log1p(-self.numbers()))
+        return radius * tf.cos(2 * 3.141592653589793 * self.numbers())
+
+
+def unit_numbers(seeds: tf.Tensor, first: int, count: int) -> tf.Tensor:
+    """Numbers from zero to below one, `float32[n, count]`; the `first`-th of each image onwards.
+
+    Args:
+        seeds: `int32[n, 2]`.
+        first: The position of the first number.
+        count: How many numbers for each image.
+    """
+    hashes = hashed(seeds, tf.range(first, first + count, dtype=tf.int32)[None])
+    return tf.cast(tf.bitwise.right_shift(hashes, tf.constant(8, tf.uint32)), tf.float32) * 2.0**-24
+
+
+def folded(seeds: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
+    """Other seeds, for the `number`-th of several layers that draw; `int32[n, 2]`.
+
+    Args:
+        seeds: `int32[n, 2]`.
+        number: An integer, or `int32[n, 1]`.
+    """
+    words = tf.constant([[0, 1]], tf.int32) + 2 * tf.cast(number, tf.int32)
+    return tf.bitcast(hashed(tf.bitwise.invert(seeds), words), tf.int32)
+
+
+def seeds_of(state: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
+    """The seeds of a batch's images from one draw of a `keras.random.SeedGenerator`.
+
+    Args:
+        state: What its `next` gives, two integers.
+        count: How many images there are.
+    """
+    state = tf.reshape(tf.cast(state, tf.int32), (1, 2))
+    rows = tf.range(tf.cast(count, tf.int32))[:, None]
+    return folded(tf.repeat(state, count, axis=0), rows)
+
+
+def hashed(seeds: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+    """A hash of two seeds and a number, `uint32` in the shape of `numbers` times the seeds' rows.
+
+    Args:
+        seeds: `int32[n, 2]`.
+        numbers: `int32[1, m]` or `int32[n, m]`.
+    """
+    words = tf.bitcast(seeds, tf.uint32)
+    numbers = tf.bitcast(numbers, tf.uint32) * tf.constant(_GOLDEN, tf.uint32)
+    return mixed(mixed(mixed(words[:, :1] + numbers) ^ words[:, 1:]) + numbers)
+
+
+def mixed(words: tf.Tensor) -> tf.Tensor:
+    """Every bit of a `uint32` spread over all others, one to one.
+
+    The constants were found by search (Chris Wellons, "hash-prospector", public domain).
+    """
+    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
+        words = words ^ tf.bitwise.right_shift(words, tf.constant(shift, tf.uint32))
+        words = words * tf.constant(factor, tf.uint32)
+    return words ^ tf.bitwise.right_shift(words, tf.constant(15, tf.uint32))

@@ -1,0 +1,107 @@
+"""`Sequence`: several layers and functions as one layer."""
+
+from collections.abc import Sequence as Several
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.augmentation.adapters import as_layer
+from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
+from keras_multigpu.augmentation.examples import Drawn
+from keras_multigpu.augmentation.examples import Example
+from keras_multigpu.augmentation.examples import Shape
+from keras_multigpu.augmentation.random_numbers import folded
+from keras_multigpu.checks import problem
+
+
+@keras.saving.register_keras_serializable("keras_multigpu")
+class Sequence(AugmentationLayer):
+    """Several layers as one: of this package, of Keras, of keras-cv, and plain functions.
+
+    Labels, sample weights, boxes and masks pass through all of them. A layer that cannot handle
+    boxes or masks is refused here, if `bounding_box_format` or `segmentation_masks` says that
+    they will come.
+
+    Args:
+        layers: The layers and functions, in the order in which they are applied.
+        segmentation_masks: Whether segmentation masks will come.
+        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        **kwargs: `name` and `dtype`.
+    """
+
+    def __init__(
+        self,
+        layers: Several[Any],
+        *,
+        segmentation_masks: bool = False,
+        seed: int | None = None,
+        bounding_box_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(seed=seed, bounding_box_format=bounding_box_format, **kwargs)
+        require_layers(layers)
+        self.layers = [as_layer(layer, bounding_box_format) for layer in layers]
+        self.segmentation_masks = segmentation_masks
+        self.unsupported = tuple(kind for layer in self.layers for kind in layer.unsupported)
+        expected = {
+            "bounding_boxes": bounding_box_format is not None,
+            "segmentation_masks": segmentation_masks,
+        }
+        self.require_support(*(kind for kind, comes in expected.items() if comes))
+
+    def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
+        drawn = {}
+        for place, (name, layer) in enumerate(self.steps()):
+            drawn[name] = layer.draw(folded(seeds, place), shape)
+            shape = layer.changed_shape(shape)
+        return drawn
+
+    def change(self, example: Example, drawn: Drawn, on_host: bool) -> Example:
+        for name, layer in self.steps():
+            example = layer.change(example, drawn[name], on_host)
+        return example
+
+    def still(self, example: Example) -> Example:
+        for layer in self.layers:
+            example = layer.still(example)
+        return example
+
+    def changed_shape(self, shape: Shape) -> Shape:
+        for layer in self.layers:
+            shape = layer.changed_shape(shape)
+        return shape
+
+    def steps(self) -> list[tuple[str, AugmentationLayer]]:
+        """The layers with the names of their draws, such as `"0: RandomColor"`."""
+        return [(f"{place}: {layer.title}", layer) for place, layer in enumerate(self.layers)]
+
+    def require_support(self, *kinds: str) -> None:
+        for layer in getattr(self, "layers", ()):
+            layer.require_support(*kinds)
+
+    def get_config(self) -> dict[str, Any]:
+        config = {
+            "layers": [keras.saving.serialize_keras_object(layer) for layer in self.layers],
+            "segmentation_masks": self.segmentation_masks,
+        }
+        return {**super().get_config(), **config}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Sequence":
+        layers = [keras.saving.deserialize_keras_object(layer) for layer in config["layers"]]
+        return cls(**{**config, "layers": layers})
+
+
+def require_layers(layers: Any) -> None:
+    """Raise a `ValueError` unless there is a list of at least one layer."""
+    if not isinstance(layers, list | tuple) or not layers:
+        raise ValueError(
+            problem(
+                "`layers` is no list of layers.",
+                "Expected a list or tuple with at least one layer or function.",
+                "Pass for example `[keras.layers.RandomFlip('horizontal')]`.",
+                layers=layers,
+            )
+        )
