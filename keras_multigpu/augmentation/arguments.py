@@ -24,7 +24,7 @@ Range = tuple[float, float]
 
 def require_seed(seed: object) -> None:
     """Raise a `ValueError` unless `seed` is None or an integer."""
-    if seed is None or (isinstance(seed, numbers.Integral) and not isinstance(seed, bool)):
+    if seed is None or (not isinstance(seed, bool) and isinstance(seed, numbers.Integral)):
         return
     raise ValueError(
         problem(
@@ -45,8 +45,8 @@ def require_box_format(box_format: object) -> None:
 def is_number(value: object) -> bool:
     """Whether a value is a finite real number."""
     return (
-        isinstance(value, numbers.Real)
-        and not isinstance(value, bool)
+        not isinstance(value, bool)
+        and isinstance(value, numbers.Real)
         and abs(float(value)) < float("inf")
     )
 

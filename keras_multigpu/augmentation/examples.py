@@ -118,7 +118,6 @@ def clipped(example: Example) -> Any:
 
 def as_dtype(images: tf.Tensor, dtype: str) -> tf.Tensor:
     """Float images in another type; integers are rounded and kept in their range."""
-    dtype = tf.as_dtype(dtype)
-    if dtype.is_integer:
+    if tf.as_dtype(dtype).is_integer:
         return tf.saturate_cast(tf.round(images), dtype)
     return tf.cast(images, dtype)
