@@ -68,11 +68,11 @@ def from_targets(y: Any, images: Any) -> tuple[Example, Callable[[Example], Any]
     """
     if y is None:
         return {}, lambda changed: None
+    if isinstance(y, dict) and "boxes" in y:
+        return {"bounding_boxes": y}, lambda changed: changed["bounding_boxes"]
     if isinstance(y, dict) and any(name in y for name in TARGETS):
         named = {name: y[name] for name in TARGETS if name in y}
         return named, lambda changed: {**y, **{name: changed[name] for name in named}}
-    if isinstance(y, dict) and "boxes" in y:
-        return {"bounding_boxes": y}, lambda changed: changed["bounding_boxes"]
     leaves = keras.tree.flatten(y)
     kinds = [kind_of(leaf, images) for leaf in leaves]
     # Masks without an axis for channels get one while they are changed.

@@ -1,0 +1,198 @@
+"""`AugmentationLayer`: what every layer has from it, shown on a layer as users would write one."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.augmentation.random_numbers import Draws
+
+
+@keras.saving.register_keras_serializable("tests")
+class Shifted(kmg.augmentation.AugmentationLayer):
+    """Adds a number to each image, and moves boxes and masks by one pixel to the right."""
+
+    def draw(self, seeds, shape):
+        return {"level": Draws(seeds).uniform(1.0, 50.0)}
+
+    def change_images(self, images, drawn, on_host):
+        return images + drawn["level"][:, None, None, None]
+
+    def change_boxes(self, boxes, drawn, shape):
+        return boxes + [1.0, 0.0, 1.0, 0.0]
+
+    def change_masks(self, masks, drawn):
+        return tf.roll(masks, 1, axis=2)
+
+
+IMAGES = np.full((4, 5, 6, 3), 100, np.uint8)
+BOXES = {
+    "boxes": np.array([[[1, 1, 3, 3], [5, 0, 6, 2]]] * 4, np.float32),
+    "labels": np.ones((4, 2)),
+}
+
+
+def levels(images):
+    """What was added to each image."""
+    images = np.asarray(images, np.float32)
+    assert (images == images[:, :1, :1, :1]).all()
+    return images[:, 0, 0, 0] - 100
+
+
+def test_each_image_gets_a_draw_of_its_own_and_calls_differ():
+    """No two images of two calls are changed alike."""
+    layer = Shifted(seed=1)
+    assert len(np.unique([*levels(layer(IMAGES)), *levels(layer(IMAGES))])) == 8
+
+
+def test_draws_replay_with_the_seed():
+    """Two layers with one seed do the same, those with another or none do not."""
+    first, again, other = (levels(Shifted(seed=seed)(IMAGES)) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.any(first == other)
+
+
+def test_known_draws_are_applied():
+    """`apply` does exactly what the draws say."""
+    drawn = {"level": tf.constant([1.0, 2.0, 3.0, 4.0])}
+    np.testing.assert_array_equal(levels(Shifted().apply(IMAGES, drawn)), [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize(
+    ("policy", "dtype"),
+    [("float32", "float32"), ("mixed_float16", "float16"), ("uint8", "uint8")],
+)
+def test_the_result_has_the_compute_dtype(policy, dtype):
+    """Floats of the policy's type, or integers, rounded and kept in their range."""
+    drawn = {"level": tf.constant([0.6, 200.0, 0.4, 10.0])}
+    result = Shifted(dtype=policy).apply(IMAGES, drawn)
+    assert result.dtype == dtype
+    if dtype == "uint8":
+        np.testing.assert_array_equal(levels(result), [1, 155, 0, 10])
+
+
+def test_inputs_keep_their_precision_in_mixed_precision():
+    """255.4 is no float16; the draw is added before anything is rounded."""
+    images = np.full((1, 2, 2, 1), 255.4, np.float32)
+    layer = Shifted(dtype="mixed_float16")
+    result = layer.apply(images, {"level": tf.constant([-255.0])})
+    np.testing.assert_allclose(result, 0.4, atol=1e-3)
+    assert layer(images).dtype == "float16"
+
+
+def test_one_image_comes_back_without_a_batch_axis():
+    """As with Keras's layers."""
+    layer = Shifted()
+    assert layer(IMAGES[0]).shape == (5, 6, 3)
+    assert layer({"images": IMAGES[0], "labels": np.array(3)})["labels"].shape == ()
+
+
+def test_an_empty_batch_stays_empty():
+    """A replica without examples, or an epoch's end."""
+    assert Shifted()(IMAGES[:0]).shape == (0, 5, 6, 3)
+
+
+def test_targets_follow_and_other_keys_pass():
+    """Boxes and masks are moved, labels and what nobody knows are not touched."""
+    masks = np.arange(4 * 5 * 6, dtype=np.uint8).reshape(4, 5, 6, 1)
+    data = {
+        "images": IMAGES,
+        "labels": np.arange(4),
+        "bounding_boxes": BOXES,
+        "segmentation_masks": masks,
+        "file": np.array(["a", "b", "c", "d"]),
+    }
+    changed = Shifted(bounding_box_format="xyxy")(data)
+    np.testing.assert_array_equal(changed["labels"], np.arange(4))
+    np.testing.assert_array_equal(changed["segmentation_masks"], np.roll(masks, 1, axis=2))
+    np.testing.assert_array_equal(changed["file"].numpy(), [b"a", b"b", b"c", b"d"])
+    # The second box has left the image.
+    boxes = changed["bounding_boxes"]
+    np.testing.assert_array_equal(boxes["boxes"][0, 0], [2, 1, 4, 3])
+    np.testing.assert_array_equal(boxes["labels"][0], [1, -1])
+
+
+def test_boxes_come_back_in_the_format_they_had():
+    """Relative boxes of width and height, one pixel of six to the right."""
+    boxes = {"boxes": np.array([[[0.5, 0.2, 1 / 3, 0.4]]]), "labels": np.ones((1, 1))}
+    layer = Shifted(bounding_box_format="rel_xywh")
+    moved = layer({"images": IMAGES[:1], "bounding_boxes": boxes})["bounding_boxes"]["boxes"]
+    np.testing.assert_allclose(moved[0, 0], [4 / 6, 0.2, 1 / 3, 0.4], rtol=1e-5)
+
+
+def test_boxes_without_a_format_are_refused():
+    """Nothing says how they are written."""
+    with pytest.raises(ValueError, match=r"nothing says how they are written.*bounding_box_format"):
+        Shifted()({"images": IMAGES, "bounding_boxes": BOXES})
+
+
+class ImagesOnly(Shifted):
+    """A layer that boxes and masks cannot follow."""
+
+    unsupported = ("bounding_boxes", "segmentation_masks")
+
+
+def test_what_cannot_follow_is_refused_at_construction_and_when_it_comes():
+    """The format alone says that boxes will come; masks are seen when they are there."""
+    with pytest.raises(ValueError, match=r"ImagesOnly cannot change `bounding_boxes`"):
+        ImagesOnly(bounding_box_format="xyxy")
+    with pytest.raises(ValueError, match=r"ImagesOnly cannot change `segmentation_masks`"):
+        ImagesOnly()({"images": IMAGES, "segmentation_masks": IMAGES[..., :1]})
+
+
+def test_nothing_happens_at_inference():
+    """In a model, `predict` and `evaluate` see the images as they are."""
+    inputs = keras.Input((5, 6, 3))
+    model = keras.Model(inputs, Shifted(seed=1)(inputs))
+    np.testing.assert_array_equal(levels(model.predict(IMAGES, verbose=0)), 0)
+    assert np.all(levels(model(IMAGES, training=True)) > 0)
+
+
+def test_a_saved_model_draws_as_the_original(tmp_path):
+    """The constructor's arguments are kept."""
+    inputs = keras.Input((5, 6, 3))
+    layer = Shifted(seed=7, bounding_box_format="xywh", dtype="uint8")
+    model = keras.Model(inputs, layer(inputs))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    config = loaded.layers[1].get_config()
+    assert (config["seed"], config["bounding_box_format"]) == (7, "xywh")
+    assert loaded.layers[1].compute_dtype == "uint8"
+    expected = levels(model(IMAGES, training=True))
+    np.testing.assert_array_equal(levels(loaded(IMAGES, training=True)), expected)
+
+
+def test_batches_of_a_pipeline_are_changed_by_their_seeds_alone():
+    """The same seeds give the same change, in training only."""
+    seeds = tf.constant([[1, 2], [3, 4], [1, 2], [5, 6]])
+    layer, labels = Shifted(), tf.range(4)
+    x, y, weight = layer.augment_batch(tf.constant(IMAGES), labels, None, seeds, training=True)
+    changes = levels(x)
+    assert changes[0] == changes[2] and len(np.unique(changes)) == 3
+    assert y is labels and weight is None
+    x, _, _ = layer.augment_batch(tf.constant(IMAGES), labels, None, seeds, training=False)
+    np.testing.assert_array_equal(levels(x), 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"seed": 1.5}, "`seed` is no integer"),
+        ({"seed": True}, "`seed` is no integer"),
+        ({"bounding_box_format": "corners"}, "`bounding_box_format` has an unknown value"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    """Where the layer is made."""
+    with pytest.raises(ValueError, match=message):
+        Shifted(**arguments)
+
+
+@pytest.mark.parametrize(
+    "data", [np.zeros((5, 6)), {"labels": np.zeros(3)}, np.zeros((1, 2, 3, 4, 5))]
+)
+def test_what_is_no_image_is_named(data):
+    """Two axes, five axes, or a dictionary without images."""
+    with pytest.raises(ValueError, match="There are no images to augment"):
+        Shifted()(data)

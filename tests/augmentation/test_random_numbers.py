@@ -1,0 +1,93 @@
+"""Random numbers that depend on an image's own seeds and on nothing else."""
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.augmentation.random_numbers import Draws
+from keras_multigpu.augmentation.random_numbers import folded
+from keras_multigpu.augmentation.random_numbers import seeds_of
+from keras_multigpu.augmentation.random_numbers import unit_numbers
+
+NEIGHBOURS = tf.stack([tf.fill([20_000], 7), tf.range(20_000)], axis=1)
+"""Seeds that differ as little as they can."""
+
+
+def hash_by_hand(first, second, number):
+    """The hash of `random_numbers.hashed` in Python's integers."""
+
+    def mixed(word):
+        for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
+            word = ((word ^ (word >> shift)) * factor) % 2**32
+        return word ^ (word >> 15)
+
+    number = number * 0x9E3779B9 % 2**32
+    word = mixed((first + number) % 2**32) ^ second
+    return mixed((mixed(word) + number) % 2**32)
+
+
+def test_numbers_are_the_hash_of_two_seeds_and_a_position():
+    """The same integers as by hand, so they stay the same in every later version."""
+    numbers = unit_numbers(tf.constant([[3, 5], [-1, 2**31 - 1]]), 14, 3)
+    expected = [
+        [(hash_by_hand(a, b, k) >> 8) / 2**24 for k in (14, 15, 16)]
+        for a, b in ((3, 5), (2**32 - 1, 2**31 - 1))
+    ]
+    np.testing.assert_array_equal(numbers, expected)
+
+
+def test_numbers_of_neighbouring_seeds_are_uniform_and_unrelated():
+    """Seeds that differ by one give numbers without a trace of it."""
+    numbers = unit_numbers(NEIGHBOURS, 0, 16).numpy()
+    assert 0 <= numbers.min() and numbers.max() < 1
+    counts = np.stack([np.histogram(column, 10, (0, 1))[0] for column in numbers.T])
+    np.testing.assert_allclose(counts, 2000, atol=200)
+    related = np.corrcoef(numbers.T) - np.eye(16)
+    assert np.abs(related).max() < 0.03
+    assert abs(np.corrcoef(numbers[1:, 0], numbers[:-1, 0])[0, 1]) < 0.03
+
+
+def test_an_image_draws_the_same_alone_and_among_others():
+    """A row of a batch gives what the row gives by itself."""
+    together, alone = Draws(NEIGHBOURS), Draws(NEIGHBOURS[10:11])
+    for _ in range(20):
+        assert together.numbers()[10] == alone.numbers()[0]
+
+
+def test_draws_keep_to_their_limits():
+    """Ranges, integers, probabilities and a normal distribution are what they say."""
+    draws = Draws(NEIGHBOURS)
+    uniform = draws.uniform(-2.0, 3.0).numpy()
+    assert -2 <= uniform.min() < -1.99 and 2.99 < uniform.max() < 3
+    np.testing.assert_allclose(np.bincount(draws.integers(4)), 5000, atol=250)
+    np.testing.assert_allclose(np.mean(draws.happens(0.3)), 0.3, atol=0.015)
+    assert not np.any(draws.happens(0.0)) and np.all(draws.happens(1.0))
+    normal = draws.normal().numpy()
+    np.testing.assert_allclose([normal.mean(), normal.std()], [0, 1], atol=0.03)
+    assert np.all(np.isfinite(normal))
+
+
+def test_folded_seeds_are_other_seeds():
+    """Layers in a row draw numbers that have nothing to do with each other."""
+    numbers = [Draws(seeds).numbers() for seeds in (NEIGHBOURS, folded(NEIGHBOURS, 0))]
+    numbers += [Draws(folded(NEIGHBOURS, 1)).numbers()]
+    assert np.abs(np.corrcoef(numbers) - np.eye(3)).max() < 0.03
+
+
+def test_a_generators_state_gives_each_row_its_own_seeds():
+    """Rows differ, a longer batch begins with the same rows, and an empty one has none."""
+    state = tf.constant([5, 9], tf.uint32)
+    seeds = seeds_of(state, 6).numpy()
+    assert len(np.unique(seeds, axis=0)) == 6
+    np.testing.assert_array_equal(seeds_of(state, 3), seeds[:3])
+    assert seeds_of(state, 0).shape == (0, 2)
+    assert not np.array_equal(seeds_of(tf.constant([5, 10], tf.uint32), 6), seeds)
+
+
+def test_draws_are_the_same_when_compiled():
+    """XLA does the same integer arithmetic."""
+
+    def draw(seeds):
+        return Draws(seeds).uniform(0.0, 8.0)
+
+    compiled = tf.function(draw, jit_compile=True)
+    np.testing.assert_array_equal(compiled(NEIGHBOURS), draw(NEIGHBOURS))
