@@ -5,7 +5,7 @@ VENV ?= .venv
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-FIRST_TESTS := tests/data tests/commands tests/training tests/test_docs.py tests/test_examples.py \
+FIRST_TESTS := tests/augmentation tests/data tests/commands tests/training tests/test_docs.py tests/test_examples.py \
 	tests/test_readme_diff.py tests/test_saving.py tests/test_verify.py
 
 .PHONY: test test-all lint docs demo bench clean

@@ -14,6 +14,7 @@ TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
 
 # The arguments of `main`: a short training on two replicas. Each returns an accuracy.
 ARGUMENTS = {
+    "augment_images": {"epochs": 3, "replicas": 2},
     "imbalanced_classes": {"epochs": 3, "replicas": 2},
     "own_train_step": {"epochs": 1, "replicas": 2},
     "train_from_directory": {"epochs": 1, "replicas": 2},
@@ -24,6 +25,7 @@ ARGUMENTS = {
 
 # What each draws. Its tutorial shows the picture of a longer training.
 PICTURES = {
+    "augment_images": ["augmented.png", "augmented_targets.png"],
     "imbalanced_classes": ["imbalanced_classes.png"],
     "train_from_directory": ["pieces.png", "puzzles.png"],
     "train_from_image_data_generator": ["train_from_image_data_generator.png"],

@@ -9,5 +9,22 @@ the batch (`pipeline_batches.py`), in a model from the layer's own generator; th
 same. `Sequence` puts layers in a row, and `adapters.py` lets those of Keras and keras-cv join.
 """
 
+from keras_multigpu.augmentation.aug_mix import AugMix as AugMix
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer as AugmentationLayer
+from keras_multigpu.augmentation.cut_mix import CutMix as CutMix
+from keras_multigpu.augmentation.function import Function as Function
+from keras_multigpu.augmentation.gallery import gallery as gallery
+from keras_multigpu.augmentation.keras_cv_layer import KerasCVLayer as KerasCVLayer
+from keras_multigpu.augmentation.keras_layer import KerasLayer as KerasLayer
+from keras_multigpu.augmentation.mix_up import MixUp as MixUp
+from keras_multigpu.augmentation.mix_up_or_cut_mix import MixUpOrCutMix as MixUpOrCutMix
+from keras_multigpu.augmentation.rand_augment import RandAugment as RandAugment
+from keras_multigpu.augmentation.random_color import RandomColor as RandomColor
+from keras_multigpu.augmentation.random_erasing import RandomErasing as RandomErasing
+from keras_multigpu.augmentation.random_gaussian_blur import (
+    RandomGaussianBlur as RandomGaussianBlur,
+)
+from keras_multigpu.augmentation.random_geometry import RandomGeometry as RandomGeometry
+from keras_multigpu.augmentation.recipes import recipe as recipe
 from keras_multigpu.augmentation.sequence import Sequence as Sequence
+from keras_multigpu.augmentation.trivial_augment import TrivialAugment as TrivialAugment

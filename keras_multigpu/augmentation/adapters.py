@@ -2,7 +2,14 @@
 
 from typing import Any
 
+import keras
+
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
+from keras_multigpu.augmentation.function import Function
+from keras_multigpu.augmentation.keras_cv_layer import KerasCVLayer
+from keras_multigpu.augmentation.keras_cv_layer import is_keras_cv
+from keras_multigpu.augmentation.keras_layer import KerasLayer
+from keras_multigpu.checks import problem
 
 
 def as_layer(layer: Any, bounding_box_format: str | None = None) -> AugmentationLayer:
@@ -14,4 +21,31 @@ def as_layer(layer: Any, bounding_box_format: str | None = None) -> Augmentation
     """
     if isinstance(layer, AugmentationLayer):
         return layer
-    raise NotImplementedError
+    if isinstance(layer, keras.Layer):
+        wrapper = KerasCVLayer if is_keras_cv(layer) else KerasLayer
+        return wrapper(layer, bounding_box_format=bounding_box_format)
+    if callable(layer):
+        return Function(layer, bounding_box_format=bounding_box_format)
+    raise ValueError(
+        problem(
+            "This is no layer and no function.",
+            "Expected a layer of `keras_multigpu.augmentation`, of Keras or of keras-cv, or a "
+            "function of a batch of images.",
+            "Pass for example `keras.layers.RandomFlip('horizontal')`.",
+            layer=layer,
+        )
+    )
+
+
+def as_layers(layer: Any, bounding_box_format: str | None = None) -> list[AugmentationLayer]:
+    """A layer or function as layers of this package; several where Keras puts layers in a row.
+
+    One by one, targets pass by those that leave pixels in their place.
+
+    Args:
+        layer: Any layer, or a function of images.
+        bounding_box_format: How boxes come, for layers that do not know it yet.
+    """
+    if isinstance(layer, keras.layers.Pipeline | keras.Sequential):
+        return [one for part in layer.layers for one in as_layers(part, bounding_box_format)]
+    return [as_layer(layer, bounding_box_format)]

@@ -112,6 +112,19 @@ def require_probability(name: str, value: object) -> None:
         )
 
 
+def as_probability(name: str, value: Any) -> float:
+    """An argument such as the `factor` of Keras's RandomErasing, as one probability.
+
+    One that is drawn between two numbers and then met comes to their mean.
+
+    Args:
+        name: The argument's name.
+        value: The probability, or a pair between which it is drawn.
+    """
+    low, high = as_range(name, value, low=0, high=1)
+    return (low + high) / 2 if is_pair(value) else high
+
+
 def as_value_range(value: Any) -> Range:
     """The argument `value_range`, checked: the values of black and of white."""
     if not is_pair(value) or not all(is_number(one) for one in value) or value[0] >= value[1]:
@@ -124,3 +137,24 @@ def as_value_range(value: Any) -> Range:
             )
         )
     return float(value[0]), float(value[1])
+
+
+def as_number(name: str, value: Any, *, low: float, high: float) -> float:
+    """An argument as a float, checked: a number from `low` to `high`.
+
+    Args:
+        name: The argument's name.
+        value: Its value.
+        low: The lowest allowed number.
+        high: The highest allowed number.
+    """
+    if not is_number(value) or not low <= value <= high:
+        raise ValueError(
+            problem(
+                f"`{name}` is no number in its range.",
+                f"Expected a number from {low:g} to {high:g}.",
+                f"Pass for example `{name}={(low + high) / 2:g}`.",
+                **{name: value},
+            )
+        )
+    return float(value)

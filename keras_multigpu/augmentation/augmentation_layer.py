@@ -12,6 +12,7 @@ from keras_multigpu.augmentation.examples import Drawn
 from keras_multigpu.augmentation.examples import Example
 from keras_multigpu.augmentation.examples import Shape
 from keras_multigpu.augmentation.pipeline_batches import from_batch
+from keras_multigpu.augmentation.random_numbers import folded
 from keras_multigpu.augmentation.random_numbers import seeds_of
 from keras_multigpu.checks import problem
 
@@ -54,6 +55,15 @@ class AugmentationLayer(keras.layers.Layer):
         self.generator = keras.random.SeedGenerator(seed)
         if bounding_box_format is not None:
             self.require_support("bounding_boxes")
+
+    def build(self, input_shape: Any) -> None:
+        """Do nothing: what is inside of a layer is built by its first batch.
+
+        Args:
+            input_shape: The shape of the images, or shapes by name.
+        """
+        # Without this, Keras warns of every layer inside that has not seen a batch yet.
+        self.built = True
 
     @property
     def title(self) -> str:
@@ -131,7 +141,8 @@ class AugmentationLayer(keras.layers.Layer):
             if not training:
                 return self.still(example)
             shape = examples.image_shape(example)
-            seeds = seeds_of(self.generator.next(), tf.shape(example["images"])[0])
+            count = tf.shape(example["images"])[0]
+            seeds = of_this_replica(seeds_of(self.generator.next(), count))
             return self.change(example, self.draw(seeds, shape), on_host=False)
 
         return self._with_examples(data, change)
@@ -146,6 +157,7 @@ class AugmentationLayer(keras.layers.Layer):
         """
         return self._with_examples(data, lambda example: self.change(example, drawn, on_host))
 
+    @tf.autograph.experimental.do_not_convert
     def augment_batch(
         self, x: Any, y: Any, weight: Any, seeds: tf.Tensor, training: bool
     ) -> tuple[Any, Any, Any]:
@@ -193,6 +205,22 @@ class AugmentationLayer(keras.layers.Layer):
         return {**super().get_config(), **config}
 
     def _with_examples(self, data: Any, change: Any) -> Any:
+        if isinstance(data, dict):
+            self.require_support(*data)
         example, finish = examples.opened(data, self.bounding_box_format, self.compute_dtype)
-        self.require_support(*example)
         return finish(change(example))
+
+
+def of_this_replica(seeds: tf.Tensor) -> tf.Tensor:
+    """Seeds that differ on each replica of a plain `tf.distribute` strategy.
+
+    There the generators' states are equal everywhere. A `DistributedModel` has made them differ
+    before, and traces its steps outside of the strategy.
+
+    Args:
+        seeds: `int32[n, 2]`.
+    """
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return seeds
+    return folded(seeds, context.replica_id_in_sync_group)

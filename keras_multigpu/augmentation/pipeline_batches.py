@@ -25,13 +25,15 @@ def from_batch(x: Any, y: Any, weight: Any) -> tuple[Example, Callable[[Example]
     place = place_of_images(x, inputs)
     targets, targets_back = from_targets(y, inputs[place])
     example = {"images": inputs[place], **targets}
+    weights, weights_back = from_weights(weight, y, inputs[place])
     if weight is not None:
-        example["sample_weights"] = weight
+        example["sample_weights"] = weights
 
     def back(changed: Example) -> Batch:
         leaves = [*inputs[:place], changed["images"], *inputs[place + 1 :]]
         changed_x = keras.tree.pack_sequence_as(x, leaves)
-        return changed_x, targets_back(changed), changed.get("sample_weights")
+        changed_weights = None if weight is None else weights_back(changed["sample_weights"])
+        return changed_x, targets_back(changed), changed_weights
 
     return example, back
 
@@ -92,6 +94,30 @@ def from_targets(y: Any, images: Any) -> tuple[Example, Callable[[Example], Any]
         )
 
     return example, back
+
+
+def from_weights(weight: Any, y: Any, images: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Sample weights by the names of their targets where each target has its own; the way back.
+
+    Args:
+        weight: The sample weights or None.
+        y: The targets.
+        images: The images.
+    """
+    leaves, targets = keras.tree.flatten(weight), keras.tree.flatten(y)
+    named = isinstance(y, dict) and any(name in y for name in (*TARGETS, "boxes"))
+    if named or len(leaves) == 1 or len(leaves) != len(targets):
+        return weight, lambda changed: changed
+    kinds = [kind_of(target, images) for target in targets]
+    parts: dict[str, list] = {}
+    for kind, leaf in zip(kinds, leaves, strict=True):
+        parts.setdefault(kind, []).append(leaf)
+
+    def back(changed: Any) -> Any:
+        queues = {kind: iter(changed[kind]) for kind in parts}
+        return keras.tree.pack_sequence_as(weight, [next(queues[kind]) for kind in kinds])
+
+    return parts, back
 
 
 def kind_of(target: Any, images: Any) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.augmentation.adapters import as_layer
+from keras_multigpu.augmentation.adapters import as_layers
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples import Drawn
 from keras_multigpu.augmentation.examples import Example
@@ -19,9 +19,9 @@ from keras_multigpu.checks import problem
 class Sequence(AugmentationLayer):
     """Several layers as one: of this package, of Keras, of keras-cv, and plain functions.
 
-    Labels, sample weights, boxes and masks pass through all of them. A layer that cannot handle
-    boxes or masks is refused here, if `bounding_box_format` or `segmentation_masks` says that
-    they will come.
+    A `keras.layers.Pipeline` or `keras.Sequential` is taken apart into its layers. Labels, sample
+    weights, boxes and masks pass through all of them. A layer that cannot handle boxes or masks is
+    refused here, if `bounding_box_format` or `segmentation_masks` says that they will come.
 
     Args:
         layers: The layers and functions, in the order in which they are applied.
@@ -42,9 +42,8 @@ class Sequence(AugmentationLayer):
     ) -> None:
         super().__init__(seed=seed, bounding_box_format=bounding_box_format, **kwargs)
         require_layers(layers)
-        self.layers = [as_layer(layer, bounding_box_format) for layer in layers]
+        self.layers = [one for layer in layers for one in as_layers(layer, bounding_box_format)]
         self.segmentation_masks = segmentation_masks
-        self.unsupported = tuple(kind for layer in self.layers for kind in layer.unsupported)
         expected = {
             "bounding_boxes": bounding_box_format is not None,
             "segmentation_masks": segmentation_masks,

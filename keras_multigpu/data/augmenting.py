@@ -1,8 +1,6 @@
 """Applies augmentation in the pipeline, with draws that depend on the example alone."""
 
-import inspect
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -10,6 +8,11 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
+from keras_multigpu.seeded_layers import build
+from keras_multigpu.seeded_layers import call_of
+from keras_multigpu.seeded_layers import image_by_image
+from keras_multigpu.seeded_layers import parameters
+from keras_multigpu.seeded_layers import seeded
 
 Batch = tuple[Any, Any, Any]
 """Inputs, targets and weights; the last two may be None."""
@@ -55,7 +58,6 @@ def batch_step(augment: Any, position: int, training: bool) -> Augment:
     """
     whole = getattr(augment, "augment_batch", None)
     if whole is not None:
-        whole = tf.autograph.experimental.do_not_convert(whole)
         return lambda x, y, weight, seeds: whole(x, y, weight, seeds + position, training)
     step = one_step(augment, position, training)
     return lambda x, y, weight, seeds: (step(x, seeds), y, weight)
@@ -100,54 +102,24 @@ def layer_step(layer: keras.Layer, position: int, training: bool) -> Step:
         training: Whether it draws at random.
     """
     refuse_mixing(layer)
-    takes_training = "training" in parameters(layer.call)
+    call = call_of(layer, training)
 
-    def call(x: Any) -> Any:
-        return layer(x, training=training) if takes_training else layer(x)
+    def whole(x: Any, seeds: tf.Tensor) -> Any:
+        build(layer, x)
+        return call(x)
 
-    states = keras_internals.seed_states(layer)
-    if not states or not training:
-
-        def whole(x: Any, seeds: tf.Tensor) -> Any:
-            build(layer, x)
-            return call(x)
-
+    if not keras_internals.seed_states(layer) or not training:
         return whole
 
-    def one(example: tuple[Any, tf.Tensor]) -> Any:
-        x, seed = example
-        draws = [
-            (state, tf.cast(seed + tf.constant([place, position], tf.int32), state.dtype))
-            for place, state in enumerate(states)
-        ]
-        with keras.StatelessScope(state_mapping=draws):
-            outputs = call(keras.tree.map_structure(lambda leaf: leaf[None], x))
-        return keras.tree.map_structure(lambda leaf: leaf[0], outputs)
+    def one(x: Any, seed: tf.Tensor) -> Any:
+        with seeded(layer, seed, position):
+            return call(x)
 
     def step(x: Any, seeds: tf.Tensor) -> Any:
         build(layer, x)
-        image = keras.tree.map_structure(lambda leaf: tf.TensorSpec(leaf.shape[1:], leaf.dtype), x)
-        traced = tf.function(one, autograph=False).get_concrete_function(
-            (image, tf.TensorSpec((2,), tf.int32))
-        )
-        signature = keras.tree.map_structure(
-            lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), traced.structured_outputs
-        )
-        return tf.map_fn(traced, (x, seeds), fn_output_signature=signature)
+        return image_by_image(one, x, seeds)
 
     return step
-
-
-def build(layer: keras.Layer, x: Any) -> None:
-    """Build a layer outside of the pipeline's graph, which its variables must outlive."""
-    if layer.built:
-        return
-    with tf.init_scope():
-        layer(
-            keras.tree.map_structure(
-                lambda leaf: tf.zeros([1, *(size or 1 for size in leaf.shape[1:])], leaf.dtype), x
-            )
-        )
 
 
 def refuse_mixing(layer: keras.Layer) -> None:
@@ -158,18 +130,10 @@ def refuse_mixing(layer: keras.Layer) -> None:
                 problem(
                     f"`augment` holds {type(part).__name__}, which mixes the examples of a batch.",
                     "Expected layers that change each image by itself; targets are not passed.",
-                    "Mix in a `train_step` of your own, or in `from_dataset(dataset.map(...))`.",
+                    f"Use `keras_multigpu.augmentation.{type(part).__name__}`, which gets them.",
                     augment=type(layer).__name__,
                 )
             )
-
-
-def parameters(function: Any) -> Sequence[str]:
-    """The names of a function's parameters."""
-    try:
-        return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):
-        return []
 
 
 def require_rows(batch: Batch, seeds: tf.Tensor) -> None:

@@ -196,3 +196,17 @@ def test_what_is_no_image_is_named(data):
     """Two axes, five axes, or a dictionary without images."""
     with pytest.raises(ValueError, match="There are no images to augment"):
         Shifted()(data)
+
+
+def test_replicas_of_a_plain_strategy_draw_differently():
+    """Also in a loop of the user's own, where nothing else keeps replicas apart."""
+    strategy = kmg.strategy(devices=2)
+    with strategy.scope():
+        layer = Shifted(seed=1)
+
+    @tf.function
+    def draw():
+        return strategy.run(lambda: layer(IMAGES))
+
+    first, second = (levels(images) for images in strategy.experimental_local_results(draw()))
+    assert len(np.unique([*first, *second])) == 8

@@ -76,7 +76,7 @@ def test_as_many_are_drawn_as_there_are():
 def test_titles_and_labels_are_written_as_they_are():
     """Also where they look like formulas."""
     batches = from_arrays(red_images(2), np.array([0, 1]), shuffle=False)
-    examples = examples_of(batches, 2, lambda x, seeds: x)._replace(labels=["$a_1", "b$"])
+    examples = examples_of(batches, 2, lambda *batch: batch[:3])._replace(labels=["$a_1", "b$"])
     texts, titles = texts_of(examples)
     assert texts == ["Examples before and after augmentation", "a subtitle"]
     assert titles[:2] == ["$a_1", "b$"]
@@ -127,7 +127,11 @@ def test_greys_transparency_and_odd_shapes_are_drawn(tmp_path, shape):
 
 def test_the_image_among_several_inputs_is_drawn():
     x = {"age": np.zeros((2, 1)), "photo": red_images(2)}
-    examples = examples_of(from_arrays(x), 2, lambda x, seeds: {**x, "photo": 255 - x["photo"]})
+
+    def negative(x, *rest):
+        return ({**x, "photo": 255 - x["photo"]}, *rest[:2])
+
+    examples = examples_of(from_arrays(x), 2, negative)
     assert examples.rows[0][1][0, 0, 0].tolist() == [1, 0, 0]
     assert examples.rows[1][1][0, 0, 0].tolist() == [0, 1, 1]
 

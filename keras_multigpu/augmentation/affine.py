@@ -1,0 +1,159 @@
+"""Affine maps, one for each image: where each pixel of a changed image comes from.
+
+A map is a `float32[2, 3]` matrix that takes `(x, y, 1)` of a pixel of the result to the pixel of
+the image it shows. Pixels are counted from 0, so the middle of the first is at 0, not at 0.5.
+The maps are those of the Keras layers of the same names, entry by entry.
+"""
+
+import math
+
+import tensorflow as tf
+
+
+def matrix(rows: tuple[tuple, tuple], count: int | tf.Tensor) -> tf.Tensor:
+    """A batch of matrices, `float32[count, 2, 3]`.
+
+    Args:
+        rows: Two rows of three entries, each a number or `float32[count]`.
+        count: How many images there are.
+    """
+    entries = [tf.broadcast_to(tf.cast(one, tf.float32), [count]) for row in rows for one in row]
+    return tf.reshape(tf.stack(entries, axis=1), (-1, 2, 3))
+
+
+def identity(count: int | tf.Tensor) -> tf.Tensor:
+    """The map that changes nothing, for `count` images."""
+    return matrix(((1, 0, 0), (0, 1, 0)), count)
+
+
+def flip(horizontal: tf.Tensor, vertical: tf.Tensor, height: int, width: int) -> tf.Tensor:
+    """Mirror images.
+
+    Args:
+        horizontal: Whether left becomes right, `bool[n]`.
+        vertical: Whether top becomes bottom, `bool[n]`.
+        height: Of the images; a tensor will do.
+        width: Of the images; a tensor will do.
+    """
+    x, y = tf.cast(horizontal, tf.float32), tf.cast(vertical, tf.float32)
+    rows = (1 - 2 * x, 0, x * last(width)), (0, 1 - 2 * y, y * last(height))
+    return matrix(rows, tf.shape(x)[0])
+
+
+def rotation(degrees: tf.Tensor, height: int, width: int) -> tf.Tensor:
+    """Turn images about their middle.
+
+    Args:
+        degrees: How far, counterclockwise, `float32[n]`.
+        height: Of the images; a tensor will do.
+        width: Of the images; a tensor will do.
+    """
+    angle = degrees * (math.pi / 180)
+    cosine, sine = tf.cos(angle), tf.sin(angle)
+    x, y = last(width) / 2, last(height) / 2
+    rows = (
+        (cosine, -sine, x - x * cosine + y * sine),
+        (sine, cosine, y - x * sine - y * cosine),
+    )
+    return matrix(rows, tf.shape(degrees)[0])
+
+
+def translation(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Shift images.
+
+    Args:
+        x: How many pixels to the right, `float32[n]`.
+        y: How many pixels down, `float32[n]`.
+    """
+    return matrix(((1, 0, -x), (0, 1, -y)), tf.shape(x)[0])
+
+
+def zoom(x: tf.Tensor, y: tf.Tensor, height: int, width: int) -> tf.Tensor:
+    """Show more or less of images, about their middle.
+
+    Args:
+        x: How much of the width the result shows, `float32[n]`; more than 1 makes things smaller.
+        y: How much of the height.
+        height: Of the images; a tensor will do.
+        width: Of the images; a tensor will do.
+    """
+    rows = (x, 0, (1 - x) * (last(width) / 2)), (0, y, (1 - y) * (last(height) / 2))
+    return matrix(rows, tf.shape(x)[0])
+
+
+def shear(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Slant images about their upper left pixel, which stays where it is.
+
+    Args:
+        x: How many pixels to the left a row moves for each row above it, `float32[n]`.
+        y: How many pixels up a column moves for each column to the left of it.
+    """
+    return matrix(((1, x, 0), (y, 1, 0)), tf.shape(x)[0])
+
+
+def window(
+    left: tf.Tensor, top: tf.Tensor, height: tf.Tensor, width: tf.Tensor, size: tuple[int, int]
+) -> tf.Tensor:
+    """Cut a window out of images and bring it to a size.
+
+    Args:
+        left: How many pixels there are to the left of the window, `float32[n]`.
+        top: How many pixels there are above it.
+        height: Of the window, in pixels.
+        width: Of the window.
+        size: Height and width of the result.
+    """
+    sides = tf.cast(height, tf.float32), tf.cast(width, tf.float32)
+    y, x = (side / tf.cast(own, tf.float32) for side, own in zip(sides, size, strict=True))
+    # Pixels are squares: the border of a window meets the border of the result, half a pixel
+    # from the middles of its outermost pixels.
+    rows = (x, 0, left + x / 2 - 0.5), (0, y, top + y / 2 - 0.5)
+    return matrix(rows, tf.shape(left)[0])
+
+
+def product(first: tf.Tensor, *later: tf.Tensor) -> tf.Tensor:
+    """The map of changes made one after another, with each image passing through `first` first.
+
+    Args:
+        first: `float32[n, 2, 3]`.
+        *later: The changes after it, in their order.
+    """
+    for one in later:
+        # Not `tf.matmul`, which rounds to ten bits on many GPUs.
+        linear = tf.reduce_sum(first[:, :, :2, None] * one[:, None], axis=2)
+        first = linear + tf.pad(first[:, :, 2:], ((0, 0), (0, 0), (2, 0)))
+    return first
+
+
+def inverse(matrices: tf.Tensor) -> tf.Tensor:
+    """The maps from pixels of images to those of the results; zeros for maps without inverse.
+
+    Args:
+        matrices: `float32[n, 2, 3]`.
+    """
+    (a, b, x), (c, d, y) = (tf.unstack(row, axis=1) for row in tf.unstack(matrices, axis=1))
+    size = a * d - b * c
+    a, b, c, d = (tf.math.divide_no_nan(one, size) for one in (d, -b, -c, a))
+    return matrix(((a, b, -a * x - b * y), (c, d, -c * x - d * y)), tf.shape(x)[0])
+
+
+def moved_boxes(boxes: tf.Tensor, matrices: tf.Tensor) -> tf.Tensor:
+    """The smallest boxes that hold all corners of moved ones.
+
+    Args:
+        boxes: `float32[n, boxes, 4]`, as (left, top, right, bottom) in pixels.
+        matrices: The maps of the images, `float32[n, 2, 3]`.
+    """
+    left, top, right, bottom = tf.unstack(boxes, axis=2)
+    # In boxes the first pixel reaches from 0 to 1, in maps its middle is at 0.
+    x = tf.stack([left, right, left, right], axis=2)[:, None] - 0.5
+    y = tf.stack([top, top, bottom, bottom], axis=2)[:, None] - 0.5
+    a, b, c = tf.unstack(inverse(matrices)[:, :, None, None], axis=4)
+    corners = a * x + b * y + c + 0.5
+    sides = tf.reduce_min(corners, axis=3), tf.reduce_max(corners, axis=3)
+    return tf.reshape(tf.transpose(tf.stack(sides, axis=1), (0, 3, 1, 2)), tf.shape(boxes))
+
+
+def last(size: int | tf.Tensor) -> tf.Tensor:
+    """The place of the last pixel of an axis."""
+    return tf.cast(size, tf.float32) - 1

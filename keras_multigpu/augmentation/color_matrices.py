@@ -1,0 +1,231 @@
+"""Changes of colour that are linear: a matrix and a bias for each image.
+
+A `ColorMap` says `matrix @ colour + bias`. Maps are composed before any pixel is touched, so a
+chain of them costs as much as one. Most of them multiply each channel by itself alone, which is
+several times cheaper than a matrix; how many axes `matrices` has tells which kind it is.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.augmentation.arguments import Range
+from keras_multigpu.checks import problem
+
+LUMA = (0.2989, 0.587, 0.114)
+"""What red, green and blue add to the brightness that eyes see, as in ITU-R BT.601."""
+
+_PIXELS_AT_ONCE = 4
+"""How many pixels one row of a matrix product takes: three numbers alone are too few."""
+
+
+class ColorMap(NamedTuple):
+    """A linear change of colours for each image of a batch.
+
+    Args:
+        matrices: None to change nothing, `float32[n, 1]` or `[n, 3]` to multiply channels, or
+            `[n, 3, 3]`, whose rows make the new red, green and blue.
+        bias: `float32[n, 1]` or `[n, 3]`, added in the end.
+    """
+
+    matrices: tf.Tensor | None
+    bias: tf.Tensor
+
+
+def shifted(shift: tf.Tensor) -> ColorMap:
+    """Something added: brightness, or a shift of each channel.
+
+    Args:
+        shift: `float32[n, 1]` or `[n, 3]`, in the units of the images.
+    """
+    return ColorMap(None, shift)
+
+
+def away_from(color: tf.Tensor, factor: tf.Tensor) -> ColorMap:
+    """The distance of each colour from one colour, times a factor.
+
+    From the mean this is contrast, from black it scales the values, and from the middle of the
+    range of values a factor of -1 inverts the image.
+
+    Args:
+        color: `float32[n, 1]` or `[n, 3]`.
+        factor: `float32[n]`.
+    """
+    return ColorMap(factor[:, None], (1 - factor[:, None]) * color)
+
+
+def blended_with_gray(amount: tf.Tensor) -> ColorMap:
+    """Colours on their way to the gray of the same luminance.
+
+    Args:
+        amount: `float32[n]`; 0 keeps the image, 1 makes it gray, below 0 adds colour.
+    """
+    gray = tf.tile(tf.constant([LUMA], tf.float32), [3, 1])
+    amount = amount[:, None, None]
+    return ColorMap((1 - amount) * tf.eye(3) + amount * gray, tf.zeros_like(amount[:, :, 0]))
+
+
+def then(first: ColorMap, second: ColorMap) -> ColorMap:
+    """Two maps as one, without a clip between them."""
+    if first.matrices is None:
+        return ColorMap(second.matrices, mapped(second.matrices, first.bias) + second.bias)
+    if second.matrices is None:
+        return ColorMap(first.matrices, first.bias + second.bias)
+    bias = mapped(second.matrices, first.bias) + second.bias
+    if first.matrices.shape.rank == second.matrices.shape.rank == 2:
+        return ColorMap(second.matrices * first.matrices, bias)
+    return ColorMap(tf.matmul(full(second.matrices), full(first.matrices)), bias)
+
+
+def only_where(condition: tf.Tensor, color_map: ColorMap) -> ColorMap:
+    """A map for the images of which something is true, and no change for the others.
+
+    Args:
+        condition: `bool[n]`.
+        color_map: The map.
+    """
+    matrices, bias = color_map
+    bias = tf.where(condition[:, None], bias, 0.0)
+    if matrices is None:
+        return ColorMap(None, bias)
+    if matrices.shape.rank == 2:
+        return ColorMap(tf.where(condition[:, None], matrices, 1.0), bias)
+    return ColorMap(tf.where(condition[:, None, None], matrices, tf.eye(3)), bias)
+
+
+def mapped(matrices: tf.Tensor | None, colors: tf.Tensor) -> tf.Tensor:
+    """One colour for each image, `float32[n, 1]` or `[n, 3]`, through matrices."""
+    if matrices is None:
+        return colors
+    if matrices.shape.rank == 2:
+        return matrices * colors
+    # Both cases of one colour: gray is the same in all three channels.
+    return tf.reduce_sum(matrices * colors[:, None, :], axis=2)
+
+
+def full(matrices: tf.Tensor) -> tf.Tensor:
+    """Matrices with all their nine numbers, `float32[n, 3, 3]`."""
+    if matrices.shape.rank == 3:
+        return matrices
+    return matrices[:, :, None] * tf.eye(3)
+
+
+def color_channels(channels: int) -> int:
+    """How many of the channels are colours; the rest is alpha."""
+    if channels not in (1, 2, 3, 4):
+        raise ValueError(
+            problem(
+                "The images have no colours that are known.",
+                "Expected one channel (gray) or three (red, green, blue), and perhaps alpha.",
+                "Change the colours before other channels are added.",
+                channels=channels,
+            )
+        )
+    return 1 if channels < 3 else 3
+
+
+def mean_colors(images: tf.Tensor) -> tf.Tensor:
+    """The mean of each colour channel, `float32[n, 1]` or `[n, 3]`."""
+    count, height, width = (tf.shape(images)[axis] for axis in range(3))
+    channels = images.shape[3]
+    # Long rows first: to sum over pixels of a few numbers each takes three times as long.
+    rows = tf.reduce_mean(tf.reshape(images, [count, height, width * channels]), axis=1)
+    means = tf.reduce_mean(tf.reshape(rows, [count, width, channels]), axis=1)
+    return means[:, : color_channels(channels)]
+
+
+def clipped_to(images: tf.Tensor, value_range: Range) -> tf.Tensor:
+    """Images with every value inside the range, in one pass over them."""
+    low, high = (tf.constant(value, images.dtype) for value in value_range)
+    return tf.raw_ops.ClipByValue(t=images, clip_value_min=low, clip_value_max=high)
+
+
+def apply_matrices(
+    images: tf.Tensor,
+    matrices: tf.Tensor | None,
+    bias: tf.Tensor,
+    value_range: Range,
+    on_host: bool = False,
+) -> tf.Tensor:
+    """Change the colours of images and clip them. Alpha stays as it is.
+
+    Args:
+        images: `float32[n, height, width, channels]` with 1 to 4 channels.
+        matrices: As in `ColorMap`. Of a matrix, gray images take what it does to the red of gray.
+        bias: As in `ColorMap`.
+        value_range: The values of black and white.
+        on_host: Whether this runs on the CPU for sure.
+    """
+    channels = images.shape[3]
+    if color_channels(channels) == 1:
+        if matrices is not None:
+            matrices = tf.reduce_sum(full(matrices)[:, :1], axis=2)
+        bias = bias[:, :1]
+    if matrices is not None and matrices.shape.rank == 3:
+        matrices, bias = with_alpha(matrices, bias, channels)
+        # Matrix products on GPUs round to eleven bits, unless the whole program forbids it.
+        exact = on_host or not tf.config.list_logical_devices("GPU")
+        product = multiplied if exact else added_up
+        return clipped_to(product(images, matrices, bias), value_range)
+    return clipped_to(scaled(images, matrices, bias), value_range)
+
+
+def with_alpha(matrices: tf.Tensor, bias: tf.Tensor, channels: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Matrices and their bias for images that may have a fourth channel, which stays."""
+    count = tf.shape(matrices)[0]
+    bias = tf.broadcast_to(bias, [count, 3])
+    if channels == 4:
+        matrices = tf.pad(matrices, [[0, 0], [0, 1], [0, 1]])
+        matrices += tf.constant(np.diag([0, 0, 0, 1]), tf.float32)
+        bias = tf.pad(bias, [[0, 0], [0, 1]])
+    return matrices, bias
+
+
+def scaled(images: tf.Tensor, factors: tf.Tensor | None, bias: tf.Tensor) -> tf.Tensor:
+    """Each channel times a factor, plus a bias."""
+    channels = images.shape[3]
+    one = bias.shape[1] == 1 and (factors is None or factors.shape[1] == 1)
+    if one and channels in (1, 3):
+        # One number for the whole image is the cheapest of all.
+        if factors is not None:
+            images = images * factors[:, None, None]
+        return images + bias[:, None, None]
+    count, height, width = (tf.shape(images)[axis] for axis in range(3))
+
+    def in_rows(values: tf.Tensor, for_alpha: float) -> tf.Tensor:
+        colors = color_channels(channels)
+        values = tf.broadcast_to(values, [count, colors])
+        values = tf.pad(values, [[0, 0], [0, channels - colors]], constant_values=for_alpha)
+        return tf.tile(values, [1, width])[:, None]
+
+    # Over three numbers at a time, the same takes four times as long as over a row.
+    rows = tf.reshape(images, [count, height, width * channels])
+    if factors is not None:
+        rows = rows * in_rows(factors, 1.0)
+    return tf.reshape(rows + in_rows(bias, 0.0), tf.shape(images))
+
+
+def multiplied(images: tf.Tensor, matrices: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """Each colour through a matrix, plus a bias."""
+    count, height, width = (tf.shape(images)[axis] for axis in range(3))
+    channels = images.shape[3]
+    several = tf.where(height * width % _PIXELS_AT_ONCE == 0, _PIXELS_AT_ONCE, 1)
+    if images.shape[1:3].is_fully_defined():
+        several = _PIXELS_AT_ONCE if images.shape[1] * images.shape[2] % _PIXELS_AT_ONCE == 0 else 1
+        height, width = images.shape[1:3]
+    # The same matrix for several pixels, along the diagonal of a larger one.
+    blocks = tf.eye(several)[None, :, None, :, None] * matrices[:, None, :, None, :]
+    size = several * channels
+    blocks = tf.reshape(blocks, [count, size, size])
+    pixels = tf.reshape(images, [count, height * width // several, size])
+    result = tf.matmul(pixels, blocks, transpose_b=True) + tf.tile(bias, [1, several])[:, None]
+    return tf.reshape(result, tf.shape(images))
+
+
+def added_up(images: tf.Tensor, matrices: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+    """What `multiplied` does, without a matrix product: slower on a CPU, exact on a GPU."""
+    result = bias[:, None, None]
+    for channel in range(images.shape[3]):
+        result += images[..., channel, None] * matrices[:, None, None, :, channel]
+    return result

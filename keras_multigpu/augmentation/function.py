@@ -1,0 +1,114 @@
+"""`Function`: a plain function among the layers of this package."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.augmentation.examples import Drawn
+from keras_multigpu.augmentation.examples import Example
+from keras_multigpu.augmentation.wrapped_layer import WrappedLayer
+from keras_multigpu.checks import problem
+from keras_multigpu.seeded_layers import parameters
+
+
+@keras.saving.register_keras_serializable("keras_multigpu")
+class Function(WrappedLayer):
+    """A plain function of images as a layer.
+
+    The function takes `float32[n, height, width, channels]` and returns as many images. It may
+    also take `seeds`, `int32[n, 2]` to draw from with `tf.random.stateless_*`, and `training`.
+    At inference a function that takes `seeds`, but not `training`, is left out.
+
+    Args:
+        function: The function. To save a layer with it, register it with
+            `keras.saving.register_keras_serializable`.
+        moves_pixels: False if every pixel stays where it is, so that boxes and masks need not
+            follow. A function that moves pixels is refused where boxes or masks come.
+        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        **kwargs: `name` and `dtype`.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], *, moves_pixels: bool = True, **kwargs: Any
+    ) -> None:
+        super().__init__(function, **kwargs)
+        if not callable(function):
+            raise ValueError(
+                problem(
+                    "`function` cannot be called.",
+                    "Expected a function of a batch of images.",
+                    "Pass for example `tf.image.flip_left_right`.",
+                    function=function,
+                )
+            )
+        self.moves_pixels = moves_pixels
+        if self.bounding_box_format is not None:
+            self.require_support("bounding_boxes")
+
+    @property
+    def title(self) -> str:
+        return getattr(self.wrapped, "__name__", type(self.wrapped).__name__)
+
+    def obstacle(self, kind: str) -> str | Exception | None:
+        return "it is a function of images only" if self.moves_pixels else None
+
+    def change(self, example: Example, drawn: Drawn, on_host: bool) -> Example:
+        return self._run(example, drawn["seeds"], training=True)
+
+    def still(self, example: Example) -> Example:
+        taken = parameters(self.wrapped)
+        if "seeds" in taken and "training" not in taken:
+            return example
+        seeds = tf.zeros([tf.shape(example["images"])[0], 2], tf.int32)
+        return self._run(example, seeds, training=False)
+
+    def get_config(self) -> dict[str, Any]:
+        require_registered(self.wrapped)
+        config = {
+            "function": keras.saving.serialize_keras_object(self.wrapped),
+            "moves_pixels": self.moves_pixels,
+        }
+        return {**super().get_config(), **config}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "Function":
+        function = keras.saving.deserialize_keras_object(config["function"])
+        return cls(**{**config, "function": function})
+
+    def _run(self, example: Example, seeds: tf.Tensor, training: bool) -> Example:
+        images = example["images"]
+        taken = parameters(self.wrapped)
+        offered = {"seeds": seeds, "training": training}
+        changed = self.wrapped(images, **{name: offered[name] for name in offered if name in taken})
+        same = tf.debugging.assert_equal(
+            tf.shape(changed)[0],
+            tf.shape(images)[0],
+            f"The function {self.title} changed the number of images in a batch. Expected as many "
+            "as came in. Change each image by itself.",
+        )
+        with tf.control_dependencies([] if same is None else [same]):
+            return {**example, "images": tf.cast(changed, tf.float32)}
+
+
+def require_registered(function: Any) -> None:
+    """Raise a `ValueError` for a function that Keras could not find again when it loads a layer.
+
+    Args:
+        function: The function.
+    """
+    named = hasattr(function, "__name__")
+    name = keras.saving.get_registered_name(function) if named else None
+    if hasattr(function, "get_config") or keras.saving.get_registered_object(name) is function:
+        return
+    raise ValueError(
+        problem(
+            "A layer with this function cannot be saved: Keras would not find it again.",
+            "Expected a function that is registered with Keras.",
+            "Define it at the top of a module with `def`, and decorate it with "
+            "`@keras.saving.register_keras_serializable()`.",
+            function=function,
+        )
+    )

@@ -1,0 +1,280 @@
+"""`gallery`: a picture of what layers do to an image."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.augmentation.adapters import as_layer
+from keras_multigpu.augmentation.arguments import require_seed
+from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
+from keras_multigpu.augmentation.drawn_texts import argument_texts
+from keras_multigpu.augmentation.drawn_texts import drawn_texts
+from keras_multigpu.augmentation.drawn_texts import label_text
+from keras_multigpu.augmentation.gallery_figure import Block
+from keras_multigpu.augmentation.gallery_figure import Cell
+from keras_multigpu.augmentation.gallery_figure import figure_of
+from keras_multigpu.augmentation.random_numbers import folded
+from keras_multigpu.augmentation.sequence import Sequence
+from keras_multigpu.checks import problem
+
+ALONE = 12
+"""How many augmentations are drawn of one layer."""
+
+TOGETHER = 5
+"""How many are drawn of each of several layers."""
+
+MOST_IMAGES = 1 + ALONE
+"""How many images of a batch are taken: one to augment, and one for each augmentation."""
+
+BRIGHT = 1.5
+"""Floats from 0 to 255 have larger values than that, those from 0 to 1 have not."""
+
+
+class Request(NamedTuple):
+    """What a picture is made from.
+
+    Attributes:
+        data: A batch as a dictionary; its first image is augmented.
+        seed: Decides the draws.
+        values: The values of black and white, if the layers do not say.
+    """
+
+    data: dict[str, Any]
+    seed: int
+    values: tuple[float, float]
+
+
+def gallery(layers: Any, images: Any, path: str | Path, *, seed: int = 0) -> Path:
+    """Draw an image and many augmentations of it, each with the parameters that were drawn.
+
+    One layer is drawn twelve times. Several layers get a row of five each. Parameters that are
+    the same in all augmentations of a layer are left out.
+
+    Args:
+        layers: A layer or function, a list of them, or a dictionary of them by title.
+        images: An image; or a batch, of which the first image is augmented, and mixed with the
+            others by layers that mix; or a dictionary of either and its targets, as layers take
+            it. Boxes and masks are drawn into the images, labels are written below.
+        path: The file to write, which ends in `.png`.
+        seed: Integer; another one draws other parameters.
+
+    Returns:
+        The path.
+
+    Raises:
+        ImportError: matplotlib is missing: `pip install "keras_multigpu[plots]"`.
+    """
+    path = checked_path(path)
+    require_seed(seed)
+    titled = titled_layers(layers)
+    data = batch_of(images)
+    request = Request(data, seed, value_range_of(data["images"]))
+    count = ALONE if len(titled) == 1 else TOGETHER
+    blocks = [block(title, layer, request, count) for title, layer in titled.items()]
+    save(figure_of(blocks), path)
+    return path
+
+
+def checked_path(path: str | Path) -> Path:
+    """The file; a `ValueError` if it is no PNG."""
+    path = Path(path)
+    if path.suffix.lower() != ".png":
+        raise ValueError(
+            problem(
+                "The picture's file is no PNG.",
+                "Expected a path that ends in .png.",
+                "Change the ending.",
+                path=str(path),
+            )
+        )
+    return path
+
+
+def titled_layers(layers: Any) -> dict[str, AugmentationLayer]:
+    """The layers by title; a `ValueError` if there are none."""
+    if isinstance(layers, Mapping):
+        titled = {str(title): as_layer(layer) for title, layer in layers.items()}
+    elif isinstance(layers, list | tuple):
+        titled = {}
+        for layer in map(as_layer, layers):
+            number = sum(other.title == layer.title for other in titled.values())
+            titled[layer.title + (f" {number + 1}" if number else "")] = layer
+    else:
+        layer = as_layer(layers)
+        titled = {layer.title: layer}
+    if not titled:
+        raise ValueError(
+            problem(
+                "`layers` is empty.",
+                "Expected at least one layer.",
+                "Pass a layer, a list of layers, or a dictionary of layers by title.",
+                layers=layers,
+            )
+        )
+    return titled
+
+
+def batch_of(images: Any) -> dict[str, Any]:
+    """What users pass as a dictionary of a batch, cut to as many images as are needed."""
+    data = dict(images) if isinstance(images, Mapping) else {"images": images}
+    shape = np.shape(data["images"]) if "images" in data else ()
+    if len(shape) not in (3, 4) or 0 in shape:
+        raise ValueError(
+            problem(
+                "There is no image to draw.",
+                "Expected `(height, width, channels)`, a batch `(count, height, width, channels)`, "
+                "or a dictionary with such `images`.",
+                "Add a channel axis to images without one.",
+                shape=shape,
+            )
+        )
+    arrays = keras.tree.map_structure(np.asarray, data)
+    return keras.tree.map_structure(
+        lambda leaf: leaf[None] if len(shape) == 3 else leaf[:MOST_IMAGES], arrays
+    )
+
+
+def value_range_of(images: np.ndarray) -> tuple[float, float]:
+    """The values of black and white, as far as the images tell."""
+    if images.dtype.kind in "iub" or images.max() > BRIGHT:
+        return 0.0, 255.0
+    return (-1.0 if images.min() < 0 else 0.0), 1.0
+
+
+def block(title: str, layer: AugmentationLayer, request: Request, count: int) -> Block:
+    """What is drawn of one layer.
+
+    Args:
+        title: What it is called.
+        layer: The layer.
+        request: The images, the seed and their range.
+        count: How many augmentations.
+    """
+    data = request.data
+    augmented = repeated if len(data["images"]) == 1 else paired
+    changed, drawn = augmented(layer, request, count)
+    values = own_value_range(layer) or request.values
+    texts = drawn_texts(layer, drawn)
+    cells = [
+        cell(example, values, layer.bounding_box_format, text)
+        for example, text in zip(changed, texts, strict=True)
+    ]
+    original = cell(row_of(data, 0), values, layer.bounding_box_format, ["original"])
+    return Block(title, argument_texts(layer), original, cells)
+
+
+def repeated(layer: AugmentationLayer, request: Request, count: int) -> tuple[list[dict], list]:
+    """Augmentations of an image alone, all at once.
+
+    Args:
+        layer: The layer.
+        request: The image, and the seed.
+        count: How many.
+
+    Returns:
+        The changed examples, and what was drawn for each.
+    """
+    data = keras.tree.map_structure(lambda leaf: np.repeat(leaf, count, axis=0), request.data)
+    drawn = layer.draw(seeds_for(request.seed, count), data["images"].shape[1:])
+    # As in a pipeline, where layers of Keras, too, draw for each image on its own.
+    changed = layer.apply(data, drawn, on_host=True)
+    rows = range(count)
+    return [row_of(changed, row) for row in rows], [row_of(drawn, row) for row in rows]
+
+
+def paired(layer: AugmentationLayer, request: Request, count: int) -> tuple[list[dict], list]:
+    """Augmentations of the first image of a batch, each beside another image of it.
+
+    Args:
+        layer: The layer.
+        request: The batch, and the seed.
+        count: How many.
+
+    Returns:
+        The changed examples, and what was drawn for each.
+    """
+    images = request.data["images"]
+    examples, draws = [], []
+    for number, seeds in enumerate(tf.split(seeds_for(request.seed, 2 * count), count)):
+        rows = [0, 1 + number % (len(images) - 1)]
+        pair = keras.tree.map_structure(lambda leaf, rows=rows: leaf[rows], request.data)
+        drawn = layer.draw(seeds, images.shape[1:])
+        examples.append(row_of(layer.apply(pair, drawn, on_host=True), 0))
+        draws.append(row_of(drawn, 0))
+    return examples, draws
+
+
+def seeds_for(seed: int, count: int) -> tf.Tensor:
+    """The seeds of some images."""
+    rows = tf.range(count, dtype=tf.int32)[:, None]
+    return folded(tf.fill((count, 2), tf.constant(seed % 2**31, tf.int32)), rows)
+
+
+def row_of(data: Any, row: int) -> Any:
+    """One example of a batch, or what was drawn for it, as arrays."""
+    return keras.tree.map_structure(lambda leaf: np.asarray(leaf[row]), data)
+
+
+def own_value_range(layer: AugmentationLayer) -> tuple[float, float] | None:
+    """The values of black and white, if a layer or one of its layers knows them."""
+    if isinstance(layer, Sequence):
+        ranges = [own_value_range(step) for _, step in layer.steps()]
+        return next((one for one in ranges if one is not None), None)
+    return getattr(layer, "value_range", None)
+
+
+def cell(
+    example: dict[str, Any], values: tuple[float, float], box_format: str | None, texts: list[str]
+) -> Cell:
+    """An example as it is drawn.
+
+    Args:
+        example: The image and its targets.
+        values: The values of black and white.
+        box_format: How boxes are written.
+        texts: What stands below.
+    """
+    low, high = values
+    image = np.clip((example["images"].astype(np.float32) - low) / (high - low), 0, 1)
+    lines = list(texts)
+    if "labels" in example:
+        lines.append(label_text(example["labels"]))
+    return Cell(image, lines, boxes_of(example, box_format), mask_of(example))
+
+
+def boxes_of(example: dict[str, Any], box_format: str | None) -> np.ndarray:
+    """The boxes that are still in the image, as (left, top, right, bottom) in pixels."""
+    boxes = example.get("bounding_boxes")
+    if boxes is None or box_format is None:
+        return np.zeros((0, 4))
+    height, width = example["images"].shape[:2]
+    corners = keras.utils.bounding_boxes.convert_format(
+        boxes["boxes"], source=box_format, target="xyxy", height=height, width=width
+    )
+    inside = np.asarray(boxes.get("labels", np.zeros(len(corners)))) >= 0
+    return np.asarray(corners)[inside]
+
+
+def mask_of(example: dict[str, Any]) -> np.ndarray | None:
+    """The classes of an image's pixels, if there is one such mask."""
+    mask = example.get("segmentation_masks")
+    if not isinstance(mask, np.ndarray):
+        return None
+    return mask[..., 0] if mask.ndim == 3 else mask
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure whole or not at all: a reader never sees half a picture."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        figure.savefig(partial, format="png")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,248 @@
+"""The figure of a gallery: originals at the left, augmentations in rows beside them."""
+
+import textwrap
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+
+from keras_multigpu.checks import problem
+
+INK, GREY, BOX = "#1d2730", "#6b7783", "#ffd60a"
+
+# All in inches.
+CELL = 1.62
+GAP = 0.1
+LINE = 0.125
+TITLE = 0.36
+MARGIN = 0.16
+
+FONT = 7
+CHARACTERS = 30
+"""How many characters of that font are as wide as an image, and a little less."""
+
+MOST_LINES = 8
+"""How many lines stand below an image; more would push the images apart."""
+
+COLUMNS = {1: 4, 2: 5}
+"""How many augmentations stand side by side: of one layer, of each of several."""
+
+DPI = 100
+PIXELATED = 64
+"""Images with shorter sides are drawn as squares, not blurred."""
+
+TALLEST = 1.6
+"""How many times as high as wide an image is drawn at most."""
+
+
+class Cell(NamedTuple):
+    """One image.
+
+    Attributes:
+        image: Its values from 0 to 1.
+        texts: What stands below, each on a line of its own or more.
+        boxes: (left, top, right, bottom) of each box in pixels.
+        mask: The class of each pixel, or None.
+    """
+
+    image: np.ndarray
+    texts: list[str]
+    boxes: np.ndarray
+    mask: np.ndarray | None
+
+
+class Block(NamedTuple):
+    """What is drawn of one layer.
+
+    Attributes:
+        title: Its name.
+        arguments: How it was made; stands below the title.
+        original: The image as it was.
+        cells: The augmentations.
+    """
+
+    title: str
+    arguments: list[str]
+    original: Cell
+    cells: list[Cell]
+
+
+class Row(NamedTuple):
+    """Images side by side.
+
+    Attributes:
+        cells: A cell for each column from the left, None where there is none.
+        heading: The lines above.
+    """
+
+    cells: list[Cell | None]
+    heading: list[str]
+
+    @property
+    def image_height(self) -> float:
+        """Of the highest image, in inches."""
+        return max(height_of(cell.image) for cell in self.cells if cell is not None)
+
+    @property
+    def lines(self) -> int:
+        """How many lines of text stand below the images."""
+        return max(len(wrapped(cell.texts)) for cell in self.cells if cell is not None)
+
+    @property
+    def height(self) -> float:
+        """With heading, images, texts and a gap, in inches."""
+        heading = TITLE + LINE * (len(self.heading) - 1) if self.heading else 0
+        return heading + self.image_height + LINE * self.lines + 2 * GAP
+
+
+def figure_of(blocks: list[Block]) -> Any:
+    """A figure of several layers.
+
+    Args:
+        blocks: What is drawn of each.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            problem(
+                "The package matplotlib is not installed.",
+                "Expected it for `gallery`; the rest of keras_multigpu does without.",
+                'Run `pip install "keras_multigpu[plots]"`.',
+                package="matplotlib",
+            )
+        ) from error
+    columns = COLUMNS[min(len(blocks), 2)]
+    width = 2 * MARGIN + (columns + 1) * (CELL + GAP) + GAP
+    rows = [row for block in blocks for row in rows_of(block, columns, width)]
+    height = 2 * MARGIN + sum(row.height for row in rows)
+    # Not through pyplot, whose state and windows belong to the user.
+    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
+    top = MARGIN
+    for row in rows:
+        draw_row(figure, row, top)
+        top += row.height
+    return figure
+
+
+def rows_of(block: Block, columns: int, width: float) -> list[Row]:
+    """The rows of one layer: the original begins the first.
+
+    Args:
+        block: What is drawn of the layer.
+        columns: How many augmentations stand side by side.
+        width: The width of the figure in inches.
+    """
+    characters = int(width / CELL * CHARACTERS)
+    arguments = textwrap.wrap(", ".join(block.arguments), characters, max_lines=4)
+    rows = []
+    for begin in range(0, len(block.cells), columns):
+        first = block.original if begin == 0 else None
+        heading = [block.title, *arguments] if begin == 0 else []
+        rows.append(Row([first, *block.cells[begin : begin + columns]], heading))
+    return rows
+
+
+def draw_row(figure: Any, row: Row, top: float) -> None:
+    """Draw one row.
+
+    Args:
+        figure: The figure.
+        row: The row.
+        top: Where it begins, in inches from the upper border.
+    """
+    for number, line in enumerate(row.heading):
+        style = {"fontsize": FONT, "color": GREY}
+        if number == 0:
+            style = {"fontsize": 11, "color": INK, "fontweight": "bold"}
+        write(figure, MARGIN, top + 0.18 + number * (LINE + 0.02), line, **style)
+    images_top = top + row.height - (row.image_height + LINE * row.lines + 2 * GAP)
+    for column, cell in enumerate(row.cells):
+        if cell is not None:
+            # A wider gap sets the original apart.
+            left = MARGIN + column * (CELL + GAP) + (GAP if column else 0)
+            draw_cell(figure, cell, left, images_top)
+
+
+def draw_cell(figure: Any, cell: Cell, left: float, top: float) -> None:
+    """Draw one image and its texts.
+
+    Args:
+        figure: The figure.
+        cell: The image.
+        left: Where it begins, in inches from the left border.
+        top: Where it begins, in inches from the upper border.
+    """
+    width, height = figure.get_size_inches()
+    high = height_of(cell.image)
+    wide = min(CELL, high * cell.image.shape[1] / cell.image.shape[0])
+    axes = figure.add_axes(
+        (left / width, 1 - (top + high) / height, wide / width, high / height), frame_on=False
+    )
+    axes.set_xticks([])
+    axes.set_yticks([])
+    small = max(cell.image.shape[:2]) <= PIXELATED
+    axes.imshow(displayed(cell), interpolation="nearest" if small else "antialiased")
+    axes.autoscale(False)
+    for x0, y0, x1, y1 in cell.boxes - 0.5:
+        axes.plot([x0, x1, x1, x0, x0], [y0, y0, y1, y1, y0], color=BOX, linewidth=1.6)
+    for number, line in enumerate(wrapped(cell.texts)):
+        below = top + high + LINE * (number + 0.9)
+        write(figure, left, below, line, fontsize=FONT, color=INK)
+
+
+def displayed(cell: Cell) -> np.ndarray:
+    """The image in colours, on white where it is transparent, with its mask laid over it."""
+    image = cell.image
+    if image.shape[-1] == 2 or image.shape[-1] > 4:
+        image = image[..., :1]
+    if image.shape[-1] == 1:
+        image = np.repeat(image, 3, axis=-1)
+    if image.shape[-1] == 4:
+        image = image[..., :3] * image[..., 3:] + 1 - image[..., 3:]
+    if cell.mask is None:
+        return image
+    classes = np.asarray(cell.mask).astype(np.int64)
+    colors = class_colors()[classes % len(class_colors())]
+    return np.where((classes > 0)[..., None], 0.5 * image + 0.5 * colors, image)
+
+
+def class_colors() -> np.ndarray:
+    """The colours of classes in masks, of which 0 is the background."""
+    from matplotlib import colormaps
+
+    return colormaps["tab10"](np.array([7, 0, 2, 4, 9, 1, 8, 6, 5, 3]))[:, :3]
+
+
+def height_of(image: np.ndarray) -> float:
+    """How high an image is drawn, in inches: as wide as the others, unless it is very long."""
+    return CELL * min(image.shape[0] / image.shape[1], TALLEST)
+
+
+def wrapped(texts: list[str]) -> list[str]:
+    """Texts in lines that are no wider than an image; where there is room, names keep values."""
+    lines = []
+    for text in texts:
+        indent = "  " if ":" in text else ""
+        room = CHARACTERS - len(indent)
+        parts = ", ".join(
+            part.replace(" ", "\xa0") if len(part) < room else part for part in text.split(", ")
+        )
+        lines += textwrap.wrap(parts, CHARACTERS, subsequent_indent=indent, break_on_hyphens=False)
+    if len(lines) > MOST_LINES:
+        lines = [*lines[: MOST_LINES - 1], "..."]
+    return lines
+
+
+def write(figure: Any, left: float, top: float, text: str, **style: Any) -> None:
+    """Write a line.
+
+    Args:
+        figure: The figure.
+        left: In inches from the left border.
+        top: Of the line's foot, in inches from the upper border.
+        text: The line.
+        **style: Of the font.
+    """
+    width, height = figure.get_size_inches()
+    figure.text(left / width, 1 - top / height, text, parse_math=False, **style)

@@ -1,0 +1,266 @@
+"""`KerasCVLayer`: a layer of keras-cv among the layers of this package."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.augmentation.examples import Drawn
+from keras_multigpu.augmentation.examples import Example
+from keras_multigpu.augmentation.examples import Shape
+from keras_multigpu.augmentation.examples import image_shape
+from keras_multigpu.augmentation.keras_layer import KerasLayer
+from keras_multigpu.augmentation.keras_layer import as_float
+from keras_multigpu.augmentation.keras_layer import boxes_as_xyxy
+from keras_multigpu.augmentation.keras_layer import with_a_row
+from keras_multigpu.augmentation.wrapped_layer import TRIAL
+from keras_multigpu.augmentation.wrapped_layer import WrappedLayer
+from keras_multigpu.augmentation.wrapped_layer import require_no_mixing
+from keras_multigpu.augmentation.wrapped_layer import traced
+from keras_multigpu.augmentation.wrapped_layer import trial_error
+from keras_multigpu.augmentation.wrapped_layer import with_one_mask
+from keras_multigpu.checks import problem
+from keras_multigpu.keras_internals.keras_cv_internals import seeded_keras_cv
+from keras_multigpu.seeded_layers import image_by_image
+
+MIXING = ("CutMix", "FourierMix", "MixUp", "Mosaic", "RepeatedAugmentation")
+"""Layers of keras-cv that are no function of one example."""
+
+WRONG = {
+    ("RandomCropAndResize", "bounding_boxes"): "keras-cv does not resize them",
+    ("RandomShear", "bounding_boxes"): "keras-cv moves them by another shear than the images",
+    ("Resizing", "bounding_boxes"): "keras-cv leaves them where they are",
+}
+"""What keras-cv 0.9.0 gets wrong, so that targets would no longer fit their images."""
+
+STATEFUL = {
+    "Multinomial",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "RngReadAndSkip",
+    "TruncatedNormal",
+}
+"""TensorFlow's operations that draw from a stream of their own."""
+
+NO_SEED = (0, 0)
+"""Any seed, where only shapes matter."""
+
+ALWAYS = ("Grayscale", "Rescaling", "Resizing")
+"""Layers of keras-cv that do the same in training and at inference."""
+
+
+@keras.saving.register_keras_serializable("keras_multigpu")
+class KerasCVLayer(WrappedLayer):
+    """A layer of keras-cv, with draws that are each image's own and follow from the seed.
+
+    Labels and sample weights pass by. Boxes and masks go through the layer. keras-cv has no
+    inference mode: there its layers are left out, except for `Grayscale`, `Rescaling`
+    and `Resizing`.
+
+    Args:
+        layer: An image layer of keras-cv, or of your own that extends one.
+        moves_pixels: False if every pixel stays where it is, so that boxes and masks need not
+            follow. By default they are passed through the layer.
+        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        **kwargs: `name` and `dtype`.
+    """
+
+    def __init__(self, layer: keras.Layer, *, moves_pixels: bool = True, **kwargs: Any) -> None:
+        super().__init__(layer, **kwargs)
+        self.moves_pixels = moves_pixels
+        require_no_mixing(layer, MIXING)
+        require_one_size(layer)
+        graph, outputs = traced(lambda data: self._one(data, NO_SEED))
+        require_known_draws(graph, layer)
+        shape = outputs["images"].shape[1:]
+        # The size is unknown where images are written as JPEG and read again.
+        self.new_shape = tuple(
+            None if new in (None, old) else new for new, old in zip(shape, TRIAL, strict=True)
+        )
+        if self.bounding_box_format is not None:
+            self.require_support("bounding_boxes")
+
+    def obstacle(self, kind: str) -> str | Exception | None:
+        if not self.moves_pixels:
+            return None
+        wrong = [
+            reason
+            for part in keras_internals.layers_of(self.wrapped)
+            for (name, target), reason in WRONG.items()
+            if (name, target) == (type(part).__name__, kind)
+        ]
+        return wrong[0] if wrong else trial_error(lambda data: self._one(data, NO_SEED), kind)
+
+    def change(self, example: Example, drawn: Drawn, on_host: bool) -> Example:
+        data, back = self._opened(example)
+        seeds = drawn["seeds"]
+        # keras-cv tells its layers apart by whether they take a batch at once; boxes that it
+        # drops would leave ragged batches.
+        if on_host or "bounding_boxes" in data or not is_vectorized(self.wrapped):
+            return back(image_by_image(self._one, data, seeds))
+        padded, cut = with_a_row(data)
+        return back(cut(self._one(padded, tf.reduce_sum(seeds[:1], axis=0))))
+
+    def still(self, example: Example) -> Example:
+        if type(self.wrapped).__name__ in ALWAYS:
+            seeds = tf.zeros([tf.shape(example["images"])[0], 2], tf.int32)
+            return self.change(example, {"seeds": seeds}, on_host=False)
+        height, width, _ = self.changed_shape(image_shape(example))
+        if self.new_shape[:2] == (None, None):
+            return example
+        return KerasLayer(keras.layers.Resizing(height, width)).still(example)
+
+    def changed_shape(self, shape: Shape) -> Shape:
+        height, width, channels = (
+            old if new is None else new for old, new in zip(shape, self.new_shape, strict=True)
+        )
+        return height, width, channels
+
+    def get_config(self) -> dict[str, Any]:
+        config = {
+            "layer": keras.saving.serialize_keras_object(self.wrapped),
+            "moves_pixels": self.moves_pixels,
+        }
+        return {**super().get_config(), **config}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "KerasCVLayer":
+        return cls(**{**config, "layer": keras.saving.deserialize_keras_object(config["layer"])})
+
+    def _one(self, data: Any, seed: Any) -> Any:
+        @tf.function
+        def called(data: Any, seed: tf.Tensor) -> Any:
+            with seeded_keras_cv(self.wrapped, seed), boxes_as_xyxy(self.wrapped):
+                outputs = self.wrapped(as_keras_cv(data))
+            return outputs if isinstance(outputs, dict) else {"images": outputs}
+
+        # Several layers of keras-cv branch on tensors, which needs AutoGraph.
+        outputs = called(data, seed)
+        if "bounding_boxes" in data:
+            outputs["bounding_boxes"] = in_place(outputs["bounding_boxes"], data["bounding_boxes"])
+        return outputs
+
+    def _opened(self, example: Example) -> tuple[Any, Callable[[Any], Example]]:
+        data, keep = {"images": example["images"]}, lambda outputs: outputs
+        masks_back, boxes = keep, example.get("bounding_boxes")
+        if self.moves_pixels and "segmentation_masks" in example:
+            data["segmentation_masks"], masks_back = with_one_mask(example)
+        if self.moves_pixels and boxes is not None:
+            rows, count = tf.unstack(tf.shape(boxes["boxes"])[:2])
+            places = tf.tile(tf.range(tf.cast(count, tf.float32))[None], [rows, 1])
+            places = tf.ensure_shape(places, boxes["boxes"].shape[:2])
+            data["bounding_boxes"] = {"boxes": boxes["boxes"], "classes": places}
+
+        def back(outputs: Any) -> Example:
+            shape = [None, *self.changed_shape(example["images"].shape[1:])]
+            changed = {**example, "images": tf.ensure_shape(as_float(outputs["images"]), shape)}
+            if "segmentation_masks" in data:
+                changed["segmentation_masks"] = masks_back(as_float(outputs["segmentation_masks"]))
+            if "bounding_boxes" in data:
+                changed["bounding_boxes"] = without_lost(boxes, outputs["bounding_boxes"])
+            return changed
+
+        return data, back
+
+
+def is_keras_cv(layer: Any) -> bool:
+    """Whether a layer is one of keras-cv, which need not be installed."""
+    return any(cls.__module__.startswith("keras_cv.") for cls in type(layer).__mro__)
+
+
+def as_keras_cv(data: Any) -> Any:
+    """Examples as layers of keras-cv take them, which write into the dictionaries they get."""
+    if len(data) == 1:
+        return data["images"]
+    copy = dict(data)
+    if "bounding_boxes" in data:
+        copy["bounding_boxes"] = {key: data["bounding_boxes"][key] for key in ("boxes", "classes")}
+    return copy
+
+
+def require_one_size(layer: keras.Layer) -> None:
+    """Raise a `ValueError` for layers that give each image another size.
+
+    Args:
+        layer: The layer.
+    """
+    for part in keras_internals.layers_of(layer):
+        if type(part).__name__ == "RandomAspectRatio":
+            raise ValueError(
+                problem(
+                    "RandomAspectRatio gives each image another size.",
+                    "Expected images that still fit in one batch.",
+                    "Use `augmentation.RandomGeometry(aspect_ratio=...)`, or leave it out.",
+                    layer=type(layer).__name__,
+                )
+            )
+
+
+def is_vectorized(layer: keras.Layer) -> bool:
+    """Whether a layer of keras-cv draws for a whole batch at once."""
+    return any(cls.__name__.startswith("VectorizedBase") for cls in type(layer).__mro__)
+
+
+def in_place(moved: Any, boxes: Any) -> Any:
+    """The boxes of one image at the places that they came from; keras-cv takes out lost ones.
+
+    Args:
+        moved: Ragged boxes, with their former places as classes.
+        boxes: The boxes before.
+    """
+    count = tf.shape(boxes["boxes"])[1]
+    dense, places = moved["boxes"], moved["classes"]
+    if isinstance(dense, tf.RaggedTensor):
+        dense = dense.to_tensor(shape=[1, None, 4])
+        places = places.to_tensor(-1)
+    # Places of -1 are nowhere, so that they add nothing.
+    chosen = tf.one_hot(tf.cast(places, tf.int32), count, dtype=tf.float32)
+    put = tf.matmul(chosen, as_float(dense), transpose_a=True)
+    return {
+        "boxes": tf.ensure_shape(put, boxes["boxes"].shape),
+        "classes": tf.ensure_shape(tf.reduce_sum(chosen, axis=1), boxes["classes"].shape),
+    }
+
+
+def without_lost(boxes: Any, moved: Any) -> Any:
+    """Boxes where they moved to; what has left the image gets the label -1.
+
+    Args:
+        boxes: The boxes before the change.
+        moved: The moved boxes, with 1 as class of those that are still there.
+    """
+    labels = boxes["labels"]
+    there = tf.reshape(
+        moved["classes"] > 0,
+        tf.concat([tf.shape(labels)[:2], tf.ones([labels.shape.rank - 2], tf.int32)], axis=0),
+    )
+    lost = tf.constant(-1, labels.dtype)
+    return {**boxes, "boxes": moved["boxes"], "labels": tf.where(there, labels, lost)}
+
+
+def require_known_draws(graph: tf.Graph, layer: keras.Layer) -> None:
+    """Raise a `ValueError` for a layer that draws from a stream that no seed of ours decides.
+
+    Args:
+        graph: The graph of the layer.
+        layer: The layer.
+    """
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for f in definition.library.function for node in f.node_def)]
+    unknown = sorted({node.op for node in nodes if node.op in STATEFUL})
+    if unknown:
+        raise ValueError(
+            problem(
+                f"{type(layer).__name__} draws from TensorFlow's global stream ({unknown[0]}).",
+                "Expected a layer whose draws follow from the seed of each example.",
+                "Use a layer of `keras_multigpu.augmentation` or of Keras in its place.",
+                layer=type(layer).__name__,
+            )
+        )

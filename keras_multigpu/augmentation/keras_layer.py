@@ -1,0 +1,231 @@
+"""`KerasLayer`: a layer of Keras among the layers of this package."""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.augmentation.examples import Drawn
+from keras_multigpu.augmentation.examples import Example
+from keras_multigpu.augmentation.examples import Shape
+from keras_multigpu.augmentation.wrapped_layer import WrappedLayer
+from keras_multigpu.augmentation.wrapped_layer import require_no_mixing
+from keras_multigpu.augmentation.wrapped_layer import trial_error
+from keras_multigpu.augmentation.wrapped_layer import with_one_mask
+from keras_multigpu.checks import problem
+from keras_multigpu.seeded_layers import build
+from keras_multigpu.seeded_layers import call_of
+from keras_multigpu.seeded_layers import image_by_image
+from keras_multigpu.seeded_layers import seeded
+
+KEEP_PIXELS = (
+    keras.layers.ContrastLimitedAdaptiveHistogramEqualization,
+    keras.layers.GaussianDropout,
+    keras.layers.GaussianNoise,
+    keras.layers.Normalization,
+    keras.layers.RandomGrayscale,
+    keras.layers.Rescaling,
+)
+"""Layers that take images alone, but leave every pixel in its place."""
+
+WRONG = {
+    ("RandAugment", "bounding_boxes"): "Keras moves them in another order than the images",
+    ("RandomCrop", "bounding_boxes"): "Keras takes the offset of rows from columns",
+    ("RandomElasticTransform", "segmentation_masks"): "Keras bends them by another draw",
+    ("RandomShear", "bounding_boxes"): "Keras moves them by another shear than the images",
+}
+"""What Keras 3.15.1 gets wrong, so that targets would no longer fit their images."""
+
+
+@keras.saving.register_keras_serializable("keras_multigpu")
+class KerasLayer(WrappedLayer):
+    """A layer of Keras, with draws that are each image's own in a pipeline.
+
+    Labels and sample weights pass by. Boxes and masks go through the layer where it can move
+    them; where it cannot, or where Keras moves them wrongly, they are refused.
+
+    Args:
+        layer: A layer of Keras, or of your own that extends one.
+        moves_pixels: False if every pixel stays where it is, so that boxes and masks need not
+            follow. By default a layer that takes images only is assumed to move pixels, except
+            for those of Keras that are known not to.
+        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        **kwargs: `name` and `dtype`.
+    """
+
+    def __init__(self, layer: keras.Layer, *, moves_pixels: bool | None = None, **kwargs: Any):
+        super().__init__(layer, **kwargs)
+        self.moves_pixels = moves_pixels
+        require_own_draws(layer)
+        if self.bounding_box_format is not None:
+            self.require_support("bounding_boxes")
+
+    def obstacle(self, kind: str) -> str | Exception | None:
+        if self.images_suffice:
+            return None
+        if not hasattr(self.wrapped, "transform_bounding_boxes"):
+            return "it takes images only"
+        reason = WRONG.get((self.title, kind))
+        if reason is not None:
+            return reason
+
+        def tried(data: Any) -> Any:
+            # Without a scope of its own, the trial would move the layer's generators on.
+            with seeded(self.wrapped, tf.zeros([2], tf.int32)):
+                return self._run(data, training=True)
+
+        return trial_error(tried, kind)
+
+    @property
+    def images_suffice(self) -> bool:
+        """Whether boxes and masks stay as they are."""
+        if self.moves_pixels is None:
+            return isinstance(self.wrapped, KEEP_PIXELS)
+        return not self.moves_pixels
+
+    def change(self, example: Example, drawn: Drawn, on_host: bool) -> Example:
+        build(self.wrapped, example["images"])
+        data, back = self._opened(example)
+        if not keras_internals.seed_states(self.wrapped):
+            return back(self._run(data, training=True))
+
+        def one(data: Any, seed: tf.Tensor) -> Any:
+            with seeded(self.wrapped, seed):
+                return self._run(data, training=True)
+
+        seeds = drawn["seeds"]
+        if on_host:
+            return back(image_by_image(one, data, seeds))
+        # An empty batch has no first seed, but a sum.
+        return back(one(data, tf.reduce_sum(seeds[:1], axis=0)))
+
+    def still(self, example: Example) -> Example:
+        build(self.wrapped, example["images"])
+        data, back = self._opened(example)
+        return back(self._run(data, training=False))
+
+    def changed_shape(self, shape: Shape) -> Shape:
+        known = [size if isinstance(size, int) else None for size in shape]
+        try:
+            after = self.wrapped.compute_output_shape((None, *known))[1:]
+        except NotImplementedError:
+            return shape
+        height, width, channels = (
+            old if new is None else new for old, new in zip(shape, after, strict=True)
+        )
+        return height, width, channels
+
+    def get_config(self) -> dict[str, Any]:
+        config = {
+            "layer": keras.saving.serialize_keras_object(self.wrapped),
+            "moves_pixels": self.moves_pixels,
+        }
+        return {**super().get_config(), **config}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "KerasLayer":
+        return cls(**{**config, "layer": keras.saving.deserialize_keras_object(config["layer"])})
+
+    def _run(self, data: Any, training: bool) -> Any:
+        # Keras's layers write into the dictionaries that they get; this is a copy.
+        padded, cut = with_a_row(data)
+        with boxes_as_xyxy(self.wrapped):
+            return cut(call_of(self.wrapped, training)(padded))
+
+    def _opened(self, example: Example) -> tuple[Any, Callable[[Any], Example]]:
+        if self.images_suffice or not {"bounding_boxes", "segmentation_masks"} & example.keys():
+            return example["images"], lambda images: {**example, "images": as_float(images)}
+        data = {"images": example["images"]}
+        mask_back: Callable[[Any], Any] = lambda masks: masks  # noqa: E731
+        if "segmentation_masks" in example:
+            data["segmentation_masks"], mask_back = with_one_mask(example)
+        if "bounding_boxes" in example:
+            boxes = example["bounding_boxes"]
+            labels = tf.cast(boxes["labels"], tf.float32)
+            data["bounding_boxes"] = {"boxes": boxes["boxes"], "labels": labels}
+
+        def back(outputs: Any) -> Example:
+            changed = {**example, "images": as_float(outputs["images"])}
+            if "segmentation_masks" in example:
+                changed["segmentation_masks"] = mask_back(outputs["segmentation_masks"])
+            if "bounding_boxes" in example:
+                moved = outputs["bounding_boxes"]
+                labels = tf.cast(moved["labels"], boxes["labels"].dtype)
+                moved = {"boxes": as_float(moved["boxes"]), "labels": labels}
+                changed["bounding_boxes"] = {**boxes, **moved}
+            return changed
+
+        return data, back
+
+
+def require_own_draws(layer: keras.Layer) -> None:
+    """Raise a `ValueError` for layers whose draws no seed decides, or that mix examples.
+
+    Args:
+        layer: The layer.
+    """
+    require_no_mixing(layer, ("CutMix", "MixUp"))
+    for part in keras_internals.layers_of(layer):
+        if isinstance(part, keras.layers.AugMix):
+            raise ValueError(
+                problem(
+                    "`keras.layers.AugMix` draws its operations once, when its graph is made.",
+                    "Expected a layer that draws for every image.",
+                    "Use `keras_multigpu.augmentation.AugMix`.",
+                    layer=type(layer).__name__,
+                )
+            )
+
+
+@contextlib.contextmanager
+def boxes_as_xyxy(layer: keras.Layer) -> Iterator[None]:
+    """Let the layers inside a layer take boxes as this package keeps them.
+
+    Args:
+        layer: The layer.
+    """
+    parts = [
+        part for part in keras_internals.layers_of(layer) if hasattr(part, "bounding_box_format")
+    ]
+    formats = [part.bounding_box_format for part in parts]
+    for part in parts:
+        part.bounding_box_format = "xyxy"
+    try:
+        yield
+    finally:
+        for part, box_format in zip(parts, formats, strict=True):
+            part.bounding_box_format = box_format
+
+
+def with_a_row(data: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Data with an example of zeros if there is none, and how to take it out again.
+
+    Some of Keras's layers fail on an empty batch, which a replica can have.
+
+    Args:
+        data: Tensors whose first axis counts examples.
+    """
+    first = keras.tree.flatten(data)[0]
+    if first.shape[0]:
+        return keras.tree.map_structure(lambda leaf: leaf, data), lambda outputs: outputs
+    rows = tf.shape(first)[0]
+    extra = tf.maximum(1 - rows, 0)
+
+    def padded(leaf: tf.Tensor) -> tf.Tensor:
+        zeros = tf.zeros(tf.concat([[extra], tf.shape(leaf)[1:]], axis=0), leaf.dtype)
+        return tf.ensure_shape(tf.concat([leaf, zeros], axis=0), [None, *leaf.shape[1:]])
+
+    return (
+        keras.tree.map_structure(padded, data),
+        lambda outputs: keras.tree.map_structure(lambda leaf: leaf[:rows], outputs),
+    )
+
+
+def as_float(tensor: Any) -> tf.Tensor:
+    """A tensor in the type that all arithmetic of this package is in."""
+    return tf.cast(tensor, tf.float32)

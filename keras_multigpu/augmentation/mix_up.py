@@ -1,0 +1,59 @@
+"""`MixUp`: each image blended with another."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.augmentation.examples import Drawn
+from keras_multigpu.augmentation.examples import Shape
+from keras_multigpu.augmentation.mixing import Mixing
+from keras_multigpu.augmentation.mixing import beta
+from keras_multigpu.augmentation.mixing import require_alpha
+from keras_multigpu.augmentation.random_numbers import Draws
+
+
+@keras.saving.register_keras_serializable("keras_multigpu")
+class MixUp(Mixing):
+    """Blends each image, and its label, with its neighbour in the batch.
+
+    Each image draws its own share from Beta(alpha, alpha) (Zhang et al. 2018, arXiv:1710.09412).
+    Rows 0 and 1 are partners, 2 and 3, and so on; the last of an odd number takes the row before,
+    and an image alone stays as it is. In the pipeline the mixed images do not depend on the number
+    of replicas, as long as workers read even numbers of rows; in a model the partners are in one
+    replica's share. Shuffle the examples, or neighbours are often of one class.
+
+    With sample weights the loss of a mixture is that of its two parts, each by share and weight,
+    if it is linear in the label, as cross-entropy is. Rows of weight zero are not mixed.
+
+    Args:
+        alpha: The parameter of the distribution: small values mix little, 1 any share alike.
+        num_classes: Integer, makes integer labels one-hot, also at inference. Float labels, such as
+            one-hot ones and those of a regression, are mixed as they are.
+        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        **kwargs: `name` and `dtype`.
+
+    Example:
+
+    ```python
+    batches = kmg.data.from_directory("photos", augment=MixUp(num_classes=10))
+    model.compile("adam", "categorical_crossentropy")
+    ```
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.2,
+        num_classes: int | None = None,
+        *,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_classes=num_classes, seed=seed, **kwargs)
+        self.alpha = require_alpha("alpha", alpha)
+
+    def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
+        return {"share": beta(Draws(seeds), self.alpha)}
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "alpha": self.alpha}

@@ -1,0 +1,73 @@
+"""`MixUpOrCutMix`: one of the two for each image."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.augmentation.arguments import require_probability
+from keras_multigpu.augmentation.examples import Drawn
+from keras_multigpu.augmentation.examples import Shape
+from keras_multigpu.augmentation.mixing import Mixing
+from keras_multigpu.augmentation.mixing import beta
+from keras_multigpu.augmentation.mixing import drawn_box
+from keras_multigpu.augmentation.mixing import require_alpha
+from keras_multigpu.augmentation.random_numbers import Draws
+
+
+@keras.saving.register_keras_serializable("keras_multigpu")
+class MixUpOrCutMix(Mixing):
+    """Mixes each image with its neighbour in the batch as `MixUp` or as `CutMix` does.
+
+    Which of the two is drawn for each image with its partner. The defaults are those of DeiT
+    (Touvron et al. 2021, arXiv:2012.12877), and of most recipes of the library timm since.
+    Partners, sample weights and integer labels are those of `MixUp`.
+
+    Args:
+        mix_up_alpha: The `alpha` of `MixUp`.
+        cut_mix_alpha: The `alpha` of `CutMix`.
+        switch_probability: How often a mixed image is one of `CutMix`.
+        probability: How often an image is mixed at all.
+        num_classes: Integer, makes integer labels one-hot, also at inference.
+        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        **kwargs: `name` and `dtype`.
+    """
+
+    def __init__(
+        self,
+        mix_up_alpha: float = 0.8,
+        cut_mix_alpha: float = 1.0,
+        switch_probability: float = 0.5,
+        probability: float = 1.0,
+        num_classes: int | None = None,
+        *,
+        seed: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_classes=num_classes, seed=seed, **kwargs)
+        self.mix_up_alpha = require_alpha("mix_up_alpha", mix_up_alpha)
+        self.cut_mix_alpha = require_alpha("cut_mix_alpha", cut_mix_alpha)
+        require_probability("switch_probability", switch_probability)
+        require_probability("probability", probability)
+        self.switch_probability = float(switch_probability)
+        self.probability = float(probability)
+
+    def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
+        draws = Draws(seeds)
+        mixes = draws.happens(self.probability)
+        cuts = draws.happens(self.switch_probability)
+        share = beta(draws, self.mix_up_alpha)
+        box = drawn_box(draws, self.cut_mix_alpha, shape)
+        return {
+            "share": tf.where(mixes & ~cuts, share, 1.0),
+            "box": tf.where((mixes & cuts)[:, None], box, 0),
+        }
+
+    def get_config(self) -> dict[str, Any]:
+        config = {
+            "mix_up_alpha": self.mix_up_alpha,
+            "cut_mix_alpha": self.cut_mix_alpha,
+            "switch_probability": self.switch_probability,
+            "probability": self.probability,
+        }
+        return {**super().get_config(), **config}

@@ -1,0 +1,49 @@
+"""The operations of policies that move pixels, as one affine map for each image.
+
+They mean what Pillow's `rotate` and `transform` mean.
+"""
+
+import tensorflow as tf
+
+from keras_multigpu.augmentation import affine
+from keras_multigpu.augmentation.examples import Shape
+
+GEOMETRIC_OPERATIONS = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+"""Their names. Magnitudes are degrees counterclockwise, shares of the other side, and pixels."""
+
+
+def geometric_matrices(kind: tf.Tensor, magnitude: tf.Tensor, shape: Shape) -> tf.Tensor:
+    """The maps of operations, `float32[n, 2, 3]`, as `affine.py` writes them.
+
+    Args:
+        kind: Places in `GEOMETRIC_OPERATIONS`, `int32[n]`; any other number is no operation.
+        magnitude: The operations' magnitudes, `float32[n]`.
+        shape: `(height, width, channels)` of the images.
+    """
+    degrees, shear_x, shear_y, x, y = (
+        tf.where(kind == place, magnitude, 0.0) for place in range(len(GEOMETRIC_OPERATIONS))
+    )
+    # Of the three only one changes anything, so their order does not matter. Pillow's shears
+    # keep the image's corner, those of `affine` the middle of the pixel in it.
+    return affine.product(
+        affine.rotation(degrees, shape[0], shape[1]),
+        affine.shear(shear_x, shear_y),
+        affine.translation(x - shear_x / 2, y - shear_y / 2),
+    )
+
+
+def moved_boxes(boxes: tf.Tensor, matrices: tf.Tensor) -> tf.Tensor:
+    """The smallest boxes around boxes that were moved.
+
+    Args:
+        boxes: `float32[n, boxes, 4]`, as (left, top, right, bottom) in pixels.
+        matrices: Where pixels come from, as `affine.py` writes it.
+    """
+    left, top, right, bottom = tf.unstack(boxes[..., None], axis=2)
+    # Boxes count from the image's corner, maps from the middle of the pixel in it.
+    x = tf.concat([left, right, right, left], axis=2) - 0.5
+    y = tf.concat([top, top, bottom, bottom], axis=2) - 0.5
+    rows = tf.unstack(affine.inverse(matrices)[:, None, None], axis=3)
+    x, y = (row[..., 0] * x + row[..., 1] * y + row[..., 2] + 0.5 for row in rows)
+    sides = (tf.reduce_min(x, 2), tf.reduce_min(y, 2), tf.reduce_max(x, 2), tf.reduce_max(y, 2))
+    return tf.stack(sides, axis=2)

@@ -1,0 +1,200 @@
+"""`RandomColor`: brightness, contrast, saturation, hue, channel shift and grayscale in one."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.augmentation.arguments import Range
+from keras_multigpu.augmentation.arguments import as_range
+from keras_multigpu.augmentation.arguments import as_value_range
+from keras_multigpu.augmentation.arguments import is_pair
+from keras_multigpu.augmentation.arguments import require_probability
+from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
+from keras_multigpu.augmentation.color_matrices import ColorMap
+from keras_multigpu.augmentation.color_matrices import apply_matrices
+from keras_multigpu.augmentation.color_matrices import away_from
+from keras_multigpu.augmentation.color_matrices import blended_with_gray
+from keras_multigpu.augmentation.color_matrices import clipped_to
+from keras_multigpu.augmentation.color_matrices import color_channels
+from keras_multigpu.augmentation.color_matrices import mapped
+from keras_multigpu.augmentation.color_matrices import mean_colors
+from keras_multigpu.augmentation.color_matrices import shifted
+from keras_multigpu.augmentation.color_matrices import then
+from keras_multigpu.augmentation.examples import Drawn
+from keras_multigpu.augmentation.examples import Shape
+from keras_multigpu.augmentation.hue_and_saturation import change_hue_and_saturation
+from keras_multigpu.augmentation.random_numbers import Draws
+
+
+@keras.saving.register_keras_serializable("keras_multigpu")
+class RandomColor(AugmentationLayer):
+    """Brightness, contrast, saturation, hue, channel shift and grayscale, in this order.
+
+    An argument means what the layer of that name means in Keras, or for the channel shift in
+    keras-cv. What you leave out costs nothing. All of it but hue and saturation is linear, and
+    is put together into one matrix for each image, so that every pixel is computed once. Values
+    are clipped once in the end, and before hue and saturation; Keras clips after every layer.
+
+    There are differences where Keras does not do what it says. One number for `contrast` means
+    both directions, and one for `saturation` starts at 0, as documented there; in the code of
+    Keras 3.15 the former never lowers the contrast, and half of the latter's draws are below 0
+    and make the image gray. Saturation ends at 1 whatever the range of values; with (0, 255)
+    Keras goes on to values below black. And alpha is no colour: it stays as it is.
+
+    Args:
+        brightness: Part of the range of values to add, from -1 to 1; one number x for -x to x.
+        contrast: A pair (a, b) multiplies each channel's distance from its mean by 1 - a to
+            1 + b; one number x stands for (x, x).
+        saturation: From 0 (gray) to 1 (as much as there can be), with 0.5 as no change; one
+            number x for 0 to x.
+        hue: From 0 to 1 (half the circle, which makes red cyan), in either direction; one number
+            x for 0 to x.
+        channel_shift: From 0 to 1 (half the range of values), to add to or subtract from each
+            channel by a draw of its own; one number x for 0 to x.
+        grayscale: The probability of turning the image gray, with its channels kept.
+        value_range: The values of black and white in the images.
+        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        **kwargs: `name` and `dtype`.
+    """
+
+    def __init__(
+        self,
+        *,
+        brightness: float | Range = 0.0,
+        contrast: float | Range = 0.0,
+        saturation: float | Range | None = None,
+        hue: float | Range = 0.0,
+        channel_shift: float | Range = 0.0,
+        grayscale: float = 0.0,
+        value_range: Range = (0, 255),
+        seed: int | None = None,
+        bounding_box_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(seed=seed, bounding_box_format=bounding_box_format, **kwargs)
+        require_probability("grayscale", grayscale)
+        ranges = {
+            "brightness": as_range("brightness", brightness, low=-1, high=1),
+            "contrast": contrast_range(contrast),
+            "hue": range_from_zero("hue", hue),
+            "channel_shift": range_from_zero("channel_shift", channel_shift),
+        }
+        neutral = {"contrast": (1.0, 1.0)}
+        self._ranges = {
+            name: limits
+            for name, limits in ranges.items()
+            if limits != neutral.get(name, (0.0, 0.0))
+        }
+        if saturation is not None:
+            self._ranges["saturation"] = range_from_zero("saturation", saturation)
+        self.brightness = brightness
+        self.contrast = contrast
+        self.saturation = saturation
+        self.hue = hue
+        self.channel_shift = channel_shift
+        self.grayscale = grayscale
+        self.value_range = as_value_range(value_range)
+
+    def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
+        """Draw `"brightness"`, `"contrast"` and so on, those in use.
+
+        They are parts of the range of values to add, the factors of contrast and saturation, the
+        part of the circle of hues, for the channel shift `float32[n, colours]`, and for
+        grayscale whether it happens.
+        """
+        draws = Draws(seeds)
+        ranges = self._ranges
+        drawn: Drawn = {}
+        for name in ("brightness", "contrast"):
+            if name in ranges:
+                drawn[name] = draws.uniform(*ranges[name])
+        if "saturation" in ranges:
+            amount = draws.uniform(*ranges["saturation"])
+            drawn["saturation"] = amount / (1 - amount + keras.config.epsilon())
+        if "hue" in ranges:
+            drawn["hue"] = 0.5 * draws.uniform(*ranges["hue"]) * either_sign(draws)
+        if "channel_shift" in ranges:
+            shifts = [
+                0.5 * draws.uniform(*ranges["channel_shift"]) * either_sign(draws)
+                for _ in range(color_channels(shape[2]))
+            ]
+            drawn["channel_shift"] = tf.stack(shifts, axis=1)
+        if self.grayscale:
+            drawn["grayscale"] = draws.happens(self.grayscale)
+        return drawn
+
+    def change_images(self, images: tf.Tensor, drawn: Drawn, on_host: bool) -> tf.Tensor:
+        before, after = self._maps(images, drawn)
+        if "hue" not in drawn and "saturation" not in drawn:
+            maps = [*before, *after]
+        else:
+            # Beyond the range of values there are no saturations from 0 to 1.
+            inside = self._mapped(images, before, on_host)
+            inside = inside if before else clipped_to(images, self.value_range)
+            hue, saturation = drawn.get("hue"), drawn.get("saturation")
+            black = self.value_range[0]
+            images = change_hue_and_saturation(inside, hue, saturation, black, on_host)
+            maps = after
+        return self._mapped(images, maps, on_host)
+
+    def get_config(self) -> dict[str, Any]:
+        config = {
+            "brightness": self.brightness,
+            "contrast": self.contrast,
+            "saturation": self.saturation,
+            "hue": self.hue,
+            "channel_shift": self.channel_shift,
+            "grayscale": self.grayscale,
+            "value_range": self.value_range,
+        }
+        return {**super().get_config(), **config}
+
+    def _maps(self, images: tf.Tensor, drawn: Drawn) -> tuple[list[ColorMap], list[ColorMap]]:
+        """What is linear, before hue and saturation and after them."""
+        size = self.value_range[1] - self.value_range[0]
+        before, after = [], []
+        if "brightness" in drawn:
+            before.append(shifted(drawn["brightness"][:, None] * size))
+        if "contrast" in drawn:
+            means = mean_colors(images)
+            for earlier in before:
+                means = mapped(earlier.matrices, means) + earlier.bias
+            before.append(away_from(means, drawn["contrast"]))
+        if "channel_shift" in drawn:
+            after.append(shifted(drawn["channel_shift"] * size))
+        # The weights of the channels sum to 0.9999, as in Keras; gray stays what it is.
+        if "grayscale" in drawn and color_channels(images.shape[3]) == 3:
+            after.append(blended_with_gray(tf.cast(drawn["grayscale"], tf.float32)))
+        return before, after
+
+    def _mapped(self, images: tf.Tensor, maps: list[ColorMap], on_host: bool) -> tf.Tensor:
+        """Images through several maps, applied as one."""
+        if not maps:
+            return images
+        together = maps[0]
+        for following in maps[1:]:
+            together = then(together, following)
+        return apply_matrices(images, *together, self.value_range, on_host)
+
+
+def either_sign(draws: Draws) -> tf.Tensor:
+    """One or minus one, each half of the time; `float32[n]`."""
+    return tf.where(draws.happens(0.5), -1.0, 1.0)
+
+
+def range_from_zero(name: str, value: Any) -> Range:
+    """A range of numbers from 0 to 1, where one number stands for all from 0 on."""
+    return as_range(name, value, low=0, high=1, symmetric=False)
+
+
+def contrast_range(contrast: Any) -> Range:
+    """The factors that an argument for the contrast stands for.
+
+    Args:
+        contrast: One number for both directions, or how far to go down and how far up.
+    """
+    as_range("contrast", contrast, low=0, high=1)
+    down, up = contrast if is_pair(contrast) else (contrast, contrast)
+    return 1.0 - float(down), 1.0 + float(up)

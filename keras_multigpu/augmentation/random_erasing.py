@@ -1,0 +1,222 @@
+"""`RandomErasing`: a rectangle of each image covered by one value or by noise."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.augmentation.arguments import Range
+from keras_multigpu.augmentation.arguments import as_probability
+from keras_multigpu.augmentation.arguments import as_range
+from keras_multigpu.augmentation.arguments import as_value_range
+from keras_multigpu.augmentation.arguments import is_number
+from keras_multigpu.augmentation.arguments import is_pair
+from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
+from keras_multigpu.augmentation.examples import Drawn
+from keras_multigpu.augmentation.examples import Shape
+from keras_multigpu.augmentation.random_numbers import Draws
+from keras_multigpu.augmentation.random_numbers import folded
+from keras_multigpu.augmentation.random_numbers import hashed
+from keras_multigpu.checks import problem
+
+_BITS = 24
+"""How many bits a float holds exactly: so many of a hash become noise."""
+
+
+@keras.saving.register_keras_serializable("keras_multigpu")
+class RandomErasing(AugmentationLayer):
+    """A rectangle of some images erased, as in Zhong et al. (2020), whose values are the defaults.
+
+    "Random Erasing Data Augmentation", AAAI 2020: half of the images lose 2 to 40 percent of
+    their area, in a rectangle 0.3 to 1 / 0.3 times as high as wide, and get noise instead. A
+    side that would be longer than the image is cut to it. Boxes and masks stay as they are, and
+    so does alpha.
+
+    In Keras, one number for `factor` is the upper end of a range of probabilities, so that 1
+    erases half of the images; here it is the probability. Noise is uniform here, as in the
+    paper; Keras's is normal and clipped, so that half of it is black.
+
+    Args:
+        factor: The probability of erasing; a pair for one that is drawn between two.
+        scale: The part of the image's area to erase, lowest and highest.
+        aspect_ratio: Height over width of the rectangle, lowest and highest.
+        fill_value: A number, one for each channel, or `"random"` (or None) for noise.
+        value_range: The values of black and white, between which the noise lies.
+        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        **kwargs: `name` and `dtype`.
+    """
+
+    def __init__(
+        self,
+        factor: float | Range = 0.5,
+        *,
+        scale: Range = (0.02, 0.4),
+        aspect_ratio: Range = (0.3, 1 / 0.3),
+        fill_value: Any = "random",
+        value_range: Range = (0, 255),
+        seed: int | None = None,
+        bounding_box_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(seed=seed, bounding_box_format=bounding_box_format, **kwargs)
+        self.factor = factor
+        self.scale = as_range("scale", scale, low=0, high=1, symmetric=False)
+        self.aspect_ratio = as_aspect_ratio(aspect_ratio)
+        self.fill_value = "random" if fill_value is None else fill_value
+        self.value_range = as_value_range(value_range)
+        self._probability = as_probability("factor", factor)
+        require_fill_value(self.fill_value)
+
+    def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
+        """Draw `"erased"`, `int32[n, 4]`: left, top, right, bottom in pixels; zeros for nothing.
+
+        For noise also `"noise"`, `int32[n, 2]`: the seeds from which it comes.
+        """
+        draws = Draws(seeds)
+        erases = draws.happens(self._probability)
+        height, width = (tf.cast(side, tf.float32) for side in shape[:2])
+        area = draws.uniform(*self.scale) * height * width
+        ratio = draws.uniform(*self.aspect_ratio)
+        high = tf.minimum(tf.round(tf.sqrt(area * ratio)), height)
+        wide = tf.minimum(tf.round(tf.sqrt(area / ratio)), width)
+        top = draws.integers(height - high + 1)
+        left = draws.integers(width - wide + 1)
+        right, bottom = left + tf.cast(wide, tf.int32), top + tf.cast(high, tf.int32)
+        box = tf.stack([left, top, right, bottom], axis=1)
+        drawn = {"erased": tf.where(erases[:, None], box, 0)}
+        if isinstance(self.fill_value, str):
+            drawn["noise"] = folded(seeds, 0)
+        return drawn
+
+    def change_images(self, images: tf.Tensor, drawn: Drawn, on_host: bool) -> tf.Tensor:
+        channels = images.shape[3]
+        noise = "noise" in drawn
+        count, height, width = (tf.shape(images)[axis] for axis in range(3))
+        if noise:
+            rows, columns = noise_factors(drawn["noise"], height, width, channels)
+        else:
+            rows, columns = tf.zeros([count, height], tf.uint32), tf.zeros([count, 1], tf.uint32)
+        values = [0.0] * channels if noise else self._fill_values(channels)
+        if on_host:
+            low, high = (np.float32(value) for value in self.value_range)
+            inputs = [images, drawn["erased"], rows, columns, np.asarray(values, np.float32)]
+            inputs += [low, high, noise]
+            result = tf.numpy_function(erased_by_numpy, inputs, tf.float32, stateful=False)
+            return tf.ensure_shape(result, images.shape)
+        flat = tf.reshape(images, [count, height, width * channels])
+        inside = inside_boxes(drawn["erased"], height, width, channels)
+        if noise:
+            filling = noise_between(rows[:, :, None] * columns[:, None, :], self.value_range)
+        else:
+            filling = tf.tile(tf.constant(values, tf.float32), [width])
+        return tf.reshape(tf.where(inside, filling, flat), tf.shape(images))
+
+    def get_config(self) -> dict[str, Any]:
+        config = {
+            "factor": self.factor,
+            "scale": self.scale,
+            "aspect_ratio": self.aspect_ratio,
+            "fill_value": self.fill_value,
+            "value_range": self.value_range,
+        }
+        return {**super().get_config(), **config}
+
+    def _fill_values(self, channels: int) -> list[float]:
+        """The value of each channel."""
+        if is_number(self.fill_value):
+            return [float(self.fill_value)] * channels
+        values = [float(value) for value in self.fill_value]
+        if len(values) < colored(channels):
+            raise ValueError(
+                problem(
+                    "`fill_value` and the images differ in their channels.",
+                    "Expected one number for each channel.",
+                    "Pass one number for all of them.",
+                    fill_value=self.fill_value,
+                    channels=channels,
+                )
+            )
+        return [*values, *[0.0] * channels][:channels]
+
+
+def as_aspect_ratio(value: Any) -> Range:
+    """The argument `aspect_ratio`, checked."""
+    return as_range(
+        "aspect_ratio", value if is_pair(value) else None, low=0.01, high=100, symmetric=False
+    )
+
+
+def require_fill_value(value: Any) -> None:
+    """Raise a `ValueError` unless a value is a number, a list of them or `"random"`."""
+    several = isinstance(value, list | tuple) and len(value) > 0
+    if value == "random" or is_number(value) or (several and all(is_number(one) for one in value)):
+        return
+    raise ValueError(
+        problem(
+            "`fill_value` is nothing to fill a rectangle with.",
+            "Expected a number, a list with one for each channel, or 'random'.",
+            "Pass for example `fill_value=0`.",
+            fill_value=value,
+        )
+    )
+
+
+def colored(channels: int) -> int:
+    """How many of the channels can be erased: all but alpha."""
+    return channels - 1 if channels in (2, 4) else channels
+
+
+def inside_boxes(boxes: tf.Tensor, height: Any, width: Any, channels: int) -> tf.Tensor:
+    """Which values of flat rows are in the rectangle, `bool[n, height, width * channels]`."""
+    left, top, right, bottom = (boxes[:, side, None] for side in range(4))
+    row = tf.range(height)[None]
+    place = tf.range(width * channels)[None]
+    column, channel = place // channels, place % channels
+    in_columns = (column >= left) & (column < right) & (channel < colored(channels))
+    in_rows = (row >= top) & (row < bottom)
+    return in_rows[:, :, None] & in_columns[:, None, :]
+
+
+def noise_factors(
+    seeds: tf.Tensor, height: Any, width: Any, channels: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Two hashes whose product is the noise at a place: one for its row, one for its column.
+
+    To hash each pixel would take ten times as long. The product of two random integers, without
+    what overflows, is a hash too (Dietzfelbinger et al., "A Reliable Randomized Algorithm for the
+    Closest-Pair Problem", 1997) where one of them is odd, and its high bits are taken.
+    """
+    numbers = tf.range(height + width * channels)[None]
+    hashes = hashed(seeds, numbers)
+    return tf.bitwise.bitwise_or(hashes[:, :height], tf.constant(1, tf.uint32)), hashes[:, height:]
+
+
+def noise_between(hashes: tf.Tensor, value_range: Range) -> tf.Tensor:
+    """Hashes as values in a range."""
+    low, high = value_range
+    bits = tf.bitwise.right_shift(hashes, tf.constant(32 - _BITS, tf.uint32))
+    # As signed integers they become floats twice as fast.
+    noise = tf.cast(tf.bitcast(bits, tf.int32), tf.float32) * ((high - low) * 2.0**-_BITS)
+    return noise + low if low != 0 else noise
+
+
+def erased_by_numpy(
+    images: Any, boxes: Any, rows: Any, columns: Any, values: Any, low: Any, high: Any, noise: Any
+) -> Any:
+    """The same in a pipeline, where only the rectangles themselves are computed."""
+    result = images.copy()
+    channels = images.shape[3]
+    visible = colored(channels)
+    for image, (left, top, right, bottom), row, column in zip(
+        result, boxes, rows, columns, strict=True
+    ):
+        filling = values
+        if noise:
+            part = column[left * channels : right * channels]
+            bits = np.multiply.outer(row[top:bottom], part) >> np.uint32(32 - _BITS)
+            numbers = bits.astype(np.float32) * np.float32((high - low) * 2.0**-_BITS) + low
+            filling = numbers.reshape(bottom - top, right - left, channels)
+        image[top:bottom, left:right, :visible] = filling[..., :visible]
+    return result

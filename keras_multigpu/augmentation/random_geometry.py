@@ -1,0 +1,233 @@
+"""`RandomGeometry`: every move of an image's pixels, in one step."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.augmentation import affine
+from keras_multigpu.augmentation import examples
+from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
+from keras_multigpu.augmentation.examples import Drawn
+from keras_multigpu.augmentation.examples import Example
+from keras_multigpu.augmentation.examples import Shape
+from keras_multigpu.augmentation.geometry_arguments import FLIPS
+from keras_multigpu.augmentation.geometry_arguments import as_positive_range
+from keras_multigpu.augmentation.geometry_arguments import as_size
+from keras_multigpu.augmentation.geometry_arguments import drawn_ranges
+from keras_multigpu.augmentation.geometry_arguments import require_fill_value
+from keras_multigpu.augmentation.geometry_arguments import require_flip
+from keras_multigpu.augmentation.geometry_arguments import require_one_window
+from keras_multigpu.augmentation.geometry_arguments import zoom_ranges
+from keras_multigpu.augmentation.random_numbers import Draws
+from keras_multigpu.augmentation.resampling import FILL_MODES
+from keras_multigpu.augmentation.resampling import INTERPOLATIONS
+from keras_multigpu.augmentation.resampling import resampled
+from keras_multigpu.augmentation.shifts import NAMES as SHIFTS
+from keras_multigpu.augmentation.shifts import shifted
+from keras_multigpu.augmentation.windows import WindowSettings
+from keras_multigpu.augmentation.windows import drawn_window
+from keras_multigpu.augmentation.windows import floats
+from keras_multigpu.augmentation.windows import still_window
+from keras_multigpu.checks import require_choice
+
+WINDOWS = {"crop_top", "crop_left", "crop_height", "crop_width"}
+"""What can be drawn for a window."""
+
+
+@keras.saving.register_keras_serializable("keras_multigpu")
+class RandomGeometry(AugmentationLayer):
+    """Flips, turns, shifts, zooms, slants and crops images, in one step.
+
+    The result is what the Keras layers `RandomFlip`, `RandomRotation`, `RandomTranslation`,
+    `RandomZoom` and `RandomShear` give one after another, in this order, and then the crop. But
+    pixels are interpolated only once, which is faster and keeps images sharp; and where a later
+    step moves something back into the picture, it is there and not lost.
+
+    A flip, and a crop without `size`, copy pixels as they are. Unlike those layers this one can
+    be compiled by XLA, and with it the model that it is part of. Where images become much smaller,
+    some pixels are passed over, as in `keras.layers.Resizing`.
+
+    With `horizontal_and_vertical` each direction is drawn on its own; Keras draws both together.
+    Segmentation masks are read without interpolation and filled as the images are, as in Keras.
+    A moved bounding box is the smallest that holds all corners of the old one.
+
+    Args:
+        flip: None, `"horizontal"`, `"vertical"` or `"horizontal_and_vertical"`; with probability
+            1/2.
+        rotation: As fractions of a full turn, counterclockwise: 0.1 for -36 to 36 degrees, or a
+            (low, high) pair.
+        translation: As fractions of the size. One number for both axes, or a pair for down and
+            right, each a number or a (low, high) pair.
+        zoom: 0.1 shows 90 % to 110 % of the height and as much of the width; negative numbers
+            make things larger. Or a pair for height and width, each a number or a (low, high)
+            pair; None for the width lets it follow the height.
+        shear: Moves rows by this part of their distance from the top, and columns likewise. One
+            number for both, or a pair for rows and columns, each a number or a (low, high) pair
+            from 0 to 1. Half of the images are slanted the other way.
+        aspect_ratio: (low, high): how many times wider than the result, for its height, the
+            window is that is cut out. 1 does not distort. Drawn evenly in its logarithm.
+        crop_area: (low, high): which part of the area the window has. A window that does not fit
+            becomes the largest of its shape. With `(0.08, 1)` and an aspect ratio of
+            `(3 / 4, 4 / 3)` these are the crops of Szegedy et al., "Going deeper with
+            convolutions", 2015.
+        crop: Height and width in pixels of a window that is cut out anywhere. Images that are
+            smaller give the largest window of this shape.
+        size: Height and width of the result. Without it the result has the size of `crop`, or of
+            the image. At inference, too, images get this size: from the whole image, or with
+            `crop`, `crop_area` or `aspect_ratio` from the middle.
+        fill_mode: What lies outside of the image: `"reflect"`, `"constant"`, `"wrap"` or
+            `"nearest"`.
+        fill_value: Number, for `"constant"`.
+        interpolation: `"bilinear"` or `"nearest"`.
+        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        **kwargs: `name` and `dtype`.
+    """
+
+    def __init__(
+        self,
+        *,
+        flip: str | None = None,
+        rotation: Any = 0.0,
+        translation: Any = 0.0,
+        zoom: Any = 0.0,
+        shear: Any = 0.0,
+        aspect_ratio: tuple[float, float] | None = None,
+        crop_area: tuple[float, float] | None = None,
+        crop: tuple[int, int] | None = None,
+        size: tuple[int, int] | None = None,
+        fill_mode: str = "reflect",
+        fill_value: float = 0.0,
+        interpolation: str = "bilinear",
+        seed: int | None = None,
+        bounding_box_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(seed=seed, bounding_box_format=bounding_box_format, **kwargs)
+        require_flip(flip)
+        require_choice("fill_mode", fill_mode, FILL_MODES)
+        require_choice("interpolation", interpolation, INTERPOLATIONS)
+        require_fill_value(fill_value)
+        require_one_window(crop, crop_area, aspect_ratio)
+        self.flip = flip
+        self.rotation = rotation
+        self.translation = translation
+        self.zoom = zoom
+        self.shear = shear
+        self.aspect_ratio = as_positive_range("aspect_ratio", aspect_ratio, high=100)
+        self.crop_area = as_positive_range("crop_area", crop_area, high=1)
+        self.crop = as_size("crop", crop)
+        self.size = as_size("size", size)
+        self.fill_mode = fill_mode
+        self.fill_value = fill_value
+        self.interpolation = interpolation
+        self._ranges = drawn_ranges(rotation, translation, zoom, shear)
+        self._one_zoom = zoom_ranges(zoom)[1] is None
+
+    def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
+        draws = Draws(seeds)
+        drawn = {name: draws.happens(0.5) for name in FLIPS[self.flip]}
+        for name, (low, high) in self._ranges.items():
+            drawn[name] = draws.uniform(low, high)
+        if self._one_zoom and "height_zoom" in drawn:
+            drawn["width_zoom"] = drawn["height_zoom"]
+        slants = [name for name in ("x_shear", "y_shear") if name in drawn]
+        if slants:
+            sign = tf.where(draws.happens(0.5), -1.0, 1.0)
+            drawn |= {name: sign * drawn[name] for name in slants}
+        window = drawn_window(draws, shape, self._result_size(shape), self._window_settings())
+        return {**drawn, **window}
+
+    def matrices(self, drawn: Drawn, shape: Shape, count: int | tf.Tensor) -> tf.Tensor:
+        """Where each pixel of the results comes from, `float32[count, 2, 3]`.
+
+        Args:
+            drawn: What `draw` returned.
+            shape: `(height, width, channels)` of the images before the change.
+            count: How many images there are.
+        """
+        height, width = floats(shape[:2])
+
+        def value(name: str) -> tf.Tensor:
+            return tf.cast(drawn[name], tf.float32) if name in drawn else tf.zeros([count])
+
+        def has(*names: str) -> bool:
+            return any(name in drawn for name in names)
+
+        steps = []
+        if has("flip_horizontal", "flip_vertical"):
+            steps.append(
+                affine.flip(value("flip_horizontal"), value("flip_vertical"), height, width)
+            )
+        if has("rotation"):
+            steps.append(affine.rotation(value("rotation"), height, width))
+        if has("height_translation", "width_translation"):
+            right, down = value("width_translation") * width, value("height_translation") * height
+            steps.append(affine.translation(right, down))
+        if has("height_zoom", "width_zoom"):
+            x, y = 1 + value("width_zoom"), 1 + value("height_zoom")
+            steps.append(affine.zoom(x, y, height, width))
+        if has("x_shear", "y_shear"):
+            steps.append(affine.shear(value("x_shear"), value("y_shear")))
+        if has(*WINDOWS) or self.size is not None:
+            own_height, own_width = self.crop if has("crop_top") and self.crop else (height, width)
+            sides = drawn.get("crop_height", own_height), drawn.get("crop_width", own_width)
+            place = value("crop_left"), value("crop_top")
+            steps.append(affine.window(*place, *sides, self._result_size(shape)))
+        return affine.product(affine.identity(count), *steps)
+
+    def change_images(self, images: tf.Tensor, drawn: Drawn, on_host: bool) -> tf.Tensor:
+        return self._moved(images, drawn, self.interpolation, on_host)
+
+    def change_masks(self, masks: tf.Tensor, drawn: Drawn) -> tf.Tensor:
+        masks = tf.convert_to_tensor(masks)
+        moved = self._moved(tf.cast(masks, tf.float32), drawn, "nearest", on_host=False)
+        return tf.cast(moved, masks.dtype)
+
+    def change_boxes(self, boxes: tf.Tensor, drawn: Drawn, shape: Shape) -> tf.Tensor:
+        return affine.moved_boxes(boxes, self.matrices(drawn, shape, tf.shape(boxes)[0]))
+
+    def still(self, example: Example) -> Example:
+        if self.size is None and self.crop is None:
+            return example
+        shape = examples.image_shape(example)
+        window = still_window(shape, self._result_size(shape), self._window_settings())
+        count = tf.shape(example["images"])[0]
+        drawn = {name: tf.fill([count], tf.cast(one, tf.float32)) for name, one in window.items()}
+        return self.change(example, drawn, on_host=False)
+
+    def changed_shape(self, shape: Shape) -> Shape:
+        return (*self._result_size(shape), shape[2])
+
+    def get_config(self) -> dict[str, Any]:
+        names = (
+            *("flip", "rotation", "translation", "zoom", "shear", "aspect_ratio", "crop_area"),
+            *("crop", "size", "fill_mode", "fill_value", "interpolation"),
+        )
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+    def _moved(
+        self, pictures: tf.Tensor, drawn: Drawn, interpolation: str, on_host: bool
+    ) -> tf.Tensor:
+        shape = examples.image_shape({"images": pictures})
+        if drawn.keys() <= SHIFTS.keys() and self.size in (None, self.crop):
+            return shifted(pictures, drawn, self.crop, on_host)
+        # Only these look beyond the image by more than the half pixel at its border, which a
+        # fill value must not darken.
+        beyond = drawn.keys() - SHIFTS.keys() - WINDOWS
+        return resampled(
+            pictures,
+            self.matrices(drawn, shape, tf.shape(pictures)[0]),
+            self._result_size(shape),
+            interpolation=interpolation,
+            fill_mode=self.fill_mode if beyond else "nearest",
+            fill_value=self.fill_value,
+            on_host=on_host,
+        )
+
+    def _result_size(self, shape: Shape) -> tuple[Any, Any]:
+        return self.size or self.crop or (shape[0], shape[1])
+
+    def _window_settings(self) -> WindowSettings:
+        return WindowSettings(self.crop, self.crop_area, self.aspect_ratio)

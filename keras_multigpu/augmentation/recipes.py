@@ -1,0 +1,177 @@
+"""`recipe`: lists of layers that are known to work, by name."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from keras_multigpu.augmentation.arguments import Range
+from keras_multigpu.augmentation.arguments import as_value_range
+from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
+from keras_multigpu.augmentation.geometry_arguments import as_size
+from keras_multigpu.augmentation.mix_up_or_cut_mix import MixUpOrCutMix
+from keras_multigpu.augmentation.rand_augment import RandAugment
+from keras_multigpu.augmentation.random_color import RandomColor
+from keras_multigpu.augmentation.random_erasing import RandomErasing
+from keras_multigpu.augmentation.random_geometry import RandomGeometry
+from keras_multigpu.augmentation.sequence import Sequence
+from keras_multigpu.augmentation.trivial_augment import TrivialAugment
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import require_positive_integer
+
+AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+"""The crops of Szegedy et al. 2015, with which most models for ImageNet were trained since."""
+
+
+class Options(NamedTuple):
+    """What a recipe is asked for.
+
+    Attributes:
+        size: The height and width of the results, or None.
+        value_range: The values of black and white.
+        num_classes: How many classes there are to mix, or None not to mix.
+    """
+
+    size: tuple[int, int] | None
+    value_range: Range
+    num_classes: int | None
+
+
+def recipe(
+    name: str,
+    *,
+    size: tuple[int, int] | None = None,
+    value_range: Range = (0, 255),
+    num_classes: int | None = None,
+    seed: int | None = None,
+    bounding_box_format: str | None = None,
+    segmentation_masks: bool = False,
+) -> Sequence:
+    """A list of layers that is known to work, as one layer.
+
+    - `"light"`: horizontal flips, and shifts by up to an eighth of the side over black. What
+      residual networks were trained with on CIFAR-10 (He et al. 2016, arXiv:1512.03385).
+    - `"standard"`: horizontal flips, rotations by up to 54 degrees, shifts by up to a tenth, and a
+      little contrast. The list of Keras's guide to fine-tuning EfficientNet, which also flips
+      images upside down.
+    - `"strong"`: crops, horizontal flips, two operations of `RandAugment` at a magnitude of 9 with
+      a deviation of 0.5, and noise in a quarter of the images. With `num_classes` every image is
+      mixed, by `MixUp` (alpha 0.8) or `CutMix`. What vision transformers need (DeiT, Touvron et
+      al. 2021, arXiv:2012.12877).
+    - `"imagenet"`: crops, horizontal flips, `TrivialAugment`, and a gray box in a tenth of the
+      images. With `num_classes` every image is mixed, by `MixUp` (alpha 0.2) or `CutMix`. What
+      the second weights of torchvision's ResNet-50 were trained with (Vryniotis 2021, "How to
+      train state-of-the-art models using TorchVision's latest primitives").
+
+    The crops of the last two take 8 to 100 percent of an image, with an aspect ratio between 3/4
+    and 4/3 (Szegedy et al. 2015, arXiv:1409.4842).
+
+    Args:
+        name: One of the names above.
+        size: The height and width of the results, also at inference. Those of the images, unless
+            given. One resampling does this and all moves, so images may come large.
+        value_range: The values of black and white in the images.
+        num_classes: Integer, lets `"strong"` and `"imagenet"` mix images and their labels, which
+            become one-hot, also at inference.
+        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        segmentation_masks: Whether segmentation masks will come.
+
+    Returns:
+        A `Sequence`. Its `layers` are the list.
+    """
+    require_choice("name", name, RECIPES)
+    if num_classes is not None:
+        require_positive_integer("num_classes", num_classes)
+        require_mixing(name)
+    options = Options(as_size("size", size), as_value_range(value_range), num_classes)
+    return Sequence(
+        RECIPES[name](options),
+        seed=seed,
+        bounding_box_format=bounding_box_format,
+        segmentation_masks=segmentation_masks,
+    )
+
+
+def light(options: Options) -> list[AugmentationLayer]:
+    """The layers of the recipe of this name."""
+    return [
+        RandomGeometry(
+            flip="horizontal",
+            translation=0.125,
+            fill_mode="constant",
+            fill_value=options.value_range[0],
+            size=options.size,
+        )
+    ]
+
+
+def standard(options: Options) -> list[AugmentationLayer]:
+    """The layers of the recipe of this name."""
+    return [
+        RandomGeometry(flip="horizontal", rotation=0.15, translation=0.1, size=options.size),
+        RandomColor(contrast=0.1, value_range=options.value_range),
+    ]
+
+
+def strong(options: Options) -> list[AugmentationLayer]:
+    """The layers of the recipe of this name."""
+    return [
+        RandomGeometry(flip="horizontal", crop_area=AREA, aspect_ratio=RATIO, size=options.size),
+        RandAugment(num_ops=2, magnitude=9, magnitude_std=0.5, value_range=options.value_range),
+        RandomErasing(0.25, scale=(0.02, 1 / 3), value_range=options.value_range),
+        *mixing(0.8, options),
+    ]
+
+
+def imagenet(options: Options) -> list[AugmentationLayer]:
+    """The layers of the recipe of this name."""
+    gray = sum(options.value_range) / 2
+    return [
+        RandomGeometry(flip="horizontal", crop_area=AREA, aspect_ratio=RATIO, size=options.size),
+        TrivialAugment(value_range=options.value_range),
+        RandomErasing(
+            0.1,
+            scale=(0.02, 0.33),
+            aspect_ratio=(0.3, 3.3),
+            fill_value=gray,
+            value_range=options.value_range,
+        ),
+        *mixing(0.2, options),
+    ]
+
+
+def mixing(alpha: float, options: Options) -> list[AugmentationLayer]:
+    """The layer that mixes images, if they are to be mixed.
+
+    Args:
+        alpha: The `alpha` of `MixUp`.
+        options: What the recipe is asked for.
+    """
+    if options.num_classes is None:
+        return []
+    return [MixUpOrCutMix(mix_up_alpha=alpha, num_classes=options.num_classes)]
+
+
+RECIPES: dict[str, Callable[[Options], list[AugmentationLayer]]] = {
+    "light": light,
+    "standard": standard,
+    "strong": strong,
+    "imagenet": imagenet,
+}
+"""The layers of each recipe, from the cheapest to the dearest."""
+
+MIXES = ("strong", "imagenet")
+"""The recipes that can mix images."""
+
+
+def require_mixing(name: str) -> None:
+    """Raise a `ValueError` unless a recipe can mix images."""
+    if name not in MIXES:
+        raise ValueError(
+            problem(
+                "`num_classes` was given for a recipe that mixes no images.",
+                f"Expected it for {' or '.join(map(repr, MIXES))} only.",
+                "Leave `num_classes` out, or add `MixUp(num_classes=...)` to the recipe's layers.",
+                name=name,
+            )
+        )

@@ -1,0 +1,187 @@
+"""Images seen through affine maps, each through its own."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.augmentation.compilation import pays_to_compile
+
+FILL_MODES = ("reflect", "constant", "wrap", "nearest")
+"""How Keras fills what lies outside of an image."""
+
+INTERPOLATIONS = ("bilinear", "nearest")
+"""How Keras reads between pixels."""
+
+
+def resampled(
+    images: tf.Tensor,
+    matrices: tf.Tensor,
+    size: tuple[Any, Any],
+    *,
+    interpolation: str = "bilinear",
+    fill_mode: str = "reflect",
+    fill_value: float = 0.0,
+    on_host: bool = False,
+) -> tf.Tensor:
+    """Images seen through affine maps, as `keras.ops.image.affine_transform` shows them.
+
+    Keras uses TensorFlow's ImageProjectiveTransformV3, which computes every map again for each
+    channel, and does not run under XLA. `read` gives the same pixels. On a CPU it is compiled
+    even where the model is not, and then three to four times as fast as that operation.
+
+    Args:
+        images: `float32[n, height, width, channels]`.
+        matrices: `float32[n, 2, 3]`: where `(x, y, 1)` of the result comes from.
+        size: Height and width of the result, integers or tensors.
+        interpolation: One of `INTERPOLATIONS`.
+        fill_mode: One of `FILL_MODES`.
+        fill_value: The value of what lies outside, where the mode is `"constant"`.
+        on_host: Whether this is a pipeline on the CPU.
+
+    Returns:
+        `float32[n, *size, channels]`.
+    """
+    if pays_to_compile((*images.shape[1:], *size), on_host):
+        result = compiled_read(tuple(size), interpolation, fill_mode, fill_value)(images, matrices)
+    elif on_host:
+        # Images of many sizes: compiling for each would take longer than it saves.
+        result = read_by_operation(images, matrices, size, interpolation, fill_mode, fill_value)
+    else:
+        result = read(images, matrices, size, interpolation, fill_mode, fill_value)
+    known = [side if isinstance(side, int) else None for side in size]
+    return tf.ensure_shape(result, [images.shape[0], *known, images.shape[3]])
+
+
+@functools.cache
+def compiled_read(size: tuple[int, int], *settings: Any) -> Callable[..., tf.Tensor]:
+    """`read` with these arguments, compiled by XLA.
+
+    Args:
+        size: Height and width of the result.
+        *settings: The arguments of `read` after the size.
+    """
+    specs = tf.TensorSpec((None, None, None, None)), tf.TensorSpec((None, 2, 3))
+
+    def read_all(images: tf.Tensor, matrices: tf.Tensor) -> tf.Tensor:
+        return read(images, matrices, size, *settings)
+
+    return tf.function(read_all, input_signature=specs, jit_compile=True, autograph=False)
+
+
+def read_by_operation(
+    images: tf.Tensor,
+    matrices: tf.Tensor,
+    size: tuple[Any, Any],
+    interpolation: str,
+    fill_mode: str,
+    fill_value: float,
+) -> tf.Tensor:
+    """`read` by TensorFlow's own operation; the arguments are those of `resampled`."""
+    return tf.raw_ops.ImageProjectiveTransformV3(
+        images=images,
+        transforms=tf.pad(tf.reshape(matrices, (-1, 6)), ((0, 0), (0, 2))),
+        output_shape=tf.stack(size),
+        fill_value=fill_value,
+        interpolation=interpolation.upper(),
+        fill_mode=fill_mode.upper(),
+    )
+
+
+def read(
+    images: tf.Tensor,
+    matrices: tf.Tensor,
+    size: tuple[Any, Any],
+    interpolation: str,
+    fill_mode: str,
+    fill_value: float,
+) -> tf.Tensor:
+    """Images at the places to which maps take the pixels of a result.
+
+    The arguments are those of `resampled`.
+    """
+    count, height, width = tf.unstack(tf.shape(images)[:3])
+    pixels = tf.reshape(images, (count, height * width, -1))
+    x = brought_inside(places(matrices[:, 0], size), width, fill_mode)
+    y = brought_inside(places(matrices[:, 1], size), height, fill_mode)
+
+    def pixel(row: tf.Tensor, column: tf.Tensor) -> tf.Tensor:
+        inner_row = tf.clip_by_value(row, 0, height - 1)
+        inner_column = tf.clip_by_value(column, 0, width - 1)
+        values = tf.gather(pixels, inner_row * width + inner_column, batch_dims=1)
+        if fill_mode != "constant":
+            return values
+        inside = (row == inner_row) & (column == inner_column)
+        return tf.where(inside[..., None], values, fill_value)
+
+    if interpolation == "nearest":
+        return pixel(rounded(y), rounded(x))
+    left, top = tf.floor(x), tf.floor(y)
+    right_share, bottom_share = (x - left)[..., None], (y - top)[..., None]
+    column, row = tf.cast(left, tf.int32), tf.cast(top, tf.int32)
+    upper = between(pixel(row, column), pixel(row, column + 1), right_share)
+    lower = between(pixel(row + 1, column), pixel(row + 1, column + 1), right_share)
+    return between(upper, lower, bottom_share)
+
+
+def between(first: tf.Tensor, second: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+    """A mean of two tensors in which the second has this share."""
+    return first + share * (second - first)
+
+
+def rounded(positions: tf.Tensor) -> tf.Tensor:
+    """The nearest integers; of two that are as near, the one that is farther from zero."""
+    away = tf.floor(tf.abs(positions) + 0.5)
+    return tf.cast(tf.where(positions < 0, -away, away), tf.int32)
+
+
+def places(row: tf.Tensor, size: tuple[Any, Any]) -> tf.Tensor:
+    """Where the pixels of a result lie on one axis of the images, `float32[n, *size]`.
+
+    Args:
+        row: The row of the matrices that belongs to the axis, `float32[n, 3]`.
+        size: Height and width of the result.
+    """
+    y, x = (tf.cast(tf.range(side), tf.float32) for side in size)
+    a, b, c = tf.unstack(row[:, None, None], axis=-1)
+    return a * x + b * y[:, None] + c
+
+
+def brought_inside(positions: tf.Tensor, size: tf.Tensor, fill_mode: str) -> tf.Tensor:
+    """Positions on an axis, those outside replaced by where a fill mode finds their values.
+
+    Args:
+        positions: `float32`, of any shape.
+        size: How many pixels the axis has.
+        fill_mode: One of `FILL_MODES`. With `"constant"` positions stay outside.
+    """
+    size = tf.cast(size, tf.float32)
+    if fill_mode == "constant":
+        # Far away is as good as just outside, and no integer overflows.
+        return tf.clip_by_value(positions, -2.0, size + 1)
+    if fill_mode == "reflect":
+        # The image and its mirror image repeat; in the middle of a pixel is a half.
+        turn = 2 * size
+        positions = positions + 0.5
+        positions = positions - turn * tf.floor(positions / turn)
+        positions = tf.minimum(positions, turn - positions) - 0.5
+    if fill_mode == "wrap":
+        positions = wrapped(positions, size)
+    return tf.clip_by_value(positions, 0.0, size - 1)
+
+
+def wrapped(positions: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """Positions of an image that repeats, as TensorFlow's operation counts the repetitions.
+
+    It jumps by whole sizes, but as often as the size less one fits: one pixel more at each
+    repetition stays outside.
+
+    Args:
+        positions: `float32`, of any shape.
+        size: How many pixels the axis has.
+    """
+    last = size - 1
+    left = positions + size * (tf.floor(tf.math.divide_no_nan(-positions, last)) + 1)
+    right = positions - size * tf.floor(tf.math.divide_no_nan(positions, last))
+    return tf.where(positions < 0, left, tf.where(positions > last, right, positions))

@@ -1,0 +1,88 @@
+"""Private names of keras-cv 0.9.0, the last version; nothing of it is imported here.
+
+Its layers draw from `tf.random.Generator` objects and from factor samplers that use TensorFlow's
+global stream. Neither can be told per call what to draw, so both are exchanged for a call.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+
+
+class SeededNumbers:
+    """Stands in for a `tf.random.Generator`: numbers that follow from a seed alone.
+
+    Args:
+        seed: `int32[2]`.
+    """
+
+    def __init__(self, seed: tf.Tensor) -> None:
+        self._seed = seed
+        self._calls = 0
+
+    def uniform(
+        self, shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = tf.float32
+    ) -> tf.Tensor:
+        """As `tf.random.Generator.uniform`."""
+        return tf.random.stateless_uniform(shape, self._next_seed(), minval, maxval, dtype)
+
+    def normal(
+        self, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = tf.float32
+    ) -> tf.Tensor:
+        """As `tf.random.Generator.normal`."""
+        return tf.random.stateless_normal(shape, self._next_seed(), mean, stddev, dtype)
+
+    def _next_seed(self) -> tf.Tensor:
+        self._calls += 1
+        return tf.random.fold_in(self._seed, self._calls)
+
+
+@contextlib.contextmanager
+def seeded_keras_cv(layer: keras.Layer, seed: tf.Tensor) -> Iterator[None]:
+    """Let a keras-cv layer and those inside it draw from a seed while the context lasts.
+
+    Args:
+        layer: The layer.
+        seed: `int32[2]`.
+    """
+    numbers = SeededNumbers(seed)
+    saved = []
+    for part in keras_internals.layers_of(layer):
+        attributes = vars(part)
+        for name, value in list(attributes.items()):
+            replacement = stand_in(name, value, numbers)
+            if replacement is not None:
+                saved.append((attributes, name, value))
+                attributes[name] = replacement
+    try:
+        yield
+    finally:
+        for attributes, name, value in saved:
+            attributes[name] = value
+
+
+def stand_in(name: str, value: Any, numbers: SeededNumbers) -> Any:
+    """What draws the same in place of a layer's attribute; None where the attribute may stay.
+
+    Args:
+        name: The attribute's name.
+        value: The attribute.
+        numbers: What to draw from.
+    """
+    if name == "_random_generator":
+        return numbers
+    kind = type(value).__name__ if type(value).__module__.startswith("keras_cv.") else ""
+    if kind == "UniformFactorSampler":
+        return lambda shape=(), dtype="float32": numbers.uniform(
+            shape, value.lower, value.upper, dtype
+        )
+    if kind == "NormalFactorSampler":
+        return lambda shape=(), dtype="float32": tf.clip_by_value(
+            numbers.normal(shape, value.mean, value.stddev, dtype), value.min_value, value.max_value
+        )
+    return None

@@ -1,0 +1,135 @@
+"""`AugMix`: what it draws, how chains are mixed, and its arguments."""
+
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+from layer_checks import SHAPES
+from layer_checks import check_layer
+from layer_checks import check_saved_model
+from layer_checks import drawn_for
+from layer_checks import seeds_for
+from policy_checks import check_evenly_drawn
+from policy_checks import levels
+
+from keras_multigpu.augmentation.aug_mix import AugMix
+from keras_multigpu.augmentation.policy_draws import OPERATIONS
+from keras_multigpu.augmentation.policy_draws import dirichlet
+from keras_multigpu.augmentation.random_numbers import Draws
+
+NINE = (
+    "auto_contrast",
+    "equalize",
+    "posterize",
+    "rotate",
+    "solarize",
+    "shear_x",
+    "shear_y",
+    "translate_x",
+    "translate_y",
+)
+"""The operations of the paper."""
+
+
+def test_promises_of_all_layers():
+    """It keeps what every layer promises."""
+    check_layer(AugMix(2, (1, 2), seed=3), shapes=SHAPES[:3], xla=False)
+
+
+def test_saved_model(tmp_path):
+    """A model with the layer is saved and loaded."""
+    check_saved_model(AugMix(2, 1, seed=1), tmp_path)
+
+
+def test_chains_are_drawn_for_each_image():
+    """Chains are one to three long, of the paper's nine operations, all drawn evenly."""
+    drawn = drawn_for(AugMix(), (2000, 30, 30, 3))
+    names = np.array(OPERATIONS)[drawn["operation"].numpy()]
+    assert names.shape == (2000, 3, 3)
+    check_evenly_drawn(names[..., 0], NINE)
+    depths = (names != "identity").sum(-1)
+    # A chain ends in identities and has none before.
+    np.testing.assert_array_equal(names[..., 1] != "identity", depths > 1)
+    np.testing.assert_allclose(
+        np.bincount(depths.ravel()) / depths.size, [0, *[1 / 3] * 3], atol=0.04
+    )
+    magnitudes = drawn["magnitude"].numpy()
+    degrees = magnitudes[names == "rotate"]
+    assert 8.5 < degrees.max() <= 9
+    assert -9 <= degrees.min() < -8.5
+    assert 2.9 < np.abs(magnitudes[names == "translate_x"]).max() <= 3
+    assert set(np.unique(magnitudes[names == "posterize"])) == {3, 4}
+
+
+def test_shares_of_the_mixture():
+    """The mixture's share is even from 0 to 1, and the chains' shares are even on a simplex."""
+    drawn = drawn_for(AugMix(), (2000, 8, 8, 3))
+    assert scipy.stats.kstest(drawn["mixture"], "uniform").pvalue > 0.001
+    shares = drawn["shares"].numpy()
+    np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-5)
+    for share in shares.T:
+        assert scipy.stats.kstest(share, "beta", (1, 2)).pvalue > 0.001
+
+
+@pytest.mark.parametrize("alpha", (0.2, 0.9, 1.0, 4.0))
+def test_shares_are_of_a_dirichlet_distribution(alpha):
+    """One share of three is distributed as Beta(alpha, 2 alpha)."""
+    shares = dirichlet(Draws(seeds_for(3000)), alpha, 3).numpy()
+    np.testing.assert_allclose(shares.sum(1), 1, rtol=1e-5)
+    assert scipy.stats.kstest(shares[:, 1], "beta", (alpha, 2 * alpha)).pvalue > 0.001
+
+
+def test_chains_are_mixed_by_their_shares():
+    """The result is the image and its chains, each times its share."""
+    images = levels((2, 6, 6, 3))
+    solarize, posterize = OPERATIONS.index("solarize"), OPERATIONS.index("posterize")
+    drawn = {
+        "mixture": tf.constant([0.5, 0.0]),
+        "shares": tf.constant([[0.25, 0.75], [1.0, 0.0]]),
+        "operation": tf.constant([[[solarize, 0], [posterize, solarize]]] * 2),
+        "magnitude": tf.constant([[[0.0, 0.0], [1.0, 0.0]]] * 2),
+    }
+    result = AugMix(2, 2).apply(images, drawn)
+    first, second = 255 - images[0], 255 - images[0] // 128 * 128
+    expected = 0.5 * images[0] + 0.125 * first + 0.375 * second
+    np.testing.assert_allclose(result[0], expected, rtol=1e-5)
+    np.testing.assert_allclose(result[1], images[1], rtol=1e-6)
+    text = AugMix(2, 2).drawn_text({name: value[0].numpy() for name, value in drawn.items()})
+    assert text == "12% solarize 0 + 38% posterize 1, solarize 0"
+
+
+def test_chains_are_not_frozen():
+    """One traced function changes equal images differently, within a batch and between calls."""
+    layer = AugMix(2, 1, seed=0)
+    image = levels((1, 12, 12, 3))
+    images = tf.constant(np.repeat(image, 4, axis=0))
+    changed = tf.function(lambda images: layer(images, training=True))
+    first, second = changed(images).numpy(), changed(images).numpy()
+    assert (first != second).any((1, 2, 3)).all()
+    assert (first[:-1] != first[1:]).any((1, 2, 3)).all()
+
+
+def test_boxes_and_masks_are_refused():
+    """What cannot follow is refused, boxes already in the constructor."""
+    with pytest.raises(ValueError, match="cannot change `bounding_boxes`"):
+        AugMix(bounding_box_format="xyxy")
+    data = {"images": levels((1, 4, 4, 3)), "segmentation_masks": np.zeros((1, 4, 4, 1))}
+    with pytest.raises(ValueError, match="cannot change `segmentation_masks`"):
+        AugMix()(data)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    (
+        ({"num_chains": 0}, "`num_chains` is not a positive integer"),
+        ({"chain_depth": (3, 1)}, "`chain_depth` is no number of operations"),
+        ({"chain_depth": 1.5}, "`chain_depth` is no number of operations"),
+        ({"severity": 11}, "Expected a number from 0.1 to 10"),
+        ({"alpha": 0}, "`alpha` is no positive number"),
+        ({"value_range": 255}, "`value_range` is no pair"),
+    ),
+)
+def test_bad_arguments(arguments, message):
+    """Arguments that mean nothing are refused at once."""
+    with pytest.raises(ValueError, match=message):
+        AugMix(**arguments)

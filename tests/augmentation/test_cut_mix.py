@@ -1,0 +1,144 @@
+"""`CutMix`: boxes of neighbours, checked by hand and against SciPy."""
+
+import keras
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+from layer_checks import check_layer
+from layer_checks import pictures
+from layer_checks import seeds_for
+
+from keras_multigpu.augmentation.cut_mix import CutMix
+
+IMAGES = np.arange(4 * 4 * 5 * 3, dtype="float32").reshape(4, 4, 5, 3)
+LABELS = np.array([0, 1, 2, 0], "int32")
+BOXES = [[1, 0, 3, 2], [0, 0, 5, 4], [2, 2, 2, 2], [4, 3, 5, 4]]
+"""Four of twenty pixels, all, none, one."""
+
+
+def cut(**data):
+    """The examples above with known boxes."""
+    data = {"images": IMAGES, "labels": LABELS, **data}
+    result = CutMix(num_classes=3).apply(data, {"box": tf.constant(BOXES[: len(data["images"])])})
+    return tf.nest.map_structure(np.asarray, result)
+
+
+def by_slices(images):
+    """The same by slices of NumPy."""
+    expected = images.copy()
+    for row, (left, top, right, bottom) in enumerate(BOXES):
+        expected[row, top:bottom, left:right] = images[row ^ 1, top:bottom, left:right]
+    return expected
+
+
+def test_what_every_layer_promises():
+    """Shapes, types, seeds, configuration, XLA, and both places of running."""
+    check_layer(CutMix(), labels=True)
+
+
+def test_pixels_and_labels_by_hand():
+    """A fifth, all, nothing, and a twentieth of the label is the partner's."""
+    result = cut()
+    np.testing.assert_array_equal(result["images"], by_slices(IMAGES))
+    expected = [[0.8, 0.2, 0], [1, 0, 0], [0, 0, 1], [0.95, 0, 0.05]]
+    np.testing.assert_allclose(result["labels"], expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "float32", "bool"])
+def test_masks_get_the_same_box(dtype):
+    """Of any type, and classes are not blended; a label is not needed then."""
+    masks = (IMAGES[..., :1] % 7).astype(dtype)
+    result = CutMix().apply(
+        {"images": IMAGES, "segmentation_masks": {"one": masks}}, {"box": tf.constant(BOXES)}
+    )
+    found = result["segmentation_masks"]["one"].numpy()
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, by_slices(masks))
+    np.testing.assert_array_equal(result["images"], by_slices(IMAGES))
+
+
+@pytest.mark.parametrize("channels", [1, 4])
+def test_other_channels(channels):
+    """Grayscale, and RGBA, whose alpha belongs to the box."""
+    images = pictures((4, 4, 5, channels))
+    np.testing.assert_array_equal(cut(images=images)["images"], by_slices(images))
+
+
+def test_a_row_alone_and_an_odd_number():
+    """One row stays; the last of three takes the one before."""
+    result = cut(images=IMAGES[:1], labels=LABELS[:1])
+    np.testing.assert_array_equal(result["images"], IMAGES[:1])
+    assert result["labels"].tolist() == [[1, 0, 0]]
+    drawn = {"box": tf.constant([[0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 5, 1]])}
+    result = CutMix().apply({"images": IMAGES[:3], "labels": np.eye(3, dtype="float32")}, drawn)
+    np.testing.assert_array_equal(result["images"][:2], IMAGES[:2])
+    np.testing.assert_array_equal(result["images"][2, 0], IMAGES[1, 0])
+    np.testing.assert_array_equal(result["images"][2, 1:], IMAGES[2, 1:])
+    np.testing.assert_allclose(result["labels"][2], [0, 0.25, 0.75])
+
+
+def test_boxes_are_those_of_the_paper():
+    """Sides in the image's proportions, the area that stays Beta, the centre anywhere."""
+    height, width = 1000, 2000
+    left, top, right, bottom = (
+        CutMix(0.7).draw(seeds_for(20000), (height, width, 3))["box"].numpy().T
+    )
+    assert ((left >= 0) & (left <= right) & (right <= width)).all()
+    assert ((top >= 0) & (top <= bottom) & (bottom <= height)).all()
+    whole = (left > 0) & (right < width) & (top > 0) & (bottom < height)
+    across, down = (right - left) / width, (bottom - top) / height
+    np.testing.assert_allclose(across[whole], down[whole], atol=0.002)
+    # A box of side s lies within the image with probability (1 - s)^2; weigh that out.
+    side = across[whole]
+    for limit in (0.2, 0.4, 0.6):
+        share = (1 / (1 - side[side < limit]) ** 2).sum() / 20000
+        expected = scipy.stats.beta(0.7, 0.7).sf(1 - limit**2)
+        assert share == pytest.approx(expected, rel=0.1)
+    centre = ((left + right) / 2 / width)[whole & (across < 0.1)]
+    assert scipy.stats.kstest((centre - 0.05) / 0.9, "uniform").statistic < 0.08
+
+
+def test_labels_count_the_pixels():
+    """Of white images with black partners the label is the mean brightness."""
+    images = np.zeros((32, 9, 7, 1), "float32")
+    images[::2] = 1
+    labels = images[:, 0, 0]
+    result = CutMix(seed=3)({"images": images, "labels": labels})
+    brightness = result["images"].numpy().mean((1, 2))
+    np.testing.assert_allclose(result["labels"], brightness, atol=1e-6)
+    assert len(set(brightness[:, 0].tolist())) > 16
+
+
+def test_at_inference_only_labels_change_their_form():
+    """Validation has one-hot labels as training has."""
+    result = CutMix(num_classes=3)({"images": IMAGES, "labels": LABELS}, training=False)
+    np.testing.assert_array_equal(result["images"], IMAGES)
+    np.testing.assert_array_equal(result["labels"], np.eye(3)[LABELS])
+
+
+def test_what_cannot_be_mixed_is_refused():
+    """Wrong arguments, boxes, and images alone."""
+    with pytest.raises(ValueError, match="`alpha` is no positive number"):
+        CutMix(-1)
+    with pytest.raises(ValueError, match="CutMix cannot change `bounding_boxes`"):
+        CutMix(bounding_box_format="xyxy")
+    with pytest.raises(ValueError, match="mixing needs labels"):
+        CutMix()(IMAGES)
+
+
+def test_in_a_model_that_is_saved(tmp_path):
+    """With images of a size that the model does not know."""
+    inputs = {
+        "images": keras.Input((None, None, 3), name="images"),
+        "labels": keras.Input((3,), name="labels"),
+    }
+    model = keras.Model(inputs, CutMix(seed=1)(inputs))
+    assert model.output["images"].shape == (None, None, None, 3)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    data = {"images": tf.constant(IMAGES), "labels": tf.one_hot(LABELS, 3)}
+    tf.nest.map_structure(np.testing.assert_array_equal, loaded(data, training=False), data)
+    result, other = loaded(data, training=True), model(data, training=True)
+    tf.nest.map_structure(np.testing.assert_array_equal, result, other)
+    assert (result["images"].numpy() != IMAGES).any()

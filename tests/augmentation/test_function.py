@@ -1,0 +1,77 @@
+"""Plain functions as layers."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_multigpu.augmentation.function import Function
+
+IMAGES = np.arange(2 * 3 * 4 * 1, dtype=np.uint8).reshape(2, 3, 4, 1)
+
+
+@keras.saving.register_keras_serializable("test_function")
+def darker(images):
+    """Half as bright."""
+    return images / 2
+
+
+def noise(images, seeds):
+    """Adds to each image a number of its own."""
+    return images + tf.cast(seeds[:, 0], tf.float32)[:, None, None, None]
+
+
+def only_in_training(images, training):
+    """Adds one in training."""
+    return images + 1 if training else images
+
+
+def test_a_function_changes_images():
+    np.testing.assert_array_equal(Function(darker)(IMAGES), IMAGES / 2)
+    assert Function(darker).title == "darker"
+
+
+def test_seeds_are_each_images_own():
+    """A function that draws is left out at inference."""
+    layer = Function(noise)
+    seeds = tf.constant([[5, 0], [-7, 1]], tf.int32)
+    changed = layer.apply(IMAGES, layer.draw(seeds, (3, 4, 1)))
+    np.testing.assert_array_equal(changed[0], IMAGES[0] + 5.0)
+    np.testing.assert_array_equal(changed[1], IMAGES[1] - 7.0)
+    np.testing.assert_array_equal(layer(IMAGES, training=False), IMAGES)
+
+
+def test_training_is_told():
+    layer = Function(only_in_training)
+    np.testing.assert_array_equal(layer(IMAGES, training=True), IMAGES + 1.0)
+    np.testing.assert_array_equal(layer(IMAGES, training=False), IMAGES)
+
+
+def test_boxes_are_refused_unless_pixels_stay():
+    """A function is taken to move pixels, unless it is said not to."""
+    with pytest.raises(ValueError, match=r"augmentation.Function\(..., moves_pixels=False\)"):
+        Function(darker, bounding_box_format="xyxy")
+    layer = Function(darker, moves_pixels=False, bounding_box_format="xyxy")
+    boxes = {"boxes": np.array([[[0.0, 0, 2, 2]]] * 2, np.float32), "labels": np.ones((2, 1))}
+    changed = layer({"images": IMAGES, "bounding_boxes": boxes})
+    np.testing.assert_array_equal(changed["bounding_boxes"]["boxes"], boxes["boxes"])
+
+
+def test_a_changed_number_of_images_is_an_error():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="changed the number of images"):
+        Function(lambda images: images[:1])(IMAGES)
+
+
+def test_config_round_trip():
+    """With a registered function; one without a name says how to get one."""
+    layer = Function(darker, moves_pixels=False, seed=2)
+    again = Function.from_config(layer.get_config())
+    assert again.wrapped is darker
+    assert again.get_config() == layer.get_config()
+    with pytest.raises(ValueError, match="cannot be saved"):
+        Function(lambda images: images).get_config()
+
+
+def test_what_cannot_be_called_is_refused():
+    with pytest.raises(ValueError, match="`function` cannot be called"):
+        Function(3)

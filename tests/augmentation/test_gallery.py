@@ -1,0 +1,269 @@
+"""`augmentation.gallery` draws an image, its augmentations, and what was drawn for each."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.augmentation.drawn_texts import argument_texts
+from keras_multigpu.augmentation.drawn_texts import drawn_texts
+from keras_multigpu.augmentation.drawn_texts import flattened
+from keras_multigpu.augmentation.drawn_texts import label_text
+from keras_multigpu.augmentation.drawn_texts import parameter_texts
+from keras_multigpu.augmentation.gallery import Request
+from keras_multigpu.augmentation.gallery import batch_of
+from keras_multigpu.augmentation.gallery import block
+from keras_multigpu.augmentation.gallery import gallery
+from keras_multigpu.augmentation.gallery import titled_layers
+from keras_multigpu.augmentation.gallery import value_range_of
+from keras_multigpu.augmentation.gallery_figure import figure_of
+from keras_multigpu.augmentation.gallery_figure import wrapped
+from keras_multigpu.augmentation.random_numbers import Draws
+from keras_multigpu.augmentation.sequence import Sequence
+
+RED = np.full((12, 16, 3), (255, 0, 0), np.uint8)
+
+
+class Dimmed(kmg.augmentation.AugmentationLayer):
+    """Takes a number from each image; other draws of it are long, or always the same."""
+
+    def __init__(self, most=50.0, ranges=(0, 1), **kwargs):
+        super().__init__(**kwargs)
+        self.most = most
+        self.ranges = ranges
+
+    def draw(self, seeds, shape):
+        draws = Draws(seeds)
+        count = tf.shape(seeds)[0]
+        return {
+            "some_level": draws.uniform(1.0, self.most),
+            "inner": {"mirrored": draws.happens(0.5), "unused": tf.zeros(count)},
+            "matrix": tf.random.stateless_uniform((count, 3, 3), (1, 2)),
+        }
+
+    def change_images(self, images, drawn, on_host):
+        return images - drawn["some_level"][:, None, None, None]
+
+    def change_boxes(self, boxes, drawn, shape):
+        return boxes + [2.0, 0.0, 2.0, 0.0]
+
+    def get_config(self):
+        return {**super().get_config(), "most": self.most, "ranges": self.ranges}
+
+
+class MixedWithNext(kmg.augmentation.AugmentationLayer):
+    """Half of each image and its label is the next one's."""
+
+    def draw(self, seeds, shape):
+        return {"share": Draws(seeds).uniform(0.5, 0.5)}
+
+    def change(self, example, drawn, on_host):
+        return {
+            name: (value + tf.roll(tf.cast(value, tf.float32), -1, 0)) / 2
+            for name, value in example.items()
+        }
+
+
+def cells_of(layer, images, count=12, values=(0.0, 255.0)):
+    """The augmentations that are drawn of a layer."""
+    return block("title", layer, Request(batch_of(images), 0, values), count).cells
+
+
+def pixels_of(path):
+    """A picture's pixels."""
+    return keras.utils.img_to_array(keras.utils.load_img(path))
+
+
+def test_one_layer_is_drawn_twelve_times_beside_the_original(tmp_path):
+    """Thirteen images of red, of which one is the pure red of the original."""
+    path = gallery(Dimmed(), RED, tmp_path / "new" / "picture.png")
+    assert path == tmp_path / "new" / "picture.png"
+    pixels = pixels_of(path)
+    # An image is 1.62 inches wide with 100 dots an inch, and three quarters as high.
+    assert abs((pixels == (255, 0, 0)).all(-1).sum() - 162 * 121.5) < 600
+    red = (pixels[..., 0] >= 205) & (pixels[..., 1:] == 0).all(-1)
+    assert abs(red.sum() - 13 * 162 * 121.5) < 13 * 600
+    assert [file.name for file in path.parent.iterdir()] == ["picture.png"]
+
+
+def test_the_text_below_an_image_is_what_was_drawn_for_it():
+    """The numbers that are written are those that were taken from the pixels."""
+    cells = cells_of(Dimmed(), RED)
+    assert len(cells) == 12
+    for cell in cells:
+        level = 255 - cell.image[0, 0, 0] * 255
+        (text,) = cell.texts
+        name, value = text.removesuffix(", mirrored").rsplit(" ", 1)
+        assert name == "some level"
+        assert float(value) == pytest.approx(level, rel=0.06)
+    assert {cell.texts[0].endswith(", mirrored") for cell in cells} == {True, False}
+
+
+def test_a_seed_replays_and_another_one_does_not():
+    """Pictures of two layers can be compared, and drawn again."""
+    images = [
+        np.stack([cell.image for cell in block("", Dimmed(), request, 3).cells])
+        for request in (Request(batch_of(RED), seed, (0, 255)) for seed in (1, 1, 2))
+    ]
+    np.testing.assert_array_equal(images[0], images[1])
+    assert not np.any(images[0][..., 0] == images[2][..., 0])
+
+
+@pytest.mark.parametrize(
+    ("images", "value"),
+    [
+        (RED, (255.0 - 1) / 255),
+        (RED.astype(np.float32), (255.0 - 1) / 255),
+        (RED.astype(np.float32) / 255, 0.0),
+        (RED.astype(np.float32) / 127.5 - 1, 0.5),
+        (RED[..., :1], (255.0 - 1) / 255),
+    ],
+    ids=["uint8", "to 255", "to 1", "from -1", "gray"],
+)
+def test_images_of_any_range_are_shown(tmp_path, images, value):
+    """One is taken from a white of 255 or 1; from -1 to 1 that leaves the middle."""
+    (cell,) = cells_of(Dimmed(most=1.0), images, 1, value_range_of(images))
+    assert cell.image[0, 0, 0] == pytest.approx(value)
+    gallery(Dimmed(), images, tmp_path / "picture.png")
+
+
+def test_images_of_a_batch_mix_with_the_first(tmp_path):
+    """Its labels are written below with the shares that they have now."""
+    data = {"images": np.stack([RED, RED // 2, RED * 0]), "labels": np.eye(3, dtype="float32")}
+    (cell,) = cells_of(MixedWithNext(), data, count=1)
+    assert cell.image[0, 0, 0] == pytest.approx((255 + 127) / 2 / 255)
+    assert cell.texts == ["label 50% 0 + 50% 1"]
+    gallery(MixedWithNext(), data, tmp_path / "picture.png")
+
+
+def test_boxes_and_masks_are_drawn(tmp_path):
+    """Boxes that are left where they are now, masks in a colour for each class."""
+    data = {
+        "images": RED,
+        "bounding_boxes": {
+            "boxes": np.array([[1.0, 2, 5, 6], [0, 0, 0, 0]]),
+            "labels": np.array([3, -1]),
+        },
+        "segmentation_masks": np.eye(12, 16, dtype=np.int32)[..., None],
+    }
+    layer = Dimmed(bounding_box_format="xyxy")
+    for cell in cells_of(layer, data):
+        np.testing.assert_array_equal(cell.boxes, [[3, 2, 7, 6]])
+        np.testing.assert_array_equal(cell.mask, np.eye(12, 16))
+    pixels = pixels_of(gallery(layer, data, tmp_path / "picture.png"))
+    assert ((pixels[..., 1] > 150) & (pixels[..., 2] < 60)).sum() > 1000  # Yellow frames.
+    assert ((pixels[..., 2] > 70) & (pixels[..., 0] > 120) & (pixels[..., 1] < 70)).sum() > 1000
+
+
+def test_several_layers_get_a_row_each(tmp_path):
+    """Titles are the layers', numbered where they repeat, or those that are given."""
+    titled = titled_layers([Dimmed(), Dimmed(), MixedWithNext()])
+    assert list(titled) == ["Dimmed", "Dimmed 2", "MixedWithNext"]
+    layers = {"one": Dimmed(), "two": Dimmed(most=9.0)}
+    request = Request(batch_of(RED), 0, (0, 255))
+    blocks = [block(title, layer, request, 5) for title, layer in layers.items()]
+    figure = figure_of(blocks)
+    assert len(figure.axes) == 2 * 6
+    texts = [text.get_text() for text in figure.texts]
+    assert {"one", "two", "most=9", "original"} <= set(texts)
+    gallery(layers, RED, tmp_path / "picture.png")
+
+
+def test_texts_do_not_overlap():
+    """Each line stands clear of the others and of the images, whatever is drawn."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    layer = Sequence([Dimmed(), Dimmed(most=2000.0), Dimmed()])
+    figure = figure_of([block("a title", layer, Request(batch_of(RED), 0, (0, 255)), 12)])
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    frames = [text.get_window_extent(renderer).padded(-1) for text in figure.texts]
+    frames += [axes.get_window_extent(renderer).padded(-1) for axes in figure.axes]
+    for place, frame in enumerate(frames):
+        assert figure.bbox.containsx(frame.x0) and figure.bbox.containsx(frame.x1)
+        assert frame.count_overlaps(frames[place + 1 :]) == 0
+
+
+def test_a_sequence_gets_a_line_for_each_layer():
+    """With the name of the layer before its draws."""
+    layer = Sequence([Dimmed(), MixedWithNext()])
+    drawn = {
+        "0: Dimmed": {"some_level": np.float32(12.34), "inner": {"mirrored": np.bool_(True)}},
+        "1: MixedWithNext": {"share": np.float32(0.5)},
+    }
+    other = {
+        "0: Dimmed": {"some_level": np.float32(1234.5), "inner": {"mirrored": np.bool_(False)}},
+        "1: MixedWithNext": {"share": np.float32(0.5)},
+    }
+    assert drawn_texts(layer, [drawn, other]) == [
+        ["Dimmed: some level 12, mirrored", "MixedWithNext"],
+        ["Dimmed: some level 1234", "MixedWithNext"],
+    ]
+
+
+def test_parameters_of_two_axes_stand_together():
+    """The height and x first, and one number where both are the same."""
+    draws = [
+        {"width_zoom": 0.2, "height_zoom": 0.1, "x_shear": 0.5, "y_shear": 0.5, "x_only": 1.0},
+        {"width_zoom": 0.3, "height_zoom": 0.3, "x_shear": 0.0, "y_shear": 0.1, "x_only": 2.0},
+    ]
+    assert parameter_texts(Dimmed(), [flattened(drawn) for drawn in draws]) == [
+        "zoom 0.10 0.20, shear 0.50, x only 1.0",
+        "zoom 0.30, shear 0 0.10, x only 2.0",
+    ]
+
+
+def test_arguments_that_are_not_the_defaults_are_written():
+    """As they would be typed."""
+    assert argument_texts(Dimmed()) == []
+    assert argument_texts(Dimmed(most=12.5, ranges=[0, 0.25], seed=3)) == [
+        "most=12.5",
+        "ranges=(0, 0.25)",
+    ]
+    assert argument_texts(Sequence([Dimmed(most=1.0), Dimmed()])) == ["Dimmed(most=1)", "Dimmed()"]
+
+
+def test_labels_are_written():
+    """Integers as they are, shares of classes with the largest first."""
+    assert label_text(np.array(7)) == "label 7"
+    assert label_text(np.array([0.0, 0.3, 0.7])) == "label 70% 2 + 30% 1"
+
+
+def test_long_texts_are_wrapped_and_cut():
+    """A name and its value stay on one line."""
+    lines = wrapped(["first parameter 0.12, second parameter 0.34, third 5"])
+    assert lines == ["first\xa0parameter\xa00.12,", "second\xa0parameter\xa00.34, third\xa05"]
+    assert wrapped(["line"] * 9) == ["line"] * 7 + ["..."]
+
+
+def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch):
+    """And no file is left."""
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r'pip install "keras_multigpu\[plots\]"'):
+        gallery(Dimmed(), RED, tmp_path / "picture.png")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((Dimmed(), RED, "picture.jpg"), "no PNG"),
+        (([], RED, "picture.png"), "`layers` is empty"),
+        (({}, RED, "picture.png"), "`layers` is empty"),
+        ((Dimmed(), RED[..., 0], "picture.png"), "no image to draw"),
+        ((Dimmed(), {"labels": [1]}, "picture.png"), "no image to draw"),
+        ((Dimmed(), RED[None][:0], "picture.png"), "no image to draw"),
+    ],
+)
+def test_what_cannot_be_drawn_is_named(arguments, message):
+    """Before anything is written."""
+    with pytest.raises(ValueError, match=message):
+        gallery(*arguments)
+
+
+def test_the_seed_is_an_integer():
+    """As everywhere."""
+    with pytest.raises(ValueError, match="`seed` is no integer"):
+        gallery(Dimmed(), RED, "picture.png", seed=1.5)

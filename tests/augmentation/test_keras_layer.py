@@ -1,0 +1,232 @@
+"""Layers of Keras inside this package: what follows the images, what is drawn, what is refused."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_multigpu.augmentation.keras_layer import KerasLayer
+
+HEIGHT, WIDTH = 32, 48
+KERAS = keras.layers
+
+LAYERS = {
+    "AutoContrast": lambda: KERAS.AutoContrast(),
+    "CenterCrop": lambda: KERAS.CenterCrop(24, 28),
+    "ContrastLimitedAdaptiveHistogramEqualization": lambda: (
+        KERAS.ContrastLimitedAdaptiveHistogramEqualization()
+    ),
+    "Equalization": lambda: KERAS.Equalization(),
+    "GaussianNoise": lambda: KERAS.GaussianNoise(1.0),
+    "MaxNumBoundingBoxes": lambda: KERAS.MaxNumBoundingBoxes(2),
+    "Normalization": lambda: KERAS.Normalization(mean=0.5, variance=0.9),
+    "RandAugment": lambda: KERAS.RandAugment(),
+    "RandomBrightness": lambda: KERAS.RandomBrightness(0.1),
+    "RandomColorDegeneration": lambda: KERAS.RandomColorDegeneration(0.2),
+    "RandomColorJitter": lambda: KERAS.RandomColorJitter(brightness_factor=0.1, hue_factor=0.1),
+    "RandomContrast": lambda: KERAS.RandomContrast(0.2),
+    "RandomCrop": lambda: KERAS.RandomCrop(24, 28),
+    "RandomElasticTransform": lambda: KERAS.RandomElasticTransform(0.9, scale=(0.5, 1.0)),
+    "RandomErasing": lambda: KERAS.RandomErasing(0.9, fill_value=20.0),
+    "RandomFlip": lambda: KERAS.RandomFlip(),
+    "RandomGaussianBlur": lambda: KERAS.RandomGaussianBlur(1.0),
+    "RandomGrayscale": lambda: KERAS.RandomGrayscale(0.5),
+    "RandomHue": lambda: KERAS.RandomHue(0.3),
+    "RandomInvert": lambda: KERAS.RandomInvert(0.5),
+    "RandomPerspective": lambda: KERAS.RandomPerspective(1.0, 0.2),
+    "RandomPosterization": lambda: KERAS.RandomPosterization(4),
+    "RandomRotation": lambda: KERAS.RandomRotation(0.2, fill_mode="constant"),
+    "RandomSaturation": lambda: KERAS.RandomSaturation(0.5),
+    "RandomSharpness": lambda: KERAS.RandomSharpness(0.5),
+    "RandomShear": lambda: KERAS.RandomShear((0.1, 0.3), 0.3, fill_mode="constant"),
+    "RandomTranslation": lambda: KERAS.RandomTranslation(0.1, 0.1, fill_mode="constant"),
+    "RandomZoom": lambda: KERAS.RandomZoom((-0.2, 0.1), fill_mode="constant"),
+    "Rescaling": lambda: KERAS.Rescaling(1.0),
+    "Resizing": lambda: KERAS.Resizing(20, 30),
+    "Solarization": lambda: KERAS.Solarization(0.5, 0.5),
+}
+"""Every layer of Keras for images, besides those that mix examples and AugMix."""
+
+NO_BOXES = {"RandAugment", "RandomCrop", "RandomElasticTransform", "RandomShear"}
+NO_MASKS = {"RandomElasticTransform"}
+# How colours change says nothing about where the bright rectangle is.
+BRIGHTNESS_CHANGES = {"RandAugment", "RandomErasing", "RandomInvert", "Solarization"}
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+
+def pictures(count):
+    """Dark images with a bright rectangle, its mask of sevens, and its box."""
+    images = np.full((count, HEIGHT, WIDTH, 3), 20, np.float32)
+    images[:, 12:20, 18:28] = 200
+    masks = np.where(images[..., :1] > 100, 7, 0).astype(np.int32)
+    boxes = np.tile(np.array([[18, 12, 28, 20]], np.float32), (count, 1, 1))
+    return images, masks, boxes
+
+
+def box_of(image):
+    """The box around what is bright."""
+    rows, columns = np.nonzero(image[..., 0] > (image.max() + image.min()) / 2)
+    return [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
+
+
+def seeds_for(count):
+    """Seeds for each of some images."""
+    return tf.stack([tf.range(count) * 7919 + 3, tf.range(count) + 11], axis=1)
+
+
+def pipeline_of(layer):
+    """The layer as a pipeline calls it, on batches of any size."""
+
+    @tf.function(autograph=False, reduce_retracing=True)
+    def run(data, seeds):
+        return layer.apply(data, layer.draw(seeds, (HEIGHT, WIDTH, 3)), on_host=True)
+
+    def arrays(data, seeds):
+        with_batch_axis = keras.tree.map_structure(tf.convert_to_tensor, data)
+        specs = keras.tree.map_structure(
+            lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), with_batch_axis
+        )
+        graph = run.get_concrete_function(specs, tf.TensorSpec((None, 2), tf.int32))
+        outputs = graph(*keras.tree.flatten(with_batch_axis), seeds)
+        return keras.tree.map_structure(np.array, outputs)
+
+    return arrays
+
+
+def examples_for(name, count):
+    """Images, with masks and boxes in Keras's format xywh where the layer can move them."""
+    images, masks, boxes = pictures(count)
+    data = {"images": images.astype(np.uint8), "labels": np.arange(count)}
+    if name not in NO_MASKS | {"RandAugment"}:
+        data["segmentation_masks"] = [masks, (masks // 7).astype(np.uint8)]
+    if name not in NO_BOXES:
+        boxes[..., 2:] -= boxes[..., :2]
+        data["bounding_boxes"] = {"boxes": boxes, "labels": np.full((count, 1), 3)}
+    return data
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_each_layer(name):
+    """Each image is drawn for alone, in float32; masks, boxes and labels go with it."""
+    layer = KerasLayer(LAYERS[name]())
+    layer.bounding_box_format = "xywh"
+    data, seeds = examples_for(name, 3), seeds_for(3)
+    run = pipeline_of(layer)
+    changed = run(data, seeds)
+    alone = run(keras.tree.map_structure(lambda leaf: leaf[1:], data), seeds[1:])
+    keras.tree.map_structure(
+        lambda one, other: np.testing.assert_array_equal(one[1:], other), changed, alone
+    )
+    assert changed["images"].dtype == np.float32
+    assert changed["labels"].tolist() == [0, 1, 2]
+    assert layer.changed_shape((HEIGHT, WIDTH, 3)) == changed["images"].shape[1:]
+    if "segmentation_masks" in changed:
+        check_masks(changed, None if name in BRIGHTNESS_CHANGES else 0.03)
+    if "bounding_boxes" in changed:
+        check_boxes(changed, data if name in BRIGHTNESS_CHANGES else None)
+
+
+def check_masks(changed, tolerance):
+    """Masks keep their type and classes, and lie where the image is bright."""
+    first, second = changed["segmentation_masks"]
+    assert (first.dtype, second.dtype) == (np.int32, np.uint8)
+    np.testing.assert_array_equal(first, 7 * second)
+    assert set(np.unique(first)) == {0, 7}
+    if tolerance is not None:
+        low, high = changed["images"].min(), changed["images"].max()
+        bright = changed["images"][..., :1] > (low + high) / 2
+        assert np.mean(bright != (first == 7)) < tolerance
+
+
+def check_boxes(changed, before):
+    """The box around the bright rectangle moves with it, to within what interpolation blurs."""
+    found = changed["bounding_boxes"]
+    assert found["labels"].dtype == np.int64
+    assert found["labels"][:, 0].tolist() == [3] * 3
+    if before is not None:
+        np.testing.assert_array_equal(found["boxes"], before["bounding_boxes"]["boxes"])
+        return
+    for image, box in zip(changed["images"], found["boxes"][:, 0], strict=True):
+        box[2:] += box[:2]
+        np.testing.assert_allclose(box, box_of(image), atol=1.5)
+
+
+@pytest.mark.parametrize("name", sorted(NO_BOXES))
+def test_boxes_are_refused_at_construction(name):
+    """Where Keras cannot move boxes, or moves them wrongly."""
+    with pytest.raises(ValueError, match=f"{name} cannot change `bounding_boxes`"):
+        KerasLayer(LAYERS[name](), bounding_box_format="xyxy")
+
+
+def test_masks_are_refused():
+    layer = KerasLayer(LAYERS["RandomElasticTransform"]())
+    images, masks, _ = pictures(1)
+    with pytest.raises(ValueError, match="RandomElasticTransform cannot change `segm"):
+        layer({"images": images, "segmentation_masks": masks})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: KERAS.MixUp(), "MixUp mixes the examples of a batch"),
+        (lambda: KERAS.Pipeline([KERAS.CutMix()]), "CutMix mixes the examples of a batch"),
+        (lambda: KERAS.AugMix(), "AugMix` draws its operations once"),
+    ],
+)
+def test_layers_are_refused_at_construction(make, message):
+    """Those that are no function of one example and its seed."""
+    with pytest.raises(ValueError, match=message):
+        KerasLayer(make())
+
+
+def test_a_layer_of_images_only():
+    """It is taken to move pixels, unless it is said not to."""
+    with pytest.raises(ValueError, match="it takes images only.*moves_pixels=False"):
+        KerasLayer(KERAS.Dropout(0.5), bounding_box_format="xyxy")
+    layer = KerasLayer(KERAS.Dropout(0.5), moves_pixels=False)
+    masks = np.ones((1, HEIGHT, WIDTH, 1), np.int32)
+    changed = layer({"images": pictures(1)[0], "segmentation_masks": masks})
+    np.testing.assert_array_equal(changed["segmentation_masks"], masks)
+
+
+@pytest.mark.parametrize("name", ["Equalization", "RandomElasticTransform", "RandomFlip"])
+def test_an_empty_batch(name):
+    """Two of these fail on one by themselves; a replica can have one."""
+    layer = KerasLayer(LAYERS[name]())
+    assert layer(pictures(0)[0]).shape == (0, HEIGHT, WIDTH, 3)
+
+
+def test_in_a_model_the_seed_of_this_layer_decides():
+    """And at inference nothing is drawn."""
+    images = np.random.default_rng(0).uniform(0, 255, (8, 6, 5, 3)).astype(np.float32)
+    runs = [KerasLayer(KERAS.RandomFlip(seed=own), seed=3)(images) for own in (1, 2)]
+    np.testing.assert_array_equal(*runs)
+    assert np.any(runs[0] != images)
+    other = KerasLayer(KERAS.RandomFlip(seed=1), seed=4)
+    assert np.any(other(images) != runs[0])
+    np.testing.assert_array_equal(other(images, training=False), images)
+
+
+# Keras reads variables with weights to save in a way that NumPy 2 warns of.
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_weights_are_used_and_saved(tmp_path):
+    """A layer with weights keeps them in a model, in a pipeline and in a file."""
+    normalization = KERAS.Normalization()
+    normalization.adapt(tf.constant([[[[1.0], [3.0]]]]))
+    inputs = keras.Input((2, 2, 1))
+    model = keras.Model(inputs, KerasLayer(normalization)(inputs))
+    images = np.array([[[[1.0], [3.0]], [[5.0], [2.0]]]], np.float32)
+    np.testing.assert_allclose(model(images), images - 2, atol=1e-5)
+    model.save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(again(images), images - 2, atol=1e-5)
+
+
+def test_config_round_trip():
+    """With Keras's layer inside."""
+    layer = KerasLayer(KERAS.RandomZoom(0.2), moves_pixels=True, seed=5, bounding_box_format="xywh")
+    config = keras.saving.serialize_keras_object(layer)
+    again = keras.saving.deserialize_keras_object(config)
+    assert again.get_config() == layer.get_config()
+    assert again.title == "RandomZoom"

@@ -1,0 +1,163 @@
+"""`MixUp`: blends of neighbours, checked by hand and against SciPy."""
+
+import keras
+import numpy as np
+import pytest
+import scipy.stats
+import tensorflow as tf
+from layer_checks import check_layer
+from layer_checks import pictures
+from layer_checks import seeds_for
+
+from keras_multigpu.augmentation.mix_up import MixUp
+
+IMAGES = np.array([0.0, 100, 200, 50], "float32")[:, None, None, None] * np.ones((4, 2, 3, 1))
+LABELS = np.array([0, 1, 2, 0], "int32")
+
+
+def mixed(share, **data):
+    """The examples above with known shares."""
+    data = {"images": IMAGES, "labels": LABELS, **data}
+    result = MixUp(num_classes=3).apply(data, {"share": tf.constant(share, tf.float32)})
+    return tf.nest.map_structure(np.asarray, result)
+
+
+def test_what_every_layer_promises():
+    """Shapes, types, seeds, configuration, XLA, and both places of running."""
+    check_layer(MixUp(), labels=True)
+
+
+def test_pixels_and_labels_by_hand():
+    """Row 0 is a quarter of its own, row 1 half, row 2 all, row 3 nothing."""
+    result = mixed([0.25, 0.5, 1, 0])
+    assert result["images"][:, 0, 0, 0].tolist() == [75, 50, 200, 200]
+    np.testing.assert_array_equal(result["images"], result["images"][:, :1, :1] + 0 * IMAGES)
+    expected = [[0.25, 0.75, 0], [0.5, 0.5, 0], [0, 0, 1], [0, 0, 1]]
+    assert result["labels"].tolist() == expected
+    assert result["labels"].dtype == result["images"].dtype == "float32"
+
+
+def test_an_odd_number_of_rows():
+    """The last row takes the one before, which itself stays with its own partner."""
+    result = mixed([0.5, 0.5, 0.25], images=IMAGES[:3], labels=LABELS[:3])
+    assert result["images"][:, 0, 0, 0].tolist() == [50, 50, 125]
+    assert result["labels"].tolist() == [[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0.75, 0.25]]
+
+
+def test_a_row_alone_stays_as_it_is():
+    """In a batch of one, and as one image without the batch axis."""
+    images = pictures((1, 3, 3, 3))
+    result = mixed([0.3], images=images, labels=LABELS[1:2])
+    np.testing.assert_array_equal(result["images"], images)
+    assert result["labels"].tolist() == [[0, 1, 0]]
+    alone = mixed([0.3], images=images[0], labels=np.int32(2))
+    np.testing.assert_array_equal(alone["images"], images[0])
+    assert alone["labels"].tolist() == [0, 0, 1]
+
+
+def test_an_empty_batch():
+    """Its labels are one-hot, too."""
+    result = MixUp(num_classes=3)({"images": IMAGES[:0], "labels": LABELS[:0]})
+    assert result["images"].shape == (0, 2, 3, 1) and result["labels"].shape == (0, 3)
+
+
+def test_bytes_are_rounded_and_half_precision_keeps_labels_exact():
+    """A layer of dtype uint8 gives bytes; in mixed precision labels stay float32."""
+    data = {"images": IMAGES.astype("uint8"), "labels": LABELS}
+    drawn = {"share": tf.constant([0.999, 0.5, 1, 0.3])}
+    result = MixUp(num_classes=3, dtype="uint8").apply(data, drawn)
+    assert result["images"].dtype == tf.uint8
+    assert result["images"].numpy()[:, 0, 0, 0].tolist() == [0, 50, 200, 155]
+    result = MixUp(num_classes=3, dtype="mixed_float16").apply(data, drawn)
+    assert (result["images"].dtype, result["labels"].dtype) == (tf.float16, tf.float32)
+    assert result["labels"].numpy()[0].tolist() == pytest.approx([0.999, 0.001, 0], abs=1e-7)
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.2, 0.5, 1.0, 3.0, 40.0])
+def test_shares_have_the_distribution_of_the_paper(alpha):
+    """Kolmogorov and Smirnov's test against SciPy's Beta, and half of the shares below a half."""
+    drawn = MixUp(alpha).draw(seeds_for(20000), (8, 8, 3))["share"].numpy().astype("float64")
+    assert drawn.dtype == "float64" and (drawn >= 0).all() and (drawn <= 1).all()
+    # Float32 cannot tell shares close to one from one: look at the half below, and mirror.
+    lower = 2 * scipy.stats.beta(alpha, alpha).cdf(drawn[drawn < 0.5])
+    assert scipy.stats.kstest(lower, "uniform").pvalue > 0.01
+    upper = 2 * scipy.stats.beta(alpha, alpha).cdf((1 - drawn)[drawn >= 0.5])
+    assert scipy.stats.ks_2samp(lower[lower > 0.6], upper[upper > 0.6]).pvalue > 0.01
+    assert (drawn < 0.5).mean() == pytest.approx(0.5, abs=0.015)
+
+
+def test_each_image_draws_from_its_own_seeds():
+    """Other images of the batch do not change its share."""
+    seeds = seeds_for(10)
+    whole = MixUp().draw(seeds, (8, 8, 3))["share"].numpy()
+    parts = [MixUp().draw(seeds[i : i + 3], (8, 8, 3))["share"].numpy() for i in range(0, 10, 3)]
+    np.testing.assert_allclose(np.concatenate(parts), whole, rtol=1e-6)
+    assert len(set(whole.tolist())) > 8
+
+
+def test_at_inference_only_labels_change_their_form():
+    """Validation has one-hot labels as training has; images need no labels then."""
+    layer = MixUp(num_classes=3)
+    result = layer({"images": IMAGES, "labels": LABELS}, training=False)
+    np.testing.assert_array_equal(result["images"], IMAGES)
+    np.testing.assert_array_equal(result["labels"], np.eye(3)[LABELS])
+    np.testing.assert_array_equal(layer(IMAGES, training=False), IMAGES)
+
+
+def test_a_regression():
+    """Float labels of one axis are mixed as they are."""
+    labels = np.array([1, 3, 5, 7], "float32")
+    drawn = {"share": tf.constant([0.25, 0.5, 1, 0])}
+    result = MixUp().apply({"images": IMAGES, "labels": labels}, drawn)
+    assert result["labels"].numpy().tolist() == [2.5, 2, 5, 5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"alpha": 0}, "`alpha` is no positive number.*Received: alpha=0"),
+        ({"alpha": "much"}, "`alpha` is no positive number"),
+        ({"alpha": float("inf")}, "`alpha` is no positive number"),
+        ({"num_classes": 2.5}, "`num_classes` is not a positive integer"),
+        ({"seed": "one"}, "`seed` is no integer"),
+        ({"bounding_box_format": "xyxy"}, "MixUp cannot change `bounding_boxes`"),
+    ],
+    ids=str,
+)
+def test_bad_arguments(arguments, message):
+    """They are refused by the constructor."""
+    with pytest.raises(ValueError, match=message):
+        MixUp(**arguments)
+
+
+def test_what_cannot_be_mixed_is_refused():
+    """Images without labels, masks, boxes, and class numbers without `num_classes`."""
+    with pytest.raises(ValueError, match='mixing needs labels.*"images" and "labels"'):
+        MixUp()(IMAGES)
+    with pytest.raises(ValueError, match="MixUp cannot change `segmentation_masks`"):
+        MixUp()({"images": IMAGES, "segmentation_masks": IMAGES})
+    with pytest.raises(ValueError, match="MixUp cannot change `bounding_boxes`"):
+        MixUp()({"images": IMAGES, "bounding_boxes": {}})
+    with pytest.raises(ValueError, match="cannot be mixed as they are.*Pass `num_classes"):
+        MixUp()({"images": IMAGES, "labels": LABELS})
+
+
+def test_in_a_model_that_is_saved(tmp_path):
+    """A functional model of images and labels: mixed in training, one-hot only at inference."""
+    inputs = {
+        "images": keras.Input((2, 3, 1), name="images"),
+        "labels": keras.Input((), dtype="int32", name="labels"),
+    }
+    model = keras.Model(inputs, MixUp(1.0, num_classes=3, seed=1)(inputs))
+    assert model.output["labels"].shape == (None, 3)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    data = {"images": tf.constant(IMAGES, tf.float32), "labels": tf.constant(LABELS)}
+    np.testing.assert_array_equal(loaded(data, training=False)["labels"], np.eye(3)[LABELS])
+    result, other = loaded(data, training=True), model(data, training=True)
+    np.testing.assert_array_equal(result["images"], other["images"])
+    own = result["labels"].numpy()[[0, 1, 2, 3], LABELS]
+    assert (own < 1).all() and len(set(own.tolist())) == 4
+    brightness = np.array([0, 100, 200, 50])
+    expected = own * brightness + (1 - own) * brightness[[1, 0, 3, 2]]
+    np.testing.assert_allclose(result["images"].numpy()[:, 0, 0, 0], expected, rtol=1e-5)

@@ -1,0 +1,136 @@
+"""`RandAugment`: what it draws, where it runs, and its arguments."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from layer_checks import SHAPES
+from layer_checks import check_layer
+from layer_checks import check_saved_model
+from layer_checks import drawn_for
+from layer_checks import seeds_for
+from policy_checks import check_evenly_drawn
+from policy_checks import drawn_operations
+from policy_checks import levels
+
+from keras_multigpu.augmentation.policy_draws import OPERATIONS
+from keras_multigpu.augmentation.rand_augment import RandAugment
+
+
+@pytest.mark.parametrize(
+    ("value_range", "shapes"), (((0, 255), SHAPES), ((0, 1), ((3, 9, 7, 3), (0, 8, 8, 1))))
+)
+def test_promises_of_all_layers(value_range, shapes):
+    """It keeps what every layer promises; host and model agree pixel by pixel."""
+    layer = RandAugment(2, 12, magnitude_std=1.5, value_range=value_range, seed=3)
+    check_layer(layer, value_range, shapes, xla=False)
+
+
+def test_saved_model(tmp_path):
+    """A model with the layer is saved and loaded."""
+    check_saved_model(RandAugment(seed=1), tmp_path)
+
+
+def test_host_and_model_agree_on_many_images():
+    """Of pictures with many draws, next to no pixel differs between pipeline and model."""
+    images = levels((64, 24, 20, 3))
+    layer = RandAugment(2, 9)
+    drawn = drawn_for(layer, images.shape)
+    on_host, in_model = (layer.apply(images, drawn, on_host=host) for host in (True, False))
+    assert np.mean(on_host.numpy() != in_model.numpy()) < 1e-3
+
+
+def test_draws_are_even_and_each_image_has_its_own():
+    """Every step of every image draws evenly from the 14 operations, one step like another."""
+    names, _ = drawn_operations(RandAugment(2))
+    assert names.shape == (3000, 2)
+    for step in names.T:
+        check_evenly_drawn(step, OPERATIONS)
+    both = names[:, 0] == names[:, 1]
+    assert abs(both.mean() - 1 / 14) < 0.03
+
+
+def test_magnitudes_are_those_of_the_paper():
+    """At 10 the magnitudes are the strongest of AutoAugment, half of them the other way."""
+    names, magnitudes = drawn_operations(RandAugment(1, 10), shape=(331, 662, 3))
+    expected = {
+        "rotate": (-30, 30),
+        "shear_x": (-0.3, 0.3),
+        "shear_y": (-0.3, 0.3),
+        "translate_x": (-300, 300),
+        "translate_y": (-150, 150),
+        "color": (0.1, 1.9),
+        "contrast": (0.1, 1.9),
+        "brightness": (0.1, 1.9),
+        "sharpness": (0.1, 1.9),
+        "solarize": (0,),
+        "posterize": (4,),
+        "identity": (0,),
+        "auto_contrast": (0,),
+        "equalize": (0,),
+    }
+    for name, sizes in expected.items():
+        drawn = magnitudes[names == name]
+        np.testing.assert_allclose(np.unique(drawn.round(3)), sizes, rtol=1e-4)
+        if len(sizes) == 2:
+            assert 0.3 < np.mean(drawn == drawn.max()) < 0.7
+
+
+def test_magnitudes_at_the_ends_of_the_scale():
+    """At 0 nothing is left of most operations, at 30 no operation turns into another."""
+    names, magnitudes = drawn_operations(RandAugment(1, 0))
+    for name, nothing in (("rotate", 0), ("posterize", 8), ("solarize", 256), ("color", 1)):
+        np.testing.assert_array_equal(np.unique(magnitudes[names == name]), [nothing])
+    names, magnitudes = drawn_operations(RandAugment(1, 30))
+    for name, sizes in (
+        ("rotate", (-90, 90)),
+        ("posterize", (1,)),
+        ("solarize", (0,)),
+        ("color", (0, 3.7)),
+    ):
+        found = np.unique(magnitudes[names == name].round(3))
+        np.testing.assert_allclose(found, sizes, rtol=1e-4)
+
+
+def test_magnitudes_with_a_deviation():
+    """With a deviation magnitudes are normally distributed around the one that was asked for."""
+    names, magnitudes = drawn_operations(RandAugment(1, 9, magnitude_std=0.5))
+    degrees = np.abs(magnitudes[names == "rotate"])
+    assert abs(degrees.mean() - 27) < 0.5
+    assert 1.2 < degrees.std() < 1.8
+
+
+def test_a_draw_depends_on_its_own_seeds_only():
+    """A batch cut into shares draws what it draws as a whole."""
+    layer, seeds = RandAugment(magnitude_std=1), seeds_for(6)
+    whole = layer.draw(seeds, (8, 8, 3))
+    parts = [layer.draw(part, (8, 8, 3)) for part in (seeds[:2], seeds[2:])]
+    for name, values in whole.items():
+        np.testing.assert_array_equal(values, tf.concat([part[name] for part in parts], axis=0))
+
+
+def test_keras_leaves_xla_out():
+    """With `jit_compile="auto"` Keras compiles no model with this layer."""
+    model = keras.Sequential([RandAugment(), keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile="auto")
+    assert model.jit_compile is False
+    x, y = levels((4, 8, 8, 3)), np.zeros((4, 1))
+    assert np.isfinite(model.fit(x, y, verbose=0).history["loss"]).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    (
+        ({"num_ops": 0}, "`num_ops` is not a positive integer"),
+        ({"magnitude": 31}, "Expected a number from 0 to 30"),
+        ({"magnitude": "9"}, "`magnitude` is no number"),
+        ({"magnitude_std": -1}, "`magnitude_std` is no number"),
+        ({"value_range": (1, 0)}, "`value_range` is no pair"),
+        ({"interpolation": "cubic"}, "`interpolation` has an unknown value"),
+        ({"bounding_box_format": "boxes"}, "`bounding_box_format` has an unknown value"),
+    ),
+)
+def test_bad_arguments(arguments, message):
+    """Arguments that mean nothing are refused at once."""
+    with pytest.raises(ValueError, match=message):
+        RandAugment(**arguments)

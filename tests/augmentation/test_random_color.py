@@ -1,0 +1,280 @@
+"""`RandomColor`: each argument against the layer of that name, then their order and the rest."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from layer_checks import SHAPES
+from layer_checks import check_layer
+from layer_checks import check_saved_model
+from layer_checks import drawn_for
+from layer_checks import pictures
+
+from keras_multigpu.augmentation.random_color import RandomColor
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+RANGES = [(0, 255), (0, 1)]
+EVERYTHING = {
+    "brightness": 0.3,
+    "contrast": (0.5, 0.8),
+    "saturation": (0.2, 0.9),
+    "hue": 0.5,
+    "channel_shift": 0.4,
+    "grayscale": 0.3,
+}
+
+
+def column(values):
+    """One number for each image, beside images."""
+    return np.asarray(values, np.float32)[:, None, None, None]
+
+
+def assert_pixels(result, expected, value_range):
+    """Equal but for the rounding of floats."""
+    tolerance = 1e-5 * (value_range[1] - value_range[0])
+    np.testing.assert_allclose(result, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("value_range", RANGES)
+def test_brightness_is_that_of_keras(value_range):
+    """The drawn part of the range of values is added to every pixel."""
+    images = pictures((3, 6, 5, 3), value_range)
+    drawn = np.float32([-0.4, 0.0, 0.9])
+    result = RandomColor(brightness=1.0, value_range=value_range).apply(
+        images, {"brightness": tf.constant(drawn)}
+    )
+    theirs = keras.layers.RandomBrightness(1.0, value_range=value_range)
+    delta = column(drawn) * (value_range[1] - value_range[0])
+    assert_pixels(result, theirs.transform_images(images, {"rgb_delta": delta}), value_range)
+
+
+@pytest.mark.parametrize("value_range", RANGES)
+def test_contrast_is_that_of_keras(value_range):
+    """Each channel moves away from its own mean."""
+    images = pictures((3, 6, 5, 3), value_range)
+    drawn = np.float32([0.3, 1.0, 1.9])
+    result = RandomColor(contrast=1.0, value_range=value_range).apply(
+        images, {"contrast": tf.constant(drawn)}
+    )
+    theirs = keras.layers.RandomContrast(1.0, value_range=value_range)
+    expected = theirs.transform_images(images, {"contrast_factor": column(drawn)})
+    assert_pixels(result, expected, value_range)
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+@pytest.mark.parametrize("value_range", RANGES)
+def test_saturation_is_that_of_keras_on_values_from_0_to_1(value_range, on_host):
+    """With (0, 255) Keras lets saturations beyond 1 pass and returns values below 0."""
+    images = pictures((4, 6, 5, 3), value_range)
+    drawn = np.float32([0.0, 0.5, 1.0, 4.0])
+    result = RandomColor(saturation=1.0, value_range=value_range).apply(
+        images, {"saturation": tf.constant(drawn)}, on_host
+    )
+    unit = value_range[1]
+    theirs = keras.layers.RandomSaturation(1.0, value_range=(0, 1))
+    expected = theirs.transform_images(images / unit, {"factor": drawn}) * unit
+    assert_pixels(result, expected, value_range)
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+@pytest.mark.parametrize("value_range", [*RANGES, (-1, 1)])
+def test_hue_is_that_of_keras(value_range, on_host):
+    """The hue goes round by the drawn part of the circle, in both directions."""
+    images = pictures((4, 6, 5, 3), value_range)
+    drawn = np.float32([-0.5, -0.1, 0.0, 0.4])
+    result = RandomColor(hue=1.0, value_range=value_range).apply(
+        images, {"hue": tf.constant(drawn)}, on_host
+    )
+    theirs = keras.layers.RandomHue(1.0, value_range=value_range)
+    assert_pixels(result, theirs.transform_images(images, {"factor": drawn}), value_range)
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_grayscale_is_that_of_keras(on_host):
+    """Images for which it was drawn are gray, the others stay."""
+    images = pictures((3, 6, 5, 3))
+    drawn = np.array([True, False, True])
+    result = RandomColor(grayscale=0.5).apply(images, {"grayscale": tf.constant(drawn)}, on_host)
+    expected = keras.layers.RandomGrayscale(0.5).transform_images(
+        images, drawn[:, None, None, None]
+    )
+    assert_pixels(result, expected, (0, 255))
+
+
+@pytest.mark.parametrize("value_range", RANGES)
+def test_channel_shift_is_that_of_keras_cv(value_range):
+    """To each channel its own part of the range of values is added."""
+    keras_cv = pytest.importorskip("keras_cv")
+    images = pictures((2, 6, 5, 3), value_range)
+    drawn = np.float32([[0.5, -0.2, 0.0], [0.1, 0.2, -0.3]])
+    result = RandomColor(channel_shift=1.0, value_range=value_range).apply(
+        images, {"channel_shift": tf.constant(drawn)}
+    )
+    theirs = keras_cv.layers.RandomChannelShift(value_range, 1.0)
+    pairs = zip(images, drawn, strict=True)
+    expected = [theirs.augment_image(image, list(shifts)) for image, shifts in pairs]
+    assert_pixels(result, expected, value_range)
+
+
+def test_all_of_it_is_applied_in_the_documented_order():
+    """Keras's layers one after another give the same where nothing is clipped between them."""
+    images = pictures((2, 6, 5, 3), (90, 140))
+    drawn = {
+        "brightness": np.float32([0.1, -0.05]),
+        "contrast": np.float32([1.2, 0.7]),
+        "saturation": np.float32([0.5, 1.3]),
+        "hue": np.float32([0.3, -0.2]),
+        "channel_shift": np.float32([[0.1, 0.0, -0.1]] * 2),
+        "grayscale": np.array([False, True]),
+    }
+    layers = keras.layers
+    expected = layers.RandomBrightness(1.0).transform_images(
+        images, {"rgb_delta": 255 * column(drawn["brightness"])}
+    )
+    expected = layers.RandomContrast(1.0).transform_images(
+        expected, {"contrast_factor": column(drawn["contrast"])}
+    )
+    expected = layers.RandomSaturation(1.0).transform_images(
+        expected, {"factor": drawn["saturation"]}
+    )
+    expected = layers.RandomHue(1.0).transform_images(expected, {"factor": drawn["hue"]})
+    expected += 255 * drawn["channel_shift"][:, None, None]
+    expected = layers.RandomGrayscale(0.5).transform_images(
+        expected, column(drawn["grayscale"]) > 0
+    )
+    drawn = {name: tf.constant(value) for name, value in drawn.items()}
+    for on_host in (True, False):
+        result = RandomColor(**EVERYTHING).apply(images, drawn, on_host)
+        assert_pixels(result, expected, (0, 255))
+
+
+def test_linear_changes_are_clipped_once():
+    """What is too bright in between comes back: 200 + 127.5 - 127.5, which Keras makes 127.5."""
+    layer = RandomColor(brightness=0.5, channel_shift=1.0)
+    drawn = {"brightness": tf.constant([0.5]), "channel_shift": tf.constant([[-0.5, -0.5, 0.5]])}
+    result = layer.apply(np.full((1, 2, 2, 3), 200, np.uint8), drawn)
+    np.testing.assert_allclose(result[0, 0, 0], [200, 200, 255])
+
+
+def test_draws_cover_the_ranges_of_keras():
+    """Those of Keras's layers for the same arguments, in all directions, for 2000 images."""
+    drawn = drawn_for(RandomColor(**EVERYTHING), (2000, 8, 8, 3))
+    expected = {
+        "brightness": (-0.3, 0.3),
+        "contrast": (0.5, 1.8),
+        "saturation": (0.2 / 0.8, 0.9 / 0.1),
+        "hue": (-0.25, 0.25),
+        "channel_shift": (-0.2, 0.2),
+    }
+    assert set(drawn) == {*expected, "grayscale"}
+    for name, (low, high) in expected.items():
+        values = drawn[name].numpy()
+        room = 0.02 * (high - low)
+        assert low - 1e-5 <= values.min() < low + room, name
+        assert high - room < values.max() <= high + 1e-5, name
+        assert len(np.unique(values)) > 0.99 * values.size, name
+    assert 0.27 < drawn["grayscale"].numpy().mean() < 0.33
+
+
+def test_one_number_stands_for_what_keras_documents():
+    """Contrast goes both ways; saturation, hue and channel shift start at no colour or no shift."""
+    layer = RandomColor(contrast=0.4, saturation=0.5)
+    drawn = drawn_for(layer, (2000, 8, 8, 3))
+    contrast, saturation = drawn["contrast"].numpy(), drawn["saturation"].numpy()
+    assert 0.6 <= contrast.min() < 0.61 and 1.39 < contrast.max() <= 1.4
+    assert 0 <= saturation.min() < 0.01 and 0.99 < saturation.max() <= 1
+    lopsided = drawn_for(RandomColor(contrast=(0.5, 0.1)), (2000, 8, 8, 3))["contrast"].numpy()
+    assert 0.5 <= lopsided.min() < 0.51 and 1.09 < lopsided.max() <= 1.1
+
+
+def test_only_what_is_used_is_drawn():
+    """A layer without arguments draws nothing and changes nothing."""
+    images = pictures((2, 6, 5, 3))
+    assert drawn_for(RandomColor(), images.shape) == {}
+    np.testing.assert_array_equal(RandomColor()(images), images)
+    assert set(drawn_for(RandomColor(hue=0.1), images.shape)) == {"hue"}
+
+
+def test_gray_images_have_no_colour_to_change():
+    """Saturation, hue and grayscale leave gray images alone; the rest applies."""
+    images = pictures((3, 6, 5, 1))
+    colored = RandomColor(saturation=1.0, hue=1.0, grayscale=1.0)
+    np.testing.assert_array_equal(colored(images), images)
+    drawn = {"channel_shift": tf.constant([[0.1], [0.2], [-0.5]])}
+    expected = np.clip(images + 255 * drawn["channel_shift"].numpy()[:, None, None], 0, 255)
+    result = RandomColor(channel_shift=1.0, grayscale=1.0).apply(
+        images, {**drawn, "grayscale": tf.constant([True] * 3)}
+    )
+    assert_pixels(result, expected, (0, 255))
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_alpha_stays(channels):
+    """The last of two or four channels is not changed, in a pipeline or in a model."""
+    images = pictures((4, 6, 5, channels))
+    layer = RandomColor(**EVERYTHING)
+    drawn = drawn_for(layer, images.shape)
+    for on_host in (True, False):
+        result = layer.apply(images, drawn, on_host).numpy()
+        np.testing.assert_array_equal(result[..., -1], images[..., -1])
+        alone = layer.apply(images[..., :-1], drawn, on_host)
+        assert_pixels(result[..., :-1], alone, (0, 255))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shapes"),
+    [({"brightness": 0.3, "contrast": 0.5}, SHAPES[:1]), (EVERYTHING, SHAPES)],
+)
+def test_it_keeps_the_promises_of_a_layer(arguments, shapes):
+    """Configuration, shapes, types, replay, pipeline, XLA."""
+    check_layer(RandomColor(**arguments), shapes=shapes, host_tolerance=1e-5)
+
+
+def test_it_keeps_them_on_values_from_0_to_1():
+    """The same with floats from 0 to 1."""
+    layer = RandomColor(**EVERYTHING, value_range=(0, 1))
+    check_layer(layer, (0, 1), SHAPES[:1], xla=False, host_tolerance=1e-5)
+
+
+def test_it_is_saved_in_a_model(tmp_path):
+    """A functional model with it comes back from a file."""
+    check_saved_model(RandomColor(**EVERYTHING, seed=3), tmp_path)
+
+
+def test_the_pipeline_does_without_opencv(monkeypatch):
+    """The same pixels where OpenCV is not installed."""
+    images = pictures((3, 6, 5, 3))
+    layer = RandomColor(**EVERYTHING)
+    drawn = drawn_for(layer, images.shape)
+    expected = layer.apply(images, drawn, on_host=True)
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    assert_pixels(layer.apply(images, drawn, on_host=True), expected, (0, 255))
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [
+        ("brightness", 1.5),
+        ("contrast", -0.1),
+        ("contrast", (0.1, 2.0)),
+        ("saturation", "much"),
+        ("hue", (0.1, 0.2, 0.3)),
+        ("channel_shift", -0.5),
+        ("grayscale", (0.1, 0.2)),
+        ("value_range", (1, 0)),
+        ("seed", 0.5),
+    ],
+)
+def test_bad_arguments_are_refused(argument, value):
+    """The message names the argument, what was expected and what came."""
+    with pytest.raises(ValueError, match=f"(?s)`{argument}`.*Expected.*Received: {argument}="):
+        RandomColor(**{argument: value})
+
+
+def test_unknown_channels_are_refused():
+    """Five channels are no colours."""
+    with pytest.raises(ValueError, match="no colours"):
+        RandomColor(channel_shift=0.5)(np.zeros((1, 4, 4, 5), np.float32))

@@ -1,0 +1,174 @@
+"""What decides the draws: seed, epoch and example in a pipeline; seed and replica in a model."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.augmentation import AugmentationLayer
+from keras_multigpu.augmentation import Sequence
+from keras_multigpu.augmentation.random_numbers import Draws
+
+keras_cv = pytest.importorskip("keras_cv")
+
+COUNT = 12
+IMAGES = np.full((COUNT, 4, 6, 3), 100, np.float32)
+IMAGES[:, :, :3] = 50
+NUMBERS = np.arange(COUNT)
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+
+class Brighter(AugmentationLayer):
+    """Adds a number to each image."""
+
+    def draw(self, seeds, shape):
+        return {"added": Draws(seeds).uniform(0.0, 9.0)}
+
+    def change_images(self, images, drawn, on_host):
+        return images + drawn["added"][:, None, None, None]
+
+
+def mixed_layers(seed=None):
+    """A layer of ours, one of Keras and one of keras-cv, each drawing from a continuum."""
+    return Sequence(
+        [
+            Brighter(),
+            keras.layers.RandomContrast(0.5),
+            keras_cv.layers.RandomBrightness(0.1),
+        ],
+        seed=seed,
+    )
+
+
+def by_number(dataset):
+    """The images of a dataset by the numbers of their examples."""
+    return {int(n): image for x, y in dataset for n, image in zip(y, x.numpy(), strict=True)}
+
+
+def batches(size, seed=1):
+    """Numbered images with the mixed layers, shuffled."""
+    return kmg.data.from_arrays(
+        IMAGES, NUMBERS, global_batch_size=size, seed=seed, shuffle=True, augment=mixed_layers()
+    )
+
+
+def require_equal(found, expected):
+    """Each example has become the same image."""
+    assert found.keys() == expected.keys()
+    for number, image in found.items():
+        np.testing.assert_allclose(image, expected[number], rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def first_epoch():
+    """The images of the first epoch, in one batch."""
+    return by_number(batches(COUNT).epoch(0))
+
+
+def test_examples_are_augmented_differently(first_epoch):
+    """No two of them alike."""
+    assert len({image.tobytes() for image in first_epoch.values()}) == COUNT
+
+
+@pytest.mark.parametrize("size", [5])
+def test_the_batch_does_not_matter(size, first_epoch):
+    """How many others an example is with, and who they are."""
+    require_equal(by_number(batches(size).epoch(0)), first_epoch)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_the_replica_does_not_matter(replicas, first_epoch):
+    """Which share of a batch an example is in."""
+    found = {}
+    several = batches(COUNT)
+    for replica in range(replicas):
+        found |= by_number(several.epoch(0, shard=(replica, replicas)))
+    require_equal(found, first_epoch)
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_the_number_of_threads_does_not_matter(threads, first_epoch):
+    """Who comes first."""
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = threads
+    require_equal(by_number(batches(3).epoch(0).with_options(options)), first_epoch)
+
+
+def test_seed_and_epoch_matter(first_epoch):
+    """Another epoch and another seed give other images, again the same ones each time."""
+    several = batches(COUNT)
+    others = by_number(several.epoch(1)), by_number(batches(COUNT, seed=2).epoch(0))
+    for found in others:
+        assert all(np.any(found[number] != first_epoch[number]) for number in range(COUNT))
+    require_equal(by_number(several.epoch(1)), others[0])
+
+
+class AlwaysAugmented(keras.Model):
+    """Shows what its augmentation makes of images."""
+
+    def __init__(self):
+        super().__init__()
+        self.scaling = Sequence([keras.layers.Normalization(mean=50.0, variance=4.0)])
+        self.augmentation = mixed_layers(seed=5)
+
+    def call(self, x):
+        # The mean and the variance come from the engine, around the scope with the seeds.
+        return self.augmentation(self.scaling(x) * 2 + 50, training=True)
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_replicas_draw_differently_in_a_model(replicas):
+    """No two images alike, on whichever replica; and the seed replays them."""
+    strategy = kmg.strategy("mirrored", devices=[f"CPU:{number}" for number in range(replicas)])
+    first, again = (
+        kmg.distribute(AlwaysAugmented(), strategy).predict(IMAGES, batch_size=8, verbose=0)
+        for _ in range(2)
+    )
+    assert len({image.tobytes() for image in first}) == COUNT
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_less(first, 160)
+    np.testing.assert_array_less(20, first)
+
+
+def trained(replicas):
+    """A small classifier after a training with augmentation inside, and what it predicts."""
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((4, 6, 3)),
+            mixed_layers(seed=5),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
+    )
+    devices = [f"CPU:{number}" for number in range(replicas)]
+    model = kmg.distribute(model, kmg.strategy("mirrored", devices=devices))
+    model.compile("sgd", "mse")
+    # The last batch has one example, so that the second replica has none.
+    model.fit(IMAGES[:9], NUMBERS[:9].astype("float32"), batch_size=8, epochs=1, verbose=0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def on_two_replicas():
+    """The trained model."""
+    return trained(2)
+
+
+def test_a_training_replays(on_two_replicas):
+    """Two runs with one seed end with the same weights."""
+    for one, other in zip(on_two_replicas.get_weights(), trained(2).get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_nothing_is_drawn_at_inference(on_two_replicas):
+    """`predict` and `evaluate` see the images as they are."""
+    *_, kernel, bias = [w for w in on_two_replicas.get_weights() if w.dtype == np.float32]
+    expected = IMAGES.reshape(COUNT, -1) / 255 @ kernel + bias
+    predicted = on_two_replicas.predict(IMAGES, batch_size=8, verbose=0)
+    np.testing.assert_allclose(predicted, expected, rtol=1e-4)
+    loss = on_two_replicas.evaluate(IMAGES, expected, batch_size=8, verbose=0)
+    assert loss < 1e-6

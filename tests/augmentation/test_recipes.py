@@ -1,0 +1,142 @@
+"""`augmentation.recipe`: documented lists of layers."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_multigpu as kmg
+from keras_multigpu.augmentation.recipes import MIXES
+from keras_multigpu.augmentation.recipes import RECIPES
+from keras_multigpu.augmentation.recipes import recipe
+
+LAYERS = {
+    "light": ["RandomGeometry"],
+    "standard": ["RandomGeometry", "RandomColor"],
+    "strong": ["RandomGeometry", "RandAugment", "RandomErasing"],
+    "imagenet": ["RandomGeometry", "TrivialAugment", "RandomErasing"],
+}
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (4, 12, 16, 3), dtype=np.uint8)
+ONE_HOT = np.eye(3, dtype=np.float32)[[0, 1, 2, 0]]
+
+
+def titles(made):
+    """The names of the layers of a recipe."""
+    return [layer.title for layer in made.layers]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_its_list_of_layers(name):
+    """The list can be read, and is what the documentation says."""
+    made = recipe(name)
+    assert isinstance(made, kmg.augmentation.Sequence)
+    assert titles(made) == LAYERS[name]
+    mixed = [*LAYERS[name], "MixUpOrCutMix"] if name in MIXES else None
+    assert mixed is None or titles(recipe(name, num_classes=3)) == mixed
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_changes_every_image_by_itself(name):
+    """Twenty-four copies of an image become different ones, of the shape and range they had."""
+    images = np.repeat(IMAGES[:1], 24, axis=0)
+    changed = np.asarray(recipe(name, seed=1)(images))
+    assert changed.shape == images.shape
+    assert changed.min() >= 0 and changed.max() <= 255
+    assert len(np.unique(changed.reshape(24, -1), axis=0)) >= 20
+    again = np.asarray(recipe(name, seed=1)(images))
+    np.testing.assert_array_equal(changed, again)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_gives_images_the_size_that_was_asked_for(name):
+    """At inference, too."""
+    made = recipe(name, size=(8, 6))
+    assert made(IMAGES).shape == (4, 8, 6, 3)
+    assert made(IMAGES, training=False).shape == (4, 8, 6, 3)
+    np.testing.assert_array_equal(recipe(name)(IMAGES, training=False), IMAGES)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_takes_floats_up_to_one(name):
+    """With the same draws they become what the integers become, but for the rounding."""
+    integers, floats = recipe(name), recipe(name, value_range=(0, 1))
+    seeds = np.arange(8, dtype=np.int32).reshape(4, 2)
+    drawn = integers.draw(seeds, IMAGES.shape[1:])
+    expected = np.asarray(integers.apply(IMAGES, drawn)) / 255
+    drawn = floats.draw(seeds, IMAGES.shape[1:])
+    found = np.asarray(floats.apply(IMAGES.astype(np.float32) / 255, drawn))
+    # Policies round to 256 levels, and a level more can be a step at a threshold.
+    assert np.mean(np.abs(found - expected) > 2 / 255) < 0.02
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_mixing_makes_soft_labels(name):
+    """Integers become one-hot, at inference too, and are mixed in training."""
+    made = recipe(name, num_classes=3, seed=1)
+    data = {"images": IMAGES, "labels": np.array([0, 1, 2, 0])}
+    labels = np.asarray(made(data)["labels"])
+    np.testing.assert_allclose(labels.sum(axis=1), 1, rtol=1e-6)
+    assert ((labels > 0).sum(axis=1) == 2).any()
+    np.testing.assert_array_equal(made(data, training=False)["labels"], ONE_HOT)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_boxes_and_masks_follow(name):
+    """All recipes move them, unless they mix images."""
+    made = recipe(name, bounding_box_format="xyxy", segmentation_masks=True)
+    boxes = {"boxes": np.full((4, 1, 4), (2, 2, 9, 9), np.float32), "labels": np.zeros((4, 1))}
+    masks = np.ones((4, 12, 16, 1), np.int32)
+    data = {"images": IMAGES, "bounding_boxes": boxes, "segmentation_masks": masks}
+    changed = made(data)
+    assert changed["bounding_boxes"]["boxes"].shape == (4, 1, 4)
+    assert set(np.unique(changed["segmentation_masks"])) <= {0, 1}
+    if name in MIXES:
+        with pytest.raises(ValueError, match="MixUpOrCutMix cannot change `bounding_boxes`"):
+            recipe(name, num_classes=3, bounding_box_format="xyxy")
+
+
+def test_shifts_of_the_light_recipe_uncover_black():
+    """White images stay white or get black edges, of at most an eighth of their side."""
+    white = np.full((20, 16, 16, 1), 255, np.uint8)
+    changed = np.asarray(recipe("light", seed=3)(white))
+    assert (changed[:, 2:-2, 2:-2] == 255).all()
+    assert (changed.reshape(20, -1).min(axis=1) < 255).mean() > 0.9
+    negative = recipe("light", value_range=(-1, 1)).layers[0]
+    assert negative.fill_value == -1
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_can_be_made_from_its_config(name):
+    """With the arguments of all layers."""
+    made = recipe(name, seed=1, value_range=(0, 1))
+    again = kmg.augmentation.Sequence.from_config(made.get_config())
+    assert titles(again) == titles(made)
+    for before, after in zip(made.layers, again.layers, strict=True):
+        assert after.get_config() == before.get_config()
+
+
+def test_a_recipe_can_be_saved_in_a_model(tmp_path):
+    """The loaded model draws as a new one does; Keras does not save the state of generators."""
+    model = keras.Sequential([keras.Input((12, 16, 3)), recipe("standard", seed=1)])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    expected = recipe("standard", seed=1)(IMAGES)
+    np.testing.assert_array_equal(loaded(IMAGES, training=True), expected)
+    np.testing.assert_array_equal(loaded(IMAGES), IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("medium", {}, "`name` has an unknown value.*'light', 'standard', 'strong', 'imagenet'"),
+        ("light", {"num_classes": 3}, "`num_classes` was given for a recipe that mixes no images"),
+        ("strong", {"num_classes": 0}, "`num_classes` is not a positive integer"),
+        ("strong", {"size": 224}, "`size` is no height and width"),
+        ("strong", {"value_range": (1, 0)}, "`value_range` is no pair"),
+        ("light", {"seed": "one"}, "`seed` is no integer"),
+    ],
+)
+def test_wrong_arguments_are_named(name, arguments, message):
+    """When the recipe is made."""
+    with pytest.raises(ValueError, match=message):
+        recipe(name, **arguments)

@@ -1,0 +1,93 @@
+"""The peers of bench_augmentation.py and quality_of_augmentation.py: the same by other packages.
+
+Each function returns a layer that draws from the ranges of `GEOMETRY` and `COLOR`, or of one of
+them. A peer that is not installed raises ImportError.
+"""
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+GEOMETRY = {"flip": "horizontal", "rotation": 0.05, "translation": 0.1, "zoom": 0.1}
+COLOR = {"brightness": 0.2, "contrast": 0.2}
+"""The ranges of the fused comparison, by the names of this package's arguments."""
+
+RANGES = GEOMETRY | COLOR | {"shear": 0.1, "saturation": (0.3, 0.7), "hue": 0.1, "grayscale": 0.5}
+"""The ranges of single layers."""
+
+OPS, MAGNITUDE = 2, 0.5
+"""How many operations RandAugment applies to an image, and how strongly."""
+
+CHAINS, DEPTH = 3, 3
+"""How many chains AugMix mixes, and how many operations are in each."""
+
+LAYERS: dict[str, Callable[[Any, Any], keras.Layer]] = {
+    "flip": lambda layers, value: layers.RandomFlip(value),
+    "rotation": lambda layers, value: layers.RandomRotation(value),
+    "translation": lambda layers, value: layers.RandomTranslation(value, value),
+    "zoom": lambda layers, value: layers.RandomZoom(value),
+    "shear": lambda layers, value: layers.RandomShear(value, value),
+    "brightness": lambda layers, value: layers.RandomBrightness(value, value_range=(0, 255)),
+    "contrast": lambda layers, value: layers.RandomContrast(factor=value, value_range=(0, 255)),
+    "saturation": lambda layers, value: layers.RandomSaturation(value, value_range=(0, 255)),
+    "hue": lambda layers, value: layers.RandomHue(value, value_range=(0, 255)),
+    "grayscale": lambda layers, value: layers.RandomGrayscale(value),
+}
+"""A layer of `keras.layers` or `keras_cv.layers` for each argument."""
+
+
+def keras_layer(argument: str) -> keras.Layer:
+    """The layer of Keras that does what an argument of ours does."""
+    return LAYERS[argument](keras.layers, RANGES[argument])
+
+
+def keras_stack(ranges: dict[str, Any] = GEOMETRY | COLOR) -> keras.Layer:
+    """Layers of Keras one after another."""
+    layers = [LAYERS[argument](keras.layers, value) for argument, value in ranges.items()]
+    return keras.layers.Pipeline(layers)
+
+
+def cv_stack() -> keras.Layer:
+    """The same layers of keras-cv, as its `Augmenter` runs them."""
+    import keras_cv
+
+    layers = [LAYERS[name](keras_cv.layers, value) for name, value in (GEOMETRY | COLOR).items()]
+    return keras_cv.layers.Augmenter(layers)
+
+
+class Turns:
+    """Several layers that take turns, batch by batch."""
+
+    def __init__(self, layers: list[keras.Layer]) -> None:
+        self._layers = layers
+        self._turn = tf.Variable(-1)
+
+    def __call__(self, data: Any) -> Any:
+        turn = self._turn.assign_add(1) % len(self._layers)
+        return tf.switch_case(turn, [partial(layer, data) for layer in self._layers])
+
+
+def keras_aug_mix() -> Turns:
+    """AugMix of Keras, which draws its operations once and for all when it is compiled.
+
+    What it costs depends on them. Four layers are nearer to the mean than one, and these are
+    the same four each time.
+    """
+    random.seed(0)
+    return Turns([keras.layers.AugMix(num_chains=CHAINS, chain_depth=DEPTH) for _ in range(4)])
+
+
+def cv_rand_augment() -> keras.Layer:
+    """RandAugment of keras-cv with as many operations for an image.
+
+    By its default each of them is left out once in eleven times.
+    """
+    import keras_cv
+
+    return keras_cv.layers.RandAugment(
+        value_range=(0, 255), augmentations_per_image=OPS, magnitude=MAGNITUDE
+    )
