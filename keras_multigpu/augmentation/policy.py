@@ -18,7 +18,6 @@ from keras_multigpu.augmentation.policy_draws import OPERATIONS
 from keras_multigpu.augmentation.policy_draws import Magnitudes
 from keras_multigpu.augmentation.policy_draws import operation_text
 from keras_multigpu.augmentation.policy_geometry import geometric_matrices
-from keras_multigpu.augmentation.policy_geometry import moved_boxes
 from keras_multigpu.augmentation.policy_operations import VALUE_OPERATIONS
 from keras_multigpu.augmentation.policy_operations import Operation
 from keras_multigpu.augmentation.policy_operations import as_levels
@@ -32,6 +31,9 @@ Change = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 _MOVE = len(VALUE_OPERATIONS)
 """The place of the first operation that moves pixels."""
+
+_GROUP_SIZES = 8
+"""Images to be moved are filled up to a multiple of so many."""
 
 
 class Policy(AugmentationLayer):
@@ -105,7 +107,7 @@ class Policy(AugmentationLayer):
 
     def change_boxes(self, boxes: tf.Tensor, drawn: Drawn, shape: Shape) -> tf.Tensor:
         maps = [geometric_matrices(kind - _MOVE, size, shape) for kind, size in steps(drawn)]
-        return moved_boxes(boxes, affine.product(*maps))
+        return affine.moved_boxes(boxes, affine.product(*maps))
 
     def operated(
         self,
@@ -179,7 +181,15 @@ def moving(kind: tf.Tensor, magnitude: tf.Tensor, **settings: Any) -> Change:
         ]
         kinds, magnitudes = tf.gather(kind - _MOVE, rows), tf.gather(magnitude, rows)
         matrices = geometric_matrices(kinds, magnitudes, tuple(shape))
-        return resampled(images, matrices, tuple(shape[:2]), fill_mode="constant", **settings)
+        # What XLA compiles it compiles for each number of images; so let there be few of those.
+        count = tf.shape(images)[0]
+        extra = -count % _GROUP_SIZES
+        images, matrices = (
+            tf.pad(one, [[0, extra], *[[0, 0]] * (one.shape.rank - 1)])
+            for one in (images, matrices)
+        )
+        moved = resampled(images, matrices, tuple(shape[:2]), fill_mode="constant", **settings)
+        return moved[:count]
 
     return change
 

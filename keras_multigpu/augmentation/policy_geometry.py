@@ -30,20 +30,3 @@ def geometric_matrices(kind: tf.Tensor, magnitude: tf.Tensor, shape: Shape) -> t
         affine.shear(shear_x, shear_y),
         affine.translation(x - shear_x / 2, y - shear_y / 2),
     )
-
-
-def moved_boxes(boxes: tf.Tensor, matrices: tf.Tensor) -> tf.Tensor:
-    """The smallest boxes around boxes that were moved.
-
-    Args:
-        boxes: `float32[n, boxes, 4]`, as (left, top, right, bottom) in pixels.
-        matrices: Where pixels come from, as `affine.py` writes it.
-    """
-    left, top, right, bottom = tf.unstack(boxes[..., None], axis=2)
-    # Boxes count from the image's corner, maps from the middle of the pixel in it.
-    x = tf.concat([left, right, right, left], axis=2) - 0.5
-    y = tf.concat([top, top, bottom, bottom], axis=2) - 0.5
-    rows = tf.unstack(affine.inverse(matrices)[:, None, None], axis=3)
-    x, y = (row[..., 0] * x + row[..., 1] * y + row[..., 2] + 0.5 for row in rows)
-    sides = (tf.reduce_min(x, 2), tf.reduce_min(y, 2), tf.reduce_max(x, 2), tf.reduce_max(y, 2))
-    return tf.stack(sides, axis=2)

@@ -158,7 +158,7 @@ RECIPES: dict[str, Callable[[Options], list[AugmentationLayer]]] = {
     "strong": strong,
     "imagenet": imagenet,
 }
-"""The layers of each recipe, from the cheapest to the dearest."""
+"""What makes the layers of each recipe."""
 
 MIXES = ("strong", "imagenet")
 """The recipes that can mix images."""

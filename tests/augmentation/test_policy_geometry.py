@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_multigpu.augmentation.affine import moved_boxes
 from keras_multigpu.augmentation.policy_geometry import GEOMETRIC_OPERATIONS
 from keras_multigpu.augmentation.policy_geometry import geometric_matrices
-from keras_multigpu.augmentation.policy_geometry import moved_boxes
 from keras_multigpu.augmentation.resampling import resampled
 
 Image = pytest.importorskip("PIL.Image")
