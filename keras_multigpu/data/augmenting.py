@@ -60,7 +60,13 @@ def batch_step(augment: Any, position: int, training: bool) -> Augment:
     if whole is not None:
         return lambda x, y, weight, seeds: whole(x, y, weight, seeds + position, training)
     step = one_step(augment, position, training)
-    return lambda x, y, weight, seeds: (step(x, seeds), y, weight)
+
+    def change(x: Any, y: Any, weight: Any, seeds: tf.Tensor) -> Batch:
+        if isinstance(augment, keras.Layer):
+            require_no_masks(augment, x, y)
+        return step(x, seeds), y, weight
+
+    return change
 
 
 def one_step(augment: Any, position: int, training: bool) -> Step:
@@ -102,6 +108,7 @@ def layer_step(layer: keras.Layer, position: int, training: bool) -> Step:
         training: Whether it draws at random.
     """
     refuse_mixing(layer)
+    refuse_keras_cv(layer)
     call = call_of(layer, training)
 
     def whole(x: Any, seeds: tf.Tensor) -> Any:
@@ -134,6 +141,47 @@ def refuse_mixing(layer: keras.Layer) -> None:
                     augment=type(layer).__name__,
                 )
             )
+
+
+def refuse_keras_cv(layer: keras.Layer) -> None:
+    """Raise a `ValueError` for layers of keras-cv, whose draws no seed of an example decides."""
+    for part in keras_internals.layers_of(layer):
+        if any(cls.__module__.startswith("keras_cv.") for cls in type(part).__mro__):
+            raise ValueError(
+                problem(
+                    f"`augment` holds {type(part).__name__} of keras-cv by itself. It would draw "
+                    "other numbers in every run, and in evaluation too.",
+                    "Expected layers whose draws follow from seed, epoch and example.",
+                    "Pass `keras_multigpu.augmentation.Sequence([layer])`, which sees to that.",
+                    augment=type(layer).__name__,
+                )
+            )
+
+
+def require_no_masks(layer: keras.Layer, x: Any, y: Any) -> None:
+    """Raise a `ValueError` where images would be moved, and masks of their pixels would not.
+
+    Args:
+        layer: A layer of Keras, which gets the images alone.
+        x: The inputs of a batch.
+        y: Its targets.
+    """
+    sizes = {tuple(leaf.shape[1:3]) for leaf in keras.tree.flatten(x) if leaf.shape.rank == 4}
+    masks = [
+        leaf
+        for leaf in keras.tree.flatten(y)
+        if leaf is not None and leaf.shape.rank in (3, 4) and tuple(leaf.shape[1:3]) in sizes
+    ]
+    if masks and keras_internals.seed_states(layer):
+        raise ValueError(
+            problem(
+                f"{type(layer).__name__} would change the images, but not their masks.",
+                "Expected layers that know of masks, where there are some.",
+                "Pass `keras_multigpu.augmentation.Sequence([layer])`, which takes both along.",
+                augment=type(layer).__name__,
+                masks=[tuple(mask.shape) for mask in masks],
+            )
+        )
 
 
 def require_rows(batch: Batch, seeds: tf.Tensor) -> None:

@@ -41,7 +41,7 @@ from report import write_section
 from keras_multigpu import augmentation
 
 ROUNDS = 5
-SECONDS = 0.25
+SECONDS = 0.4
 """The least time of a reading of the fastest layers."""
 
 FUSED_TARGET, POLICY_TARGET, SAME_TARGET = 2.5, 6.0, 1.0

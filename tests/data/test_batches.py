@@ -386,6 +386,35 @@ def test_layers_that_mix_examples_are_refused(layer):
         kmg.data.from_arrays(np.ones((2, 2, 2, 1)), augment=keras.Sequential([layer()]))
 
 
+def test_layers_of_keras_cv_by_themselves_are_refused():
+    """Their draws would not replay; in a `Sequence` they do."""
+    keras_cv = pytest.importorskip("keras_cv")
+    images = np.ones((2, 8, 8, 3), "float32")
+    layer = keras_cv.layers.RandomFlip()
+    with pytest.raises(
+        ValueError, match=r"RandomFlip of keras-cv by itself.*Sequence\(\[layer\]\)"
+    ):
+        kmg.data.from_arrays(images, augment=[layer])
+    sequence = kmg.augmentation.Sequence([layer])
+    assert next(iter(kmg.data.from_arrays(images, augment=sequence).epoch(0))).shape == (2, 8, 8, 3)
+
+
+@pytest.mark.parametrize("masks", [np.ones((2, 8, 8, 1), "uint8"), np.ones((2, 8, 8), "uint8")])
+def test_images_are_not_moved_without_their_masks(masks):
+    """A lone layer of Keras gets no masks; in a `Sequence` it moves both."""
+    images = np.ones((2, 8, 8, 1), "float32")
+    flip = keras.layers.RandomFlip()
+    batches = kmg.data.from_arrays(images, masks, augment=flip)
+    with pytest.raises(ValueError, match="RandomFlip would change the images, but not their masks"):
+        batches.epoch(0)
+    assert kmg.data.from_arrays(images, masks, augment=keras.layers.Rescaling(2.0)).epoch(0)
+    sequence = kmg.augmentation.Sequence([flip])
+    images = np.arange(128, dtype="float32").reshape(2, 8, 8, 1)
+    batches = kmg.data.from_arrays(images, images.astype("uint8"), augment=sequence)
+    for x, y in batches.epoch(0):
+        np.testing.assert_array_equal(x, y)
+
+
 def test_augmentation_keeps_the_number_of_examples():
     """A function that does not is named before the loss fails."""
     batches = kmg.data.from_arrays(np.ones((4, 1)), np.ones(4), augment=lambda x: x[:3])
