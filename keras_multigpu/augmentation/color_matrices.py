@@ -11,13 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import Range
+from keras_multigpu.augmentation.compilation import fused
 from keras_multigpu.checks import problem
 
 LUMA = (0.2989, 0.587, 0.114)
 """What red, green and blue add to the brightness that eyes see, as in ITU-R BT.601."""
-
-_PIXELS_AT_ONCE = 4
-"""How many pixels one row of a matrix product takes: three numbers alone are too few."""
 
 
 class ColorMap(NamedTuple):
@@ -76,22 +74,6 @@ def then(first: ColorMap, second: ColorMap) -> ColorMap:
     if first.matrices.shape.rank == second.matrices.shape.rank == 2:
         return ColorMap(second.matrices * first.matrices, bias)
     return ColorMap(tf.matmul(full(second.matrices), full(first.matrices)), bias)
-
-
-def only_where(condition: tf.Tensor, color_map: ColorMap) -> ColorMap:
-    """A map for the images of which something is true, and no change for the others.
-
-    Args:
-        condition: `bool[n]`.
-        color_map: The map.
-    """
-    matrices, bias = color_map
-    bias = tf.where(condition[:, None], bias, 0.0)
-    if matrices is None:
-        return ColorMap(None, bias)
-    if matrices.shape.rank == 2:
-        return ColorMap(tf.where(condition[:, None], matrices, 1.0), bias)
-    return ColorMap(tf.where(condition[:, None, None], matrices, tf.eye(3)), bias)
 
 
 def mapped(matrices: tf.Tensor | None, colors: tf.Tensor) -> tf.Tensor:
@@ -155,20 +137,28 @@ def apply_matrices(
         matrices: As in `ColorMap`. Of a matrix, gray images take what it does to the red of gray.
         bias: As in `ColorMap`.
         value_range: The values of black and white.
-        on_host: Whether this runs on the CPU for sure.
+        on_host: Whether this is a pipeline on the CPU.
     """
     channels = images.shape[3]
     if color_channels(channels) == 1:
         if matrices is not None:
             matrices = tf.reduce_sum(full(matrices)[:, :1], axis=2)
         bias = bias[:, :1]
-    if matrices is not None and matrices.shape.rank == 3:
-        matrices, bias = with_alpha(matrices, bias, channels)
-        # Matrix products on GPUs round to eleven bits, unless the whole program forbids it.
-        exact = on_host or not tf.config.list_logical_devices("GPU")
-        product = multiplied if exact else added_up
-        return clipped_to(product(images, matrices, bias), value_range)
-    return clipped_to(scaled(images, matrices, bias), value_range)
+    return fused(clipped_colors, [images, matrices, bias], value_range, on_host=on_host)
+
+
+def clipped_colors(
+    images: tf.Tensor, matrices: tf.Tensor | None, bias: tf.Tensor, value_range: Range
+) -> tf.Tensor:
+    """What `apply_matrices` does, with as many colours in the maps as in the images."""
+    if matrices is None or matrices.shape.rank == 2:
+        return clipped_to(scaled(images, matrices, bias), value_range)
+    matrices, bias = with_alpha(matrices, bias, images.shape[3])
+    # Not a matrix product, which graphics cards round to eleven bits.
+    result = bias[:, None, None]
+    for channel in range(images.shape[3]):
+        result += images[..., channel, None] * matrices[:, None, None, :, channel]
+    return clipped_to(result, value_range)
 
 
 def with_alpha(matrices: tf.Tensor, bias: tf.Tensor, channels: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -204,28 +194,3 @@ def scaled(images: tf.Tensor, factors: tf.Tensor | None, bias: tf.Tensor) -> tf.
     if factors is not None:
         rows = rows * in_rows(factors, 1.0)
     return tf.reshape(rows + in_rows(bias, 0.0), tf.shape(images))
-
-
-def multiplied(images: tf.Tensor, matrices: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """Each colour through a matrix, plus a bias."""
-    count, height, width = (tf.shape(images)[axis] for axis in range(3))
-    channels = images.shape[3]
-    several = tf.where(height * width % _PIXELS_AT_ONCE == 0, _PIXELS_AT_ONCE, 1)
-    if images.shape[1:3].is_fully_defined():
-        several = _PIXELS_AT_ONCE if images.shape[1] * images.shape[2] % _PIXELS_AT_ONCE == 0 else 1
-        height, width = images.shape[1:3]
-    # The same matrix for several pixels, along the diagonal of a larger one.
-    blocks = tf.eye(several)[None, :, None, :, None] * matrices[:, None, :, None, :]
-    size = several * channels
-    blocks = tf.reshape(blocks, [count, size, size])
-    pixels = tf.reshape(images, [count, height * width // several, size])
-    result = tf.matmul(pixels, blocks, transpose_b=True) + tf.tile(bias, [1, several])[:, None]
-    return tf.reshape(result, tf.shape(images))
-
-
-def added_up(images: tf.Tensor, matrices: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
-    """What `multiplied` does, without a matrix product: slower on a CPU, exact on a GPU."""
-    result = bias[:, None, None]
-    for channel in range(images.shape[3]):
-        result += images[..., channel, None] * matrices[:, None, None, :, channel]
-    return result

@@ -1,17 +1,48 @@
-"""When it pays to compile a few operations on their own."""
+"""Compiles a few operations on their own, where that pays.
 
+On a CPU, XLA makes one pass of what TensorFlow does in a dozen passes over all pixels: two to ten
+times as fast for what augmentation does.
+"""
+
+import functools
+from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 
+def fused(
+    function: Callable[..., tf.Tensor],
+    tensors: Sequence[tf.Tensor | None],
+    *settings: Any,
+    on_host: bool,
+    sizes: Iterable[Any] = (),
+) -> tf.Tensor:
+    """What a function returns, compiled by XLA where that pays.
+
+    Args:
+        function: A function of a module, which takes the tensors and then the settings.
+        tensors: Tensors whose first axis counts images, images first; or None.
+        *settings: Other arguments, which can be hashed.
+        on_host: Whether this is a pipeline on the CPU.
+        sizes: Sizes of the result that differ from those of the images.
+    """
+    if not pays_to_compile((*tensors[0].shape[1:], *sizes), on_host):  # type: ignore[union-attr]
+        return function(*tensors, *settings)
+    specs = tuple(
+        None if one is None else tf.TensorSpec([None, *one.shape[1:]], one.dtype) for one in tensors
+    )
+    return compiled(function, specs, settings)(*(one for one in tensors if one is not None))
+
+
 def pays_to_compile(sizes: Iterable[Any], on_host: bool) -> bool:
     """Whether XLA should compile a change of images, even in a model that it does not compile.
 
-    On a CPU it fuses what TensorFlow does in a dozen passes over all pixels. With a graphics card
-    it may lack a compiler of its own, and there the passes are short. Each new size is compiled
-    anew, so sizes must be known; another number of images, as in a last batch, comes seldom.
+    With a graphics card it may lack a compiler of its own, and there the passes are short. Each
+    new size is compiled anew, so sizes must be known; another number of images, as in a last
+    batch, comes seldom.
 
     Args:
         sizes: Heights, widths and channels, integers where they are known.
@@ -19,3 +50,33 @@ def pays_to_compile(sizes: Iterable[Any], on_host: bool) -> bool:
     """
     known = all(isinstance(size, int) for size in sizes)
     return known and (on_host or not tf.config.get_visible_devices("GPU"))
+
+
+@functools.cache
+def compiled(
+    function: Callable[..., tf.Tensor],
+    specs: tuple[tf.TensorSpec | None, ...],
+    settings: tuple[Any, ...],
+) -> Callable[..., tf.Tensor]:
+    """A function with some settings, compiled; it is called with the tensors that are no None.
+
+    Args:
+        function: As in `fused`.
+        specs: The specs of its tensors.
+        settings: What it takes after them.
+    """
+
+    def call(*present: tf.Tensor) -> tf.Tensor:
+        remaining = iter(present)
+        tensors = [None if spec is None else next(remaining) for spec in specs]
+        return function(*tensors, *settings)
+
+    # Made for all graphs to come, not inside of the one that is being traced. And traced here and
+    # now, since TensorFlow warns of functions that are traced for many settings.
+    with tf.init_scope():
+        return tf.function(
+            call,
+            input_signature=[spec for spec in specs if spec is not None],
+            jit_compile=True,
+            autograph=False,
+        ).get_concrete_function()

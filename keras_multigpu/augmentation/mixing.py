@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras_multigpu.augmentation import mixed_targets
 from keras_multigpu.augmentation.arguments import is_number
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
+from keras_multigpu.augmentation.compilation import fused
 from keras_multigpu.augmentation.examples import Drawn
 from keras_multigpu.augmentation.examples import Example
 from keras_multigpu.augmentation.examples import Shape
@@ -59,19 +60,18 @@ class Mixing(AugmentationLayer):
         weights = example.get("sample_weights")
         partners = partners_of(images)
         can_mix = mixed_targets.can_mix(weights, partners)
-        others = tf.gather(images, partners)
         own = tf.ones_like(can_mix, tf.float32)
         changed = dict(example)
         if "share" in drawn:
             own = tf.where(can_mix, tf.cast(drawn["share"], tf.float32), 1.0)
-            images = blended(images, others, own)
+            images = fused(blended, [images, partners, own], on_host=on_host)
         if "box" in drawn:
             box = tf.where(can_mix[:, None], tf.cast(drawn["box"], tf.int32), 0)
-            images = pasted(images, others, box)
+            images = fused(pasted, [images, partners, box], on_host=on_host)
             own = own * (1 - area(box, image_shape(example)))
             if "segmentation_masks" in example:
                 changed["segmentation_masks"] = keras.tree.map_structure(
-                    lambda masks: pasted(masks, tf.gather(masks, partners), box),
+                    lambda masks: pasted(masks, partners, box),
                     example["segmentation_masks"],
                 )
         changed["images"] = images
@@ -171,37 +171,31 @@ def partners_of(images: tf.Tensor) -> tf.Tensor:
     return tf.constant(np.where(known ^ 1 < count, known ^ 1, np.maximum(known - 1, 0)))
 
 
-def blended(images: tf.Tensor, others: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
+def blended(images: tf.Tensor, partners: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
     """Images mixed with others.
 
     Args:
         images: `float32[n, height, width, channels]`.
-        others: As many.
+        partners: The number of each image's partner, `int32[n]`.
         share: The share of `images`, `float32[n]`.
     """
-    # In this order TensorFlow needs memory for one more batch only, and shares of 1 are exact.
-    return images + (1 - share)[:, None, None, None] * (others - images)
+    # In this order shares of 1 are exact.
+    return images + (1 - share)[:, None, None, None] * (tf.gather(images, partners) - images)
 
 
-def pasted(images: tf.Tensor, others: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
+def pasted(images: tf.Tensor, partners: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
     """Images with a box of others in them.
 
     Args:
         images: `[n, height, width, channels]`.
-        others: As many.
+        partners: The number of each image's partner, `int32[n]`.
         box: `int32[n, 4]`, (left, top, right, bottom).
     """
-    count, height, width, channels = tf.unstack(tf.shape(images))
-    left, top, right, bottom = tf.unstack(box[:, :, None], axis=1)
-    # Each channel as a column of its own: to repeat a choice along the last axis takes far longer.
-    columns, rows = tf.range(width * channels)[None], tf.range(height)[None]
-    inside = tf.logical_and(
-        tf.logical_and(rows >= top, rows < bottom)[:, :, None],
-        tf.logical_and(columns >= left * channels, columns < right * channels)[:, None],
-    )
-    flat = (count, height, width * channels)
-    chosen = tf.where(inside, tf.reshape(others, flat), tf.reshape(images, flat))
-    return tf.ensure_shape(tf.reshape(chosen, tf.shape(images)), images.shape)
+    left, top, right, bottom = tf.unstack(box[:, :, None, None, None], axis=1)
+    rows = tf.range(tf.shape(images)[1])[:, None, None]
+    columns = tf.range(tf.shape(images)[2])[:, None]
+    inside = (rows >= top) & (rows < bottom) & (columns >= left) & (columns < right)
+    return tf.where(inside, tf.gather(images, partners), images)
 
 
 def area(box: tf.Tensor, shape: Shape) -> tf.Tensor:

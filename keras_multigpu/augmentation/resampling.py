@@ -1,11 +1,10 @@
 """Images seen through affine maps, each through its own."""
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.augmentation.compilation import fused
 from keras_multigpu.augmentation.compilation import pays_to_compile
 
 FILL_MODES = ("reflect", "constant", "wrap", "nearest")
@@ -43,31 +42,16 @@ def resampled(
     Returns:
         `float32[n, *size, channels]`.
     """
-    if pays_to_compile((*images.shape[1:], *size), on_host):
-        result = compiled_read(tuple(size), interpolation, fill_mode, fill_value)(images, matrices)
-    elif on_host:
+    settings = interpolation, fill_mode, fill_value
+    if on_host and not pays_to_compile((*images.shape[1:], *size), on_host):
         # Images of many sizes: compiling for each would take longer than it saves.
-        result = read_by_operation(images, matrices, size, interpolation, fill_mode, fill_value)
+        result = read_by_operation(images, matrices, size, *settings)
     else:
-        result = read(images, matrices, size, interpolation, fill_mode, fill_value)
+        result = fused(
+            read, [images, matrices], tuple(size), *settings, on_host=on_host, sizes=size
+        )
     known = [side if isinstance(side, int) else None for side in size]
     return tf.ensure_shape(result, [images.shape[0], *known, images.shape[3]])
-
-
-@functools.cache
-def compiled_read(size: tuple[int, int], *settings: Any) -> Callable[..., tf.Tensor]:
-    """`read` with these arguments, compiled by XLA.
-
-    Args:
-        size: Height and width of the result.
-        *settings: The arguments of `read` after the size.
-    """
-    specs = tf.TensorSpec((None, None, None, None)), tf.TensorSpec((None, 2, 3))
-
-    def read_all(images: tf.Tensor, matrices: tf.Tensor) -> tf.Tensor:
-        return read(images, matrices, size, *settings)
-
-    return tf.function(read_all, input_signature=specs, jit_compile=True, autograph=False)
 
 
 def read_by_operation(

@@ -1,11 +1,10 @@
 """Flips and crops, which copy pixels as they are."""
 
-import functools
-from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.augmentation.compilation import pays_to_compile
+from keras_multigpu.augmentation.compilation import fused
 from keras_multigpu.augmentation.examples import Drawn
 
 NAMES = {
@@ -32,41 +31,19 @@ def shifted(
     if not names:
         return images
     values = [tf.cast(drawn[name], NAMES[name]) for name in names]
-    if pays_to_compile(images.shape[1:], on_host):
-        result = compiled_shift(names, crop)(images, *values)
-    else:
-        result = shift(names, crop, images, *values)
+    result = fused(shift, [images, *values], names, crop, on_host=on_host)
     sides = crop if "crop_top" in names and crop else images.shape[1:3]
     return tf.ensure_shape(result, [images.shape[0], *sides, images.shape[3]])
 
 
-@functools.cache
-def compiled_shift(names: tuple[str, ...], crop: tuple[int, int] | None) -> Callable:
-    """`shift` with these names and this window, compiled by XLA."""
-    specs = [tf.TensorSpec([None], NAMES[name]) for name in names]
-
-    def shift_all(images: tf.Tensor, *values: tf.Tensor) -> tf.Tensor:
-        return shift(names, crop, images, *values)
-
-    return tf.function(
-        shift_all,
-        input_signature=[tf.TensorSpec([None] * 4), *specs],
-        jit_compile=True,
-        autograph=False,
-    )
-
-
-def shift(
-    names: tuple[str, ...], crop: tuple[int, int] | None, images: tf.Tensor, *values: tf.Tensor
-) -> tf.Tensor:
+def shift(images: tf.Tensor, *arguments: Any) -> tf.Tensor:
     """Images flipped, and then cut.
 
     Args:
-        names: Which of `NAMES` the values are.
-        crop: Height and width of the window.
         images: `float32[n, height, width, channels]`.
-        *values: A tensor for each name.
+        *arguments: A tensor for each name, the names, and height and width of the window.
     """
+    *values, names, crop = arguments
     drawn = dict(zip(names, values, strict=True))
     for name, axis in (("flip_horizontal", 2), ("flip_vertical", 1)):
         if name in drawn:

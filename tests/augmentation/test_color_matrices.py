@@ -10,7 +10,6 @@ from keras_multigpu.augmentation.color_matrices import apply_matrices
 from keras_multigpu.augmentation.color_matrices import away_from
 from keras_multigpu.augmentation.color_matrices import blended_with_gray
 from keras_multigpu.augmentation.color_matrices import mean_colors
-from keras_multigpu.augmentation.color_matrices import only_where
 from keras_multigpu.augmentation.color_matrices import shifted
 from keras_multigpu.augmentation.color_matrices import then
 
@@ -71,19 +70,6 @@ def test_maps_without_a_mix_of_channels_stay_cheap():
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_a_map_can_be_for_some_images_only(name):
-    """The others keep their pixels."""
-    images = pictures((COUNT, 4, 4, 3))
-    chosen = np.array([True, False, True])
-    result = apply_matrices(
-        tf.constant(images), *only_where(tf.constant(chosen), MAPS[name]), (0.0, 255.0)
-    )
-    np.testing.assert_allclose(result[1], images[1], rtol=0, atol=1e-4)
-    expected = by_numpy(images, MAPS[name]).clip(0, 255)[chosen]
-    np.testing.assert_allclose(result.numpy()[chosen], expected, rtol=0, atol=1e-3)
-
-
-@pytest.mark.parametrize("name", MAPS)
 def test_alpha_is_no_colour(name):
     """The fourth channel stays, and the others are those of the image without it."""
     images = tf.constant(pictures((COUNT, 4, 5, 4)))
@@ -120,14 +106,11 @@ def test_the_middle_turns_an_image_into_its_negative():
 
 
 @pytest.mark.parametrize("channels", [3, 4])
-def test_where_there_are_gpus_there_is_no_matrix_product(channels, monkeypatch):
-    """Another formula gives the same pixels; the host keeps to its own."""
+def test_plain_operations_give_the_same_pixels(channels, monkeypatch):
+    """Beside a graphics card nothing is compiled, and no matrix product rounds to eleven bits."""
     images = tf.constant(pictures((COUNT, 4, 5, channels)))
     expected = apply_matrices(images, *MAPS["matrix"], (0.0, 255.0))
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: [kind])
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a card"])
+    monkeypatch.setattr(tf, "matmul", None)
     result = apply_matrices(images, *MAPS["matrix"], (0.0, 255.0))
     np.testing.assert_allclose(result, expected, rtol=0, atol=1e-3)
-    monkeypatch.setattr(tf, "matmul", None)
-    np.testing.assert_array_equal(apply_matrices(images, *MAPS["matrix"], (0.0, 255.0)), result)
-    with pytest.raises(TypeError):
-        apply_matrices(images, *MAPS["matrix"], (0.0, 255.0), on_host=True)

@@ -5,9 +5,10 @@ import pytest
 import tensorflow as tf
 from scipy import ndimage
 
-from keras_multigpu.augmentation import resampling
+from keras_multigpu.augmentation import compilation
 from keras_multigpu.augmentation.resampling import FILL_MODES
 from keras_multigpu.augmentation.resampling import INTERPOLATIONS
+from keras_multigpu.augmentation.resampling import read
 from keras_multigpu.augmentation.resampling import resampled
 
 RANDOM = np.random.default_rng(1)
@@ -46,7 +47,7 @@ def test_pixels_are_those_of_the_operation(fill_mode, interpolation):
     settings = {"interpolation": interpolation, "fill_mode": fill_mode, "fill_value": 7.0}
     result = resampled(IMAGES, MATRICES, (8, 17), **settings)
     np.testing.assert_allclose(result, expected, atol=0.02)
-    plain = resampling.read(IMAGES, MATRICES, (8, 17), interpolation, fill_mode, 7.0)
+    plain = read(IMAGES, MATRICES, (8, 17), interpolation, fill_mode, 7.0)
     np.testing.assert_allclose(plain, expected, atol=0.02)
 
 
@@ -56,7 +57,7 @@ def test_images_of_one_row_or_column(shape, fill_mode):
     """Their only pixel on an axis is also its mirror image."""
     images = IMAGES[:, : shape[0], : shape[1], :1]
     expected = operation(images, (4, 5), "bilinear", fill_mode)
-    result = resampling.read(images, MATRICES, (4, 5), "bilinear", fill_mode, 7.0)
+    result = read(images, MATRICES, (4, 5), "bilinear", fill_mode, 7.0)
     np.testing.assert_allclose(result, expected, atol=0.02)
 
 
@@ -107,7 +108,7 @@ def test_where_a_graphics_card_is_used_nothing_is_compiled(monkeypatch):
     """There a compiler may be missing, so plain operations do the work, to the same pixels."""
     expected = resampled(IMAGES, MATRICES, (9, 13))
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a card"])
-    monkeypatch.setattr(resampling, "compiled_read", None)
+    monkeypatch.setattr(compilation, "compiled", None)
     np.testing.assert_allclose(resampled(IMAGES, MATRICES, (9, 13)), expected, atol=0.02)
 
 

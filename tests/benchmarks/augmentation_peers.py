@@ -16,7 +16,15 @@ GEOMETRY = {"flip": "horizontal", "rotation": 0.05, "translation": 0.1, "zoom": 
 COLOR = {"brightness": 0.2, "contrast": 0.2}
 """The ranges of the fused comparison, by the names of this package's arguments."""
 
-RANGES = GEOMETRY | COLOR | {"shear": 0.1, "saturation": (0.3, 0.7), "hue": 0.1, "grayscale": 0.5}
+RANGES = {
+    **GEOMETRY,
+    **COLOR,
+    "shear": 0.1,
+    "crop": (192, 192),
+    "saturation": (0.3, 0.7),
+    "hue": 0.1,
+    "grayscale": 0.5,
+}
 """The ranges of single layers."""
 
 OPS, MAGNITUDE = 2, 0.5
@@ -31,6 +39,7 @@ LAYERS: dict[str, Callable[[Any, Any], keras.Layer]] = {
     "translation": lambda layers, value: layers.RandomTranslation(value, value),
     "zoom": lambda layers, value: layers.RandomZoom(value),
     "shear": lambda layers, value: layers.RandomShear(value, value),
+    "crop": lambda layers, value: layers.RandomCrop(*value),
     "brightness": lambda layers, value: layers.RandomBrightness(value, value_range=(0, 255)),
     "contrast": lambda layers, value: layers.RandomContrast(factor=value, value_range=(0, 255)),
     "saturation": lambda layers, value: layers.RandomSaturation(value, value_range=(0, 255)),
