@@ -4,7 +4,6 @@ import numbers
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import Range
@@ -15,7 +14,6 @@ from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.color_matrices import clipped_to
 from keras_multigpu.augmentation.examples import Drawn
 from keras_multigpu.augmentation.examples import Shape
-from keras_multigpu.augmentation.opencv import opencv
 from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.checks import problem
 
@@ -72,12 +70,7 @@ class RandomGaussianBlur(AugmentationLayer):
         along_rows, along_columns = (
             gaussian_kernels(drawn["sigma"][:, axis], self.kernel_size) for axis in (0, 1)
         )
-        if on_host and opencv() is not None:
-            inputs = [images, along_rows, along_columns]
-            result = tf.numpy_function(blurred_by_opencv, inputs, tf.float32, stateful=False)
-            images = tf.ensure_shape(result, images.shape)
-        else:
-            images = blurred(images, along_rows, along_columns)
+        images = blurred(images, along_rows, along_columns)
         return clipped_to(images, self.value_range)
 
     def get_config(self) -> dict[str, Any]:
@@ -135,15 +128,3 @@ def blurred(images: tf.Tensor, along_rows: tf.Tensor, along_columns: tf.Tensor) 
         folded = tf.nn.depthwise_conv2d(folded, filters[..., None], [1, 1, 1, 1], "SAME")
     unfolded = tf.reshape(folded, [height, width, several, channels])
     return tf.transpose(unfolded, [2, 0, 1, 3])[:count]
-
-
-def blurred_by_opencv(images: Any, along_rows: Any, along_columns: Any) -> Any:
-    """The same in a pipeline, an image at a time; the middle of a kernel without width is 1."""
-    cv2 = opencv()
-    result = np.empty_like(images)
-    for image, row, column, target in zip(images, along_rows, along_columns, result, strict=True):
-        if row.max() == column.max() == 1:
-            target[...] = image
-        else:
-            cv2.sepFilter2D(image, -1, row, column, target, borderType=cv2.BORDER_CONSTANT)
-    return result

@@ -1,6 +1,5 @@
 """`RandomColor`: each argument against the layer of that name, then their order and the rest."""
 
-import sys
 
 import keras
 import numpy as np
@@ -242,16 +241,6 @@ def test_it_keeps_them_on_values_from_0_to_1():
 def test_it_is_saved_in_a_model(tmp_path):
     """A functional model with it comes back from a file."""
     check_saved_model(RandomColor(**EVERYTHING, seed=3), tmp_path)
-
-
-def test_the_pipeline_does_without_opencv(monkeypatch):
-    """The same pixels where OpenCV is not installed."""
-    images = pictures((3, 6, 5, 3))
-    layer = RandomColor(**EVERYTHING)
-    drawn = drawn_for(layer, images.shape)
-    expected = layer.apply(images, drawn, on_host=True)
-    monkeypatch.setitem(sys.modules, "cv2", None)
-    assert_pixels(layer.apply(images, drawn, on_host=True), expected, (0, 255))
 
 
 @pytest.mark.parametrize(

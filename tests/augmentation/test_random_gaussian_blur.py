@@ -1,7 +1,5 @@
 """`RandomGaussianBlur`: its pixels against Keras and SciPy, and a strength for each image."""
 
-import sys
-
 import keras
 import numpy as np
 import pytest
@@ -69,17 +67,6 @@ def test_draws_cover_their_ranges():
     assert abs(np.corrcoef(blurred.T)[0, 1]) < 0.06
     single = drawn_for(RandomGaussianBlur(), (4000, 8, 8, 3))["sigma"].numpy()
     assert 0 <= single.min() < 0.01 and 0.99 < single.max() <= 1
-
-
-def test_the_pipeline_does_without_opencv(monkeypatch):
-    """The same pixels where OpenCV is not installed."""
-    images = pictures((4, 9, 7, 3))
-    layer = RandomGaussianBlur(kernel_size=5)
-    drawn = drawn_for(layer, images.shape)
-    expected = layer.apply(images, drawn, on_host=True)
-    monkeypatch.setitem(sys.modules, "cv2", None)
-    result = layer.apply(images, drawn, on_host=True)
-    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 from typing import NamedTuple
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
@@ -34,8 +33,8 @@ SEEDS = (3, 4, 5)
 """Sizes, epochs and ranges were chosen with others: 0 and 1."""
 
 BATCH = 25
-EVERY, LAST = 5, 5
-"""Accuracy is measured every so many epochs; the mean of the last few says more than one."""
+LAST = 5
+"""The mean of so many measurements says more than one."""
 
 Data = tuple[np.ndarray, np.ndarray]
 Maker = Callable[[], keras.Layer]
@@ -156,14 +155,19 @@ class Comparison(NamedTuple):
     """What is learnt, and with which augmentations."""
 
     data: Callable[[int], tuple[Data, Data]]
+    filters: tuple[int, ...]
     epochs: int
+    every: int
+    """Accuracy is measured every so many epochs."""
     ways: dict[str, Maker]
 
 
 COMPARISONS = {
     "digits": Comparison(
         digits,
+        (32, 64),
         200,
+        5,
         {
             "none": keras.layers.Identity,
             "Keras, six layers": six_layers,
@@ -172,7 +176,9 @@ COMPARISONS = {
     ),
     "photographs": Comparison(
         tiles,
+        (16, 32, 64),
         150,
+        10,
         {
             "none": keras.layers.Identity,
             "Keras, four layers": guide,
@@ -182,12 +188,12 @@ COMPARISONS = {
 }
 
 
-def network(shape: tuple[int, ...]) -> keras.Model:
+def network(shape: tuple[int, ...], widths: tuple[int, ...]) -> keras.Model:
     """A small convolutional network, without the augmentation."""
     layers = keras.layers
     blocks = [
         layer
-        for filters in (32, 64)
+        for filters in widths
         for layer in (
             layers.Conv2D(filters, 3, padding="same", activation="relu"),
             layers.Conv2D(filters, 3, padding="same", activation="relu"),
@@ -211,7 +217,8 @@ def accuracies(comparison: Comparison, maker: Maker, seed: int) -> list[float]:
     keras.utils.set_random_seed(seed)
     training, validation = comparison.data(seed)
     shape = training[0].shape[1:]
-    inside = network(shape)  # Before the augmentation, whose draws would change the first weights.
+    # Before the augmentation, whose draws would change the first weights.
+    inside = network(shape, comparison.filters)
     model = keras.Sequential([keras.Input(shape), maker(), inside])
     steps = comparison.epochs * -(-len(training[0]) // BATCH)
     model.compile(
@@ -226,7 +233,7 @@ def accuracies(comparison: Comparison, maker: Maker, seed: int) -> list[float]:
         verbose=0,
         validation_data=validation,
         validation_batch_size=800,
-        validation_freq=EVERY,
+        validation_freq=comparison.every,
     )
     return history.history["val_accuracy"]
 
@@ -272,7 +279,7 @@ def plot(found: dict[str, Curves], path: str) -> None:
     ):
         for way, runs in curves.items():
             means = 100 * np.mean(runs, axis=0)
-            axes.plot(EVERY * np.arange(1, len(means) + 1), means, label=way)
+            axes.plot(COMPARISONS[name].every * np.arange(1, len(means) + 1), means, label=way)
         axes.set(title=name, xlabel="epoch", ylabel="validation accuracy, %")
         axes.grid(alpha=0.3)
         axes.legend(title="augmentation")
