@@ -25,6 +25,7 @@ from keras_multigpu.augmentation.random_gaussian_blur import (
     RandomGaussianBlur as RandomGaussianBlur,
 )
 from keras_multigpu.augmentation.random_geometry import RandomGeometry as RandomGeometry
+from keras_multigpu.augmentation.random_numbers import Draws as Draws
 from keras_multigpu.augmentation.recipes import recipe as recipe
 from keras_multigpu.augmentation.sequence import Sequence as Sequence
 from keras_multigpu.augmentation.trivial_augment import TrivialAugment as TrivialAugment

@@ -7,8 +7,8 @@ import keras
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.function import Function
 from keras_multigpu.augmentation.keras_cv_layer import KerasCVLayer
-from keras_multigpu.augmentation.keras_cv_layer import is_keras_cv
 from keras_multigpu.augmentation.keras_layer import KerasLayer
+from keras_multigpu.augmentation.wrapped_layer import is_keras_cv
 from keras_multigpu.checks import problem
 
 
@@ -47,5 +47,23 @@ def as_layers(layer: Any, bounding_box_format: str | None = None) -> list[Augmen
         bounding_box_format: How boxes come, for layers that do not know it yet.
     """
     if isinstance(layer, keras.layers.Pipeline | keras.Sequential):
+        require_parts(layer)
         return [one for part in layer.layers for one in as_layers(part, bounding_box_format)]
     return [as_layer(layer, bounding_box_format)]
+
+
+def require_parts(row: keras.Layer) -> None:
+    """Raise a `ValueError` for a row without layers.
+
+    Args:
+        row: A `keras.layers.Pipeline` or `keras.Sequential`.
+    """
+    if not row.layers:
+        raise ValueError(
+            problem(
+                f"This {type(row).__name__} has no layers.",
+                "Expected at least one in it.",
+                "Put layers into it, or leave it out.",
+                layer=row.name,
+            )
+        )

@@ -1,7 +1,10 @@
 """Checks of the arguments that augmentation layers share."""
 
 import numbers
+from collections.abc import Collection
 from typing import Any
+
+import numpy as np
 
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
@@ -40,6 +43,19 @@ def require_box_format(box_format: object) -> None:
     """Raise a `ValueError` unless a format of bounding boxes is None or known."""
     if box_format is not None:
         require_choice("bounding_box_format", box_format, BOX_FORMATS)
+
+
+def require_bool(name: str, value: object) -> None:
+    """Raise a `ValueError` unless a value is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(
+            problem(
+                f"`{name}` is neither True nor False.",
+                "Expected one of these two.",
+                f"Pass for example `{name}=False`.",
+                **{name: value},
+            )
+        )
 
 
 def is_number(value: object) -> bool:
@@ -90,8 +106,23 @@ def as_range(
 
 
 def is_pair(value: object) -> bool:
-    """Whether a value is a list or tuple of two."""
+    """Whether a value is a list, a tuple or an array of two."""
+    if isinstance(value, np.ndarray):
+        return value.shape == (2,)
     return isinstance(value, list | tuple) and len(value) == 2
+
+
+def plain(value: Any) -> Any:
+    """A value with numbers of Python in place of NumPy's, so that JSON can write it.
+
+    Args:
+        value: A number, an array, or a list or tuple of such; anything else stays as it is.
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, list | tuple):
+        return type(value)([plain(one) for one in value])
+    return value
 
 
 def example(low: float, high: float) -> str:
@@ -158,3 +189,25 @@ def as_number(name: str, value: Any, *, low: float, high: float) -> float:
             )
         )
     return float(value)
+
+
+def require_draws(
+    drawn: dict[str, Any], names: Collection[str], *, needed: Collection[str] = ()
+) -> None:
+    """Raise a `ValueError` for draws that are another layer's.
+
+    Args:
+        drawn: What was passed as drawn by a layer.
+        names: What it can draw.
+        needed: What it draws always.
+    """
+    if set(needed) <= drawn.keys() <= set(names):
+        return
+    raise ValueError(
+        problem(
+            "These draws are not of this layer.",
+            f"Expected values named {', '.join(map(repr, names))}.",
+            "Pass what the layer's own `draw` returned.",
+            drawn=sorted(drawn),
+        )
+    )

@@ -8,6 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import as_number
+from keras_multigpu.augmentation.arguments import is_pair
+from keras_multigpu.augmentation.arguments import require_draws
 from keras_multigpu.augmentation.examples import Drawn
 from keras_multigpu.augmentation.examples import Shape
 from keras_multigpu.augmentation.mixing import beta
@@ -126,6 +128,8 @@ class AugMix(Policy):
         }
 
     def change_images(self, images: tf.Tensor, drawn: Drawn, on_host: bool) -> tf.Tensor:
+        names = ("mixture", "shares", "operation", "magnitude")
+        require_draws(drawn, names, needed=names)
         # All chains are one batch, the first chain of all images first.
         chains = drawn["operation"].shape[1]
         flat = {name: in_one_batch(drawn[name]) for name in ("operation", "magnitude")}
@@ -185,9 +189,9 @@ def chain_text(operations: Any, magnitudes: Any) -> str:
 
 def as_depths(value: Any) -> tuple[int, int]:
     """The argument `chain_depth` as a pair, checked."""
-    depths = list(value) if isinstance(value, list | tuple) else [value, value]
+    depths = list(value) if is_pair(value) else [value, value]
     whole = all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in depths)
-    if len(depths) != 2 or not whole or not 1 <= depths[0] <= depths[1]:
+    if not whole or not 1 <= depths[0] <= depths[1]:
         raise ValueError(
             problem(
                 "`chain_depth` is no number of operations and no range of such numbers.",

@@ -12,6 +12,7 @@ from keras_multigpu.augmentation.examples import Drawn
 from keras_multigpu.augmentation.examples import Example
 from keras_multigpu.augmentation.examples import Shape
 from keras_multigpu.augmentation.pipeline_batches import from_batch
+from keras_multigpu.augmentation.pipeline_batches import require_boxes_if_promised
 from keras_multigpu.augmentation.random_numbers import folded
 from keras_multigpu.augmentation.random_numbers import seeds_of
 from keras_multigpu.checks import problem
@@ -50,9 +51,9 @@ class AugmentationLayer(keras.layers.Layer):
         require_box_format(bounding_box_format)
         # Keras would make float16 of 0 to 255 in mixed precision before we have seen it.
         super().__init__(autocast=False, **kwargs)
-        self.seed = seed
+        self.seed = None if seed is None else int(seed)
         self.bounding_box_format = bounding_box_format
-        self.generator = keras.random.SeedGenerator(seed)
+        self.generator = keras.random.SeedGenerator(self.seed)
         if bounding_box_format is not None:
             self.require_support("bounding_boxes")
 
@@ -172,6 +173,7 @@ class AugmentationLayer(keras.layers.Layer):
             training: Whether to draw, or to do what is done at inference.
         """
         data, back = from_batch(x, y, weight)
+        require_boxes_if_promised(data, self.bounding_box_format)
 
         def change(example: Example) -> Example:
             if not training:

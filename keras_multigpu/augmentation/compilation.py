@@ -42,14 +42,15 @@ def pays_to_compile(sizes: Iterable[Any], on_host: bool) -> bool:
 
     With a graphics card it may lack a compiler of its own, and there the passes are short. Each
     new size is compiled anew, so sizes must be known; another number of images, as in a last
-    batch, comes seldom.
+    batch, comes seldom. Outside of a graph every call could bring another size.
 
     Args:
         sizes: Heights, widths and channels, integers where they are known.
         on_host: Whether this is a pipeline on the CPU.
     """
-    known = all(isinstance(size, int) for size in sizes)
-    return known and (on_host or not tf.config.get_visible_devices("GPU"))
+    if tf.executing_eagerly() or not all(isinstance(size, int) for size in sizes):
+        return False
+    return on_host or not tf.config.get_visible_devices("GPU")
 
 
 @functools.cache

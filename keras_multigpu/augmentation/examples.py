@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import problem
@@ -47,27 +48,131 @@ def opened(
     """
     example = dict(data) if isinstance(data, dict) else {"images": data}
     require_images(example)
-    images = tf.convert_to_tensor(example["images"])
-    lone = images.shape.rank == 3
-    example["images"] = images
+    lone = len(example["images"].shape) == 3
     if lone:
         example = keras.tree.map_structure(lambda leaf: tf.convert_to_tensor(leaf)[None], example)
-    example["images"] = tf.cast(example["images"], tf.float32)
-    if "bounding_boxes" in example:
-        example["bounding_boxes"] = converted(example, box_format, "xyxy", tf.float32)
+    example["images"] = tf.cast(tf.convert_to_tensor(example["images"]), tf.float32)
+    flat_masks = with_channels(example)
+    names = opened_boxes(example, box_format)
 
     def finish(changed: Example) -> Any:
         changed = dict(changed)
-        if "bounding_boxes" in changed:
-            boxes = clipped(changed)
-            changed["bounding_boxes"] = boxes
-            changed["bounding_boxes"] = converted(changed, "xyxy", box_format, tf.float32)
+        if names:
+            changed["bounding_boxes"] = clipped(changed)
+            changed["bounding_boxes"] = converted(changed, "xyxy", str(box_format))
+            closed = changed["bounding_boxes"]
+            changed["bounding_boxes"] = {names.get(key, key): closed[key] for key in closed}
+        if flat_masks:
+            changed["segmentation_masks"] = keras.tree.map_structure(
+                lambda mask, flat: mask[..., 0] if flat else mask,
+                changed["segmentation_masks"],
+                flat_masks,
+            )
         changed["images"] = as_dtype(changed["images"], dtype)
         if lone:
             changed = keras.tree.map_structure(lambda leaf: leaf[0], changed)
         return changed if isinstance(data, dict) else changed["images"]
 
     return example, finish
+
+
+def with_channels(example: Example) -> Any:
+    """Give masks without an axis for channels one, in place; which ones had none.
+
+    Args:
+        example: Examples whose images have a batch axis.
+    """
+    if "segmentation_masks" not in example:
+        return None
+    masks = keras.tree.map_structure(tf.convert_to_tensor, example["segmentation_masks"])
+    flat = keras.tree.map_structure(lambda mask: mask.shape.rank == 3, masks)
+    masks = keras.tree.map_structure(
+        lambda mask, one: mask[..., None] if one else mask, masks, flat
+    )
+    example["segmentation_masks"] = keras.tree.map_structure(
+        lambda mask: of_the_images_size(mask, example["images"]), masks
+    )
+    return flat
+
+
+def of_the_images_size(mask: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
+    """A mask, once it is certain that it has as many pixels as the images.
+
+    Args:
+        mask: `[n, height, width, channels]`.
+        images: `[n, height, width, channels]`.
+    """
+    sizes = mask.shape[1:3], images.shape[1:3]
+    if mask.shape.rank != 4 or not sizes[0].is_compatible_with(sizes[1]):
+        raise ValueError(
+            problem(
+                "A segmentation mask has another size than the images.",
+                "Expected a class for each pixel: (batch, height, width) and perhaps channels.",
+                "Resize the masks first; targets that are no masks go under `labels`.",
+                mask=tuple(mask.shape),
+                images=tuple(images.shape),
+            )
+        )
+    if all(size.is_fully_defined() for size in sizes):
+        return mask
+    message = "A segmentation mask has another size than the images. Resize the masks first."
+    same = tf.debugging.assert_equal(tf.shape(mask)[1:3], tf.shape(images)[1:3], message)
+    with tf.control_dependencies([] if same is None else [same]):
+        return tf.identity(mask)
+
+
+def opened_boxes(example: Example, box_format: str | None) -> dict[str, str]:
+    """Bring boxes into the form that layers change, in place.
+
+    Args:
+        example: Examples, with boxes or without.
+        box_format: The format of boxes.
+
+    Returns:
+        What parts of the boxes were called before, by their names in this package. Empty
+        without boxes.
+    """
+    if "bounding_boxes" not in example:
+        return {}
+    if box_format is None:
+        raise ValueError(
+            problem(
+                "There are bounding boxes, and nothing says how they are written.",
+                "Expected the layer to know their format.",
+                "Pass `bounding_box_format='xyxy'`, or the format that you use, to the layer.",
+                bounding_box_format=None,
+            )
+        )
+    boxes = example["bounding_boxes"]
+    require_boxes(boxes)
+    names = {"labels": "labels" if "labels" in boxes else "classes", "boxes": "boxes"}
+    kept = {key: value for key, value in boxes.items() if key not in names.values()}
+    parts = {key: tf.convert_to_tensor(boxes[name]) for key, name in names.items()}
+    parts["boxes"] = tf.cast(parts["boxes"], tf.float32)
+    example["bounding_boxes"] = {**kept, **parts}
+    example["bounding_boxes"] = converted(example, box_format, "xyxy")
+    return names
+
+
+def require_boxes(boxes: Any) -> None:
+    """Raise a `ValueError` unless boxes are a dictionary as Keras has them, without ragged rows."""
+    parts: dict[str, Any] = boxes if isinstance(boxes, dict) else {}
+    labels = parts.get("labels", parts.get("classes"))
+    dense = not any(isinstance(part, tf.RaggedTensor) for part in parts.values())
+    tensors: list[Any] = [parts.get("boxes"), labels]
+    shapes = [np.shape(part) if dense else () for part in tensors]
+    if [len(shape) for shape in shapes] == [3, 2] and shapes[0][2] == 4:
+        return
+    raise ValueError(
+        problem(
+            "The bounding boxes are not in the form of Keras.",
+            "Expected a dictionary with `boxes`, (batch, boxes, 4), and their `labels`, "
+            "(batch, boxes), which are integers.",
+            "Fill up images with fewer boxes with the label -1; `ragged.to_tensor(-1)` does so.",
+            bounding_boxes={key: getattr(value, "shape", value) for key, value in parts.items()}
+            or type(boxes).__name__,
+        )
+    )
 
 
 def require_images(example: Example) -> None:
@@ -87,19 +192,9 @@ def require_images(example: Example) -> None:
         )
 
 
-def converted(example: Example, source: str | None, target: str | None, dtype: Any) -> Any:
+def converted(example: Example, source: str, target: str) -> Any:
     """The boxes of examples in another format."""
-    if source is None or target is None:
-        raise ValueError(
-            problem(
-                "There are bounding boxes, and nothing says how they are written.",
-                "Expected the layer to know their format.",
-                "Pass `bounding_box_format='xyxy'`, or the format that you use, to the layer.",
-                bounding_box_format=None,
-            )
-        )
     boxes = dict(example["bounding_boxes"])
-    boxes["boxes"] = tf.cast(boxes["boxes"], dtype)
     if source == target:
         return boxes
     height, width, _ = image_shape(example)

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_multigpu.augmentation.arguments import require_bool
 from keras_multigpu.augmentation.examples import Drawn
 from keras_multigpu.augmentation.examples import Example
 from keras_multigpu.augmentation.wrapped_layer import WrappedLayer
@@ -44,6 +45,7 @@ class Function(WrappedLayer):
                     function=function,
                 )
             )
+        require_bool("moves_pixels", moves_pixels)
         self.moves_pixels = moves_pixels
         if self.bounding_box_format is not None:
             self.require_support("bounding_boxes")

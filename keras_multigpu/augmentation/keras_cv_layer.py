@@ -7,6 +7,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.augmentation.arguments import require_bool
 from keras_multigpu.augmentation.examples import Drawn
 from keras_multigpu.augmentation.examples import Example
 from keras_multigpu.augmentation.examples import Shape
@@ -17,6 +18,7 @@ from keras_multigpu.augmentation.keras_layer import boxes_as_xyxy
 from keras_multigpu.augmentation.keras_layer import with_a_row
 from keras_multigpu.augmentation.wrapped_layer import TRIAL
 from keras_multigpu.augmentation.wrapped_layer import WrappedLayer
+from keras_multigpu.augmentation.wrapped_layer import require_foreign
 from keras_multigpu.augmentation.wrapped_layer import require_no_mixing
 from keras_multigpu.augmentation.wrapped_layer import traced
 from keras_multigpu.augmentation.wrapped_layer import trial_error
@@ -74,6 +76,8 @@ class KerasCVLayer(WrappedLayer):
 
     def __init__(self, layer: keras.Layer, *, moves_pixels: bool = True, **kwargs: Any) -> None:
         super().__init__(layer, **kwargs)
+        require_foreign(layer, "keras-cv")
+        require_bool("moves_pixels", moves_pixels)
         self.moves_pixels = moves_pixels
         require_no_mixing(layer, MIXING)
         require_one_size(layer)
@@ -168,11 +172,6 @@ class KerasCVLayer(WrappedLayer):
             return changed
 
         return data, back
-
-
-def is_keras_cv(layer: Any) -> bool:
-    """Whether a layer is one of keras-cv, which need not be installed."""
-    return any(cls.__module__.startswith("keras_cv.") for cls in type(layer).__mro__)
 
 
 def as_keras_cv(data: Any) -> Any:

@@ -9,10 +9,12 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.augmentation.arguments import require_bool
 from keras_multigpu.augmentation.examples import Drawn
 from keras_multigpu.augmentation.examples import Example
 from keras_multigpu.augmentation.examples import Shape
 from keras_multigpu.augmentation.wrapped_layer import WrappedLayer
+from keras_multigpu.augmentation.wrapped_layer import require_foreign
 from keras_multigpu.augmentation.wrapped_layer import require_no_mixing
 from keras_multigpu.augmentation.wrapped_layer import trial_error
 from keras_multigpu.augmentation.wrapped_layer import with_one_mask
@@ -60,6 +62,9 @@ class KerasLayer(WrappedLayer):
 
     def __init__(self, layer: keras.Layer, *, moves_pixels: bool | None = None, **kwargs: Any):
         super().__init__(layer, **kwargs)
+        require_foreign(layer, "Keras")
+        if moves_pixels is not None:
+            require_bool("moves_pixels", moves_pixels)
         self.moves_pixels = moves_pixels
         require_own_draws(layer)
         if self.bounding_box_format is not None:

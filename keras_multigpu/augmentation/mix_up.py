@@ -24,12 +24,14 @@ class MixUp(Mixing):
     replica's share. Shuffle the examples, or neighbours are often of one class.
 
     With sample weights the loss of a mixture is that of its two parts, each by share and weight,
-    if it is linear in the label, as cross-entropy is. Rows of weight zero are not mixed.
+    if it is linear in the label, as cross-entropy is. Rows of weight zero are not mixed. To weigh
+    classes use `Batches(balance="class_weight")`, whose weights are mixed with the labels:
+    `fit(class_weight=)` comes after the mix, and gives a mixture the weight of its larger share.
 
     Args:
         alpha: The parameter of the distribution: small values mix little, 1 any share alike.
-        num_classes: Integer, makes integer labels one-hot, also at inference. Float labels, such as
-            one-hot ones and those of a regression, are mixed as they are.
+        num_classes: Integer, makes integer labels one-hot, also at inference. Float labels are
+            mixed as they are: one-hot ones, or without `num_classes` those of a regression.
         seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
         **kwargs: `name` and `dtype`.
 

@@ -21,6 +21,7 @@ def soft_labels(labels: Any, num_classes: int | None) -> Any:
         labels: A tensor or a nested structure of them.
         num_classes: The number of classes, or None.
     """
+    require_some_classes(labels, num_classes)
     return keras.tree.map_structure(lambda leaf: soft(leaf, num_classes), labels)
 
 
@@ -42,9 +43,47 @@ def soft(labels: Any, num_classes: int | None) -> tf.Tensor:
     one_hot = tf.one_hot(numbers, num_classes)
     tf.debugging.Assert(
         tf.reduce_all((numbers >= 0) & (numbers < num_classes)),
-        [f"Some labels are no classes. Expected 0 to {num_classes} - 1, as `num_classes` says."],
+        [
+            f"Some labels are no classes. Expected numbers below `num_classes`, {num_classes}, and "
+            "none below 0. Pass a larger `num_classes`, or number the classes from 0. Received, as "
+            "the lowest and the highest label:",
+            tf.reduce_min(numbers),
+            tf.reduce_max(numbers),
+        ],
     )
     return one_hot
+
+
+def require_some_classes(labels: Any, num_classes: int | None) -> None:
+    """Raise a `ValueError` if there should be classes and all labels are other floats.
+
+    Class numbers that are floats would be blended: half of class 0 and half of class 2 are not
+    class 1. Beside a label of classes, others may be those of a regression.
+
+    Args:
+        labels: A tensor or a nested structure of them.
+        num_classes: The number of classes, or None.
+    """
+    leaves = [tf.convert_to_tensor(leaf) for leaf in keras.tree.flatten(labels)]
+    if num_classes is None or any(can_be_classes(leaf, num_classes) for leaf in leaves):
+        return
+    raise ValueError(
+        problem(
+            f"Float labels came that are not one-hot labels of {num_classes} classes.",
+            "Expected integers, or floats with one value for each class in the last axis.",
+            "Make class numbers integers, or leave `num_classes` out for a regression.",
+            shapes=[tuple(leaf.shape) for leaf in leaves],
+            num_classes=num_classes,
+        )
+    )
+
+
+def can_be_classes(label: tf.Tensor, num_classes: int) -> bool:
+    """Whether a label has another form than those floats that are no classes."""
+    rank = label.shape.rank
+    if not label.dtype.is_floating or rank is None:
+        return True
+    return rank > 1 and label.shape[-1] in (None, num_classes)
 
 
 def require_classes(labels: tf.Tensor, num_classes: int | None) -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation import mixed_targets
 from keras_multigpu.augmentation.arguments import is_number
+from keras_multigpu.augmentation.arguments import require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.compilation import fused
 from keras_multigpu.augmentation.examples import Drawn
@@ -54,6 +55,7 @@ class Mixing(AugmentationLayer):
         return {**example, "labels": labels}
 
     def change(self, example: Example, drawn: Drawn, on_host: bool) -> Example:
+        require_draws(drawn, ("share", "box"))
         example = self.still(example)
         self._require_targets(example)
         images = example["images"]

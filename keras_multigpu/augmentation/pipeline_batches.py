@@ -17,25 +17,53 @@ def from_batch(x: Any, y: Any, weight: Any) -> tuple[Example, Callable[[Example]
     """A batch as a dictionary of examples, and the way back.
 
     Args:
-        x: The inputs.
+        x: The inputs. Beside `images` there may be targets by the names that layers use.
         y: The targets or None.
         weight: The sample weights or None.
     """
-    inputs = keras.tree.flatten(x)
-    place = place_of_images(x, inputs)
-    targets, targets_back = from_targets(y, inputs[place])
-    example = {"images": inputs[place], **targets}
-    weights, weights_back = from_weights(weight, y, inputs[place])
+    place = place_of_images(x, keras.tree.flatten(x))
+    images = keras.tree.flatten(x)[place]
+    named = isinstance(x, dict) and "images" in x
+    beside = {name: x[name] for name in TARGETS if named and name in x}
+    targets, targets_back = from_targets(y, images)
+    require_one_of_each(beside, targets, weight)
+    weights, weights_back = from_weights(weight, y, images)
+    example = {"images": images, **beside, **targets}
     if weight is not None:
         example["sample_weights"] = weights
 
     def back(changed: Example) -> Batch:
-        leaves = [*inputs[:place], changed["images"], *inputs[place + 1 :]]
+        leaves = keras.tree.flatten(x)
+        leaves[place] = changed["images"]
         changed_x = keras.tree.pack_sequence_as(x, leaves)
+        if beside:
+            changed_x = {**changed_x, **{name: changed[name] for name in beside}}
         changed_weights = None if weight is None else weights_back(changed["sample_weights"])
         return changed_x, targets_back(changed), changed_weights
 
     return example, back
+
+
+def require_one_of_each(beside: Example, targets: Example, weight: Any) -> None:
+    """Raise a `ValueError` where the same kind of target comes twice.
+
+    Args:
+        beside: Targets among the inputs.
+        targets: The targets.
+        weight: The sample weights or None.
+    """
+    given = {*targets, *([] if weight is None else ["sample_weights"])}
+    twice = sorted(beside.keys() & given)
+    if twice:
+        raise ValueError(
+            problem(
+                f"`{twice[0]}` came among the inputs and apart from them.",
+                "Expected targets in one place, so that it is clear which follow the images.",
+                "Leave one of them out, or give the one among the inputs another name.",
+                inputs=sorted(beside),
+                targets=sorted(given),
+            )
+        )
 
 
 def place_of_images(x: Any, inputs: list) -> int:
@@ -65,35 +93,58 @@ def from_targets(y: Any, images: Any) -> tuple[Example, Callable[[Example], Any]
     """Targets by the names that layers use, and the way back.
 
     Args:
-        y: The targets: a dictionary by name, boxes, or labels and masks told by their shapes.
+        y: The targets: a dictionary by name, or boxes, labels and masks in any structure, which
+            are told by their shapes.
         images: The images.
     """
-    if y is None:
-        return {}, lambda changed: None
-    if isinstance(y, dict) and "boxes" in y:
-        return {"bounding_boxes": y}, lambda changed: changed["bounding_boxes"]
-    if isinstance(y, dict) and any(name in y for name in TARGETS):
+    if isinstance(y, dict) and "boxes" not in y and any(name in y for name in TARGETS):
         named = {name: y[name] for name in TARGETS if name in y}
         return named, lambda changed: {**y, **{name: changed[name] for name in named}}
-    leaves = keras.tree.flatten(y)
-    kinds = [kind_of(leaf, images) for leaf in leaves]
-    # Masks without an axis for channels get one while they are changed.
-    flat = [
-        kind == "segmentation_masks" and leaf.shape.rank == 3
-        for kind, leaf in zip(kinds, leaves, strict=True)
-    ]
     example: Example = {}
-    for kind, leaf, add in zip(kinds, leaves, flat, strict=True):
-        example.setdefault(kind, []).append(leaf[..., None] if add else leaf)
+
+    def sort(target: Any) -> None:
+        example.setdefault(kind_of(target, images), []).append(target)
+
+    each_target(y, sort)
+    require_one_set_of_boxes(example)
+    if "bounding_boxes" in example:
+        example["bounding_boxes"] = example["bounding_boxes"][0]
 
     def back(changed: Example) -> Any:
-        queues = {kind: iter(changed[kind]) for kind in example}
-        found = [next(queues[kind]) for kind in kinds]
-        return keras.tree.pack_sequence_as(
-            y, [leaf[..., 0] if add else leaf for leaf, add in zip(found, flat, strict=True)]
-        )
+        queues = {kind: iter(changed[kind]) for kind in example if kind != "bounding_boxes"}
+        queues["bounding_boxes"] = iter([changed.get("bounding_boxes")])
+        return each_target(y, lambda target: next(queues[kind_of(target, images)]))
 
     return example, back
+
+
+def each_target(y: Any, change: Callable[[Any], Any]) -> Any:
+    """A structure of targets, each changed; boxes with their labels count as one target.
+
+    Args:
+        y: The structure.
+        change: A function of a target.
+    """
+    if y is None:
+        return None
+    if isinstance(y, dict) and "boxes" not in y:
+        return {name: each_target(part, change) for name, part in y.items()}
+    if isinstance(y, list | tuple):
+        return type(y)([each_target(part, change) for part in y])
+    return change(y)
+
+
+def require_one_set_of_boxes(example: Example) -> None:
+    """Raise a `ValueError` where it is not clear which boxes belong to the images."""
+    if len(example.get("bounding_boxes", [])) > 1:
+        raise ValueError(
+            problem(
+                "There are several sets of bounding boxes.",
+                "Expected one dictionary of `boxes` and `labels` for each batch of images.",
+                "Join them into one, and tell them apart by their labels.",
+                sets=len(example["bounding_boxes"]),
+            )
+        )
 
 
 def from_weights(weight: Any, y: Any, images: Any) -> tuple[Any, Callable[[Any], Any]]:
@@ -104,7 +155,9 @@ def from_weights(weight: Any, y: Any, images: Any) -> tuple[Any, Callable[[Any],
         y: The targets.
         images: The images.
     """
-    leaves, targets = keras.tree.flatten(weight), keras.tree.flatten(y)
+    leaves = keras.tree.flatten(weight)
+    targets: list[Any] = []
+    each_target(y, targets.append)
     named = isinstance(y, dict) and any(name in y for name in (*TARGETS, "boxes"))
     if named or len(leaves) == 1 or len(leaves) != len(targets):
         return weight, lambda changed: changed
@@ -121,7 +174,47 @@ def from_weights(weight: Any, y: Any, images: Any) -> tuple[Any, Callable[[Any],
 
 
 def kind_of(target: Any, images: Any) -> str:
-    """Whether a target has a value for each pixel, or belongs to an image as a whole."""
-    rank = target.shape.rank
-    same = target.shape[1:3] == images.shape[1:3] and images.shape[1:3].is_fully_defined()
-    return "segmentation_masks" if rank == 4 or (rank == 3 and same) else "labels"
+    """Whether a target has a value for each pixel, or belongs to an image as a whole.
+
+    Args:
+        target: A tensor, or boxes.
+        images: The images.
+    """
+    if isinstance(target, dict):
+        return "bounding_boxes"
+    if target.shape.rank != 3:
+        return "segmentation_masks" if target.shape.rank == 4 else "labels"
+    sizes = target.shape[1:3], images.shape[1:3]
+    if not sizes[0].is_compatible_with(sizes[1]):
+        return "labels"
+    if all(size.is_fully_defined() for size in sizes):
+        return "segmentation_masks"
+    raise ValueError(
+        problem(
+            "A target has three axes, and images of unknown size: is it a mask?",
+            "Expected to see by its shape whether it has a value for each pixel.",
+            "Pass the targets in a dictionary, as `segmentation_masks` or as `labels`.",
+            target=tuple(target.shape),
+            images=tuple(images.shape),
+        )
+    )
+
+
+def require_boxes_if_promised(example: Example, box_format: str | None) -> None:
+    """Raise a `ValueError` where a layer was told of boxes, and none can be found.
+
+    Args:
+        example: The examples.
+        box_format: The layer's format of boxes.
+    """
+    if box_format is not None and "bounding_boxes" not in example:
+        raise ValueError(
+            problem(
+                "The layer has a `bounding_box_format`, but the batch has no boxes that it knows.",
+                "Expected a dictionary with `boxes`, (batch, boxes, 4), and `labels` among the "
+                "targets, or `bounding_boxes` among the inputs.",
+                "Put the boxes into such a dictionary, or leave out `bounding_box_format`.",
+                bounding_box_format=box_format,
+                found=sorted(example),
+            )
+        )

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation import affine
 from keras_multigpu.augmentation.arguments import as_value_range
+from keras_multigpu.augmentation.arguments import require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples import Drawn
 from keras_multigpu.augmentation.examples import Shape
@@ -146,7 +147,9 @@ class Policy(AugmentationLayer):
 
 def steps(drawn: Drawn) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
     """The operations and magnitudes of one step after another."""
-    kinds, magnitudes = (tf.unstack(drawn[name], axis=1) for name in ("operation", "magnitude"))
+    names = ("operation", "magnitude")
+    require_draws(drawn, names, needed=names)
+    kinds, magnitudes = (tf.unstack(drawn[name], axis=1) for name in names)
     return zip(kinds, magnitudes, strict=True)
 
 

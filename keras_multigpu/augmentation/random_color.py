@@ -9,6 +9,8 @@ from keras_multigpu.augmentation.arguments import Range
 from keras_multigpu.augmentation.arguments import as_range
 from keras_multigpu.augmentation.arguments import as_value_range
 from keras_multigpu.augmentation.arguments import is_pair
+from keras_multigpu.augmentation.arguments import plain
+from keras_multigpu.augmentation.arguments import require_draws
 from keras_multigpu.augmentation.arguments import require_probability
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.color_matrices import ColorMap
@@ -25,6 +27,9 @@ from keras_multigpu.augmentation.examples import Drawn
 from keras_multigpu.augmentation.examples import Shape
 from keras_multigpu.augmentation.hue_and_saturation import change_hue_and_saturation
 from keras_multigpu.augmentation.random_numbers import Draws
+
+CHANGES = ("brightness", "contrast", "saturation", "hue", "channel_shift", "grayscale")
+"""What can be drawn."""
 
 
 @keras.saving.register_keras_serializable("keras_multigpu")
@@ -89,12 +94,12 @@ class RandomColor(AugmentationLayer):
         }
         if saturation is not None:
             self._ranges["saturation"] = range_from_zero("saturation", saturation)
-        self.brightness = brightness
-        self.contrast = contrast
-        self.saturation = saturation
-        self.hue = hue
-        self.channel_shift = channel_shift
-        self.grayscale = grayscale
+        self.brightness = plain(brightness)
+        self.contrast = plain(contrast)
+        self.saturation = plain(saturation)
+        self.hue = plain(hue)
+        self.channel_shift = plain(channel_shift)
+        self.grayscale = plain(grayscale)
         self.value_range = as_value_range(value_range)
 
     def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
@@ -126,6 +131,7 @@ class RandomColor(AugmentationLayer):
         return drawn
 
     def change_images(self, images: tf.Tensor, drawn: Drawn, on_host: bool) -> tf.Tensor:
+        require_draws(drawn, CHANGES)
         before, after = self._maps(images, drawn)
         if "hue" not in drawn and "saturation" not in drawn:
             maps = [*before, *after]

@@ -12,6 +12,7 @@ from keras_multigpu.augmentation.arguments import as_range
 from keras_multigpu.augmentation.arguments import as_value_range
 from keras_multigpu.augmentation.arguments import is_number
 from keras_multigpu.augmentation.arguments import is_pair
+from keras_multigpu.augmentation.arguments import plain
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples import Drawn
 from keras_multigpu.augmentation.examples import Shape
@@ -61,10 +62,10 @@ class RandomErasing(AugmentationLayer):
         **kwargs: Any,
     ) -> None:
         super().__init__(seed=seed, bounding_box_format=bounding_box_format, **kwargs)
-        self.factor = factor
+        self.factor = plain(factor)
         self.scale = as_range("scale", scale, low=0, high=1, symmetric=False)
         self.aspect_ratio = as_aspect_ratio(aspect_ratio)
-        self.fill_value = "random" if fill_value is None else fill_value
+        self.fill_value = "random" if fill_value is None else plain(fill_value)
         self.value_range = as_value_range(value_range)
         self._probability = as_probability("factor", factor)
         require_fill_value(self.fill_value)
@@ -150,8 +151,9 @@ def as_aspect_ratio(value: Any) -> Range:
 
 def require_fill_value(value: Any) -> None:
     """Raise a `ValueError` unless a value is a number, a list of them or `"random"`."""
-    several = isinstance(value, list | tuple) and len(value) > 0
-    if value == "random" or is_number(value) or (several and all(is_number(one) for one in value)):
+    if is_number(value) or (isinstance(value, str) and value == "random"):
+        return
+    if isinstance(value, list | tuple) and value and all(is_number(one) for one in value):
         return
     raise ValueError(
         problem(

@@ -10,6 +10,7 @@ from keras_multigpu.augmentation.arguments import Range
 from keras_multigpu.augmentation.arguments import as_probability
 from keras_multigpu.augmentation.arguments import as_range
 from keras_multigpu.augmentation.arguments import as_value_range
+from keras_multigpu.augmentation.arguments import plain
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.color_matrices import clipped_to
 from keras_multigpu.augmentation.examples import Drawn
@@ -53,7 +54,7 @@ class RandomGaussianBlur(AugmentationLayer):
     ) -> None:
         super().__init__(seed=seed, bounding_box_format=bounding_box_format, **kwargs)
         require_odd(kernel_size)
-        self.factor = factor
+        self.factor = plain(factor)
         self.kernel_size = int(kernel_size)
         self.sigma = as_range("sigma", sigma, low=0, high=1000, symmetric=False)
         self.value_range = as_value_range(value_range)

@@ -7,6 +7,8 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation import affine
 from keras_multigpu.augmentation import examples
+from keras_multigpu.augmentation.arguments import plain
+from keras_multigpu.augmentation.arguments import require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples import Drawn
 from keras_multigpu.augmentation.examples import Example
@@ -33,6 +35,12 @@ from keras_multigpu.checks import require_choice
 
 WINDOWS = {"crop_top", "crop_left", "crop_height", "crop_width"}
 """What can be drawn for a window."""
+
+MOVES = (
+    *("flip_horizontal", "flip_vertical", "rotation", "height_translation", "width_translation"),
+    *("height_zoom", "width_zoom", "x_shear", "y_shear", *sorted(WINDOWS)),
+)
+"""All that can be drawn."""
 
 
 @keras.saving.register_keras_serializable("keras_multigpu")
@@ -111,6 +119,7 @@ class RandomGeometry(AugmentationLayer):
         require_fill_value(fill_value)
         require_one_window(crop, crop_area, aspect_ratio)
         self.flip = flip
+        rotation, translation, zoom, shear = map(plain, (rotation, translation, zoom, shear))
         self.rotation = rotation
         self.translation = translation
         self.zoom = zoom
@@ -120,7 +129,7 @@ class RandomGeometry(AugmentationLayer):
         self.crop = as_size("crop", crop)
         self.size = as_size("size", size)
         self.fill_mode = fill_mode
-        self.fill_value = fill_value
+        self.fill_value = plain(fill_value)
         self.interpolation = interpolation
         self._ranges = drawn_ranges(rotation, translation, zoom, shear)
         self._one_zoom = zoom_ranges(zoom)[1] is None
@@ -178,6 +187,7 @@ class RandomGeometry(AugmentationLayer):
         return affine.product(affine.identity(count), *steps)
 
     def change_images(self, images: tf.Tensor, drawn: Drawn, on_host: bool) -> tf.Tensor:
+        require_draws(drawn, MOVES)
         return self._moved(images, drawn, self.interpolation, on_host)
 
     def change_masks(self, masks: tf.Tensor, drawn: Drawn) -> tf.Tensor:

@@ -43,7 +43,8 @@ def resampled(
         `float32[n, *size, channels]`.
     """
     settings = interpolation, fill_mode, fill_value
-    if on_host and not pays_to_compile((*images.shape[1:], *size), on_host):
+    at_once = on_host or tf.executing_eagerly()
+    if at_once and not pays_to_compile((*images.shape[1:], *size), on_host):
         # Images of many sizes: compiling for each would take longer than it saves.
         result = read_by_operation(images, matrices, size, *settings)
     else:

@@ -7,6 +7,8 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.augmentation.adapters import as_layers
+from keras_multigpu.augmentation.arguments import require_bool
+from keras_multigpu.augmentation.arguments import require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples import Drawn
 from keras_multigpu.augmentation.examples import Example
@@ -43,6 +45,7 @@ class Sequence(AugmentationLayer):
         super().__init__(seed=seed, bounding_box_format=bounding_box_format, **kwargs)
         require_layers(layers)
         self.layers = [one for layer in layers for one in as_layers(layer, bounding_box_format)]
+        require_bool("segmentation_masks", segmentation_masks)
         self.segmentation_masks = segmentation_masks
         expected = {
             "bounding_boxes": bounding_box_format is not None,
@@ -58,6 +61,8 @@ class Sequence(AugmentationLayer):
         return drawn
 
     def change(self, example: Example, drawn: Drawn, on_host: bool) -> Example:
+        names = [name for name, _ in self.steps()]
+        require_draws(drawn, names, needed=names)
         for name, layer in self.steps():
             example = layer.change(example, drawn[name], on_host)
         return example

@@ -29,6 +29,7 @@ class WrappedLayer(AugmentationLayer):
     """
 
     def __init__(self, wrapped: Any, **kwargs: Any) -> None:
+        require_instance(wrapped)
         # Whether boxes can follow is asked below, when the wrapped layer is known.
         box_format = kwargs.pop("bounding_box_format", None)
         super().__init__(**kwargs)
@@ -70,6 +71,49 @@ class WrappedLayer(AugmentationLayer):
                         layer=self.name,
                     )
                 ) from error
+
+
+def require_instance(wrapped: Any) -> None:
+    """Raise a `ValueError` for a class, whose `()` was forgotten.
+
+    Args:
+        wrapped: A layer or function.
+    """
+    if isinstance(wrapped, type):
+        raise ValueError(
+            problem(
+                f"{wrapped.__name__} is a class, not a layer.",
+                "Expected a layer that is made from it, or a function.",
+                f"Pass `{wrapped.__name__}(...)`.",
+                layer=wrapped,
+            )
+        )
+
+
+def is_keras_cv(layer: Any) -> bool:
+    """Whether a layer is one of keras-cv, which need not be installed."""
+    return any(cls.__module__.startswith("keras_cv.") for cls in type(layer).__mro__)
+
+
+def require_foreign(layer: Any, origin: str) -> None:
+    """Raise a `ValueError` unless a layer is of the package that its wrapper is for.
+
+    Args:
+        layer: What is to be wrapped.
+        origin: `"Keras"` or `"keras-cv"`.
+    """
+    foreign = isinstance(layer, keras.Layer) and not isinstance(layer, AugmentationLayer)
+    if foreign and is_keras_cv(layer) == (origin == "keras-cv"):
+        return
+    raise ValueError(
+        problem(
+            f"This is no layer of {origin}.",
+            f"Expected one, or one of your own that extends a layer of {origin}.",
+            "Pass other layers and functions to `augmentation.Sequence([...])`, which takes all "
+            "kinds and wraps those that need it.",
+            layer=layer,
+        )
+    )
 
 
 def with_one_mask(example: Example) -> tuple[Any, Callable[[Any], Any]]:

@@ -56,6 +56,7 @@ def batch_step(augment: Any, position: int, training: bool) -> Augment:
         position: Its place among several, so that equal layers draw differently.
         training: Whether layers draw at random.
     """
+    require_instance(augment)
     whole = getattr(augment, "augment_batch", None)
     if whole is not None:
         return lambda x, y, weight, seeds: whole(x, y, weight, seeds + position, training)
@@ -127,6 +128,19 @@ def layer_step(layer: keras.Layer, position: int, training: bool) -> Step:
         return image_by_image(one, x, seeds)
 
     return step
+
+
+def require_instance(augment: Any) -> None:
+    """Raise a `ValueError` for a class, whose `()` was forgotten."""
+    if isinstance(augment, type):
+        raise ValueError(
+            problem(
+                f"`augment` holds the class {augment.__name__}, and no layer made from it.",
+                "Expected layers, or functions of a batch of images.",
+                f"Pass `{augment.__name__}(...)`.",
+                augment=augment,
+            )
+        )
 
 
 def refuse_mixing(layer: keras.Layer) -> None:

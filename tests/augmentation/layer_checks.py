@@ -112,7 +112,13 @@ def check_shapes(layer: Any, data: Any) -> None:
 def check_host_and_model_agree(layer: Any, data: Any, tolerance: float) -> None:
     """The same draws give the same pixels in a pipeline and in a model."""
     drawn = drawn_for(layer, images_of(data).shape)
-    on_host = images_of(layer.apply(data, drawn, on_host=True))
+
+    # In a graph, as in a pipeline: there parts of it are compiled.
+    @tf.function(autograph=False)
+    def in_a_pipeline() -> Any:
+        return images_of(layer.apply(data, drawn, on_host=True))
+
+    on_host = in_a_pipeline()
     in_model = images_of(layer.apply(data, drawn, on_host=False))
     np.testing.assert_allclose(on_host, in_model, rtol=0, atol=tolerance)
 

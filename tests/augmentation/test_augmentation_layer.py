@@ -48,7 +48,7 @@ def test_each_image_gets_a_draw_of_its_own_and_calls_differ():
 
 def test_draws_replay_with_the_seed():
     """Two layers with one seed do the same, those with another or none do not."""
-    first, again, other = (levels(Shifted(seed=seed)(IMAGES)) for seed in (1, 1, 2))
+    first, again, other = (levels(Shifted(seed=seed)(IMAGES)) for seed in (1, np.int64(1), 2))
     np.testing.assert_array_equal(first, again)
     assert not np.any(first == other)
 
@@ -125,6 +125,62 @@ def test_boxes_without_a_format_are_refused():
     """Nothing says how they are written."""
     with pytest.raises(ValueError, match=r"nothing says how they are written.*bounding_box_format"):
         Shifted()({"images": IMAGES, "bounding_boxes": BOXES})
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        np.zeros((4, 2, 4)),
+        {"boxes": np.zeros((4, 4)), "labels": np.zeros(4)},
+        {"boxes": np.zeros((4, 2, 4)), "labels": np.zeros((4, 2, 3))},
+        {"boxes": np.zeros((4, 2, 4))},
+        {"boxes": tf.ragged.constant([[[1.0, 2, 3, 4]], []], 1), "labels": np.zeros((2, 1))},
+    ],
+)
+def test_boxes_in_another_form_are_refused(boxes):
+    """Bare tensors, lone boxes, one-hot or missing labels, ragged rows."""
+    with pytest.raises(ValueError, match="bounding boxes are not in the form of Keras"):
+        Shifted(bounding_box_format="xyxy")({"images": IMAGES, "bounding_boxes": boxes})
+
+
+def test_boxes_may_have_classes_in_place_of_labels():
+    """As in keras-cv, and they come back as they were."""
+    boxes = {"boxes": BOXES["boxes"], "classes": BOXES["labels"], "confidence": np.ones((4, 2))}
+    data = {"images": IMAGES, "bounding_boxes": boxes}
+    changed = Shifted(bounding_box_format="xyxy")(data)["bounding_boxes"]
+    assert set(changed) == {"boxes", "classes", "confidence"}
+    np.testing.assert_array_equal(changed["classes"][0], [1, -1])
+
+
+def test_masks_need_no_channels():
+    """They come back in the shape that they had, for one image too."""
+    masks = np.arange(4 * 5 * 6, dtype=np.uint8).reshape(4, 5, 6)
+    changed = Shifted()({"images": IMAGES, "segmentation_masks": masks})
+    np.testing.assert_array_equal(changed["segmentation_masks"], np.roll(masks, 1, axis=2))
+    one = Shifted()({"images": IMAGES[0], "segmentation_masks": masks[0]})
+    np.testing.assert_array_equal(one["segmentation_masks"], np.roll(masks[0], 1, axis=1))
+
+
+def test_masks_of_another_size_are_refused():
+    """At once, or when it runs where sizes are unknown."""
+    data = {"images": IMAGES, "segmentation_masks": np.zeros((4, 5, 5, 1), np.uint8)}
+    with pytest.raises(ValueError, match="mask has another size than the images"):
+        Shifted()(data)
+    specs = {
+        "images": tf.TensorSpec([None, None, None, 3], tf.uint8),
+        "segmentation_masks": tf.TensorSpec([None, None, None, 1], tf.uint8),
+    }
+    change = tf.function(Shifted(), input_signature=[specs], autograph=False)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="mask has another size"):
+        change(data)
+
+
+def test_promised_boxes_must_come():
+    """A layer that was told of boxes does not leave them behind unseen."""
+    seeds = tf.zeros([4, 2], tf.int32)
+    layer = Shifted(bounding_box_format="xyxy")
+    with pytest.raises(ValueError, match="the batch has no boxes that it knows"):
+        layer.augment_batch(tf.constant(IMAGES), tf.zeros([4, 4]), None, seeds, training=True)
 
 
 class ImagesOnly(Shifted):

@@ -75,8 +75,12 @@ def test_several_labels_with_weights_of_their_own():
     first, second = np.array([1.0, 2, 1, 1], "f4"), np.array([4.0, 1, 0, 3], "f4")
     labels = {"a": LABELS, "b": (np.array([0, 2, 1, 1]), np.arange(4, dtype="float32"))}
     alone = [
-        mixed(MixUp(num_classes=3), labels=label, sample_weights=weight)
-        for label, weight in ((LABELS, first), (labels["b"][0], second), (labels["b"][1], second))
+        mixed(MixUp(num_classes=classes), labels=label, sample_weights=weight)
+        for label, weight, classes in (
+            (LABELS, first, 3),
+            (labels["b"][0], second, 3),
+            (labels["b"][1], second, None),
+        )
     ]
     weights = {"a": first, "b": (second, second)}
     result = mixed(MixUp(num_classes=3), labels=labels, sample_weights=weights)
@@ -128,12 +132,32 @@ def test_forms_of_class_numbers():
 def test_labels_that_are_no_classes():
     """Numbers beyond `num_classes`, texts, and shapes that mean something else."""
     layer = MixUp(num_classes=2)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="Some labels are no classes"):
-        layer({"images": IMAGES, "labels": np.array([0, 1, 2, 0])})
+    message = "(?s)Some labels are no classes.*Pass a larger.*lowest and the highest.*-7.*2"
+    wrong = {"images": IMAGES, "labels": np.array([0, -7, 2, 0])}
+    for call in (layer, tf.function(lambda data: layer(data), autograph=False)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            call(wrong)
     with pytest.raises(ValueError, match="neither class numbers nor one-hot"):
         layer({"images": IMAGES, "labels": np.zeros((4, 3), "int32")})
     with pytest.raises(ValueError, match="cannot be mixed as they are.*labels='string'"):
         layer({"images": IMAGES, "labels": np.array(["a", "b", "c", "d"])})
+
+
+@pytest.mark.parametrize("labels", [np.arange(4.0), np.eye(4), np.zeros((4, 1))], ids=np.shape)
+def test_class_numbers_that_are_floats(labels):
+    """They would be blended; so would one-hot labels of another number of classes."""
+    data = {"images": IMAGES, "labels": labels}
+    message = "not one-hot labels of 3 classes.*Make class numbers integers.*Received: shapes"
+    for layer in (MixUp(num_classes=3), CutMix(num_classes=3)):
+        with pytest.raises(ValueError, match=message):
+            layer(data)
+    assert MixUp()(data)["labels"].shape == labels.shape
+
+
+def test_draws_of_another_layer_are_refused():
+    """They would mix nothing."""
+    with pytest.raises(ValueError, match="not of this layer.*'share'.*Received: drawn=..rotation"):
+        MixUp().apply({"images": IMAGES, "labels": LABELS}, {"rotation": tf.zeros([4])})
 
 
 def test_known_shapes_stay_known():

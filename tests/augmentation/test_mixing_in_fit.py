@@ -154,6 +154,36 @@ def test_class_weights_are_mixed():
     assert len(set(weights.tolist())) > 10
 
 
+def test_class_weights_before_the_mix_cost_what_both_parts_cost():
+    """With class weights w and shares l, l * w_i * CE_i + (1 - l) * w_j * CE_j."""
+    batches = kmg.data.from_arrays(X[:28], Y[:28], global_batch_size=8, balance="class_weight")
+    x, y, weights = rows_of(batches.epoch(0))
+    mixed = rows_of(batches.with_(augment=MixUp(1.0, num_classes=3)).epoch(0))
+    partners = np.arange(28) ^ 1
+    assert (y != y[partners]).sum() > 8
+    difference = (x - x[partners]).reshape(28, -1)
+    moved = (mixed[0] - x[partners]).reshape(28, -1)
+    share = (moved * difference).sum(1) / (difference**2).sum(1)
+    assert share.min() < 0.2 and share.max() > 0.8
+    log = np.log(np.random.default_rng(1).dirichlet(np.ones(3), 28))
+    costs = weights * -log[np.arange(28), y]
+    others = weights[partners] * -log[np.arange(28), y[partners]]
+    found = mixed[2] * -(mixed[1] * log).sum(1)
+    np.testing.assert_allclose(found, share * costs + (1 - share) * others, rtol=1e-4)
+
+
+def test_class_weights_of_fit_come_after_the_mix():
+    """Keras gives a mixture the weight of the class with the larger part of its label."""
+    labels = np.array([[0.6, 0.4, 0], [0.4, 0.6, 0]], "float32")
+    model = compiled()
+    alone = [
+        model.evaluate(X[[row]], labels[[row]], verbose=0, return_dict=True)["loss"]
+        for row in (0, 1)
+    ]
+    history = model.fit(X[:2], labels, class_weight={0: 1.0, 1: 5.0, 2: 1.0}, verbose=0).history
+    assert history["loss"][0] == pytest.approx((alone[0] + 5 * alone[1]) / 2, rel=1e-5)
+
+
 class Torn(ExampleSource):
     """The examples above, of which number 3 cannot be read."""
 

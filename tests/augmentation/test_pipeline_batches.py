@@ -39,10 +39,50 @@ def test_targets_are_told_by_names_and_shapes(y, expected):
             np.testing.assert_array_equal(one, other)
 
 
-def test_masks_without_channels_have_one_while_they_are_changed():
-    """A layer always sees four axes."""
-    example, _ = from_batch(IMAGES, MASKS[..., 0], None)
-    assert [mask.shape.rank for mask in example["segmentation_masks"]] == [4]
+def test_boxes_are_found_in_any_structure():
+    """Beside labels, in dictionaries of dictionaries, and among the inputs."""
+    for y in ((LABELS, BOXES), {"detection": BOXES, "class": LABELS}, [{"a": (LABELS, BOXES)}]):
+        example, back = from_batch(IMAGES, y, None)
+        assert set(example) == {"images", "labels", "bounding_boxes"}
+        assert example["bounding_boxes"] is BOXES
+        changed = {**BOXES, "boxes": BOXES["boxes"] + 1}
+        _, y_back, _ = back({**example, "bounding_boxes": changed})
+        tf.nest.assert_same_structure(y_back, y)
+        assert max(float(tf.reduce_max(leaf)) for leaf in tf.nest.flatten(y_back)) == 2
+
+
+def test_targets_among_the_inputs_follow():
+    """A dictionary as layers of keras-cv take it, alone or with labels beside it."""
+    x = {"images": IMAGES, "bounding_boxes": BOXES, "segmentation_masks": MASKS, "id": LABELS}
+    for y in (None, LABELS):
+        example, back = from_batch(x, y, None)
+        assert example["bounding_boxes"] is BOXES and example["segmentation_masks"] is MASKS
+        assert "id" not in example
+        x_back, y_back, _ = back({**example, "images": IMAGES + 1, "segmentation_masks": MASKS + 1})
+        assert float(x_back["images"][0, 0, 0, 0]) == 1
+        assert int(x_back["segmentation_masks"][0, 0, 0, 0]) == 2
+        assert x_back["id"] is LABELS and y_back is y
+
+
+def test_targets_in_two_places_are_refused():
+    """It would not be clear which labels belong to the images."""
+    with pytest.raises(ValueError, match="`labels` came among the inputs and apart from them"):
+        from_batch({"images": IMAGES, "labels": LABELS}, LABELS, None)
+
+
+def test_two_sets_of_boxes_are_refused():
+    """Of one batch of images there is one."""
+    with pytest.raises(ValueError, match=r"several sets of bounding boxes.*sets=2"):
+        from_batch(IMAGES, (BOXES, BOXES), None)
+
+
+def test_a_target_of_three_axes_needs_known_sizes():
+    """Otherwise a mask could be taken for labels, and would not follow."""
+    unknown = tf.TensorSpec([None, None, None, 3])
+    with pytest.raises(ValueError, match=r"images of unknown size: is it a mask\?"):
+        from_batch(unknown, tf.TensorSpec([None, None, None]), None)
+    example, _ = from_batch(unknown, {"segmentation_masks": tf.TensorSpec([None] * 3)}, None)
+    assert "segmentation_masks" in example
 
 
 def test_weights_and_other_inputs_pass_through():

@@ -1,6 +1,5 @@
 """`RandomColor`: each argument against the layer of that name, then their order and the rest."""
 
-
 import keras
 import numpy as np
 import pytest

@@ -26,7 +26,7 @@ def filled(images, boxes, values):
 
 
 @pytest.mark.parametrize("on_host", [True, False])
-@pytest.mark.parametrize("fill_value", [0, 7.5, [1, 2, 3]])
+@pytest.mark.parametrize("fill_value", [0, 7.5, [1, 2, 3], np.array([1.0, 2, 3])])
 def test_rectangles_are_filled_with_a_value(fill_value, on_host):
     """Exactly the drawn pixels, and no others."""
     images = pictures((3, 8, 6, 3))
@@ -149,6 +149,8 @@ def test_it_is_saved_in_a_model(tmp_path):
         ("aspect_ratio", 2),
         ("fill_value", "nothing"),
         ("fill_value", []),
+        ("fill_value", np.ones((2, 3))),
+        ("fill_value", ["random", "random"]),
         ("value_range", 255),
     ],
 )

@@ -27,6 +27,16 @@ def some_matrices():
 MATRICES = some_matrices()
 
 
+def in_a_graph(images, matrices, size, **settings):
+    """`resampled` where it is compiled."""
+
+    @tf.function(autograph=False)
+    def change():
+        return resampled(images, matrices, size, **settings)
+
+    return change()
+
+
 def operation(images, size, interpolation, fill_mode, matrices=MATRICES):
     """What TensorFlow's operation gives, which Keras uses."""
     return tf.raw_ops.ImageProjectiveTransformV3(
@@ -45,7 +55,7 @@ def test_pixels_are_those_of_the_operation(fill_mode, interpolation):
     """In another size than the image's, and with places far outside of it."""
     expected = operation(IMAGES, (8, 17), interpolation, fill_mode)
     settings = {"interpolation": interpolation, "fill_mode": fill_mode, "fill_value": 7.0}
-    result = resampled(IMAGES, MATRICES, (8, 17), **settings)
+    result = in_a_graph(IMAGES, MATRICES, (8, 17), **settings)
     np.testing.assert_allclose(result, expected, atol=0.02)
     plain = read(IMAGES, MATRICES, (8, 17), interpolation, fill_mode, 7.0)
     np.testing.assert_allclose(plain, expected, atol=0.02)
@@ -66,7 +76,7 @@ def test_pixels_are_those_of_scipy():
     image, matrix = IMAGES[3, ..., 0].numpy(), MATRICES[3].numpy()
     swap = matrix[::-1, [1, 0, 2]]
     expected = ndimage.affine_transform(image, swap[:, :2], swap[:, 2], order=1, mode="nearest")
-    result = resampled(IMAGES[3:4], MATRICES[3:4], (9, 13), fill_mode="nearest")
+    result = in_a_graph(IMAGES[3:4], MATRICES[3:4], (9, 13), fill_mode="nearest")
     np.testing.assert_allclose(result[0, ..., 0], expected, atol=0.02)
 
 
@@ -87,8 +97,8 @@ def test_unknown_sizes_give_the_same(on_host):
 
 def test_a_share_of_a_batch_gives_the_same_bits():
     """Whatever the number of images, as replicas have parts of a batch."""
-    whole = resampled(IMAGES, MATRICES, (9, 13))
-    parts = [resampled(IMAGES[a:b], MATRICES[a:b], (9, 13)) for a, b in ((0, 1), (1, 6))]
+    whole = in_a_graph(IMAGES, MATRICES, (9, 13))
+    parts = [in_a_graph(IMAGES[a:b], MATRICES[a:b], (9, 13)) for a, b in ((0, 1), (1, 6))]
     np.testing.assert_array_equal(tf.concat(parts, 0), whole)
 
 
@@ -106,8 +116,15 @@ def test_the_shape_is_known_afterwards():
 
 def test_where_a_graphics_card_is_used_nothing_is_compiled(monkeypatch):
     """There a compiler may be missing, so plain operations do the work, to the same pixels."""
-    expected = resampled(IMAGES, MATRICES, (9, 13))
+    expected = in_a_graph(IMAGES, MATRICES, (9, 13))
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a card"])
+    monkeypatch.setattr(compilation, "compiled", None)
+    np.testing.assert_allclose(in_a_graph(IMAGES, MATRICES, (9, 13)), expected, atol=0.02)
+
+
+def test_outside_of_a_graph_nothing_is_compiled(monkeypatch):
+    """Images may have another size in every call."""
+    expected = in_a_graph(IMAGES, MATRICES, (9, 13))
     monkeypatch.setattr(compilation, "compiled", None)
     np.testing.assert_allclose(resampled(IMAGES, MATRICES, (9, 13)), expected, atol=0.02)
 

@@ -177,7 +177,7 @@ COMPARISONS = {
     "photographs": Comparison(
         tiles,
         (16, 32, 64),
-        150,
+        100,
         10,
         {
             "none": keras.layers.Identity,

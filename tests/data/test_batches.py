@@ -441,6 +441,10 @@ def test_layers_do_not_draw_in_evaluation():
         ({"on_error": "ignore"}, "`on_error` has an unknown value"),
         ({"seed": None}, "`seed` is not an integer"),
         ({"augment": 3}, "no layer and no function"),
+        (
+            {"augment": keras.layers.RandomFlip},
+            r"the class RandomFlip.*Pass `RandomFlip\(\.\.\.\)`",
+        ),
     ],
 )
 def test_bad_settings_are_named_at_once(settings, message):
