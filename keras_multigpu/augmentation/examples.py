@@ -160,7 +160,7 @@ def require_boxes(boxes: Any) -> None:
     labels = parts.get("labels", parts.get("classes"))
     dense = not any(isinstance(part, tf.RaggedTensor) for part in parts.values())
     tensors: list[Any] = [parts.get("boxes"), labels]
-    shapes = [np.shape(part) if dense else () for part in tensors]
+    shapes: list[Any] = [np.shape(part) if dense else () for part in tensors]
     if [len(shape) for shape in shapes] == [3, 2] and shapes[0][2] == 4:
         return
     raise ValueError(

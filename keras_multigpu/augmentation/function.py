@@ -32,6 +32,8 @@ class Function(WrappedLayer):
         **kwargs: `name` and `dtype`.
     """
 
+    argument = "function"
+
     def __init__(
         self, function: Callable[..., Any], *, moves_pixels: bool = True, **kwargs: Any
     ) -> None:
@@ -69,16 +71,7 @@ class Function(WrappedLayer):
 
     def get_config(self) -> dict[str, Any]:
         require_registered(self.wrapped)
-        config = {
-            "function": keras.saving.serialize_keras_object(self.wrapped),
-            "moves_pixels": self.moves_pixels,
-        }
-        return {**super().get_config(), **config}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "Function":
-        function = keras.saving.deserialize_keras_object(config["function"])
-        return cls(**{**config, "function": function})
+        return super().get_config()
 
     def _run(self, example: Example, seeds: tf.Tensor, training: bool) -> Example:
         images = example["images"]

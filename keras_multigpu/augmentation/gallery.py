@@ -1,6 +1,5 @@
 """`gallery`: a picture of what layers do to an image."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,8 @@ from keras_multigpu.augmentation.gallery_figure import figure_of
 from keras_multigpu.augmentation.random_numbers import folded
 from keras_multigpu.augmentation.sequence import Sequence
 from keras_multigpu.checks import problem
+from keras_multigpu.pictures import checked_png
+from keras_multigpu.pictures import write_png
 
 ALONE = 12
 """How many augmentations are drawn of one layer."""
@@ -70,29 +71,14 @@ def gallery(layers: Any, images: Any, path: str | Path, *, seed: int = 0) -> Pat
     Raises:
         ImportError: matplotlib is missing: `pip install "keras_multigpu[plots]"`.
     """
-    path = checked_path(path)
+    path = checked_png(path)
     require_seed(seed)
     titled = titled_layers(layers)
     data = batch_of(images)
     request = Request(data, seed, value_range_of(data["images"]))
     count = ALONE if len(titled) == 1 else TOGETHER
     blocks = [block(title, layer, request, count) for title, layer in titled.items()]
-    save(figure_of(blocks), path)
-    return path
-
-
-def checked_path(path: str | Path) -> Path:
-    """The file; a `ValueError` if it is no PNG."""
-    path = Path(path)
-    if path.suffix.lower() != ".png":
-        raise ValueError(
-            problem(
-                "The picture's file is no PNG.",
-                "Expected a path that ends in .png.",
-                "Change the ending.",
-                path=str(path),
-            )
-        )
+    write_png(figure_of(blocks), path)
     return path
 
 
@@ -267,14 +253,3 @@ def mask_of(example: dict[str, Any]) -> np.ndarray | None:
     if not isinstance(mask, np.ndarray):
         return None
     return mask[..., 0] if mask.ndim == 3 else mask
-
-
-def save(figure: Any, path: Path) -> None:
-    """Write a figure whole or not at all: a reader never sees half a picture."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        figure.savefig(partial, format="png")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -127,17 +127,6 @@ class KerasCVLayer(WrappedLayer):
         )
         return height, width, channels
 
-    def get_config(self) -> dict[str, Any]:
-        config = {
-            "layer": keras.saving.serialize_keras_object(self.wrapped),
-            "moves_pixels": self.moves_pixels,
-        }
-        return {**super().get_config(), **config}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "KerasCVLayer":
-        return cls(**{**config, "layer": keras.saving.deserialize_keras_object(config["layer"])})
-
     def _one(self, data: Any, seed: Any) -> Any:
         @tf.function
         def called(data: Any, seed: tf.Tensor) -> Any:

@@ -125,17 +125,6 @@ class KerasLayer(WrappedLayer):
         )
         return height, width, channels
 
-    def get_config(self) -> dict[str, Any]:
-        config = {
-            "layer": keras.saving.serialize_keras_object(self.wrapped),
-            "moves_pixels": self.moves_pixels,
-        }
-        return {**super().get_config(), **config}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> "KerasLayer":
-        return cls(**{**config, "layer": keras.saving.deserialize_keras_object(config["layer"])})
-
     def _run(self, data: Any, training: bool) -> Any:
         # Keras's layers write into the dictionaries that they get; this is a copy.
         padded, cut = with_a_row(data)

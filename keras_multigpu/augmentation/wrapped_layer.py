@@ -28,6 +28,12 @@ class WrappedLayer(AugmentationLayer):
         **kwargs: As in `AugmentationLayer`.
     """
 
+    argument = "layer"
+    """What the constructor calls that which is wrapped."""
+
+    moves_pixels: bool | None
+    """Whether boxes and masks have to follow."""
+
     def __init__(self, wrapped: Any, **kwargs: Any) -> None:
         require_instance(wrapped)
         # Whether boxes can follow is asked below, when the wrapped layer is known.
@@ -40,6 +46,18 @@ class WrappedLayer(AugmentationLayer):
     @property
     def title(self) -> str:
         return type(self.wrapped).__name__
+
+    def get_config(self) -> dict[str, Any]:
+        config = {
+            self.argument: keras.saving.serialize_keras_object(self.wrapped),
+            "moves_pixels": self.moves_pixels,
+        }
+        return {**super().get_config(), **config}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "WrappedLayer":
+        wrapped = keras.saving.deserialize_keras_object(config[cls.argument])
+        return cls(**{**config, cls.argument: wrapped})
 
     def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
         return {"seeds": seeds}

@@ -1,6 +1,5 @@
 """The demo's picture: the loss curves of one device, this package and stock Keras."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from keras_multigpu.commands.demo_cases import CASES
 from keras_multigpu.commands.demo_cases import EPOCHS
 from keras_multigpu.commands.demo_cases import WAYS
 from keras_multigpu.commands.demo_cases import Results
+from keras_multigpu.pictures import write_png
 
 SMALLEST = 1e-8
 ROUNDING = 1e-5
@@ -56,11 +56,8 @@ def draw(results: Results, path: Path) -> Path:
     axes[0, 0].set_ylabel("training loss")
     axes[1, 0].set_ylabel("distance from\none device's loss")
     axes[0, 0].legend(frameon=False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Whole or not at all: a reader never sees half a picture.
-    partial = path.with_suffix(".partial.png")
-    figure.savefig(partial, dpi=120)
-    os.replace(partial, path)
+    figure.set_dpi(120)
+    write_png(figure, path)
     pyplot.close(figure)
     return path
 

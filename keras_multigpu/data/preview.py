@@ -1,6 +1,5 @@
 """Draws examples with their labels."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,8 @@ from keras_multigpu.data.order import draw_seeds
 from keras_multigpu.data.preview_figure import Examples
 from keras_multigpu.data.preview_figure import drawn
 from keras_multigpu.data.preview_labels import label_texts
+from keras_multigpu.pictures import checked_png
+from keras_multigpu.pictures import write_png
 
 DRAWS = 3
 """How often each image is augmented."""
@@ -34,26 +35,10 @@ def draw(batches: Any, path: str | Path, count: int, augment: Augment | None) ->
         count: How many examples.
         augment: What changes the images in training.
     """
-    path = Path(path)
-    if path.suffix.lower() != ".png":
-        raise ValueError(
-            problem(
-                "The picture's file is no PNG.",
-                "Expected a path that ends in .png.",
-                "Change the ending.",
-                path=str(path),
-            )
-        )
+    path = checked_png(path)
     what = repr(batches.with_(augment=None)).removeprefix("Batches(").removesuffix(")")
     figure = drawn(examples_of(batches, count, augment), what)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Whole or not at all: a reader never sees half a picture.
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        figure.savefig(partial, format="png")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_png(figure, path)
     return path
 
 

@@ -12,14 +12,12 @@ median of the rounds' ratios; rates are medians, too.
 """
 
 import argparse
-import contextlib
 import os
 import statistics
 import time
 from collections.abc import Callable
 from collections.abc import Iterator
 from functools import partial
-from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version
 from typing import Any
 from typing import NamedTuple
@@ -317,12 +315,8 @@ TABLES = {"augmentation": bench_peers, "augmentation alone": bench_alone}
 
 
 def heading() -> str:
-    """The machine, and the versions of the peer and of what changes images on the host."""
-    found = []
-    for name in ("keras-cv", "opencv-python-headless", "opencv-python"):
-        with contextlib.suppress(PackageNotFoundError):
-            found.append(f"{name} {version(name)}")
-    return f"{machine()} {', '.join(found)}."
+    """The machine, and the version of the peer."""
+    return f"{machine()} keras-cv {version('keras-cv')}."
 
 
 def main() -> None:
