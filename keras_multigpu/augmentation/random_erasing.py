@@ -3,7 +3,6 @@
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import Range
@@ -14,6 +13,7 @@ from keras_multigpu.augmentation.arguments import is_number
 from keras_multigpu.augmentation.arguments import is_pair
 from keras_multigpu.augmentation.arguments import plain
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
+from keras_multigpu.augmentation.compilation import fused
 from keras_multigpu.augmentation.examples import Drawn
 from keras_multigpu.augmentation.examples import Shape
 from keras_multigpu.augmentation.random_numbers import Draws
@@ -92,27 +92,10 @@ class RandomErasing(AugmentationLayer):
         return drawn
 
     def change_images(self, images: tf.Tensor, drawn: Drawn, on_host: bool) -> tf.Tensor:
-        channels = images.shape[3]
-        noise = "noise" in drawn
-        count, height, width = (tf.shape(images)[axis] for axis in range(3))
-        if noise:
-            rows, columns = noise_factors(drawn["noise"], height, width, channels)
-        else:
-            rows, columns = tf.zeros([count, height], tf.uint32), tf.zeros([count, 1], tf.uint32)
-        values = [0.0] * channels if noise else self._fill_values(channels)
-        if on_host:
-            low, high = (np.float32(value) for value in self.value_range)
-            inputs = [images, drawn["erased"], rows, columns, np.asarray(values, np.float32)]
-            inputs += [low, high, noise]
-            result = tf.numpy_function(erased_by_numpy, inputs, tf.float32, stateful=False)
-            return tf.ensure_shape(result, images.shape)
-        flat = tf.reshape(images, [count, height, width * channels])
-        inside = inside_boxes(drawn["erased"], height, width, channels)
-        if noise:
-            filling = noise_between(rows[:, :, None] * columns[:, None, :], self.value_range)
-        else:
-            filling = tf.tile(tf.constant(values, tf.float32), [width])
-        return tf.reshape(tf.where(inside, filling, flat), tf.shape(images))
+        noise = drawn.get("noise")
+        values = None if noise is not None else self._fill_values(images.shape[3])
+        settings = self.value_range, values
+        return fused(erased, [images, drawn["erased"], noise], *settings, on_host=on_host)
 
     def get_config(self) -> dict[str, Any]:
         config = {
@@ -124,10 +107,10 @@ class RandomErasing(AugmentationLayer):
         }
         return {**super().get_config(), **config}
 
-    def _fill_values(self, channels: int) -> list[float]:
+    def _fill_values(self, channels: int) -> tuple[float, ...]:
         """The value of each channel."""
         if is_number(self.fill_value):
-            return [float(self.fill_value)] * channels
+            return (float(self.fill_value),) * channels
         values = [float(value) for value in self.fill_value]
         if len(values) < colored(channels):
             raise ValueError(
@@ -139,7 +122,7 @@ class RandomErasing(AugmentationLayer):
                     channels=channels,
                 )
             )
-        return [*values, *[0.0] * channels][:channels]
+        return (*values, *[0.0] * channels)[:channels]
 
 
 def as_aspect_ratio(value: Any) -> Range:
@@ -168,6 +151,34 @@ def require_fill_value(value: Any) -> None:
 def colored(channels: int) -> int:
     """How many of the channels can be erased: all but alpha."""
     return channels - 1 if channels in (2, 4) else channels
+
+
+def erased(
+    images: tf.Tensor,
+    boxes: tf.Tensor,
+    noise: tf.Tensor | None,
+    value_range: Range,
+    values: tuple[float, ...] | None,
+) -> tf.Tensor:
+    """Images with a rectangle of something else in each.
+
+    Args:
+        images: `float32[n, height, width, channels]`.
+        boxes: `int32[n, 4]`: left, top, right, bottom.
+        noise: `int32[n, 2]`, the seeds of the noise in the rectangles, or None.
+        value_range: The lowest and highest value of noise.
+        values: What fills the channels where there is no noise, or None.
+    """
+    count, height, width = (tf.shape(images)[axis] for axis in range(3))
+    channels = images.shape[3]
+    flat = tf.reshape(images, [count, height, width * channels])
+    if noise is None:
+        filling = tf.tile(tf.constant(values, tf.float32), [width])
+    else:
+        rows, columns = noise_factors(noise, height, width, channels)
+        filling = noise_between(rows[:, :, None] * columns[:, None, :], value_range)
+    inside = inside_boxes(boxes, height, width, channels)
+    return tf.reshape(tf.where(inside, filling, flat), tf.shape(images))
 
 
 def inside_boxes(boxes: tf.Tensor, height: Any, width: Any, channels: int) -> tf.Tensor:
@@ -202,23 +213,3 @@ def noise_between(hashes: tf.Tensor, value_range: Range) -> tf.Tensor:
     # As signed integers they become floats twice as fast.
     noise = tf.cast(tf.bitcast(bits, tf.int32), tf.float32) * ((high - low) * 2.0**-_BITS)
     return noise + low if low != 0 else noise
-
-
-def erased_by_numpy(
-    images: Any, boxes: Any, rows: Any, columns: Any, values: Any, low: Any, high: Any, noise: Any
-) -> Any:
-    """The same in a pipeline, where only the rectangles themselves are computed."""
-    result = images.copy()
-    channels = images.shape[3]
-    visible = colored(channels)
-    for image, (left, top, right, bottom), row, column in zip(
-        result, boxes, rows, columns, strict=True
-    ):
-        filling = values
-        if noise:
-            part = column[left * channels : right * channels]
-            bits = np.multiply.outer(row[top:bottom], part) >> np.uint32(32 - _BITS)
-            numbers = bits.astype(np.float32) * np.float32((high - low) * 2.0**-_BITS) + low
-            filling = numbers.reshape(bottom - top, right - left, channels)
-        image[top:bottom, left:right, :visible] = filling[..., :visible]
-    return result
