@@ -90,6 +90,11 @@ def build(layer: keras.Layer, x: Any) -> None:
         )
 
 
+def is_keras_cv(layer: Any) -> bool:
+    """Whether a layer is one of keras-cv, which need not be installed."""
+    return any(cls.__module__.startswith("keras_cv.") for cls in type(layer).__mro__)
+
+
 def parameters(function: Any) -> Sequence[str]:
     """The names of a function's parameters."""
     try:

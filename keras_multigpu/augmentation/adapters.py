@@ -8,8 +8,8 @@ from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.function import Function
 from keras_multigpu.augmentation.keras_cv_layer import KerasCVLayer
 from keras_multigpu.augmentation.keras_layer import KerasLayer
-from keras_multigpu.augmentation.wrapped_layer import is_keras_cv
 from keras_multigpu.checks import problem
+from keras_multigpu.seeded_layers import is_keras_cv
 
 
 def as_layer(layer: Any, bounding_box_format: str | None = None) -> AugmentationLayer:

@@ -12,6 +12,7 @@ from keras_multigpu.augmentation.examples import Drawn
 from keras_multigpu.augmentation.examples import Example
 from keras_multigpu.augmentation.examples import Shape
 from keras_multigpu.checks import problem
+from keras_multigpu.seeded_layers import is_keras_cv
 
 MOVED = ("bounding_boxes", "segmentation_masks")
 """What has to follow where pixels move."""
@@ -106,11 +107,6 @@ def require_instance(wrapped: Any) -> None:
                 layer=wrapped,
             )
         )
-
-
-def is_keras_cv(layer: Any) -> bool:
-    """Whether a layer is one of keras-cv, which need not be installed."""
-    return any(cls.__module__.startswith("keras_cv.") for cls in type(layer).__mro__)
 
 
 def require_foreign(layer: Any, origin: str) -> None:

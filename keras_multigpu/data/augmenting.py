@@ -11,6 +11,7 @@ from keras_multigpu.checks import problem
 from keras_multigpu.seeded_layers import build
 from keras_multigpu.seeded_layers import call_of
 from keras_multigpu.seeded_layers import image_by_image
+from keras_multigpu.seeded_layers import is_keras_cv
 from keras_multigpu.seeded_layers import parameters
 from keras_multigpu.seeded_layers import seeded
 
@@ -160,7 +161,7 @@ def refuse_mixing(layer: keras.Layer) -> None:
 def refuse_keras_cv(layer: keras.Layer) -> None:
     """Raise a `ValueError` for layers of keras-cv, whose draws no seed of an example decides."""
     for part in keras_internals.layers_of(layer):
-        if any(cls.__module__.startswith("keras_cv.") for cls in type(part).__mro__):
+        if is_keras_cv(part):
             raise ValueError(
                 problem(
                     f"`augment` holds {type(part).__name__} of keras-cv by itself. It would draw "
