@@ -248,6 +248,10 @@ class Batches:
         """
         return self._dataset(Place(*position), endless=True, share=shard)
 
+    def position_after(self, position: tuple[int, int], batches: int) -> tuple[int, int]:
+        """Where reading stands, as `(epoch, examples)`, some batches after a position."""
+        return self._plan().place(Place(*position), batches)
+
     def distribute(
         self, strategy: tf.distribute.Strategy, position: tuple[int, int] = (0, 0)
     ) -> tf.distribute.DistributedDataset:

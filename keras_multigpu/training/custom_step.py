@@ -18,27 +18,29 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.batch_sizes import share_bounds
+from keras_multigpu.checks import problem
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.training import randomness
 from keras_multigpu.training.feeding import Batch
-from keras_multigpu.training.loops import flattened
+from keras_multigpu.training.logs import flattened
 from keras_multigpu.training.loss_reduction import LossShares
 from keras_multigpu.training.loss_reduction import NeedsWholeBatch
-from keras_multigpu.training.one_step import assign
-from keras_multigpu.training.one_step import read
-from keras_multigpu.training.one_step import sums
 from keras_multigpu.training.optimizer_update import updated
 from keras_multigpu.training.packing import Packing
 from keras_multigpu.training.passes import zero_unless
 from keras_multigpu.training.placement import NeedsOptimizer
 from keras_multigpu.training.placement import copies
 from keras_multigpu.training.placement import own_optimizers
+from keras_multigpu.training.probes import Probe
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.shares import HOST
 from keras_multigpu.training.shares import share_of
 from keras_multigpu.training.sparse_gradients import is_sparse
 from keras_multigpu.training.sparse_gradients import of_table
 from keras_multigpu.training.sparse_gradients import rows_of_all
+from keras_multigpu.training.step import assign
+from keras_multigpu.training.step import read
+from keras_multigpu.training.step import sums
 from keras_multigpu.training.sync_batch_norm import synchronized
 
 _present = threading.local()
@@ -57,6 +59,8 @@ class CustomStep:
         strategy: Its strategy.
         function: The user's `train_step`, `test_step` or `predict_step`.
         layers: BatchNorm layers to synchronise.
+        probes: What callbacks want to do before each step. What the user's code computes they
+            cannot see.
     """
 
     def __init__(
@@ -65,8 +69,11 @@ class CustomStep:
         strategy: tf.distribute.Strategy,
         function: Callable[[Any], Any],
         layers: Sequence[keras.layers.BatchNormalization] = (),
+        probes: Sequence[Probe] = (),
     ) -> None:
+        refuse_to_measure(probes)
         self._layers = list(layers)
+        self._probes = list(probes)
         self._model = model
         self._strategy = strategy
         self._function = function
@@ -82,6 +89,8 @@ class CustomStep:
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Run the step on one global batch; its logs."""
+        for probe in self._probes:
+            probe.before_step()
         logs, rows = self._run(batch)
         self._average(rows)
         return self._merged(logs, rows)
@@ -163,6 +172,21 @@ class CustomStep:
                 merged[name] = tf.where(updated, merged[name], mean)
             merged.setdefault(name, mean)
         return {name: merged[name] for name in logs[0]}
+
+
+def refuse_to_measure(probes: Sequence[Probe]) -> None:
+    """Raise a `ValueError` where a probe wants to see what only Keras's own step shows."""
+    for probe in probes:
+        if type(probe).on_replica is not Probe.on_replica:
+            raise ValueError(
+                problem(
+                    "A callback wants to measure inside a `train_step` of your own.",
+                    "Expected Keras's own `train_step`, whose losses and gradients are known.",
+                    "Leave out the callback, or write the model with `compute_loss` instead of "
+                    "`train_step`.",
+                    probe=type(probe).__name__,
+                )
+            )
 
 
 class CustomPrediction(CustomStep):

@@ -11,12 +11,14 @@ from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training import loops
 from keras_multigpu.training.custom_step import present_rows
 from keras_multigpu.training.custom_step import share_of_loss
+from keras_multigpu.training.dataset_feeding import normalized
 from keras_multigpu.training.epoch_feeding import knows_epochs
 from keras_multigpu.training.feeding import Batch
 from keras_multigpu.training.feeding import Feed
 from keras_multigpu.training.feeding import Group
-from keras_multigpu.training.feeding import normalized
+from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.replication import Replication
+from keras_multigpu.training.run import TrainingRun
 
 
 class DistributedModel(keras.Model):
@@ -41,6 +43,9 @@ class DistributedModel(keras.Model):
         if tf.distribute.has_strategy():
             model.replicate(Replication(tf.distribute.get_strategy()))
         return model
+
+    training_run: TrainingRun
+    """Where `fit` stands; there while it runs, for callbacks."""
 
     @property
     def replication(self) -> Replication:
@@ -205,7 +210,7 @@ class DistributedModel(keras.Model):
             sample_weight = keras_internals.class_weights_of_labels(y, class_weight)
         batch = normalized((x, y, sample_weight))
         self.reset_metrics()
-        logs = loops.pythonic(self.train_group(Group(1, [batch], None), None))
+        logs = pythonic(self.train_group(Group(1, [batch], None), None))
         return logs if return_dict else keras_internals.flatten_metrics(self, logs)
 
     def test_on_batch(
@@ -215,7 +220,7 @@ class DistributedModel(keras.Model):
         require_compiled(self)
         batch = normalized((x, y, sample_weight))
         self.reset_metrics()
-        logs = loops.pythonic(self.test_group(Group(1, [batch], None), None))
+        logs = pythonic(self.test_group(Group(1, [batch], None), None))
         return logs if return_dict else keras_internals.flatten_metrics(self, logs)
 
     def predict_on_batch(self, x: Any) -> Any:

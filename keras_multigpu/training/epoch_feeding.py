@@ -6,18 +6,42 @@ offers.
 
 from collections.abc import Iterator
 from typing import Any
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 
-OFFERED = ("epoch", "epochs", "evaluation", "for_replicas", "global_batch_size", "steps_per_epoch")
+OFFERED = (
+    "epoch",
+    "epochs",
+    "evaluation",
+    "for_replicas",
+    "global_batch_size",
+    "position_after",
+    "steps_per_epoch",
+    "with_",
+)
 
 
 def knows_epochs(x: Any) -> bool:
     """Whether `x` offers its batches epoch by epoch."""
     return all(hasattr(type(x), name) for name in OFFERED)
+
+
+class Anchor(NamedTuple):
+    """Where an epoch of `fit` begins, since the batches have their present size.
+
+    Attributes:
+        epoch: The epoch of `fit`.
+        data_epoch: The epoch of the data.
+        examples: How many examples of it come before.
+    """
+
+    epoch: int
+    data_epoch: int
+    examples: int
 
 
 class EpochSource:
@@ -49,42 +73,74 @@ class EpochSource:
         self._training = training
         self._steps = steps
         self._class_weight = class_weight
-        self._epoch = 0
-        self._made: tuple[int, tf.data.Dataset] | None = None
+        self._place = (0, 0)
+        self.anchor = Anchor(0, 0, 0)
+        self._made: tuple[Any, tf.data.Dataset] | None = None
         self.spec: Any = None
         self.start(0)
 
-    def start(self, epoch: int) -> None:
-        """Begin with this epoch of `fit`."""
-        self._epoch = epoch if self._training else 0
+    @property
+    def batch_size(self) -> int:
+        """The global batch size."""
+        return int(self._batches.global_batch_size)
+
+    def start(self, epoch: int, step: int = 0) -> None:
+        """Begin with this step of this epoch of `fit`."""
+        self._place = (epoch, step) if self._training else (0, 0)
         self._dataset()
+
+    def resize(self, batch_size: int, epoch: int) -> None:
+        """Take batches of another size from this epoch of `fit` on."""
+        if self._steps is not None:
+            refuse_to_count(self.num_batches, self._batches)
+            self.anchor = Anchor(epoch, *self._position(epoch, 0))
+        self._batches = self._batches.with_(global_batch_size=batch_size)
+        self.num_batches = self._batches.steps_per_epoch
+
+    def first_batches(self, batch_size: int | None) -> Iterator[Any]:
+        """Batches from the first epoch on, of any size, apart from what `fit` reads."""
+        batches = self._batches.with_(global_batch_size=batch_size or self.batch_size)
+        return iter(self._weighted(batches.epochs() if self.endless else batches.epoch(0)))
 
     def iterator(self) -> Iterator[Any]:
         """A new iterator: over all epochs if it is endless, otherwise over the next one."""
         iterator = iter(self._dataset())
         if self._training and not self.endless:
-            self._epoch += 1
+            self._place = (self._place[0] + 1, 0)
         return iterator
 
     def _dataset(self) -> tf.data.Dataset:
-        if self._made is None or self._made[0] != self._epoch:
-            made = self._endless() if self.endless else self._batches.epoch(self._epoch)
-            if self._class_weight is not None:
-                refuse_weights_twice(made.element_spec, self._class_weight)
-                made = made.map(keras_internals.class_weights_of_batch(self._class_weight))
-            self._made = self._epoch, made
+        key = self._place, self.batch_size, self.anchor
+        if self._made is None or self._made[0] != key:
+            epoch, step = self._place
+            made = self._weighted(
+                self._endless()
+                if self.endless
+                else self._batches.epoch(*self._position(epoch, step))
+            )
+            self._made = key, made
             self.spec = made.element_spec
         return self._made[1]
 
+    def _weighted(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        if self._class_weight is None:
+            return dataset
+        refuse_weights_twice(dataset.element_spec, self._class_weight)
+        return dataset.map(keras_internals.class_weights_of_batch(self._class_weight))
+
     def _endless(self) -> tf.data.Dataset:
-        """All batches from the beginning of an epoch of `fit` on."""
+        """All batches from a step of an epoch of `fit` on."""
+        epoch, step = self._place
+        if self._steps is not None and self.num_batches is None:
+            return self._batches.epochs().skip(epoch * self._steps + step)
+        return self._batches.epochs(self._position(epoch, step))
+
+    def _position(self, epoch: int, step: int) -> tuple[int, int]:
+        """Where a step of an epoch of `fit` begins: the epoch of the data, and examples."""
         if self._steps is None:
-            return self._batches.epochs((self._epoch, 0))
-        done = self._epoch * self._steps
-        if self.num_batches is None:
-            return self._batches.epochs().skip(done)
-        epoch, batch = divmod(done, self.num_batches)
-        return self._batches.epochs((epoch, batch * self._batches.global_batch_size))
+            return epoch, step * self.batch_size
+        first, *position = self.anchor
+        return self._batches.position_after(tuple(position), (epoch - first) * self._steps + step)
 
     def cause(self, error: tf.errors.OpError) -> Exception | None:
         """Why reading failed, if that is what `error` is about."""
@@ -135,5 +191,19 @@ def refuse_weights_twice(spec: Any, class_weight: dict[int, float]) -> None:
                 'Write `batches.with_(balance="class_weight")`, which multiplies them, or leave '
                 "out `balance`.",
                 class_weight=class_weight,
+            )
+        )
+
+
+def refuse_to_count(num_batches: int | None, batches: Any) -> None:
+    """Raise a `ValueError` where nobody knows what has been read of a source so far."""
+    if num_batches is None:
+        raise ValueError(
+            problem(
+                "The batch size is to change, and the data's length is not known.",
+                "Expected a known number of examples, or `fit` without `steps_per_epoch`.",
+                "Leave out `steps_per_epoch`, or state the number of examples when you make "
+                "the batches.",
+                data=batches,
             )
         )

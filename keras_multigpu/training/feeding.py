@@ -8,27 +8,27 @@ read when it is dropped.
 import collections.abc
 import contextlib
 import itertools
+import time
 import warnings
-from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
+from keras_multigpu.training.dataset_feeding import DatasetSource
+from keras_multigpu.training.dataset_feeding import PythonSource
+from keras_multigpu.training.dataset_feeding import normalized
+from keras_multigpu.training.epoch_feeding import Anchor
 from keras_multigpu.training.epoch_feeding import EpochSource
 from keras_multigpu.training.epoch_feeding import knows_epochs
 from keras_multigpu.training.epoch_feeding import refuse_what_batches_bring
 from keras_multigpu.training.shares import batch_size_of
 
 Batch = tuple[Any, Any, Any]
-
-ABSENT = (tf.experimental.Optional, tf.OptionalSpec, type(tf.type_spec_from_value(None)))
-"""What stands in a dataset for a missing array."""
 
 RAN_OUT = (
     "Your input ran out of data; interrupting training. Make sure that your dataset or "
@@ -107,8 +107,11 @@ class Feed:
                 shuffle=False if isinstance(x, tf.data.Dataset) else shuffle,
                 class_weight=class_weight,
             )
+        self.data = x
+        self.waited = 0.0
         self._iterator: Any = None
         self._drawn = 0
+        self._begin = 0
         self._counted: int | None = None
 
     @property
@@ -135,6 +138,58 @@ class Feed:
             self._source.start(epoch)
         self._source.on_epoch_end()
 
+    @property
+    def batch_size(self) -> int | None:
+        """The global batch size; None where only the batches themselves can tell."""
+        return self._source.batch_size
+
+    @property
+    def anchor(self) -> Anchor | None:
+        """Where the data stood when the batch size last changed."""
+        return self._source.anchor if isinstance(self._source, EpochSource) else None
+
+    @property
+    def skips_by_reading(self) -> bool:
+        """Whether the way to a later step leads through all batches before it."""
+        return not isinstance(self._source, EpochSource)
+
+    def resize(self, batch_size: int, epoch: int) -> None:
+        """Take batches of another size from this epoch on."""
+        self._source.resize(batch_size, epoch)
+        self._iterator = None
+        if isinstance(self._source, EpochSource):
+            self._source.start(epoch)
+
+    def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
+        """Batches from the beginning of the data on, of any size; `fit` goes on unaffected."""
+        return map(normalized, self._source.first_batches(batch_size))
+
+    def go_to(self, epoch: int, step: int, anchor: Sequence[int] | None = None) -> Batch | None:
+        """Begin in the middle of an epoch; the last batch that was skipped by reading.
+
+        Args:
+            epoch: The epoch of `fit`.
+            step: How many of its batches to leave out.
+            anchor: What `anchor` was when training stood there.
+        """
+        self._iterator, self._begin = None, step
+        if isinstance(self._source, EpochSource):
+            self._source.anchor = Anchor(*(anchor or (0, 0, 0)))
+            self._source.start(epoch, step)
+            return None
+        for _ in range(epoch if self._steps is None else 0):
+            # Data that are shuffled anew for each epoch count their iterators.
+            self._source.on_epoch_begin()
+            next(self._source.iterator(), None)
+            self._source.on_epoch_end()
+        last = None
+        for _ in range(step if self._steps is None else epoch * self._steps + step):
+            if self._iterator is None or self._left() == 0:
+                self._restart()
+            last = next(self._iterator, last)
+            self._drawn += 1
+        return None if last is None else normalized(last)
+
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
         """Name the true cause where reading fails, and stop reading ahead in the end."""
@@ -156,12 +211,16 @@ class Feed:
             in_graph: Whether groups may be read inside the graph, where that is possible.
         """
         self._source.on_epoch_begin()
-        if self._iterator is None or (self._steps is None and not self._source.endless):
+        first, self._begin = self._begin, 0
+        anew = self._steps is None and not self._source.endless and not first
+        if self._iterator is None or anew:
             self._restart()
-        total, first = self._steps or self._source.num_batches, 0
+        total = self._steps or self._source.num_batches
         while total is None or first < total:
             size = group_size if total is None else min(group_size, total - first)
+            asked = time.perf_counter()
             group = self._draw(size, in_graph)
+            self.waited += time.perf_counter() - asked
             drawn, group = group.size, self._without_empty(group)
             if group.size:
                 yield first, group
@@ -205,90 +264,6 @@ class Feed:
             group = Group(len(batches), batches, None)
         self._drawn += group.size
         return group
-
-
-class DatasetSource:
-    """Batches from whatever Keras can turn into a `tf.data.Dataset`.
-
-    Args:
-        **arguments: The arguments of Keras's `get_data_adapter`.
-    """
-
-    endless = False
-    may_be_empty = False
-
-    def __init__(self, **arguments: Any) -> None:
-        self._adapter = keras_internals.data_adapter(**arguments)
-        self._dataset = self._adapter.get_tf_dataset()
-        self.num_batches = self._adapter.num_batches
-        endless = self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY
-        self.is_countable = endless or self.num_batches is not None
-        self.spec: Any = self._dataset.element_spec
-        self.on_epoch_begin: Callable[[], None] = self._adapter.on_epoch_begin
-        self.on_epoch_end: Callable[[], None] = self._adapter.on_epoch_end
-
-    def iterator(self) -> Any:
-        """A new iterator."""
-        return iter(self._dataset)
-
-
-class PythonSource:
-    """Batches from a Python iterator, each taken when it is needed.
-
-    Args:
-        make: Returns the iterator.
-        class_weight: Weights of classes, which become sample weights.
-    """
-
-    num_batches = None
-    is_countable = False
-    spec = None
-    endless = False
-    may_be_empty = False
-
-    def __init__(
-        self, make: Callable[[], Iterator[Any]], class_weight: dict[int, float] | None
-    ) -> None:
-        self._make = make
-        self._class_weight = class_weight
-
-    def iterator(self) -> Iterator[Batch]:
-        """An iterator over what is left."""
-        return (self._weighted(normalized(batch)) for batch in self._make())
-
-    def _weighted(self, batch: Batch) -> Batch:
-        return batch if self._class_weight is None else weighted(batch, self._class_weight)
-
-    def on_epoch_begin(self) -> None:
-        """Nothing to do."""
-
-    def on_epoch_end(self) -> None:
-        """Nothing to do."""
-
-
-def normalized(batch: Any) -> Batch:
-    """A batch as `(x, y, sample_weight)` of tensors or specs; missing parts are None."""
-    parts = keras.utils.unpack_x_y_sample_weight(batch)
-    return keras.tree.map_structure(as_tensor, tuple(keras.tree.lists_to_tuples(parts)))
-
-
-def as_tensor(leaf: Any) -> Any:
-    """A leaf of a batch as a tensor, in Keras's float type where it is a float array."""
-    if leaf is None or isinstance(leaf, ABSENT):
-        return None
-    if tf.is_tensor(leaf) or isinstance(leaf, tf.TypeSpec):
-        return leaf
-    leaf = np.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
-    if np.issubdtype(leaf.dtype, np.floating) and leaf.dtype.itemsize > 2:
-        return tf.convert_to_tensor(leaf, keras.config.floatx())
-    return tf.convert_to_tensor(leaf)
-
-
-def weighted(batch: Batch, class_weight: dict[int, float]) -> Batch:
-    """A batch whose classes' weights have become sample weights."""
-    return keras_internals.class_weights_of_batch(class_weight)(
-        *(part for part in batch if part is not None)
-    )
 
 
 def joined_batch(batch: Any) -> Any:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 from keras_multigpu.training.feeding import Feed
 from keras_multigpu.training.feeding import Group
+from keras_multigpu.training.logs import pythonic
+from keras_multigpu.training.run import TrainingRun
 
 if TYPE_CHECKING:
     from keras_multigpu.training.distributed_model import DistributedModel
@@ -45,25 +45,29 @@ def train(
     model.prepare(feed.spec)
     callbacks = callback_list(model, callbacks, verbose, epochs, feed.num_batches)
     model.stop_training = False
-    callbacks.on_train_begin()
-    # A callback may have just restored a model, and the number of the epoch with it.
-    initial_epoch = keras_internals.initial_epoch(model) or initial_epoch
-    feed.rewind(initial_epoch)
+    run = TrainingRun(model, feed, callbacks, epochs, initial_epoch)
     logs: dict[str, Any] = {}
-    with feed.reading():
-        for epoch in range(initial_epoch, epochs):
-            model.reset_metrics()
+    with run.running(), feed.reading():
+        callbacks.on_train_begin()
+        run.begin()
+        for epoch in range(run.epoch, epochs):
+            run.begin_epoch(epoch)
             callbacks.on_epoch_begin(epoch)
-            logs = run_epoch(model, feed, callbacks, "train", model.train_group)
+            logs = run_epoch(model, feed, callbacks, "train", model.train_group, run)
             if validate is not None and validate.is_due(epoch):
                 logs.update(validate.logs(model, callbacks))
             callbacks.on_epoch_end(epoch, logs)
             if model.stop_training:
                 break
+        finish(model, callbacks, epochs, logs)
+    return model.history
+
+
+def finish(model: "DistributedModel", callbacks: Any, epochs: int, logs: dict[str, Any]) -> None:
+    """What `fit` does after the last epoch."""
     if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
         model.optimizer.finalize_variable_values(model.trainable_weights)
     callbacks.on_train_end(logs=logs)
-    return model.history
 
 
 def run_epoch(
@@ -71,7 +75,8 @@ def run_epoch(
     feed: Feed,
     callbacks: Any,
     mode: str,
-    run: Callable[[Group, Any], dict[str, Any]],
+    train_or_test: Callable[[Group, Any], dict[str, Any]],
+    run: TrainingRun | None = None,
 ) -> dict[str, Any]:
     """Run one epoch's steps of training or evaluation; the logs of the last one.
 
@@ -80,15 +85,18 @@ def run_epoch(
         feed: Where the batches come from.
         callbacks: The callbacks.
         mode: `"train"` or `"test"`.
-        run: Runs a group of batches.
+        train_or_test: Runs a group of batches.
+        run: Where training stands, and is told how it gets on.
     """
     begin, end = (getattr(callbacks, name) for name in HOOKS[mode])
     listened = listens(callbacks, mode)
-    logs: dict[str, Any] = {}
+    logs: dict[str, Any] = {} if run is None or not run.step else run.logs
     for first, group in feed.epoch(model.steps_per_execution, model.runs_in_graph):
         if listened:
             begin(first)
-        logs = run(group, feed.spec)
+        logs = train_or_test(group, feed.spec)
+        if run is not None:
+            run.step, run.logs = first + group.size, logs
         if listened:
             end(first + group.size - 1, logs)
         if model.stop_training if mode == "train" else model.stop_evaluating:
@@ -202,22 +210,6 @@ def listens(callbacks: Any, mode: str) -> bool:
 def is_silent(callback: keras.callbacks.Callback) -> bool:
     """Whether a progress bar shows no single batches."""
     return isinstance(callback, keras.callbacks.ProgbarLogger) and callback.verbose != 1
-
-
-def pythonic(logs: dict[str, Any]) -> dict[str, Any]:
-    """Logs as Python numbers where they are numbers."""
-    return {
-        name: float(value) if np.ndim(value) == 0 else value
-        for name, value in flattened(logs).items()
-    }
-
-
-def flattened(logs: dict[str, Any]) -> dict[str, Any]:
-    """Logs whose nested dicts have moved up, as in Keras's history."""
-    flat: dict[str, Any] = {}
-    for name, value in logs.items():
-        flat.update(flattened(value) if isinstance(value, dict) else {name: value})
-    return flat
 
 
 def joined(outputs: list[Any]) -> Any:

@@ -48,3 +48,15 @@ class Packing:
             for index, part in zip(members, tf.split(pack, sizes), strict=True):
                 tensors[index] = tf.reshape(part, self._shapes[index])
         return [tensors[index] for index in range(len(self._shapes))]
+
+    def beginnings(self, packs: Sequence[tf.Tensor], count: int) -> list[tf.Tensor]:
+        """The part of each pack that holds the first `count` tensors."""
+        parts = []
+        for members, pack in zip(self._members, packs, strict=True):
+            sizes = [math.prod(self._shapes[index]) for index in members if index < count]
+            if len(sizes) == len(members):
+                parts.append(pack)
+            elif sizes:
+                # The members of a pack are in the tensors' order.
+                parts.append(tf.reshape(pack, [-1])[: sum(sizes)])
+        return parts

@@ -26,6 +26,7 @@ from keras_multigpu.training.shares import rows
 from keras_multigpu.training.sparse_gradients import concatenated
 from keras_multigpu.training.sparse_gradients import is_sparse
 from keras_multigpu.training.sparse_gradients import of_table
+from keras_multigpu.training.sparse_gradients import square_norm
 
 
 class Summands(NamedTuple):
@@ -137,6 +138,15 @@ class ReplicaPass:
             flat = flat[size:]
         return Summands(*parts)
 
+    def square_norm(
+        self, packs: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices]
+    ) -> tf.Tensor:
+        """The sum of the squares of all gradients, from packs and sparse gradients."""
+        assert self._packing is not None
+        dense = self._packing.beginnings(packs, self._sizes[0])
+        squares = [tf.reduce_sum(tf.square(tf.cast(part, tf.float32))) for part in dense]
+        return tf.add_n([tf.zeros(()), *squares, *map(square_norm, slices)])
+
     def merged_others(self, values: Values, sums: Summands) -> list[tf.Tensor]:
         """The new values of the changed variables, equal on all replicas."""
         return [
@@ -206,6 +216,11 @@ class TrainingPass(ReplicaPass):
             scaled = loss * loss_scale
         gradients = self.connected(tape.gradient(scaled, values.trainable))
         return gradients, [loss, *shares], end, with_attached(forward.y_pred)
+
+    @property
+    def with_gradients(self) -> list[keras.Variable]:
+        """The variables that have a gradient, in the order of the gradients."""
+        return [self.pure.trainable[index] for index in self._dense + self._sparse]
 
     def connected(self, gradients: Sequence[Any]) -> list[Any]:
         """The gradients that exist, dense ones first; remembers whose they are."""

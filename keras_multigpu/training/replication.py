@@ -22,6 +22,8 @@ from keras_multigpu.training.passes import TrainingPass
 from keras_multigpu.training.placement import build_optimizer
 from keras_multigpu.training.placement import place_model
 from keras_multigpu.training.placement import place_summing_metrics
+from keras_multigpu.training.probes import Probe
+from keras_multigpu.training.shares import HOST
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.step_functions import StepFunctions
 from keras_multigpu.training.sync_batch_norm import synchronized
@@ -46,25 +48,49 @@ class Replication:
         self.sync_batch_norm = sync_batch_norm
         self.micro_batches: int | str = 1
         self.pieces = 1
+        self._probes: tuple[Probe, ...] = ()
+        self._data_wait: tf.Variable | None = None
         self._functions: dict[Any, StepFunctions] = {}
 
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""
         self._functions = {}
 
+    def watch(self, probe: Probe) -> None:
+        """Let a probe into every training step.
+
+        The steps stay compiled for the next `fit` with the same probes, and for one without.
+        """
+        with tf.init_scope(), keras_internals.single_device():
+            probe.build(self.strategy)
+            if probe.timed and self._data_wait is None:
+                with tf.device(HOST):
+                    self._data_wait = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+        self._probes += (probe,)
+
+    def watch_nothing(self) -> None:
+        """Take all probes out of the training step."""
+        self._probes = ()
+
+    def waited_in_graph(self) -> float:
+        """For how many seconds graphs of several steps have waited for data, if that is timed."""
+        return 0.0 if self._data_wait is None else float(self._data_wait.numpy())
+
     def training(self, model: keras.Model) -> StepFunctions:
         """The compiled training steps."""
         return self._of(
-            ("train", self.pieces), lambda spec: self._training_step(model, spec), model
+            ("train", self.pieces, self._probes),
+            lambda spec: self._training_step(model, spec),
+            model,
         )
 
     def evaluation(self, model: keras.Model) -> StepFunctions:
         """The compiled evaluation steps."""
-        return self._of("test", lambda spec: self._evaluation_step(model, spec), model)
+        return self._of(("test",), lambda spec: self._evaluation_step(model, spec), model)
 
     def prediction(self, model: keras.Model) -> StepFunctions:
         """The compiled prediction steps."""
-        return self._of("predict", lambda spec: self._prediction_step(model, spec), model)
+        return self._of(("predict",), lambda spec: self._prediction_step(model, spec), model)
 
     def train_in_memory(self, model: keras.Model, batch: Batch, spec: Batch | None) -> Any:
         """Train on a batch; where memory runs out, again in twice as many pieces.
@@ -89,8 +115,21 @@ class Replication:
     def _of(self, kind: Any, make: Callable[[Batch], Any], model: keras.Model) -> StepFunctions:
         key = (kind, bool(model.run_eagerly))
         if key not in self._functions:
-            self._functions[key] = StepFunctions(make, bool(model.run_eagerly))
+            if self._probes:
+                self._forget_other_probes()
+            timed = any(probe.timed for probe in self._probes)
+            self._functions[key] = StepFunctions(
+                make, bool(model.run_eagerly), self._data_wait if timed else None
+            )
         return self._functions[key]
+
+    def _forget_other_probes(self) -> None:
+        """Drop steps with probes that are gone, so that repeated `fit`s do not grow."""
+        self._functions = {
+            key: functions
+            for key, functions in self._functions.items()
+            if key[0][0] != "train" or key[0][2] in ((), self._probes)
+        }
 
     def prepare(self, model: keras.Model, spec: Batch | None) -> None:
         """Build what is not built, and put all variables where they belong."""
@@ -114,17 +153,25 @@ class Replication:
         layers = synchronized_layers(model, self.sync_batch_norm)
         if is_overridden(model, "train_step"):
             refuse_pieces(self.pieces)
-            return self._custom_step(model, spec, model.train_step, layers)
+            return self._custom_step(model, spec, model.train_step, layers, self._probes)
         context = (lambda rows: synchronized(layers, rows)) if layers else None
 
         def sum_of_examples(count_divisors: bool) -> TrainStep:
             replica_pass = TrainingPass(model, self.pieces, context)
-            return TrainStep(model, self.strategy, spec, replica_pass, bool(layers), count_divisors)
+            return TrainStep(
+                model,
+                self.strategy,
+                spec,
+                replica_pass,
+                bool(layers),
+                count_divisors,
+                self._probes,
+            )
 
         def whole_batch() -> WholeBatchTrainStep:
             refuse_pieces(self.pieces)
             replica_pass = TrainingPass(model, 1, context)
-            return WholeBatchTrainStep(model, self.strategy, spec, replica_pass)
+            return WholeBatchTrainStep(model, self.strategy, spec, replica_pass, self._probes)
 
         if is_overridden(model, "compute_loss"):
             return whole_batch()
@@ -150,12 +197,13 @@ class Replication:
         spec: Batch,
         function: Callable[[Any], dict[str, Any]],
         layers: Sequence[keras.layers.BatchNormalization] = (),
+        probes: Sequence[Probe] = (),
     ) -> CustomStep:
         if has_call(model):
             with keras_internals.single_device():
                 keras_internals.symbolic_build(model, symbolic(spec))
         place_summing_metrics(model.metrics_variables, self.strategy)
-        return CustomStep(model, self.strategy, function, layers)
+        return CustomStep(model, self.strategy, function, layers, probes)
 
 
 class FirstThatFits:

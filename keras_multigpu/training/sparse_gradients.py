@@ -57,3 +57,10 @@ def rows_spec(gradient: tf.IndexedSlices) -> tf.IndexedSlicesSpec:
 def is_sparse(gradient: Any) -> bool:
     """Whether a gradient consists of rows."""
     return isinstance(gradient, tf.IndexedSlices)
+
+
+def square_norm(gradient: tf.IndexedSlices) -> tf.Tensor:
+    """The sum of the squares of a sparse gradient; a row that comes twice counts as one."""
+    rows, positions = tf.unique(gradient.indices)
+    summed = tf.math.unsorted_segment_sum(gradient.values, positions, tf.shape(rows)[0])
+    return tf.reduce_sum(tf.square(tf.cast(summed, tf.float32)))

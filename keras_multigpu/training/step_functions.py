@@ -11,9 +11,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_multigpu.training.dataset_feeding import normalized
 from keras_multigpu.training.feeding import Batch
 from keras_multigpu.training.feeding import Group
-from keras_multigpu.training.feeding import normalized
 from keras_multigpu.training.placement import NeedsOptimizer
 from keras_multigpu.training.tracing import specs_of
 
@@ -26,11 +26,15 @@ class StepFunctions:
     Args:
         make_step: Makes the step for the specs of a global batch.
         eager: Whether steps run without a graph.
+        data_wait: Where the seconds add up that a graph of several steps waits for data.
     """
 
-    def __init__(self, make_step: MakeStep, eager: bool) -> None:
+    def __init__(
+        self, make_step: MakeStep, eager: bool, data_wait: tf.Variable | None = None
+    ) -> None:
         self._make_step = make_step
         self._eager = eager
+        self._data_wait = data_wait
         self._single: dict[Hashable, Callable[[Batch], Any]] = {}
         self._looped: dict[Hashable, Any] = {}
 
@@ -57,6 +61,10 @@ class StepFunctions:
         spec = open_spec(batch) if spec is None else spec
         return with_optimizers(lambda: self._step(spec)(batch))
 
+    def make(self, spec: Batch) -> None:
+        """Compile the step for batches of these specs before there are any."""
+        with_optimizers(lambda: self._step(spec))
+
     def _step(self, spec: Batch) -> Any:
         key = key_of(spec)
         if key not in self._single:
@@ -67,7 +75,9 @@ class StepFunctions:
     def _loop(self, iterator: tf.data.Iterator, spec: Batch) -> Any:
         key = (key_of(spec), str(iterator.element_spec))
         if key not in self._looped:
-            self._looped[key] = looped(with_optimizers(lambda: self._step(spec)), iterator)
+            self._looped[key] = looped(
+                with_optimizers(lambda: self._step(spec)), iterator, self._data_wait
+            )
         return self._looped[key]
 
 
@@ -112,7 +122,9 @@ def compiled(step: Callable[[Batch], Any], spec: Batch) -> CompiledStep:
     return CompiledStep(step, spec)
 
 
-def looped(step: CompiledStep, iterator: tf.data.Iterator) -> Any:
+def looped(
+    step: CompiledStep, iterator: tf.data.Iterator, data_wait: tf.Variable | None = None
+) -> Any:
     """A function of an iterator and a number that runs that many steps in one graph."""
 
     def run(iterator: tf.data.Iterator, count: tf.Tensor) -> Any:
@@ -121,7 +133,7 @@ def looped(step: CompiledStep, iterator: tf.data.Iterator) -> Any:
         )
 
         def body(index: tf.Tensor, _: Any) -> Any:
-            return index + 1, step(normalized(iterator.get_next()))
+            return index + 1, step(normalized(next_of(iterator, data_wait)))
 
         _, logs = tf.while_loop(
             lambda index, _: index < count, body, (0, nothing), parallel_iterations=1
@@ -131,6 +143,20 @@ def looped(step: CompiledStep, iterator: tf.data.Iterator) -> Any:
     return tf.function(run, autograph=False).get_concrete_function(
         iterator, tf.TensorSpec((), tf.int32)
     )
+
+
+def next_of(iterator: tf.data.Iterator, data_wait: tf.Variable | None) -> Any:
+    """The next batch, inside a graph; how long it took is added to `data_wait`."""
+    if data_wait is None:
+        return iterator.get_next()
+    with tf.device(data_wait.device):
+        asked = tf.timestamp()
+        with tf.control_dependencies([asked]):
+            batch = iterator.get_next()
+        arrived = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor)]
+        with tf.control_dependencies(arrived):
+            data_wait.assign_add(tf.timestamp() - asked)
+    return batch
 
 
 def key_of(spec: Batch) -> Hashable:

@@ -14,25 +14,23 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.batch_sizes import share_bounds
-from keras_multigpu.training.one_step import Batch
-from keras_multigpu.training.one_step import Result
-from keras_multigpu.training.one_step import Step
-from keras_multigpu.training.one_step import after_all
-from keras_multigpu.training.one_step import assign
-from keras_multigpu.training.one_step import everyones
-from keras_multigpu.training.one_step import read
-from keras_multigpu.training.one_step import sums
 from keras_multigpu.training.optimizer_update import loss_scale
 from keras_multigpu.training.passes import Summands
 from keras_multigpu.training.passes import TrainingPass
 from keras_multigpu.training.passes import first_rows
 from keras_multigpu.training.passes import with_attached
+from keras_multigpu.training.probes import Probe
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.pure_model import Values
 from keras_multigpu.training.shares import batch_size_of
+from keras_multigpu.training.step import Batch
+from keras_multigpu.training.step import Result
+from keras_multigpu.training.step import read
+from keras_multigpu.training.step import sums
+from keras_multigpu.training.updating_step import UpdatingStep
 
 
-class WholeBatchTrainStep(Step):
+class WholeBatchTrainStep(UpdatingStep):
     """A training step that computes the loss from all predictions.
 
     The pass is traced for each replica, because the replicas meet in the middle of it.
@@ -44,32 +42,23 @@ class WholeBatchTrainStep(Step):
         strategy: tf.distribute.Strategy,
         spec: Batch,
         replica_pass: TrainingPass,
+        probes: Sequence[Probe] = (),
     ) -> None:
-        super().__init__(model, strategy, spec, replica_pass, inline=True)
-        self._optimizer = self._copies_of(
-            [] if model.optimizer is None else model.optimizer.variables
-        )
+        super().__init__(model, strategy, spec, replica_pass, True, probes)
         self._loss: tf.Tensor = None
         self._trackers: list[tf.Tensor] = []
         self._build_metrics(None)
 
-    def __call__(self, batch: Batch) -> dict[str, Any]:
-        """Train on one global batch; the logs so far in this epoch."""
-        results = self._run(batch)
-        y_pred = self._gathered(results)
-        with after_all(results):
-            for replica, result in enumerate(results):
-                assign(self._trainable, result.update.trainable, replica)
-                assign(self._optimizer, result.update.optimizer, replica)
-            self._assign(results)
-            with keras_internals.single_device():
-                for variable, value in zip(loss_trackers(self._model), self._trackers, strict=True):
-                    variable.assign(value)
-            return self._logs(batch, self._loss, y_pred)
+    def _tracked(self, batch: Batch, results: list[Result], y_pred: Any) -> dict[str, Any]:
+        with keras_internals.single_device():
+            for variable, value in zip(loss_trackers(self._model), self._trackers, strict=True):
+                variable.assign(value)
+        return self._logs(batch, self._loss, y_pred)
 
     def _on_replica(self, values: Values, rows: Rows, replica: int, batch: Batch) -> Result:
         context = tf.distribute.get_replica_context()
         index, optimizer_values = tf.constant(replica), read(self._optimizer, replica)
+        started = self._start(rows)
         start = self._pass.pure.seeded(values, index)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(start.trainable)
@@ -98,9 +87,9 @@ class WholeBatchTrainStep(Step):
         ]
         summands = Summands(self._pass.connected(gradients), [], [], [])
         outcome = self._pass.outcome(summands, start, end, rows, index, predictions)
-        packs, slices = sums(context, outcome.packs), everyones(context, outcome.slices, rows)
-        update = self._pass.update(values, optimizer_values, packs, slices)
-        return Result(update, outcome, rows.examples)
+        return self._completed(
+            (values, optimizer_values), rows, replica, outcome, started, self._loss
+        )
 
 
 class WholeLoss:

@@ -1,0 +1,21 @@
+"""Logs as Keras's callbacks and history have them."""
+
+from typing import Any
+
+import numpy as np
+
+
+def pythonic(logs: dict[str, Any]) -> dict[str, Any]:
+    """Logs as Python numbers where they are numbers."""
+    return {
+        name: float(value) if np.ndim(value) == 0 else value
+        for name, value in flattened(logs).items()
+    }
+
+
+def flattened(logs: dict[str, Any]) -> dict[str, Any]:
+    """Logs whose nested dicts have moved up, as in Keras's history."""
+    flat: dict[str, Any] = {}
+    for name, value in logs.items():
+        flat.update(flattened(value) if isinstance(value, dict) else {name: value})
+    return flat

@@ -1,0 +1,227 @@
+"""`TrainingRun`: where a call of `fit` stands, and what callbacks may ask of it."""
+
+import contextlib
+import math
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from typing import Any
+
+import keras
+
+from keras_multigpu import keras_internals
+from keras_multigpu.training.dataset_feeding import Batch
+from keras_multigpu.training.feeding import Feed
+from keras_multigpu.training.feeding import Group
+from keras_multigpu.training.probes import Probe
+from keras_multigpu.training.replication import is_overridden
+from keras_multigpu.training.step_functions import open_spec
+from keras_multigpu.training.tracing import symbolic
+
+if TYPE_CHECKING:
+    from keras_multigpu.training.distributed_model import DistributedModel
+
+
+class TrainingRun:
+    """Where `fit` stands. While it runs, callbacks find this as `model.training_run`.
+
+    Args:
+        model: The model that is trained.
+        feed: Where its batches come from.
+        callbacks: The `keras.callbacks.CallbackList`.
+        epochs: The epoch to stop before.
+        initial_epoch: The epoch to begin with.
+
+    Attributes:
+        epoch: The epoch in progress, from zero.
+        step: How many of its steps are done. In `on_train_batch_end` the step just done counts.
+        epochs: The epoch to stop before.
+        logs: The logs of the last step.
+    """
+
+    def __init__(
+        self,
+        model: "DistributedModel",
+        feed: Feed,
+        callbacks: Any,
+        epochs: int,
+        initial_epoch: int,
+    ) -> None:
+        self.epoch = initial_epoch
+        self.step = 0
+        self.epochs = epochs
+        self.logs: dict[str, Any] = {}
+        self._model = model
+        self._feed = feed
+        self._callbacks = callbacks
+        self._after_begin: list[Callable[[], None]] = []
+        self._next_size: int | None = None
+        self._largest_share: int | None = None
+        self._begun = False
+        self._pieces = model.replication.pieces
+
+    @property
+    def callbacks(self) -> list[keras.callbacks.Callback]:
+        """All callbacks of this `fit`, in order."""
+        return list(self._callbacks.callbacks)
+
+    @property
+    def data(self) -> Any:
+        """What `fit` was given as `x`."""
+        return self._feed.data
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas."""
+        return self._model.distribute_strategy.num_replicas_in_sync
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """The number of steps of this epoch; None while it is not known."""
+        return self._feed.num_batches
+
+    @property
+    def global_batch_size(self) -> int | None:
+        """The number of examples of a step; None where only the batches can tell."""
+        return self._feed.batch_size
+
+    @property
+    def micro_batches(self) -> int:
+        """In how many pieces each replica takes its share of a batch."""
+        return self._model.replication.pieces
+
+    @property
+    def data_wait(self) -> float:
+        """For how many seconds training has waited for data."""
+        return self._feed.waited + self._model.replication.waited_in_graph()
+
+    @property
+    def skips_by_reading(self) -> bool:
+        """Whether beginning at a later step means to read all batches before it."""
+        return self._feed.skips_by_reading
+
+    @property
+    def has_own_train_step(self) -> bool:
+        """Whether the model's `train_step` is the user's, so that gradients are not seen."""
+        return is_overridden(self._model, "train_step")
+
+    # Called in `on_train_begin`.
+
+    def after_begin(self, act: Callable[[], None]) -> None:
+        """Call `act` once `on_train_begin` of all callbacks is through, before the first epoch."""
+        self._after_begin.append(act)
+
+    def watch(self, probe: Probe) -> None:
+        """Let a probe into every training step until `fit` ends."""
+        self._model.replication.watch(probe)
+
+    # Called at any time.
+
+    def set_batch_size(self, global_batch_size: int, largest_share: int | None = None) -> None:
+        """Take batches of another size from the next epoch on, or from the first one.
+
+        Args:
+            global_batch_size: The number of examples of a step.
+            largest_share: The most examples that a replica takes at once; micro-batches above it.
+        """
+        self._next_size, self._largest_share = global_batch_size, largest_share
+
+    def first_batches(self, global_batch_size: int | None = None) -> Iterator[Batch]:
+        """Batches from the beginning of the data, to try things on; `fit` does not miss them."""
+        return self._feed.first_batches(global_batch_size)
+
+    def train_on(self, batch: Batch) -> dict[str, Any]:
+        """Run one training step outside of the epochs; its logs, as tensors."""
+        return self._model.train_group(Group(1, [batch], None), None)
+
+    # To stop and go on.
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Where training stands, as JSON can hold it; see `restore`."""
+        anchor = self._feed.anchor
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "global_batch_size": self.global_batch_size,
+            "micro_batches": self.micro_batches,
+            "anchor": None if anchor is None else list(anchor),
+            "logs": {
+                name: float(value)
+                for name, value in self.logs.items()
+                if getattr(value, "ndim", 0) == 0
+            },
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken; before the first epoch only.
+
+        Batches that cannot be found by arithmetic are read and dropped. The training step is
+        compiled, so that all variables of metrics exist and can be given their values.
+        """
+        self.epoch, self.step, self.logs = state["epoch"], state["step"], dict(state["logs"])
+        size = state["global_batch_size"]
+        if size is not None and size != self._feed.batch_size:
+            self._feed.resize(size, self.epoch)
+        self._next_size = None
+        self._model.replication.pieces = state["micro_batches"]
+        self._begun = True
+        skipped = self._feed.go_to(self.epoch, self.step, state["anchor"])
+        spec = self._feed.spec
+        if spec is None and skipped is not None:
+            spec = open_spec(skipped)
+        if spec is not None and self.step:
+            self._make_step(spec)
+
+    def _make_step(self, spec: Batch) -> None:
+        if self._model.run_eagerly:
+            with keras_internals.single_device():
+                keras_internals.symbolic_build(self._model, symbolic(spec))
+        else:
+            self._model.replication.training(self._model).make(spec)
+
+    # Called by the loop.
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Where callbacks find the run; afterwards the model is as it was before."""
+        replication = self._model.replication
+        # Not an attribute for Keras to track or save.
+        self._model.__dict__["training_run"] = self
+        try:
+            yield
+        finally:
+            self._model.__dict__.pop("training_run", None)
+            replication.watch_nothing()
+            if replication.micro_batches != "auto":
+                replication.pieces = self._pieces
+
+    def begin(self) -> None:
+        """Let callbacks restore what they want, and go to where training starts."""
+        for act in self._after_begin:
+            act()
+        # A callback such as `BackupAndRestore` may have set the number of the epoch.
+        self.epoch = keras_internals.initial_epoch(self._model) or self.epoch
+        if not self._begun:
+            self._feed.rewind(self.epoch)
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Begin an epoch: with the metrics at zero, unless it was begun before."""
+        if epoch != self.epoch:
+            self.epoch, self.step = epoch, 0
+        if not self.step:
+            self._model.reset_metrics()
+            self._resize()
+
+    def _resize(self) -> None:
+        size, self._next_size = self._next_size, None
+        if size is None:
+            return
+        if size != self._feed.batch_size:
+            self._feed.resize(size, self.epoch)
+            steps = self._feed.num_batches
+            self._callbacks.set_params({**self._callbacks.params, "steps": steps})
+        share = math.ceil(size / self.replicas)
+        self._model.replication.pieces = (
+            math.ceil(share / self._largest_share) if self._largest_share else self._pieces
+        )

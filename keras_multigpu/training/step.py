@@ -1,0 +1,227 @@
+"""One step on N replicas, as a function of a global batch.
+
+    global batch ──> shares ──> forward and backward ──> sum ──> update ──> new values
+                     a replica  a pure function,         over    a pure     assigned on
+                     each       traced once              them    function   each replica
+                                        │
+                                        └─> predictions, gathered ──> metrics, updated once
+
+The two pure functions are traced once and called for every replica on its device. The
+metrics see the global batch, so that any metric yields what it yields on one device.
+"""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.training.passes import Outcome
+from keras_multigpu.training.passes import ReplicaPass
+from keras_multigpu.training.passes import Update
+from keras_multigpu.training.passes import first_rows
+from keras_multigpu.training.passes import one_after_another
+from keras_multigpu.training.placement import copies
+from keras_multigpu.training.pure_model import Rows
+from keras_multigpu.training.pure_model import Values
+from keras_multigpu.training.shares import HOST
+from keras_multigpu.training.shares import batch_size_of
+from keras_multigpu.training.shares import share_of
+from keras_multigpu.training.shares import share_spec
+from keras_multigpu.training.sparse_gradients import rows_of_all
+from keras_multigpu.training.tracing import called_directly
+from keras_multigpu.training.tracing import specs_of
+from keras_multigpu.training.tracing import symbolic
+from keras_multigpu.training.tracing import traced
+
+Batch = tuple[Any, Any, Any]
+"""A global batch: `(x, y, sample_weight)`."""
+
+SCALAR = tf.TensorSpec((), tf.float32)
+INTEGER = tf.TensorSpec((), tf.int32)
+
+
+class Result(NamedTuple):
+    """What one replica hands back to the step."""
+
+    update: Update
+    outcome: Outcome
+    examples: tf.Tensor
+    measured: list[list[tf.Tensor]] = []
+
+
+class Step:
+    """What training, evaluation and prediction steps have in common.
+
+    Args:
+        model: The model, built and placed under `strategy`.
+        strategy: Its strategy.
+        spec: The specs of a global batch.
+        replica_pass: The pass that each replica runs over its rows.
+        inline: Whether the pass communicates and so must be traced for each replica.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        spec: Batch,
+        replica_pass: ReplicaPass,
+        inline: bool = False,
+    ) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._replicas = strategy.num_replicas_in_sync
+        self._pass: Any = replica_pass
+        self._inline = inline
+        self._hub = strategy.extended.worker_devices[0]
+        self._spec = spec
+        self._rows_spec = share_spec(spec, self._replicas)
+        pure = replica_pass.pure
+        self._values_spec = Values(
+            specs_of(pure.trainable),
+            specs_of(pure.others),
+            specs_of(pure.layer_metrics),
+            specs_of(pure.global_seed),
+        )
+        self._trainable = self._copies_of(pure.trainable)
+        self._others = self._copies_of(pure.others)
+
+    def __call__(self, batch: Batch) -> Any:
+        """Run the step on one global batch, in cross-replica context."""
+        raise NotImplementedError
+
+    def _on_replica(self, values: Values, rows: Rows, replica: int, batch: Batch) -> Result:
+        raise NotImplementedError
+
+    def _compiled(self, function: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
+        if self._inline:
+            return function
+        if self._model.run_eagerly:
+            return called_directly(function)
+        return traced(function, specs, bool(self._model.jit_compile))
+
+    def _copies_of(self, variables: Sequence[keras.Variable]) -> list[tuple[tf.Variable, ...]]:
+        return [
+            copies(keras_internals.variable_storage(variable), self._strategy)
+            for variable in variables
+        ]
+
+    def _values(self, replica: int, global_seed: tf.Tensor) -> Values:
+        zeros = [tf.zeros(spec.shape, spec.dtype) for spec in self._values_spec.layer_metrics]
+        return Values(
+            read(self._trainable, replica), read(self._others, replica), zeros, global_seed
+        )
+
+    def _run(self, batch: Batch) -> list[Result]:
+        """Run all replicas; their results."""
+        global_seed = tf.convert_to_tensor(self._pass.pure.global_seed)
+        results: dict[int, Result] = {}
+
+        def on_replica() -> None:
+            context = tf.distribute.get_replica_context()
+            replica = int(tf.get_static_value(context.replica_id_in_sync_group))
+            with tf.device(HOST):
+                rows = share_of(batch, replica, self._replicas)
+            values = self._values(replica, global_seed)
+            results[replica] = self._on_replica(values, rows, replica, batch)
+
+        # Results are collected here and not returned, because `run` would wrap each tensor.
+        self._strategy.run(on_replica)
+        return [results[replica] for replica in sorted(results)]
+
+    def _assign(self, results: list[Result]) -> None:
+        """Give the variables that every pass may change their new values."""
+        changed = [self._others[index] for index in self._pass.changed_indices]
+        seeds = [self._others[index] for index in self._pass.seed_indices]
+        for replica, result in enumerate(results):
+            assign(changed, result.update.others, replica)
+            assign(seeds, result.outcome.seeds, replica)
+        self._pass.pure.global_seed.assign(results[0].outcome.global_seed)
+        totals = results[0].update.layer_metrics
+        for variable, total in zip(self._pass.pure.layer_metrics, totals, strict=True):
+            variable.assign_add(total)
+
+    def _gathered(self, results: list[Result]) -> Any:
+        """All replicas' predictions as one batch, in the order of the examples."""
+        with tf.device(self._hub):
+            y_pred, attached = one_after_another(
+                [
+                    first_rows((outcome.y_pred, outcome.attached), examples)
+                    for _, outcome, examples, _ in results
+                ]
+            )
+        keras_internals.attach(keras.tree.flatten(y_pred), attached)
+        return y_pred
+
+    def _logs(self, batch: Batch, loss: tf.Tensor, y_pred: Any) -> dict[str, Any]:
+        """Update all metrics with the global batch, once; the logs."""
+        x, y, sample_weight = batch
+        with keras_internals.single_device(), tf.device(self._hub):
+            keras_internals.loss_tracker(self._model).update_state(
+                loss, sample_weight=batch_size_of(batch)
+            )
+            return self._model.compute_metrics(x, y, y_pred, sample_weight)
+
+    def _build_metrics(self, run_pass: Any) -> None:
+        """Create the compiled metrics' variables before a graph needs them."""
+        if self._model.run_eagerly:
+            return
+        x, y, sample_weight = (symbolic(specs) for specs in self._spec)
+        with keras_internals.single_device():
+            if self._inline:
+                y_pred = keras_internals.symbolic_call(self._model, x)
+            else:
+                outputs = specs_of(run_pass.structured_outputs.y_pred)
+                y_pred = symbolic(without_batch_size(outputs))
+            keras_internals.build_metrics(self._model, x, y, y_pred, sample_weight)
+
+
+def after_all(results: list[Result]) -> contextlib.AbstractContextManager[None]:
+    """Where nothing happens before every replica has computed its new values.
+
+    A step that fails, because memory runs out for example, so leaves nothing half done.
+    """
+    # A control dependency on the call itself would not wait for a pure function's results.
+    return tf.control_dependencies([tf.identity(result.update.done) for result in results])
+
+
+def read(storages: Sequence[tuple[tf.Variable, ...]], replica: int) -> list[tf.Tensor]:
+    """The values of variables on one replica."""
+    return [parts[min(replica, len(parts) - 1)].read_value() for parts in storages]
+
+
+def assign(
+    storages: Sequence[tuple[tf.Variable, ...]], values: Sequence[tf.Tensor], replica: int
+) -> None:
+    """Give variables new values on one replica, unless they share one copy."""
+    for parts, value in zip(storages, values, strict=True):
+        if replica < len(parts):
+            with tf.device(parts[replica].device):
+                parts[replica].assign(value, read_value=False)
+
+
+def sums(context: Any, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """The sums of tensors over all replicas."""
+    if not tensors or context.num_replicas_in_sync == 1:
+        return list(tensors)
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, list(tensors))
+
+
+def everyones(context: Any, slices: list[Any], rows: Rows) -> list[tf.IndexedSlices]:
+    """Sparse gradients with the rows of all replicas."""
+    return [rows_of_all(context, gradient, rows.examples > 0) for gradient in slices]
+
+
+def without_batch_size(specs: Any) -> Any:
+    """Specs whose first axis is open: those of a global batch, from those of a share."""
+    return keras.tree.map_structure(
+        lambda spec: (
+            tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if spec.shape.rank else spec
+        ),
+        specs,
+    )

@@ -1,0 +1,145 @@
+"""What training steps have in common: sums over replicas, an update, and probes around them."""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.training.optimizer_update import loss_scale
+from keras_multigpu.training.passes import Outcome
+from keras_multigpu.training.passes import TrainingPass
+from keras_multigpu.training.passes import Update
+from keras_multigpu.training.probes import Probe
+from keras_multigpu.training.probes import Seen
+from keras_multigpu.training.probes import Times
+from keras_multigpu.training.probes import collect
+from keras_multigpu.training.probes import now_that
+from keras_multigpu.training.probes import verdict
+from keras_multigpu.training.pure_model import Rows
+from keras_multigpu.training.pure_model import Values
+from keras_multigpu.training.step import Batch
+from keras_multigpu.training.step import Result
+from keras_multigpu.training.step import Step
+from keras_multigpu.training.step import after_all
+from keras_multigpu.training.step import assign
+from keras_multigpu.training.step import everyones
+from keras_multigpu.training.step import sums
+
+
+class UpdatingStep(Step):
+    """What the two training steps have in common: sums, an update, and probes around them.
+
+    Args:
+        probes: What callbacks want to know; see `probes`.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        spec: Batch,
+        replica_pass: TrainingPass,
+        inline: bool,
+        probes: Sequence[Probe],
+    ) -> None:
+        super().__init__(model, strategy, spec, replica_pass, inline)
+        self._probes = list(probes)
+        self._timed = any(probe.timed for probe in probes)
+        self._update: Callable[..., Update] = replica_pass.update
+        self._optimizer_variables = [] if model.optimizer is None else model.optimizer.variables
+        self._optimizer = self._copies_of(self._optimizer_variables)
+
+    def __call__(self, batch: Batch) -> dict[str, Any]:
+        """Train on one global batch; the logs so far in this epoch."""
+        for probe in self._probes:
+            probe.before_step()
+        results = self._run(batch)
+        y_pred = self._gathered(results)
+        with after_all(results):
+            measured = [result.measured for result in results]
+            with tf.device(self._hub):
+                allowed = verdict(self._probes, measured)
+                collect(self._probes, measured, allowed)
+            if allowed is None:
+                self._assign(results)
+                return self._tracked(batch, results, y_pred)
+            tf.cond(allowed, lambda: self._assigned(results), lambda: False)
+            with keras_internals.single_device():
+                before = [tf.convert_to_tensor(v) for v in self._model.metrics_variables]
+            logs = self._tracked(batch, results, y_pred)
+            return self._kept(logs, before, allowed)
+
+    def _assign(self, results: list[Result]) -> None:
+        for replica, result in enumerate(results):
+            assign(self._trainable, result.update.trainable, replica)
+            assign(self._optimizer, result.update.optimizer, replica)
+        super()._assign(results)
+
+    def _assigned(self, results: list[Result]) -> bool:
+        self._assign(results)
+        return True
+
+    def _tracked(self, batch: Batch, results: list[Result], y_pred: Any) -> dict[str, Any]:
+        """Update all metrics; the logs."""
+        raise NotImplementedError
+
+    def _kept(self, logs: dict[str, Any], before: list[Any], allowed: tf.Tensor) -> dict[str, Any]:
+        """Metrics and logs as they were before, where the step was not allowed."""
+        with keras_internals.single_device():
+            for variable, value in zip(self._model.metrics_variables, before, strict=True):
+                variable.assign(tf.where(allowed, tf.convert_to_tensor(variable), value))
+            earlier = self._model.get_metrics_result()
+
+        def chosen(name: str, value: Any) -> Any:
+            if name not in earlier:
+                return value
+            return keras.tree.map_structure(
+                lambda new, old: tf.where(allowed, new, tf.cast(old, new.dtype)),
+                value,
+                earlier[name],
+            )
+
+        return {name: chosen(name, value) for name, value in logs.items()}
+
+    def _completed(
+        self,
+        values: tuple[Values, list[tf.Tensor]],
+        rows: Rows,
+        replica: int,
+        outcome: Outcome,
+        started: tf.Tensor | None,
+        whole_loss: tf.Tensor | None = None,
+    ) -> Result:
+        """Sum what the pass of a replica returned over all replicas, and compute the update."""
+        context = tf.distribute.get_replica_context()
+        computed = now_that(outcome.packs) if self._timed else None
+        with tf.control_dependencies([computed] if self._timed else []):
+            own = [tf.identity(pack) for pack in outcome.packs] if self._timed else outcome.packs
+        packs, slices = sums(context, own), everyones(context, outcome.slices, rows)
+        reduced = now_that(packs) if self._timed else None
+        update = self._update(*values, packs, slices)
+        if not self._probes:
+            return Result(update, outcome, rows.examples)
+        seen = Seen(
+            replica=replica,
+            replicas=self._replicas,
+            rows=rows,
+            replica_pass=self._pass,
+            outcome=outcome,
+            packs=packs,
+            slices=slices,
+            update=update,
+            scale=loss_scale(self._model.optimizer, values[1]),
+            whole_loss=whole_loss,
+            times=Times(started, computed, reduced) if self._timed else None,
+        )
+        measured = [probe.on_replica(seen) for probe in self._probes]
+        return Result(update, outcome, rows.examples, measured)
+
+    def _start(self, rows: Rows) -> tf.Tensor | None:
+        """When a replica has its rows, if a probe wants to know."""
+        leaves = [leaf for leaf in keras.tree.flatten(rows.data) if tf.is_tensor(leaf)]
+        return now_that(leaves) if self._timed else None
