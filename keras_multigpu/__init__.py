@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 __all__ = [
     "augmentation",
+    "callbacks",
     "data",
     "distribute",
     "DistributedModel",
@@ -13,6 +14,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from keras_multigpu import augmentation as augmentation
+    from keras_multigpu import callbacks as callbacks
     from keras_multigpu import data as data
     from keras_multigpu.replicas import strategy as strategy
     from keras_multigpu.training.distribute import distribute as distribute
@@ -27,7 +29,7 @@ else:
         "verify": "verification.verify",
     }
 
-    _PARTS = {"augmentation", "data"}
+    _PARTS = {"augmentation", "callbacks", "data"}
 
     def __getattr__(name):
         from importlib import import_module

@@ -11,9 +11,13 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
+from keras_multigpu.keras_internals.dataset_internals import batching_of
 from keras_multigpu.training.shares import batch_size_of
 
 Batch = tuple[Any, Any, Any]
+
+Cut = tuple[int | None, int | None]
+"""A dataset's batch size and number of examples, as far as they are known."""
 
 ABSENT = (tf.experimental.Optional, tf.OptionalSpec, type(tf.type_spec_from_value(None)))
 """What stands in a dataset for a missing array."""
@@ -32,26 +36,32 @@ class DatasetSource:
     def __init__(self, **arguments: Any) -> None:
         self._read(arguments)
 
-    def _read(self, arguments: dict[str, Any]) -> None:
+    def _read(self, arguments: dict[str, Any], cut: Cut | None = None) -> None:
         self._arguments = arguments
+        x = arguments["x"]
+        if cut is None and isinstance(x, tf.data.Dataset):
+            # Not found by reading: a shuffled dataset gives its next reader another order.
+            cut = batching_of(x)
+        self._cut = cut
         self._adapter = keras_internals.data_adapter(**arguments)
         self._dataset = self._adapter.get_tf_dataset()
-        self.num_batches = self._adapter.num_batches
         endless = self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY
-        self.is_countable = endless or self.num_batches is not None
         self.spec: Any = self._dataset.element_spec
+        self.num_batches = self._adapter.num_batches
+        if self.num_batches is None and cut is not None:
+            self.num_batches = steps_of(
+                *cut, dropped=batch_size_of(normalized(self.spec)) is not None
+            )
+        self.is_countable = endless or self.num_batches is not None
         self.on_epoch_begin: Callable[[], None] = self._adapter.on_epoch_begin
         self.on_epoch_end: Callable[[], None] = self._adapter.on_epoch_end
 
     @property
     def batch_size(self) -> int | None:
-        """The global batch size; of a dataset that of its first batch; None if unknown."""
-        size = self._adapter.batch_size
-        if size is None and isinstance(self._arguments["x"], tf.data.Dataset):
-            size = batch_size_of(self.spec)
-            for first in self._dataset.take(1) if size is None else ():
-                size = batch_size_of(normalized(first))
-        return None if size is None else int(size)
+        """The global batch size; None if unknown."""
+        if self._cut is not None:
+            return self._cut[0] or batch_size_of(normalized(self.spec))
+        return self._adapter.batch_size
 
     def iterator(self) -> Any:
         """A new iterator."""
@@ -63,9 +73,10 @@ class DatasetSource:
         if isinstance(x, keras.utils.PyDataset) or steps is not None:
             raise_fixed_size(x, steps)
         if isinstance(x, tf.data.Dataset):
-            whole = batch_size_of(self.spec) is not None
+            whole = batch_size_of(normalized(self.spec)) is not None
+            examples = (self._cut or (None, None))[1]
             x = x.rebatch(batch_size, drop_remainder=whole)
-            self._read({**self._arguments, "x": x})
+            self._read({**self._arguments, "x": x}, (batch_size, examples))
         else:
             self._read({**self._arguments, "batch_size": batch_size})
 
@@ -118,6 +129,13 @@ class PythonSource:
 
     def on_epoch_end(self) -> None:
         """Nothing to do."""
+
+
+def steps_of(size: int | None, examples: int | None, dropped: bool) -> int | None:
+    """The number of batches in an epoch, if it follows from how the data were cut."""
+    if size is None or examples is None:
+        return None
+    return examples // size if dropped else -(-examples // size)
 
 
 def raise_fixed_size(x: Any, steps: int | None) -> NoReturn:

@@ -138,7 +138,8 @@ class EpochSource:
     def _position(self, epoch: int, step: int) -> tuple[int, int]:
         """Where a step of an epoch of `fit` begins: the epoch of the data, and examples."""
         if self._steps is None:
-            return epoch, step * self.batch_size
+            over = step == self.num_batches
+            return (epoch + 1, 0) if over else (epoch, step * self.batch_size)
         first, *position = self.anchor
         return self._batches.position_after(tuple(position), (epoch - first) * self._steps + step)
 

@@ -156,7 +156,7 @@ class Feed:
     def resize(self, batch_size: int, epoch: int) -> None:
         """Take batches of another size from this epoch on."""
         self._source.resize(batch_size, epoch)
-        self._iterator = None
+        self._iterator, self._counted = None, None
         if isinstance(self._source, EpochSource):
             self._source.start(epoch)
 

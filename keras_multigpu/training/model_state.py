@@ -55,7 +55,7 @@ class ModelState(NamedTuple):
         ]
         found += [f"{variables[name].path} is new" for name in variables.keys() - self.values]
         found += [f"{name} is gone" for name in self.values.keys() - variables]
-        return sorted(found)
+        return found
 
 
 def variables_of(model: keras.Model) -> dict[str, keras.Variable]:

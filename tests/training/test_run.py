@@ -1,0 +1,199 @@
+"""`TrainingRun`: callbacks see where `fit` stands, change the batch, stop and go on."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from test_probes import replicas_of
+
+import keras_multigpu as kmg
+from keras_multigpu.training.model_state import ModelState
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+
+class Act(keras.callbacks.Callback):
+    """Does something at the beginning of training and after each step or epoch."""
+
+    def __init__(self, begin=None, step=None, epoch=None):
+        super().__init__()
+        self.begin, self.step, self.epoch = begin, step, epoch
+
+    def on_train_begin(self, logs=None):
+        if self.begin:
+            self.begin(self.model.training_run)
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.step:
+            self.step(self.model.training_run)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self.epoch:
+            self.epoch(self.model.training_run)
+
+
+class Stop(Exception):
+    """Ends a run in the middle."""
+
+
+def network(replicas=2, **compiled):
+    """A small model with dropout, batch statistics, momentum and a metric."""
+    keras.utils.set_random_seed(3)
+    layers = [keras.Input((3,)), keras.layers.Dense(4), keras.layers.BatchNormalization()]
+    layers += [keras.layers.Dropout(0.3, seed=1), keras.layers.Dense(2)]
+    model = kmg.distribute(keras.Sequential(layers), replicas_of(replicas))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"], **compiled)
+    return model
+
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(22, 3)).astype("float32")
+Y = RANDOM.integers(0, 2, 22)
+
+
+def batches(**settings):
+    """The examples in batches of four, shuffled."""
+    return kmg.data.from_arrays(X, Y, **{"global_batch_size": 4, "seed": 7, **settings})
+
+
+def dataset():
+    """The same as a plain dataset with a seeded shuffle."""
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(22, seed=5).batch(4)
+
+
+@pytest.mark.parametrize("source", [batches, dataset])
+@pytest.mark.parametrize("steps", [None, 4])
+@pytest.mark.parametrize("stop", [(0, 3), (1, 2), (1, None)])
+def test_training_goes_on_in_the_middle_of_an_epoch(source, steps, stop):
+    """Stopped after any step and gone on with in a new model, it ends bit for bit the same."""
+    last = steps or 6
+    stop = (stop[0], stop[1] or last)
+    arguments = {"epochs": 3, "steps_per_epoch": steps, "verbose": 0}
+    source = source if steps is None or source is batches else lambda: dataset().repeat()
+    whole = network()
+    history = whole.fit(source(), **arguments).history
+
+    taken = {}
+
+    def stop_here(run):
+        if (run.epoch, run.step) == stop:
+            taken.update(run=run.state, model=ModelState.of(interrupted))
+            raise Stop
+
+    interrupted = network()
+    with pytest.raises(Stop):
+        interrupted.fit(source(), callbacks=[Act(step=stop_here)], **arguments)
+    assert not hasattr(interrupted, "training_run")
+
+    def go_on(run):
+        def restore():
+            run.restore(taken["run"])
+            taken["model"].restore(model)
+
+        run.after_begin(restore)
+
+    model = network()
+    rest = model.fit(source(), callbacks=[Act(begin=go_on)], **arguments).history
+    for one, other in zip(whole.variables, model.variables, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    for name, values in history.items():
+        assert rest[name] == values[stop[0] :], name
+
+
+@pytest.mark.parametrize("source", ["batches", "arrays", "dataset"])
+def test_the_batch_size_changes_between_epochs(source):
+    """Two epochs of batches of four, then of eleven: steps, bar and examples follow."""
+    x, extra = {
+        "batches": (batches(), {}),
+        "arrays": (X, {"y": Y, "batch_size": 4}),
+        "dataset": (dataset(), {}),
+    }[source]
+    seen = []
+
+    def grow(run):
+        seen.append((run.global_batch_size, run.steps_per_epoch, run.step))
+        if run.epoch == 1:
+            run.set_batch_size(11, largest_share=3)
+
+    pieces = []
+    act = Act(epoch=grow, step=lambda run: pieces.append(run.micro_batches))
+    model = network()
+    model.fit(x, epochs=3, verbose=0, callbacks=[act], **extra)
+    assert seen == [(4, 6, 6), (4, 6, 6), (11, 2, 2)]
+    assert act.params["steps"] == 2
+    assert pieces == [1] * 12 + [2] * 2
+    assert model.replication.pieces == 1
+
+
+def test_steps_per_epoch_and_another_batch_size_leave_out_no_example():
+    """Epochs of three steps: the data go on where they were, in examples."""
+    read = []
+    data = kmg.data.from_arrays(
+        np.arange(24, dtype="float32")[:, None], np.zeros(24), global_batch_size=4, shuffle=False
+    )
+    inputs = keras.Input((1,))
+    model = kmg.distribute(keras.Model(inputs, keras.layers.Dense(1)(inputs)), replicas_of(2))
+
+    model.compile("sgd", "mae")
+    train_group = model.train_group
+
+    def spy(group, spec):
+        read.extend(batch[0].numpy().ravel().astype(int).tolist() for batch in group.batches)
+        return train_group(group, spec)
+
+    model.__dict__["train_group"] = spy
+    model.fit(
+        data,
+        epochs=2,
+        steps_per_epoch=3,
+        verbose=0,
+        callbacks=[Act(epoch=lambda run: run.set_batch_size(6))],
+    )
+    assert [len(batch) for batch in read] == [4, 4, 4, 6, 6, 6]
+    assert [number for batch in read for number in batch] == [*range(24), *range(6)]
+
+
+def test_a_batch_size_that_the_data_decide_is_refused():
+    """A generator's batches cannot be cut anew."""
+
+    def generator():
+        for _ in range(6):
+            yield X[:4], Y[:4]
+
+    with pytest.raises(ValueError, match="batches of their own.*Received: data='a generator'"):
+        network().fit(
+            generator(),
+            steps_per_epoch=2,
+            epochs=2,
+            verbose=0,
+            callbacks=[Act(epoch=lambda run: run.set_batch_size(8))],
+        )
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_a_state_is_given_back_bit_for_bit(replicas):
+    """Weights, seeds, optimizer and metrics, after steps that changed them all."""
+    model = network(replicas)
+    model.fit(batches(), verbose=0)
+    before = ModelState.of(model)
+    model.fit(batches(), verbose=0)
+    assert any(
+        (before.values[name] != value).any() for name, value in ModelState.of(model)[0].items()
+    )
+    before.restore(model)
+    after = ModelState.of(model)
+    assert before.values.keys() == after.values.keys()
+    for name, value in before.values.items():
+        np.testing.assert_array_equal(after.values[name], value, name)
+
+
+def test_a_state_of_another_model_is_refused():
+    """Nothing is changed, and the difference is named."""
+    model = network()
+    model.fit(batches(), verbose=0)
+    state = ModelState.of(model)
+    other = kmg.distribute(keras.Sequential([keras.Input((3,)), keras.layers.Dense(5)]))
+    other.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="that of another model: .*has shape.*Received: diff"):
+        state.restore(other)
