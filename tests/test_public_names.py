@@ -6,6 +6,7 @@ import keras_multigpu
 
 PUBLIC_NAMES = [
     "augmentation",
+    "callbacks",
     "data",
     "distribute",
     "DistributedModel",
