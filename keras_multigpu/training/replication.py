@@ -1,8 +1,10 @@
 """What a `DistributedModel` knows about its replicas: where they are and how they step."""
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
@@ -72,6 +74,15 @@ class Replication:
         """Take all probes out of the training step."""
         self._probes = ()
 
+    @contextlib.contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Steps without probes."""
+        probes, self._probes = self._probes, ()
+        try:
+            yield
+        finally:
+            self._probes = probes
+
     def waited_in_graph(self) -> float:
         """For how many seconds graphs of several steps have waited for data, if that is timed."""
         return 0.0 if self._data_wait is None else float(self._data_wait.numpy())
@@ -111,6 +122,14 @@ class Replication:
                     self.pieces,
                     self.pieces,
                 )
+
+    def train_in_pieces(self, model: keras.Model, batch: Batch, pieces: int) -> Any:
+        """Train on a batch in so many pieces, this once."""
+        before, self.pieces = self.pieces, pieces
+        try:
+            return self.training(model).run_one(batch, None)
+        finally:
+            self.pieces = before
 
     def _of(self, kind: Any, make: Callable[[Batch], Any], model: keras.Model) -> StepFunctions:
         key = (kind, bool(model.run_eagerly))

@@ -13,6 +13,8 @@ from keras_multigpu import keras_internals
 from keras_multigpu.training.dataset_feeding import Batch
 from keras_multigpu.training.feeding import Feed
 from keras_multigpu.training.feeding import Group
+from keras_multigpu.training.model_state import ModelState
+from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.probes import Probe
 from keras_multigpu.training.replication import is_overridden
 from keras_multigpu.training.step_functions import open_spec
@@ -130,9 +132,35 @@ class TrainingRun:
         """Batches from the beginning of the data, to try things on; `fit` does not miss them."""
         return self._feed.first_batches(global_batch_size)
 
-    def train_on(self, batch: Batch) -> dict[str, Any]:
-        """Run one training step outside of the epochs; its logs, as tensors."""
-        return self._model.train_group(Group(1, [batch], None), None)
+    @contextlib.contextmanager
+    def trial(self, batch: Batch) -> Iterator[None]:
+        """Steps that leave no trace: the model is given back as it was, and no probe sees them.
+
+        Args:
+            batch: One of the batches to come, so that all variables are made before.
+        """
+        replication = self._model.replication
+        pieces = replication.pieces
+        with replication.unwatched():
+            self._make_step(open_spec(batch))
+            before = ModelState.of(self._model)
+            try:
+                yield
+            finally:
+                replication.pieces = pieces
+                before.restore(self._model)
+
+    def train_on(self, batch: Batch, micro_batches: int | None = None) -> dict[str, Any]:
+        """Run one training step outside of the epochs; its logs, as tensors.
+
+        Args:
+            batch: The global batch.
+            micro_batches: In how many pieces each replica takes its share, whether they fit into
+                memory or not. As in `fit` if left out.
+        """
+        if micro_batches is None:
+            return self._model.train_group(Group(1, [batch], None), None)
+        return self._model.replication.train_in_pieces(self._model, batch, micro_batches)
 
     # To stop and go on.
 
@@ -147,9 +175,9 @@ class TrainingRun:
             "micro_batches": self.micro_batches,
             "anchor": None if anchor is None else list(anchor),
             "logs": {
-                name: float(value)
-                for name, value in self.logs.items()
-                if getattr(value, "ndim", 0) == 0
+                name: value
+                for name, value in pythonic(self.logs).items()
+                if isinstance(value, float)
             },
         }
 

@@ -483,3 +483,20 @@ def test_dropping_everything_is_an_error():
     """Fewer examples than one batch, and the remainder dropped: nothing would be left."""
     with pytest.raises(ValueError, match="not one full batch"):
         numbered(3, global_batch_size=8, remainder="drop").epoch(0)
+
+
+@pytest.mark.parametrize(
+    ("remainder", "position", "count", "expected"),
+    [
+        ("keep", (0, 0), 0, (0, 0)),
+        ("keep", (0, 0), 2, (0, 8)),
+        ("keep", (0, 0), 3, (1, 0)),
+        ("keep", (2, 8), 5, (4, 4)),
+        ("keep", (0, 9), 2, (1, 4)),
+        ("drop", (0, 0), 2, (1, 0)),
+    ],
+)
+def test_where_reading_stands_after_some_batches(remainder, position, count, expected):
+    """Ten examples in batches of four: two whole ones and a remainder an epoch."""
+    batches = kmg.data.from_arrays(np.zeros((10, 1)), global_batch_size=4, remainder=remainder)
+    assert batches.position_after(position, count) == expected
