@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 FIRST_TESTS := tests/augmentation tests/data tests/commands tests/training tests/test_docs.py tests/test_examples.py \
 	tests/test_readme_diff.py tests/test_saving.py tests/test_verify.py
 
-.PHONY: test test-all lint docs demo bench clean
+.PHONY: test test-all soak lint docs demo bench clean
 
 # Two processes of about the same length, because TensorFlow gets slower with every graph that it
 # has seen. The first one's output waits in a file until the second one is through.
@@ -21,6 +21,10 @@ test: $(INSTALLED)
 # Every training of tests/replica_cases.py on 2, 3, 4 and 8 replicas.
 test-all: $(INSTALLED)
 	KMG_ALL_REPLICAS=1 $(MAKE) test
+
+# The kill test in full: a real training is killed forty times. Takes about ten minutes.
+soak: $(INSTALLED)
+	KMG_KILLS=40 $(BIN)/python -m pytest tests/callbacks/test_killed_training.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

@@ -17,19 +17,23 @@ ARGUMENTS = {
     "augment_images": {"epochs": 3, "replicas": 2},
     "imbalanced_classes": {"epochs": 3, "replicas": 2},
     "own_train_step": {"epochs": 1, "replicas": 2},
+    "resume_training": {"epochs": 4, "replicas": 2},
     "train_from_directory": {"epochs": 1, "replicas": 2},
     "train_from_image_data_generator": {"epochs": 8, "replicas": 2, "each": 8},
     "train_from_tfds": {"epochs": 1, "replicas": 2},
     "train_on_replicas": {"epochs": 1, "replicas": 2},
+    "watch_each_replica": {"epochs": 6, "replicas": 2},
 }
 
 # What each draws. Its tutorial shows the picture of a longer training.
 PICTURES = {
     "augment_images": ["augmented.png", "augmented_targets.png"],
     "imbalanced_classes": ["imbalanced_classes.png"],
+    "resume_training": ["resume_training.png"],
     "train_from_directory": ["pieces.png", "puzzles.png"],
     "train_from_image_data_generator": ["train_from_image_data_generator.png"],
     "train_from_tfds": ["train_from_tfds.png"],
+    "watch_each_replica": ["watch_each_replica.png", "throughput.png"],
 }
 
 RUN = f"""

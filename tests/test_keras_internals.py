@@ -10,6 +10,8 @@ import pytest
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import callback_internals
+from keras_multigpu.keras_internals import compile_internals
 from keras_multigpu.keras_internals import dataset_internals
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.training.joint_update import update_jointly
@@ -116,6 +118,19 @@ def test_weight_decay_exclusions_survive():
     np.testing.assert_allclose(scope.get_current_value(second), [0.95, 0.95])
 
 
+def test_an_optimizer_says_what_its_rate_comes_from():
+    """`_learning_rate` is still the variable or the schedule, `_iterations` counts all steps."""
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    assert optimizer_internals.compiled_rate(keras.optimizers.SGD(schedule)) is schedule
+    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    rate = optimizer_internals.compiled_rate(optimizer)
+    assert isinstance(rate, keras.Variable) and rate is optimizer.learning_rate
+    variable = keras.Variable(np.ones(2, "float32"))
+    optimizer.apply([tf.ones(2)], [variable])
+    assert int(optimizer_internals.step_counter(optimizer)) == 1
+    assert int(optimizer.iterations) == 0
+
+
 def test_optimizers_can_be_built_for_variables_of_any_strategy():
     """Keras still checks where variables were made in `add_variable_from_reference`."""
     strategy = tf.distribute.MirroredStrategy(
@@ -199,3 +214,34 @@ def test_datasets_tell_how_they_were_made(change, batched, size, count):
 def test_datasets_of_single_examples(dataset):
     """Datasets that read files or count are still known by their names."""
     assert dataset_internals.gives_batches(dataset) is False
+
+
+def test_a_callback_finds_those_beside_it():
+    """`fit` still calls hooks from a method of `CallbackList`, whose `self` it is."""
+    found = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            found.extend(callback_internals.callbacks_beside(self))
+
+    look, other = Look(), keras.callbacks.EarlyStopping("loss")
+    model = compiled_model()
+    model.fit(np.zeros((2, 3)), np.zeros((2, 2)), verbose=0, callbacks=[other, look])
+    assert found[:2] == [other, look]
+    assert callback_internals.callbacks_beside(look) == []
+
+
+def test_compile_still_tells_what_it_was_given_and_makes_metrics_of_names():
+    """`_compile_config` keeps the arguments as they came; `get_metric` looks at the shapes."""
+    loss = keras.losses.MeanSquaredError()
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile("sgd", loss, loss_weights=[2.0])
+    arguments = compile_internals.compile_arguments(model)
+    assert arguments["loss"] is loss
+    assert arguments["loss_weights"] == [2.0]
+    labels, scores = tf.zeros((4,), tf.int32), tf.zeros((4, 3))
+    metric = compile_internals.compiled_metric("accuracy", labels, scores)
+    assert isinstance(metric, keras.metrics.SparseCategoricalAccuracy)
+    assert metric.name == "accuracy"
+    metric = compile_internals.compiled_metric("accuracy", tf.zeros((4, 1)), tf.zeros((4, 1)))
+    assert isinstance(metric, keras.metrics.BinaryAccuracy)

@@ -18,6 +18,7 @@ from keras_multigpu.data import streaming
 from keras_multigpu.data import subsets
 from keras_multigpu.data.damage import Damage
 from keras_multigpu.data.damage import Quarantine
+from keras_multigpu.data.example_names import example_name
 from keras_multigpu.data.loading import Loader
 from keras_multigpu.data.order import Order
 from keras_multigpu.data.pipeline import batches_of
@@ -201,6 +202,10 @@ class Batches:
     def failure(self) -> Exception | None:
         """The last error that ended reading; TensorFlow hands on only its text."""
         return self._use.quarantine.failure
+
+    def example_at(self, epoch: int, position: int) -> str | None:
+        """What stands at a position of an epoch: its file, if it has one; None if unknown."""
+        return example_name(self._source, self._plan, epoch, position)
 
     def __repr__(self) -> str:
         """What these batches are, in one line."""

@@ -175,6 +175,22 @@ def remember_variables(optimizer: keras.optimizers.Optimizer) -> None:
     vars(optimizer)["_tables_by_identity"] = tables
 
 
+def compiled_rate(optimizer: keras.optimizers.Optimizer) -> Any:
+    """What the optimizer has for a learning rate: a variable, a schedule or a function.
+
+    The public `learning_rate` is the rate of the next step, without where it comes from.
+    """
+    return optimizer._learning_rate
+
+
+def step_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
+    """The number of steps so far, which schedules are asked with.
+
+    The public `iterations` counts updates, so it is another number with accumulated gradients.
+    """
+    return optimizer._iterations
+
+
 def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """The variables that an optimizer was built for."""
     return list(optimizer._trainable_variables)

@@ -21,6 +21,7 @@ from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.checks import problem
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.training import randomness
+from keras_multigpu.training.adjusted_schedule import state_of
 from keras_multigpu.training.feeding import Batch
 from keras_multigpu.training.logs import flattened
 from keras_multigpu.training.loss_reduction import LossShares
@@ -261,7 +262,7 @@ def summing_apply(
         context = tf.distribute.get_replica_context()
         replica = int(tf.get_static_value(context.replica_id_in_sync_group))
         total = summed_gradients(context, trainable, list(grads))
-        variables = [*trainable, *optimizer.variables]
+        variables = [*trainable, *state_of(optimizer)]
         storages = [
             copies(keras_internals.variable_storage(variable), strategy) for variable in variables
         ]

@@ -63,6 +63,14 @@ class DatasetSource:
             return self._cut[0] or batch_size_of(normalized(self.spec))
         return self._adapter.batch_size
 
+    @property
+    def num_examples(self) -> int | None:
+        """The number of examples; None if unknown."""
+        x = self._arguments["x"]
+        if isinstance(x, (tf.data.Dataset, keras.utils.PyDataset)):
+            return None if self._cut is None else self._cut[1]
+        return int(keras.tree.flatten(x)[0].shape[0])
+
     def iterator(self) -> Any:
         """A new iterator."""
         return iter(self._dataset)
@@ -100,6 +108,7 @@ class PythonSource:
     is_countable = False
     spec = None
     batch_size = None
+    num_examples = None
     endless = False
     may_be_empty = False
 

@@ -17,6 +17,7 @@ OFFERED = (
     "epoch",
     "epochs",
     "evaluation",
+    "example_at",
     "for_replicas",
     "global_batch_size",
     "position_after",
@@ -84,6 +85,12 @@ class EpochSource:
         """The global batch size."""
         return int(self._batches.global_batch_size)
 
+    @property
+    def num_examples(self) -> int | None:
+        """The number of examples of the data; None if unknown."""
+        count = getattr(self._batches, "num_examples", None)
+        return None if count is None else int(count)
+
     def start(self, epoch: int, step: int = 0) -> None:
         """Begin with this step of this epoch of `fit`."""
         self._place = (epoch, step) if self._training else (0, 0)
@@ -142,6 +149,14 @@ class EpochSource:
             return (epoch + 1, 0) if over else (epoch, step * self.batch_size)
         first, *position = self.anchor
         return self._batches.position_after(tuple(position), (epoch - first) * self._steps + step)
+
+    def example_at(self, epoch: int, step: int, row: int) -> str | None:
+        """The name of the example in a row of a batch, where it is known."""
+        if self.num_batches is None or self.may_be_empty or not self._training:
+            return None
+        data_epoch, examples = self._position(epoch, step)
+        name: str | None = self._batches.example_at(data_epoch, examples + row)
+        return name
 
     def cause(self, error: tf.errors.OpError) -> Exception | None:
         """Why reading failed, if that is what `error` is about."""

@@ -144,6 +144,11 @@ class Feed:
         return self._source.batch_size
 
     @property
+    def num_examples(self) -> int | None:
+        """The number of examples of the data; None if unknown."""
+        return self._source.num_examples
+
+    @property
     def anchor(self) -> Anchor | None:
         """Where the data stood when the batch size last changed."""
         return self._source.anchor if isinstance(self._source, EpochSource) else None
@@ -152,6 +157,11 @@ class Feed:
     def skips_by_reading(self) -> bool:
         """Whether the way to a later step leads through all batches before it."""
         return not isinstance(self._source, EpochSource)
+
+    def example_at(self, epoch: int, step: int, row: int) -> str | None:
+        """The name of the example in a row of a batch, where its place tells."""
+        source = self._source
+        return source.example_at(epoch, step, row) if isinstance(source, EpochSource) else None
 
     def resize(self, batch_size: int, epoch: int) -> None:
         """Take batches of another size from this epoch on."""
@@ -177,6 +187,7 @@ class Feed:
             self._source.anchor = Anchor(*(anchor or (0, 0, 0)))
             self._source.start(epoch, step)
             return None
+        self._source.on_epoch_end()  # As `rewind` does.
         for _ in range(epoch if self._steps is None else 0):
             # Data that are shuffled anew for each epoch count their iterators.
             self._source.on_epoch_begin()

@@ -5,6 +5,7 @@ build the model, lose batches of generators, and report wrong batch indices when
 steps run in one call.
 """
 
+import time
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -53,10 +54,13 @@ def train(
         for epoch in range(run.epoch, epochs):
             run.begin_epoch(epoch)
             callbacks.on_epoch_begin(epoch)
+            run.through("on_epoch_begin")
             logs = run_epoch(model, feed, callbacks, "train", model.train_group, run)
             if validate is not None and validate.is_due(epoch):
                 logs.update(validate.logs(model, callbacks))
+                run.through("on_test_end")
             callbacks.on_epoch_end(epoch, logs)
+            run.through("on_epoch_end")
             if model.stop_training:
                 break
         finish(model, callbacks, epochs, logs)
@@ -94,11 +98,16 @@ def run_epoch(
     for first, group in feed.epoch(model.steps_per_execution, model.runs_in_graph):
         if listened:
             begin(first)
+        if run is not None:
+            run.step_began = time.perf_counter()
         logs = train_or_test(group, feed.spec)
         if run is not None:
+            run.in_steps += time.perf_counter() - run.step_began
             run.step, run.logs = first + group.size, logs
         if listened:
             end(first + group.size - 1, logs)
+        if run is not None:
+            run.through("on_train_batch_end")
         if model.stop_training if mode == "train" else model.stop_evaluating:
             break
     if not logs:

@@ -70,7 +70,7 @@ class TrainStep(UpdatingStep):
         context = tf.distribute.get_replica_context()
         index = tf.constant(replica)
         optimizer_values = read(self._optimizer, replica)
-        started = self._start(rows)
+        rows, started = self._start(rows)
         with tf.control_dependencies([started] if self._timed else []):
             divisors = None
             if self._count is not None:

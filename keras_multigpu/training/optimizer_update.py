@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import optimizer_internals
+from keras_multigpu.training.adjusted_schedule import state_of
 from keras_multigpu.training.joint_update import update_jointly
 
 
@@ -20,7 +21,7 @@ def loss_scale(
     """The factor that the optimizer wants the loss to have before its gradient is taken."""
     if optimizer is None:
         return tf.ones(())
-    mapping = list(zip(optimizer.variables, optimizer_values, strict=True))
+    mapping = list(zip(state_of(optimizer), optimizer_values, strict=True))
     with keras.StatelessScope(mapping):
         return optimizer.scale_loss(tf.ones(()))
 
@@ -31,7 +32,7 @@ def updated(
     values: Sequence[tf.Tensor],
     gradients: Sequence[tf.Tensor | None],
 ) -> list[tf.Tensor]:
-    """New values of `[*trainable, *optimizer.variables]`.
+    """New values of `[*trainable, *state_of(optimizer)]`.
 
     Args:
         optimizer: The optimizer, built.
@@ -39,7 +40,7 @@ def updated(
         values: The present values, in the order of the result.
         gradients: One for each of `trainable`, None where the loss does not depend on it.
     """
-    variables = [*trainable, *optimizer.variables]
+    variables = [*trainable, *state_of(optimizer)]
     update = loss_scaled_update if is_loss_scaled(optimizer) else plain_update
     return update(optimizer, variables, list(values), trainable, gradients)
 

@@ -27,6 +27,7 @@ from keras_multigpu.training.sparse_gradients import concatenated
 from keras_multigpu.training.sparse_gradients import is_sparse
 from keras_multigpu.training.sparse_gradients import of_table
 from keras_multigpu.training.sparse_gradients import square_norm
+from keras_multigpu.training.sparse_gradients import square_norm_of_all
 
 
 class Summands(NamedTuple):
@@ -47,6 +48,7 @@ class Outcome(NamedTuple):
     global_seed: tf.Tensor
     y_pred: Any
     attached: list[Any]
+    pieces: list[tf.Tensor] = []
 
 
 class Update(NamedTuple):
@@ -162,6 +164,7 @@ class TrainingPass(ReplicaPass):
         model: The compiled model.
         micro_batches: In how many pieces the rows are taken.
         context: Makes a context for the forward pass over some rows.
+        measures_pieces: Whether to note the square norm of each piece's gradient.
     """
 
     def __init__(
@@ -169,8 +172,10 @@ class TrainingPass(ReplicaPass):
         model: keras.Model,
         micro_batches: int = 1,
         context: Callable[[Rows], contextlib.AbstractContextManager[None]] | None = None,
+        measures_pieces: bool = False,
     ) -> None:
         super().__init__(model)
+        self._measures_pieces = measures_pieces
         self._micro_batches = micro_batches
         self.context = context or (lambda rows: contextlib.nullcontext())
         self._dense: list[int] = []
@@ -189,12 +194,16 @@ class TrainingPass(ReplicaPass):
             loss_scale: A factor for the loss whose gradient is taken.
         """
         start = self.pure.seeded(values, replica)
+        norms: list[tf.Tensor] = []
         if self._micro_batches == 1:
             gradients, losses, end, predictions = self._piece(start, share, divisors, loss_scale)
         else:
-            gradients, losses, end, predictions = self._pieces(start, share, divisors, loss_scale)
+            gradients, losses, end, predictions = self._pieces(
+                start, share, divisors, loss_scale, norms
+            )
         summands = Summands(gradients, losses, [], [])
-        return self.outcome(summands, start, end, share, replica, predictions)
+        outcome = self.outcome(summands, start, end, share, replica, predictions)
+        return outcome._replace(pieces=norms)
 
     def count(self, values: Values, share: Rows, replica: Any) -> list[tf.Tensor]:
         """This replica's summands of the divisors of masked and weighted losses."""
@@ -247,7 +256,9 @@ class TrainingPass(ReplicaPass):
             raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
         return tf.add_n(terms), shares
 
-    def _pieces(self, values: Values, share: Rows, divisors: Any, loss_scale: Any) -> Any:
+    def _pieces(
+        self, values: Values, share: Rows, divisors: Any, loss_scale: Any, norms: list[tf.Tensor]
+    ) -> Any:
         """Take the rows piece by piece; each waits for the one before, to save memory."""
         size = rows_count(share)
         gradients, losses, predictions = None, None, []
@@ -259,7 +270,9 @@ class TrainingPass(ReplicaPass):
                 more, shares = (
                     [zero_unless(present, tensor) for tensor in part] for part in (more, shares)
                 )
-                values = keep_if(present, end, values)
+                values = keep_if(present, end, values, self.seed_indices)
+            if self._measures_pieces:
+                norms.append(piece_norm(piece, more))
             gradients = more if gradients is None else add_all(gradients, more)
             losses = shares if losses is None else add_all(losses, shares)
             predictions.append(first_rows(predicted, taken))
@@ -330,17 +343,26 @@ def piece_of(share: Rows, size: Any, index: int, pieces: int) -> tuple[Rows, Any
     return Rows(piece, (stop - start) * present, share.global_batch_size), stop - start
 
 
-def keep_if(condition: tf.Tensor, new: Values, old: Values) -> Values:
-    """New values where the condition holds, old ones otherwise; unchanged ones as they are."""
+def piece_norm(piece: Rows, gradients: Sequence[Any]) -> tf.Tensor:
+    """A piece's number of examples, and the square norm of the gradient of its mean loss."""
+    square = tf.math.divide_no_nan(square_norm_of_all(gradients), tf.square(piece.fraction))
+    return tf.stack([tf.cast(piece.examples, tf.float32), square])
+
+
+def keep_if(condition: tf.Tensor, new: Values, old: Values, seeds: Sequence[int]) -> Values:
+    """New values where the condition holds, old ones otherwise; seeds go on on every replica."""
 
     def choose(after: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
         return before if after is before else tf.where(condition, after, before)
 
     return Values(
         old.trainable,
-        [choose(*pair) for pair in zip(new.others, old.others, strict=True)],
+        [
+            pair[0] if index in seeds else choose(*pair)
+            for index, pair in enumerate(zip(new.others, old.others, strict=True))
+        ],
         [choose(*pair) for pair in zip(new.layer_metrics, old.layer_metrics, strict=True)],
-        choose(new.global_seed, old.global_seed),
+        new.global_seed,
     )
 
 

@@ -138,9 +138,43 @@ class Seen:
         )
 
     @property
+    def pieces(self) -> tf.Tensor:
+        """For each micro-batch its number of examples and its square norm; a row for each.
+
+        Where replicas take their shares whole, the share is the only piece.
+        """
+        if not self._outcome.pieces:
+            return tf.stack([[tf.cast(self.examples, tf.float32), self.square_norm]])
+        factors = tf.stack([tf.ones(()), 1.0 / tf.square(self._scale)])
+        return tf.stack(self._outcome.pieces) * factors
+
+    @property
+    def has_own_loss(self) -> bool:
+        """Whether a replica's examples have a loss of their own, not only the whole batch."""
+        return self._whole_loss is None
+
+    @property
     def total_square_norm(self) -> tf.Tensor:
         """The sum of the squares of `total_gradients`."""
         return self._pass.square_norm(self._packs, self._slices) / tf.square(self._scale)
+
+    @property
+    def statistics(self) -> list[tf.Tensor]:
+        """What the replica adds to variables that layers change, such as moving means."""
+        return [*self._local.others, *self._local.layer_metrics]
+
+    @property
+    def everyones_sums(self) -> list[tf.Tensor]:
+        """All that replicas have summed, in few tensors: gradients, losses and statistics.
+
+        The gradients in them are those of the scaled loss.
+        """
+        return [*self._packs, *(rows.values for rows in self._slices)]
+
+    @property
+    def loss_scale(self) -> tf.Tensor:
+        """The factor of the loss whose gradient was taken, which a large gradient may overflow."""
+        return self._scale
 
     @property
     def _to_mean(self) -> tf.Tensor:
@@ -169,9 +203,11 @@ class Probe:
 
     Attributes:
         timed: Whether `Seen.times` is wanted.
+        by_piece: Whether `Seen.pieces` is wanted.
     """
 
     timed = False
+    by_piece = False
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
         """Create variables; called before the first step, outside of any graph."""

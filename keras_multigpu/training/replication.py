@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
+from keras_multigpu.training.adjusted_schedule import adjustments
 from keras_multigpu.training.custom_step import CustomPrediction
 from keras_multigpu.training.custom_step import CustomStep
 from keras_multigpu.training.feeding import Batch
@@ -88,9 +89,10 @@ class Replication:
         return 0.0 if self._data_wait is None else float(self._data_wait.numpy())
 
     def training(self, model: keras.Model) -> StepFunctions:
-        """The compiled training steps."""
+        """The compiled training steps; others where a schedule is adjusted, see `Rate`."""
+        adjusted = adjustments(getattr(model, "optimizer", None))
         return self._of(
-            ("train", self.pieces, self._probes),
+            ("train", self.pieces, self._probes, tuple(map(id, adjusted))),
             lambda spec: self._training_step(model, spec),
             model,
         )
@@ -176,7 +178,8 @@ class Replication:
         context = (lambda rows: synchronized(layers, rows)) if layers else None
 
         def sum_of_examples(count_divisors: bool) -> TrainStep:
-            replica_pass = TrainingPass(model, self.pieces, context)
+            by_piece = any(probe.by_piece for probe in self._probes)
+            replica_pass = TrainingPass(model, self.pieces, context, by_piece)
             return TrainStep(
                 model,
                 self.strategy,

@@ -13,8 +13,8 @@ from keras_multigpu import keras_internals
 from keras_multigpu.training.dataset_feeding import Batch
 from keras_multigpu.training.feeding import Feed
 from keras_multigpu.training.feeding import Group
-from keras_multigpu.training.model_state import ModelState
 from keras_multigpu.training.logs import pythonic
+from keras_multigpu.training.model_state import ModelState
 from keras_multigpu.training.probes import Probe
 from keras_multigpu.training.replication import is_overridden
 from keras_multigpu.training.step_functions import open_spec
@@ -22,6 +22,9 @@ from keras_multigpu.training.tracing import symbolic
 
 if TYPE_CHECKING:
     from keras_multigpu.training.distributed_model import DistributedModel
+
+AFTER = ("on_epoch_begin", "on_train_batch_end", "on_test_end", "on_epoch_end")
+"""The hooks after which `TrainingRun` can act."""
 
 
 class TrainingRun:
@@ -39,6 +42,8 @@ class TrainingRun:
         step: How many of its steps are done. In `on_train_batch_end` the step just done counts.
         epochs: The epoch to stop before.
         logs: The logs of the last step.
+        step_began: When the last call of steps began, by `time.perf_counter`.
+        in_steps: For how many seconds the calls of steps took, compiling included.
     """
 
     def __init__(
@@ -53,10 +58,14 @@ class TrainingRun:
         self.step = 0
         self.epochs = epochs
         self.logs: dict[str, Any] = {}
+        self.step_began = 0.0
+        self.in_steps = 0.0
         self._model = model
         self._feed = feed
         self._callbacks = callbacks
         self._after_begin: list[Callable[[], None]] = []
+        self._after: dict[str, list[Callable[[], None]]] = {hook: [] for hook in AFTER}
+        self._after_end: list[Callable[[], None]] = []
         self._next_size: int | None = None
         self._largest_share: int | None = None
         self._begun = False
@@ -78,6 +87,11 @@ class TrainingRun:
         return self._model.distribute_strategy.num_replicas_in_sync
 
     @property
+    def devices(self) -> list[str]:
+        """The names of the replicas' devices, in order."""
+        return list(self._model.distribute_strategy.extended.worker_devices)
+
+    @property
     def steps_per_epoch(self) -> int | None:
         """The number of steps of this epoch; None while it is not known."""
         return self._feed.num_batches
@@ -88,9 +102,19 @@ class TrainingRun:
         return self._feed.batch_size
 
     @property
+    def num_examples(self) -> int | None:
+        """The number of examples of the data; None if unknown."""
+        return self._feed.num_examples
+
+    @property
     def micro_batches(self) -> int:
         """In how many pieces each replica takes its share of a batch."""
         return self._model.replication.pieces
+
+    @property
+    def batch_spec(self) -> Batch | None:
+        """The specs of a batch; None where only the data can tell."""
+        return self._feed.spec
 
     @property
     def data_wait(self) -> float:
@@ -107,11 +131,36 @@ class TrainingRun:
         """Whether the model's `train_step` is the user's, so that gradients are not seen."""
         return is_overridden(self._model, "train_step")
 
+    def example_at(self, step: int, row: int) -> str | None:
+        """The name of an example of this epoch, such as its file; None where it is not known.
+
+        Args:
+            step: The step, from zero.
+            row: The example's place in the global batch, from zero.
+        """
+        return self._feed.example_at(self.epoch, step, row)
+
     # Called in `on_train_begin`.
 
     def after_begin(self, act: Callable[[], None]) -> None:
         """Call `act` once `on_train_begin` of all callbacks is through, before the first epoch."""
         self._after_begin.append(act)
+
+    def after_each(self, hook: str, act: Callable[[], None]) -> None:
+        """Call `act` whenever all callbacks are through with a hook, whatever their order.
+
+        It is no callback's hook, so logs stay on the devices.
+
+        Args:
+            hook: `"on_epoch_begin"`, `"on_train_batch_end"`, `"on_test_end"` (of validation) or
+                `"on_epoch_end"`.
+            act: What to call.
+        """
+        self._after[hook].append(act)
+
+    def after_end(self, act: Callable[[], None]) -> None:
+        """Call `act` when `fit` is over, however it ends."""
+        self._after_end.append(act)
 
     def watch(self, probe: Probe) -> None:
         """Let a probe into every training step until `fit` ends."""
@@ -174,6 +223,8 @@ class TrainingRun:
             "global_batch_size": self.global_batch_size,
             "micro_batches": self.micro_batches,
             "anchor": None if anchor is None else list(anchor),
+            "next_batch_size": self._next_size,
+            "largest_share": self._largest_share,
             "logs": {
                 name: value
                 for name, value in pythonic(self.logs).items()
@@ -191,14 +242,16 @@ class TrainingRun:
         size = state["global_batch_size"]
         if size is not None and size != self._feed.batch_size:
             self._feed.resize(size, self.epoch)
-        self._next_size = None
+            self._tell_steps()
+        self._next_size = state["next_batch_size"]
+        self._largest_share = state["largest_share"]
         self._model.replication.pieces = state["micro_batches"]
         self._begun = True
         skipped = self._feed.go_to(self.epoch, self.step, state["anchor"])
         spec = self._feed.spec
         if spec is None and skipped is not None:
             spec = open_spec(skipped)
-        if spec is not None and self.step:
+        if spec is not None:
             self._make_step(spec)
 
     def _make_step(self, spec: Batch) -> None:
@@ -223,6 +276,8 @@ class TrainingRun:
             replication.watch_nothing()
             if replication.micro_batches != "auto":
                 replication.pieces = self._pieces
+            for act in self._after_end:
+                act()
 
     def begin(self) -> None:
         """Let callbacks restore what they want, and go to where training starts."""
@@ -232,6 +287,11 @@ class TrainingRun:
         self.epoch = keras_internals.initial_epoch(self._model) or self.epoch
         if not self._begun:
             self._feed.rewind(self.epoch)
+
+    def through(self, hook: str) -> None:
+        """All callbacks are through with a hook."""
+        for act in self._after[hook]:
+            act()
 
     def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch: with the metrics at zero, unless it was begun before."""
@@ -247,9 +307,13 @@ class TrainingRun:
             return
         if size != self._feed.batch_size:
             self._feed.resize(size, self.epoch)
-            steps = self._feed.num_batches
-            self._callbacks.set_params({**self._callbacks.params, "steps": steps})
+            self._tell_steps()
         share = math.ceil(size / self.replicas)
         self._model.replication.pieces = (
             math.ceil(share / self._largest_share) if self._largest_share else self._pieces
         )
+
+    def _tell_steps(self) -> None:
+        """Let the callbacks know how many steps an epoch has now."""
+        steps = self._feed.num_batches
+        self._callbacks.set_params({**self._callbacks.params, "steps": steps})

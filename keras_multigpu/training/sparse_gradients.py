@@ -6,9 +6,12 @@ device, so the rows of all replicas are put one after another, which is the orde
 have on one device.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+
+from keras_multigpu.training.packing import Packing
 
 
 def rows_of_all(context: Any, gradient: tf.IndexedSlices, present: Any) -> tf.IndexedSlices:
@@ -64,3 +67,12 @@ def square_norm(gradient: tf.IndexedSlices) -> tf.Tensor:
     rows, positions = tf.unique(gradient.indices)
     summed = tf.math.unsorted_segment_sum(gradient.values, positions, tf.shape(rows)[0])
     return tf.reduce_sum(tf.square(tf.cast(summed, tf.float32)))
+
+
+def square_norm_of_all(gradients: Sequence[Any]) -> tf.Tensor:
+    """The sum of the squares of dense and sparse gradients, in few operations."""
+    dense = [gradient for gradient in gradients if not is_sparse(gradient)]
+    packs = Packing(dense).pack(dense)
+    squares = [tf.reduce_sum(tf.square(tf.cast(pack, tf.float32))) for pack in packs]
+    squares += [square_norm(gradient) for gradient in gradients if is_sparse(gradient)]
+    return tf.add_n([tf.zeros(()), *squares])

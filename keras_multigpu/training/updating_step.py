@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.training.adjusted_schedule import state_of
 from keras_multigpu.training.optimizer_update import loss_scale
 from keras_multigpu.training.passes import Outcome
 from keras_multigpu.training.passes import TrainingPass
@@ -27,6 +28,8 @@ from keras_multigpu.training.step import after_all
 from keras_multigpu.training.step import assign
 from keras_multigpu.training.step import everyones
 from keras_multigpu.training.step import sums
+from keras_multigpu.training.tracing import specs_of
+from keras_multigpu.training.tracing import symbolic
 
 
 class UpdatingStep(Step):
@@ -49,7 +52,7 @@ class UpdatingStep(Step):
         self._probes = list(probes)
         self._timed = any(probe.timed for probe in probes)
         self._update: Callable[..., Update] = replica_pass.update
-        self._optimizer_variables = [] if model.optimizer is None else model.optimizer.variables
+        self._optimizer_variables = state_of(model.optimizer)
         self._optimizer = self._copies_of(self._optimizer_variables)
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
@@ -67,10 +70,18 @@ class UpdatingStep(Step):
                 self._assign(results)
                 return self._tracked(batch, results, y_pred)
             tf.cond(allowed, lambda: self._assigned(results), lambda: False)
+            if self._model.run_eagerly:
+                self._build_all_metrics(batch, y_pred)
             with keras_internals.single_device():
                 before = [tf.convert_to_tensor(v) for v in self._model.metrics_variables]
             logs = self._tracked(batch, results, y_pred)
             return self._kept(logs, before, allowed)
+
+    def _build_all_metrics(self, batch: Batch, y_pred: Any) -> None:
+        """Without a graph metrics are built by the first step, which may not be allowed."""
+        x, y, sample_weight, y_pred = (symbolic(specs_of(part)) for part in (*batch, y_pred))
+        with keras_internals.single_device():
+            keras_internals.build_metrics(self._model, x, y, y_pred, sample_weight)
 
     def _assign(self, results: list[Result]) -> None:
         for replica, result in enumerate(results):
@@ -139,7 +150,15 @@ class UpdatingStep(Step):
         measured = [probe.on_replica(seen) for probe in self._probes]
         return Result(update, outcome, rows.examples, measured)
 
-    def _start(self, rows: Rows) -> tf.Tensor | None:
-        """When a replica has its rows, if a probe wants to know."""
+    def _start(self, rows: Rows) -> tuple[Rows, tf.Tensor | None]:
+        """The rows, and when a replica has them, if a probe wants to know."""
+        if not self._timed:
+            return rows, None
         leaves = [leaf for leaf in keras.tree.flatten(rows.data) if tf.is_tensor(leaf)]
-        return now_that(leaves) if self._timed else None
+        started = now_that(leaves)
+        # Once a pass is inlined, only what its inputs wait for holds it back.
+        with tf.control_dependencies([started]):
+            data = keras.tree.map_structure(
+                lambda leaf: tf.identity(leaf) if isinstance(leaf, tf.Tensor) else leaf, rows.data
+            )
+        return rows._replace(data=data), started

@@ -58,7 +58,7 @@ class WholeBatchTrainStep(UpdatingStep):
     def _on_replica(self, values: Values, rows: Rows, replica: int, batch: Batch) -> Result:
         context = tf.distribute.get_replica_context()
         index, optimizer_values = tf.constant(replica), read(self._optimizer, replica)
-        started = self._start(rows)
+        rows, started = self._start(rows)
         start = self._pass.pure.seeded(values, index)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(start.trainable)

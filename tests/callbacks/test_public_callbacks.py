@@ -10,6 +10,13 @@ from keras_multigpu import callbacks
 
 ROOT = Path(__file__).parents[2]
 NAMES: list[str] = [
+    "EvaluationAveraging",
+    "GradientNoiseScale",
+    "NaNGuard",
+    "ReplicaDriftCheck",
+    "ReplicaMetrics",
+    "ResumableCheckpoint",
+    "ThroughputReport",
 ]
 
 

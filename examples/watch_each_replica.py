@@ -1,0 +1,84 @@
+"""Watch each replica by itself: whose data are different, who is slow, where the time goes.
+
+    python examples/watch_each_replica.py                  # all GPUs; one CPU if there is none
+    python examples/watch_each_replica.py --replicas 2     # two GPUs; without any, a CPU in two
+
+The digits are those of scikit-learn: pip install scikit-learn matplotlib
+"""
+
+import argparse
+
+import keras
+import numpy as np
+
+import keras_multigpu as kmg
+
+
+# --8<-- [start:data]
+def load_digits():
+    """Handwritten digits. In every batch of 64, the second half has noise on it."""
+    from sklearn import datasets
+
+    images, labels = datasets.load_digits(return_X_y=True)
+    images = images[:1792].reshape(-1, 64, 8, 8, 1).astype("float32") / 16
+    noise = np.random.default_rng(0).normal(0, 0.5, images.shape).astype("float32")
+    noise[:, :32] = 0
+    return (images + noise).reshape(-1, 8, 8, 1), labels[:1792]
+
+
+# --8<-- [end:data]
+
+
+def build_model():
+    """A small convnet."""
+    return keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            keras.layers.Conv2D(32, 3, padding="same", activation="relu"),
+            keras.layers.MaxPooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+
+
+def main(epochs=12, replicas=None):
+    """Train and watch; returns the accuracy of the first replica's examples."""
+    # First of all, because only a TensorFlow that has not started can still split a CPU in two.
+    strategy = kmg.strategy(devices=replicas)
+    keras.utils.set_random_seed(0)
+    x, y = load_digits()
+    model = kmg.distribute(build_model(), strategy)
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+
+    # --8<-- [start:watch]
+    each = kmg.callbacks.ReplicaMetrics(
+        ["accuracy"], path="replicas.csv", picture="watch_each_replica.png"
+    )
+    speed = kmg.callbacks.ThroughputReport(picture="throughput.png")
+    # Not shuffled, so that the second half of every batch is the second replica's.
+    history = model.fit(
+        x, y, batch_size=64, epochs=epochs, shuffle=False, verbose=0, callbacks=[each, speed]
+    ).history
+    # --8<-- [end:watch]
+
+    # --8<-- [start:look]
+    print(f"all: accuracy {history['accuracy'][-1]:.0%}")
+    for replica in range(strategy.num_replicas_in_sync):
+        of_replica = {
+            name: history[f"replica_{replica}/{name}"][-1]
+            for name in ("accuracy", "loss", "gradient_norm")
+        }
+        print(
+            f"replica {replica}: accuracy {of_replica['accuracy']:.0%}, "
+            f"loss {of_replica['loss']:.2f}, gradient norm {of_replica['gradient_norm']:.2f}"
+        )
+    # --8<-- [end:look]
+    return history["replica_0/accuracy"][-1]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--replicas", type=int, help="default: as many as there are GPUs")
+    main(**vars(parser.parse_args()))

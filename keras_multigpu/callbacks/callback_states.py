@@ -1,0 +1,133 @@
+"""What callbacks carry from step to step and from epoch to epoch: taken, and given back.
+
+Keras's callbacks are known here. Any other callback takes part by having `state`: a dict that can
+be read and set.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_multigpu.keras_internals import callback_internals
+
+_log = logging.getLogger("keras_multigpu")
+
+PUBLIC: dict[type, tuple[str, ...]] = {
+    keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
+    keras.callbacks.History: ("history", "epoch"),
+    keras.callbacks.ModelCheckpoint: ("best",),
+    keras.callbacks.ReduceLROnPlateau: ("wait", "best", "cooldown_counter"),
+}
+"""For each class of Keras the public attributes that it carries along."""
+
+Callbacks = Sequence[keras.callbacks.Callback]
+
+
+def states_of(callbacks: Callbacks) -> dict[str, dict[str, Any]]:
+    """The state of each callback that has one, by class and number among its class."""
+    states = {name: state_of(callback) for name, callback in named(callbacks)}
+    return {name: state for name, state in states.items() if state}
+
+
+def restore_states(callbacks: Callbacks, states: dict[str, dict[str, Any]]) -> None:
+    """Give callbacks their states back; those that there is none for stay as they are."""
+    for name, callback in named(callbacks):
+        if name in states:
+            restore_state(callback, states[name])
+
+
+def report_changes(callbacks: Callbacks, states: dict[str, dict[str, Any]]) -> None:
+    """Say which callbacks have come or gone since the states were taken."""
+    present = states_of(callbacks).keys()
+    for name in sorted(present - states.keys()):
+        _log.warning("%s is new since the checkpoint was saved; it begins anew.", name)
+    for name in sorted(states.keys() - present):
+        _log.warning("%s is in the checkpoint and not among the callbacks any more.", name)
+
+
+def named(callbacks: Callbacks) -> Iterator[tuple[str, keras.callbacks.Callback]]:
+    """Callbacks with names that the same command gives them again."""
+    counted: Counter[str] = Counter()
+    for callback in callbacks:
+        kind = type(callback).__name__
+        counted[kind] += 1
+        yield (kind if counted[kind] == 1 else f"{kind} {counted[kind]}"), callback
+
+
+def state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """A callback's state; empty if it has none."""
+    public = {
+        name: copied(getattr(callback, name))
+        for owner, names in PUBLIC.items()
+        if isinstance(callback, owner)
+        for name in names
+        if hasattr(callback, name)
+    }
+    parts: dict[str, Any] = {
+        "public": public,
+        "counters": callback_internals.counters_of(callback),
+        "knows_direction": callback_internals.knows_direction(callback),
+        "file": csv_state(callback) if isinstance(callback, keras.callbacks.CSVLogger) else {},
+        "own": copied(own_state(callback)),
+    }
+    return {name: part for name, part in parts.items() if part}
+
+
+def own_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """A callback's `state`, if it is a dict that can be set."""
+    declared = getattr(type(callback), "state", None)
+    if isinstance(declared, property) and declared.fset is None:
+        return {}
+    state = getattr(callback, "state", None)
+    return state if isinstance(state, dict) else {}
+
+
+def restore_state(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
+    """Give a callback the state that `state_of` has found."""
+    for name, value in state.get("public", {}).items():
+        setattr(callback, name, copied(value))
+    callback_internals.set_counters(callback, state.get("counters", {}))
+    if state.get("knows_direction"):
+        callback_internals.find_direction(callback)
+    if "file" in state and isinstance(callback, keras.callbacks.CSVLogger):
+        restore_csv(callback, state["file"])
+    if "own" in state:
+        callback.state = copied(state["own"])
+
+
+def copied(value: Any) -> Any:
+    """A value that later changes of the original do not reach."""
+    if isinstance(value, np.ndarray):
+        return np.array(value)
+    if isinstance(value, dict):
+        return {key: copied(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
+        return type(value)(copied(item) for item in value)
+    return value
+
+
+def csv_state(logger: keras.callbacks.CSVLogger) -> dict[str, Any]:
+    """What stands in the file so far; a new process begins it anew or after too many rows."""
+    path = Path(logger.filename)
+    if logger.csv_file is None or logger.csv_file.closed or not path.is_file():
+        return {}
+    logger.csv_file.flush()
+    with path.open(newline="") as file:
+        return {"text": file.read(), "keys": copied(logger.keys)}
+
+
+def restore_csv(logger: keras.callbacks.CSVLogger, state: dict[str, Any]) -> None:
+    """Let the file hold what it held, and the next row follow."""
+    logger.csv_file.seek(0)
+    logger.csv_file.truncate()
+    logger.csv_file.write(state["text"])
+    logger.csv_file.flush()
+    logger.keys = copied(state["keys"])
+    logger.writer = None
+    logger.append_header = not state["text"]

@@ -1,0 +1,125 @@
+"""Counts the operations of a model's forward pass, from its graph.
+
+Counted are matrix products and convolutions, two operations (one multiplication, one addition)
+for each term of each sum; all else is small beside them. A training step takes about three times
+as many: the gradients by the inputs and by the weights take as many each as the forward pass.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+
+TRAINING = 3
+"""A training step in forward passes."""
+
+LOOPS = {"While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall", "XlaLaunch"}
+"""Operations whose inside is not seen."""
+
+
+def forward_flops(model: keras.Model, x: Any) -> int | None:
+    """The operations of a forward pass for one example; None where they cannot be counted.
+
+    Args:
+        model: A built model. Nothing of it is changed.
+        x: The inputs of a batch, as tensors or specs.
+    """
+    specs = keras.tree.map_structure(
+        lambda leaf: None if leaf is None else tf.TensorSpec([1, *leaf.shape[1:]], leaf.dtype), x
+    )
+    with keras_internals.single_device():
+        traced = tf.function(
+            lambda inputs: keras_internals.called(model, inputs, training=False), autograph=False
+        ).get_concrete_function(specs)
+    return counted(traced.graph.get_operations())
+
+
+def counted(operations: list[Any]) -> int | None:
+    """The sum over the operations of a graph; None if one of them hides others."""
+    total = 0
+    for operation in operations:
+        if operation.type in LOOPS:
+            return None
+        if operation.type in RULES:
+            count = RULES[operation.type](operation)
+            if count is None:
+                return None
+            total += 2 * count
+    return total
+
+
+def size(shape: Any) -> int | None:
+    """The number of elements; None if it is not known. An open first axis is the one example."""
+    if shape.rank is None:
+        return None
+    sizes = shape.as_list()
+    return times(
+        *[1 if number is None and not axis else number for axis, number in enumerate(sizes)]
+    )
+
+
+def times(*numbers: int | None) -> int | None:
+    """A product; None if a factor is not known."""
+    return None if None in numbers else int(np.prod([n for n in numbers if n is not None]))
+
+
+def matrix_product(operation: Any) -> int | None:
+    """Each element of the result is a sum over the inner dimension."""
+    inner = operation.inputs[0].shape[-2 if operation.get_attr("transpose_a") else -1]
+    return times(size(operation.outputs[0].shape), inner)
+
+
+def batch_product(operation: Any) -> int | None:
+    """The same for many matrices at once."""
+    inner = operation.inputs[0].shape[-2 if operation.get_attr("adj_x") else -1]
+    return times(size(operation.outputs[0].shape), inner)
+
+
+def einsum(operation: Any) -> int | None:
+    """Each element of the result is a sum over the labels that it lacks."""
+    if len(operation.inputs) < 2:
+        return 0
+    terms, result = operation.get_attr("equation").decode().replace(" ", "").split("->")
+    sizes: dict[str, int | None] = {}
+    for term, tensor in zip(terms.split(","), operation.inputs, strict=True):
+        before, _, after = term.partition("...")
+        for position, label in enumerate(before):
+            sizes[label] = tensor.shape[position]
+        for position, label in enumerate(reversed(after), 1):
+            sizes[label] = tensor.shape[-position]
+    summed = [number for label, number in sizes.items() if label not in result]
+    return times(size(operation.outputs[0].shape), *summed)
+
+
+def convolution(operation: Any) -> int | None:
+    """Each element of the result is a sum over window and input channels of its group."""
+    return times(size(operation.outputs[0].shape), size(operation.inputs[1].shape[:-1]))
+
+
+def depthwise(operation: Any) -> int | None:
+    """Each element of the result is a sum over the window."""
+    return times(size(operation.outputs[0].shape), size(operation.inputs[1].shape[:2]))
+
+
+def transposed(operation: Any) -> int | None:
+    """Each element of the input takes part in a window of all output channels."""
+    return times(size(operation.inputs[2].shape), size(operation.inputs[1].shape[:-1]))
+
+
+RULES: dict[str, Callable[[Any], int | None]] = {
+    "MatMul": matrix_product,
+    "BatchMatMul": batch_product,
+    "BatchMatMulV2": batch_product,
+    "BatchMatMulV3": batch_product,
+    "Einsum": einsum,
+    "Conv2D": convolution,
+    "Conv3D": convolution,
+    "DepthwiseConv2dNative": depthwise,
+    "Conv2DBackpropInput": transposed,
+    "Conv3DBackpropInputV2": transposed,
+}
+"""How many multiplications an operation takes."""

@@ -1,0 +1,117 @@
+"""What running out of memory looks like, and how to stop before the system kills the process."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import tensorflow as tf
+
+PHRASES = (
+    "cuda_error_out_of_memory",
+    "dst tensor is not initialized",
+    "failed to allocate",
+    "oom when allocating",
+    "out of memory",
+)
+"""Devices do not always say `RESOURCE_EXHAUSTED`: libraries for GPUs have words of their own."""
+
+USABLE = 0.9
+"""How much of the memory that is left may be asked for: other programs need some, too."""
+
+LIMITS = (
+    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+    (
+        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+    ),
+)
+"""Where Linux says what a container may use, and what it uses."""
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a step failed because memory ran out."""
+    if isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError)):
+        return True
+    text = str(error).lower()
+    return isinstance(error, tf.errors.OpError) and any(phrase in text for phrase in PHRASES)
+
+
+class HostMemory:
+    """Foresees when steps on CPUs need more memory than there is.
+
+    A GPU refuses memory that it does not have. Linux promises it and kills the process that uses
+    it, so on CPUs the need of a larger batch is extrapolated from those before.
+
+    Args:
+        devices: The names of the replicas' devices; with a GPU nothing is foreseen.
+    """
+
+    def __init__(self, devices: Iterable[str]) -> None:
+        self._matters = any("CPU" in device.upper() for device in devices)
+        self._before = resident_bytes() or 0
+        self._per_example = 0.0
+
+    def learn(self, global_batch_size: int) -> None:
+        """Note what a step with so many examples has needed at most."""
+        peak = peak_bytes()
+        if peak is not None:
+            self._per_example = max(0.0, (peak - self._before) / global_batch_size)
+
+    def is_too_small(self, global_batch_size: int) -> bool:
+        """Whether a step with so many examples needs more than is left."""
+        left = available_bytes() if self._matters else None
+        return left is not None and self._per_example * global_batch_size > USABLE * left
+
+
+def available_bytes() -> int | None:
+    """How much memory programs can still get; None where the system does not say."""
+    amounts = []
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                amounts.append(int(line.split()[1]) * 1024)
+    except OSError:
+        return None
+    for limit, used in LIMITS:
+        try:
+            amounts.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
+        except (OSError, ValueError):
+            # No such file, or the word "max" for no limit.
+            continue
+    return max(0, min(amounts)) if amounts else None
+
+
+def resident_bytes() -> int | None:
+    """What this process holds now; None where the system does not say."""
+    try:
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def peak_bytes() -> int | None:
+    """The most that this process has ever held; None where the system does not say."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def forget_device_peaks() -> None:
+    """Let `device_peak` count from now on."""
+    for device in tf.config.list_logical_devices("GPU"):
+        tf.config.experimental.reset_memory_stats(device.name)
+
+
+def device_peak() -> int | None:
+    """The most bytes that any GPU has held since `forget_device_peaks`; None without GPUs."""
+    peaks = [
+        tf.config.experimental.get_memory_info(device.name)["peak"]
+        for device in tf.config.list_logical_devices("GPU")
+    ]
+    return max(peaks, default=None)

@@ -1,0 +1,99 @@
+"""The curve of a learning rate range test, and what it suggests. Arithmetic only."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+FLAT = 0.01
+"""A loss that falls by a smaller part of itself says nothing about rates."""
+
+
+class RateCurve(NamedTuple):
+    """What the loss was after a step with each rate.
+
+    Attributes:
+        rates: The rates, growing.
+        losses: The loss of the next batch, after a step with the rate.
+        smoothed: The same without the noise of single batches.
+    """
+
+    rates: np.ndarray
+    losses: np.ndarray
+    smoothed: np.ndarray
+
+
+class Suggestion(NamedTuple):
+    """What a curve says.
+
+    Attributes:
+        steepest: The rate where the smoothed loss falls fastest.
+        lowest: The rate where it is lowest.
+    """
+
+    steepest: float
+    lowest: float
+
+
+def sweep(low: float, high: float, steps: int) -> np.ndarray:
+    """Rates from `low` to `high`, each larger than the one before by the same factor."""
+    return np.asarray(np.geomspace(low, high, steps))
+
+
+def moving_mean(losses: np.ndarray, kept: float) -> np.ndarray:
+    """The exponential moving mean, where the first values weigh no more than they should."""
+    total, weight, means = 0.0, 0.0, []
+    for loss in losses:
+        total = kept * total + (1 - kept) * loss
+        weight = kept * weight + (1 - kept)
+        means.append(total / weight)
+    return np.array(means)
+
+
+def smoothed(losses: np.ndarray, smoothing: float) -> np.ndarray:
+    """The mean of the losses on both sides, the nearer the heavier.
+
+    Not a moving mean, which lies too far to the right, and whose long tail carries the noise of
+    some batches into the slope.
+
+    Args:
+        losses: The losses.
+        smoothing: The standard deviation of the weights, which are a Gaussian, in steps.
+    """
+    steps = np.arange(len(losses))
+    weights = np.exp(-0.5 * ((steps[:, None] - steps) / smoothing) ** 2)
+    return np.asarray(weights @ losses / weights.sum(axis=1))
+
+
+def explodes(losses: list[float], first: float, smoothing: float, stop_at: float) -> bool:
+    """Whether the last loss shows that the rate is too large.
+
+    Args:
+        losses: The losses so far.
+        first: The loss before the first step.
+        smoothing: Over how many of the last losses, roughly, the mean goes.
+        stop_at: How many times what the loss has been or has won it may lose again.
+    """
+    if not np.isfinite(losses[-1]):
+        return True
+    means = moving_mean(np.array([first, *losses]), 1 - 1 / smoothing)
+    best = means.min()
+    # Also right for losses that are negative, or that come close to zero.
+    return bool(means[-1] > best + (stop_at - 1) * max(abs(best), first - best))
+
+
+def suggestion(curve: RateCurve) -> Suggestion | None:
+    """The rate where the loss falls fastest; None where it does not fall.
+
+    Args:
+        curve: The curve, without losses that are not finite.
+    """
+    if len(curve.rates) < 3:
+        return None
+    lowest = int(np.argmin(curve.smoothed))
+    noise = float(np.std((curve.losses - curve.smoothed)[: lowest + 1]))
+    fall = float(curve.smoothed[0] - curve.smoothed[lowest])
+    if fall <= max(noise, FLAT * abs(float(curve.smoothed[0]))):
+        return None
+    slopes = np.gradient(curve.smoothed, np.log(curve.rates))
+    steepest = int(np.argmin(slopes[: lowest + 1]))
+    return Suggestion(float(curve.rates[steepest]), float(curve.rates[lowest]))

@@ -1,0 +1,105 @@
+"""The picture of `ReplicaMetrics`: a curve for each replica."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_multigpu.callbacks.replica_window import Window
+from keras_multigpu.checks import problem
+
+INK, GREY, LIGHT = "#1d2730", "#6b7783", "#e3e7ea"
+COLORS = ("#0b6fb3", "#d9541e", "#1a9a6c", "#8a4fbf", "#c4a000", "#c2307a", "#4d8a8f", "#7a5a3a")
+
+PANELS = (
+    ("loss", "Loss", "mean of the replica's examples", 1.0),
+    ("gradient_norm", "Gradient norm", "mean of the steps", 1.0),
+    ("compute_time", "Compute time of a step", "milliseconds", 1e3),
+    ("examples_per_second", "Speed", "examples a second", 1.0),
+)
+"""For each panel: the value, the title, the label of the axis, a factor."""
+
+
+def replica_figure(windows: Sequence[Window], ends: Sequence[float]) -> Any:
+    """A figure with a panel for each of the values that matter most.
+
+    Args:
+        windows: What was measured.
+        ends: For each window where it ended, in epochs.
+    """
+    figure = new_figure((9.5, 6.2))
+    grid = figure.subplots(2, 2, sharex=True)
+    for axes, panel in zip(grid.flat, PANELS, strict=True):
+        draw_panel(axes, windows, ends, *panel)
+    for axes in grid[1]:
+        axes.set_xlabel("epoch", color=GREY)
+    rows = windows[-1].rows
+    title(figure, "Replica by replica", f"{len(rows)} replicas, {len(windows)} measurements")
+    handles, labels = grid.flat[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False
+    )
+    return figure
+
+
+def draw_panel(
+    axes: Any,
+    windows: Sequence[Window],
+    ends: Sequence[float],
+    name: str,
+    heading: str,
+    unit: str,
+    factor: float,
+) -> None:
+    """One value of all replicas, and between them their spread."""
+    values = np.stack([window.values[name] for window in windows]) * factor
+    values = np.where(np.isfinite(values), values, np.nan)
+    marker = "o" if len(windows) < 40 else None
+    known = ~np.isnan(values).all(axis=1)
+    if known.any() and values.shape[1] > 1:
+        low, high = np.nanmin(values[known], axis=1), np.nanmax(values[known], axis=1)
+        axes.fill_between(np.asarray(ends)[known], low, high, color=LIGHT, linewidth=0)
+    for index, row in enumerate(windows[-1].rows):
+        color, dashes = COLORS[index % len(COLORS)], "-" if index < len(COLORS) else "--"
+        label = f"replica {row['replica']} ({row['device']})"
+        axes.plot(
+            ends, values[:, index], dashes, color=color, label=label, marker=marker, markersize=3
+        )
+    axes.set_title(heading, fontsize=10, color=INK, loc="left")
+    axes.set_ylabel(unit, color=GREY)
+    if known.any() and np.nanmin(values) >= 0 and name != "loss":
+        axes.set_ylim(bottom=0)
+    plain_axes(axes)
+
+
+def new_figure(size: tuple[float, float]) -> Any:
+    """An empty figure."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            problem(
+                "The package matplotlib is not installed.",
+                "Expected it for `picture`; the rest of keras_multigpu does without.",
+                "Run `pip install keras_multigpu[plots]`.",
+                package="matplotlib",
+            )
+        ) from error
+    # Not through pyplot, whose state and windows belong to the user.
+    return Figure(figsize=size, dpi=110, facecolor="white", layout="constrained")
+
+
+def title(figure: Any, heading: str, line: str) -> None:
+    """A title and a line below it."""
+    figure.suptitle(heading, fontsize=13, fontweight="bold", color=INK, x=0.01, ha="left")
+    figure.text(0.99, 0.985, line, fontsize=8, color=GREY, ha="right", va="top", parse_math=False)
+
+
+def plain_axes(axes: Any) -> None:
+    """Few lines, all of them light."""
+    axes.grid(color=LIGHT, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=GREY, labelsize=8)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(LIGHT)

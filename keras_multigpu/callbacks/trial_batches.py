@@ -1,0 +1,83 @@
+"""Batches to try steps on, before training, without a trace."""
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.checks import problem
+from keras_multigpu.training.dataset_feeding import Batch
+from keras_multigpu.training.loops import concatenated
+from keras_multigpu.training.run import TrainingRun
+from keras_multigpu.training.shares import HOST
+from keras_multigpu.training.shares import batch_size_of
+from keras_multigpu.training.shares import cut
+
+
+def run_of(callback: keras.callbacks.Callback) -> TrainingRun:
+    """The run of `fit` that a finder is part of; a `ValueError` in stock Keras."""
+    run: TrainingRun | None = getattr(callback.model, "training_run", None)
+    if run is None:
+        name = type(callback).__name__
+        raise ValueError(
+            problem(
+                f"`{name}` cannot try steps with this model.",
+                "Expected a model that `keras_multigpu` trains, whose state can be given back.",
+                "Write `model = kmg.distribute(model)` before `compile`; on one device, too.",
+                model=type(callback.model).__name__,
+            )
+        )
+    return run
+
+
+def batches_going_round(run: TrainingRun) -> Iterator[Batch]:
+    """The batches of `fit`, from the beginning of the data, and again when they end."""
+    while True:
+        some = False
+        for batch in run.first_batches():
+            if rows_of(batch):
+                some = True
+                yield batch
+        if not some:
+            raise ValueError(
+                problem(
+                    "There is no batch to try a step on.",
+                    "Expected at least one example.",
+                    "Check that the dataset is not empty.",
+                    batches=0,
+                )
+            )
+
+
+def rows_of(batch: Batch) -> int:
+    """The number of examples in a batch that has been read."""
+    return int(batch_size_of(batch) or 0)
+
+
+def of_size(batch: Batch, size: int) -> Batch:
+    """A batch of another size, of the same examples, repeated as often as it takes."""
+    copies = -(-size // rows_of(batch))
+
+    def resized(leaf: Any) -> Any:
+        if leaf is None or leaf.shape.rank == 0:
+            return leaf
+        return cut(concatenated([leaf] * copies), 0, size)
+
+    # As batches that are read: a device receives its share only, and in the step.
+    with tf.device(HOST):
+        return keras.tree.map_structure(resized, batch)
+
+
+@contextlib.contextmanager
+def same_draws() -> Iterator[None]:
+    """Give Python's and NumPy's random numbers back as they were: reading data may draw some."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

@@ -1,0 +1,67 @@
+"""The door to what Keras's callbacks count under private names.
+
+A callback that is made anew begins to count anew. To go on with it in the middle of an
+epoch its counters are needed, and Keras offers them nowhere else.
+"""
+
+import inspect
+from typing import Any
+
+import keras
+
+COUNTERS: dict[type, tuple[str, ...]] = {
+    keras.callbacks.ModelCheckpoint: (
+        "_batches_seen_since_last_saving",
+        "_last_batch_seen",
+        "_current_epoch",
+    ),
+    keras.callbacks.SwapEMAWeights: ("_ema_weights_in_model",),
+    keras.callbacks.TensorBoard: ("_global_train_batch", "_global_test_batch"),
+}
+"""For each class of Keras the private attributes that it carries from batch to batch."""
+
+
+def counters_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
+    """The values of a callback's private counters."""
+    return {
+        name: vars(callback)[name]
+        for owner, names in COUNTERS.items()
+        if isinstance(callback, owner)
+        for name in names
+        if name in vars(callback)
+    }
+
+
+def set_counters(callback: keras.callbacks.Callback, values: dict[str, Any]) -> None:
+    """Give a callback the counters that `counters_of` has found."""
+    for name, value in values.items():
+        setattr(callback, name, value)
+
+
+def knows_direction(callback: keras.callbacks.Callback) -> bool:
+    """Whether a callback that monitors a value has found out what is better: more or less."""
+    return getattr(callback, "monitor_op", None) is not None
+
+
+def find_direction(callback: keras.callbacks.Callback) -> None:
+    """Let it find out now. Keras does so at the end of an epoch, which may be too late.
+
+    `ModelCheckpoint(save_freq=100)` compares with the best value in the middle of an epoch.
+    """
+    if not knows_direction(callback):
+        callback._set_monitor_op()
+
+
+def callbacks_beside(callback: keras.callbacks.Callback) -> list[keras.callbacks.Callback]:
+    """All callbacks of the `fit` that is calling a hook of this one, in order; else none.
+
+    Keras's own `fit` keeps its `CallbackList` in a local variable and tells no callback of it.
+    What stands before a callback can so be found only in the frames that have called it.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.callbacks.CallbackList) and callback in caller.callbacks:
+            return list(caller.callbacks)
+        frame = frame.f_back
+    return []

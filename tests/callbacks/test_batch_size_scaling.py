@@ -1,0 +1,278 @@
+"""`BatchSizeScaling`: rates, sizes and steps, against numbers written by hand."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from cpu_replicas import replicas_of
+
+import keras_multigpu as kmg
+from keras_multigpu.callbacks import BatchSizeScaling
+from keras_multigpu.callbacks import LearningRateWarmup
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+ONES, ZEROS = np.ones((22, 1), "float32"), np.zeros((22, 1), "float32")
+
+
+def batches():
+    """Twenty-two examples, four at a time: six steps."""
+    return kmg.data.from_arrays(ONES, ZEROS, global_batch_size=4, seed=1)
+
+
+def slope(replicas, optimizer, loss=None, **compiled):
+    """A model whose loss is its weight, so that its gradient is one."""
+    inputs = keras.Input((1,))
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = keras.Model(inputs, layer(inputs))
+    if replicas is not None:
+        model = kmg.distribute(model, replicas_of(replicas))
+    model.compile(optimizer, loss or (lambda y, y_pred: y_pred - y), **compiled)
+    return model
+
+
+def trained(model, *callbacks, x=None, **arguments):
+    """What `fit` returns after two epochs."""
+    arguments = {"epochs": 2, "verbose": 0, **arguments}
+    return model.fit(batches() if x is None else x, callbacks=list(callbacks), **arguments)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize(("rule", "factor"), [("linear", 4.0), ("sqrt", 2.0), ("none", 1.0)])
+def test_the_rate_is_scaled_with_the_batch(replicas, rule, factor):
+    """Batches of four instead of one; afterwards the rate is what it was."""
+    model, scaling = slope(replicas, keras.optimizers.SGD(0.5)), BatchSizeScaling(1, rule=rule)
+    for _ in range(2):
+        before = model.get_weights()[0].item()
+        history = trained(model, scaling, epochs=1).history
+        assert history["learning_rate"] == [0.5 * factor]
+        assert history["global_batch_size"] == [4]
+        assert before - model.get_weights()[0].item() == 6 * 0.5 * factor
+        assert float(model.optimizer.learning_rate) == 0.5
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_schedule_is_scaled(scaled):
+    """The compiled schedule, times four and then times eight; afterwards it is the user's."""
+    schedule = keras.optimizers.schedules.ExponentialDecay(1.0, 6, 0.5, staircase=True)
+    optimizer = keras.optimizers.SGD(schedule)
+    outer = keras.optimizers.LossScaleOptimizer(optimizer, 2.0) if scaled else optimizer
+    model, scaling = slope(2, outer), BatchSizeScaling(1, schedule={1: 8})
+    history = trained(model, scaling).history
+    assert history["learning_rate"] == [4.0, 4.0]
+    assert scaling.learning_rates.tolist() == [4.0] * 9
+    assert optimizer._learning_rate is schedule
+    assert model.get_weights()[0].item() == -36
+
+
+SIZES = {
+    "batches": (batches, {}),
+    "arrays": (lambda: ONES, {"y": ZEROS, "batch_size": 4}),
+    "dataset": (lambda: tf.data.Dataset.from_tensor_slices((ONES, ZEROS)).batch(4), {}),
+    "steps": (batches, {"steps_per_epoch": 6}),
+}
+
+
+@pytest.mark.parametrize("source", SIZES)
+@pytest.mark.parametrize("as_function", [False, True])
+def test_the_batch_grows_between_epochs(source, as_function):
+    """Steps, bar, rate and logs follow; `learning_rate` is that of the epoch's last step."""
+    make, arguments = SIZES[source]
+    told, steps = [], []
+
+    def doubled(epoch, logs):
+        told.append((epoch, "loss" in logs))
+        return 4 * 2**epoch
+
+    schedule = doubled if as_function else {1: 8, 2: 16}
+    scaling = BatchSizeScaling(4, schedule=schedule)
+    show = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: steps.append(scaling.params["steps"])
+    )
+    model = slope(2, keras.optimizers.SGD(0.5))
+    history = trained(model, scaling, show, x=make(), epochs=3, **arguments).history
+    lengths = [6, 6, 6] if source == "steps" else [6, 3, 2]
+    assert steps == lengths
+    assert history["global_batch_size"] == [4, 8, 16]
+    assert history["learning_rate"] == [0.5, 1.0, 2.0]
+    expected = np.repeat([0.5, 1.0, 2.0], lengths)
+    assert scaling.learning_rates.tolist() == expected.tolist()
+    assert scaling.batch_sizes.tolist() == np.repeat([4, 8, 16], lengths).tolist()
+    assert model.get_weights()[0].item() == -expected.sum()
+    assert told == ([(0, False), (1, True), (2, True)] if as_function else [])
+    assert scaling.factor == 1.0
+
+
+@pytest.mark.parametrize("initial_epoch", [0, 3])
+def test_training_may_begin_in_the_middle_of_the_schedule(initial_epoch):
+    """The size of the last entry holds, also that of epoch zero."""
+    scaling = BatchSizeScaling(4, schedule={0: 2, 2: 8})
+    model = slope(2, keras.optimizers.SGD(0.5))
+    epochs = initial_epoch + 1
+    history = trained(model, scaling, epochs=epochs, initial_epoch=initial_epoch).history
+    assert history["global_batch_size"] == [8 if initial_epoch else 2]
+    assert history["learning_rate"] == [1.0 if initial_epoch else 0.25]
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 4}])
+def test_one_trace_for_each_number_of_micro_batches(replicas, compiled):
+    """Sizes alone need no new graph; weights are those of one device."""
+    traces, pieces = [], []
+
+    def loss(y, y_pred):
+        traces.append(1)
+        return y_pred - y
+
+    scaling = BatchSizeScaling(4, schedule={1: 8, 2: 16, 4: 22}, max_replica_batch_size=4)
+    seen = []
+    show = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: (
+            pieces.append(model.training_run.micro_batches),
+            seen.append(len(traces)),
+        )
+    )
+    model = slope(replicas, keras.optimizers.SGD(0.5), loss, **compiled)
+    trained(model, scaling, show, epochs=5)
+    sizes = [4, 8, 16, 16, 22]
+    assert pieces == [-(-(-(-size // replicas)) // 4) for size in sizes]
+    grown = np.diff([0, *seen]) > 0
+    known = [number in pieces[:epoch] for epoch, number in enumerate(pieces)]
+    assert grown.tolist() == [not one for one in known]
+    expected = sum(-(-22 // size) * 0.5 * size / 4 for size in sizes)
+    np.testing.assert_allclose(model.get_weights()[0].item(), -expected)
+    assert model.replication.pieces == 1
+
+
+def test_the_velocity_follows_the_rate():
+    """As SGD would do that keeps the rate out of the velocity: `w -= rate * v`."""
+    for corrects in ("auto", False):
+        model = slope(2, keras.optimizers.SGD(0.5, momentum=0.9))
+        scaling = BatchSizeScaling(4, schedule={1: 8}, momentum_correction=corrects)
+        trained(model, scaling)
+        weight, velocity, scale = 0.0, 0.0, 1.0
+        for rate in [0.5] * 6 + [1.0] * 3:
+            if corrects:
+                velocity *= rate / scale
+            velocity, scale = 0.9 * velocity - rate, rate
+            weight += velocity
+        np.testing.assert_allclose(model.get_weights()[0].item(), weight, rtol=1e-5)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_warmup_leads_from_the_base_rate_to_the_scaled_one(replicas):
+    """Goyal et al. 2017: from 0.1 to 0.4 in four steps; then the batch grows once more."""
+    scaling, warmup = BatchSizeScaling(1, schedule={1: 8}), LearningRateWarmup(steps=4)
+    model = slope(replicas, keras.optimizers.SGD(0.1))
+    history = trained(model, scaling, warmup).history
+    expected = [0.1, 0.175, 0.25, 0.325, 0.4, 0.4, 0.8, 0.8, 0.8]
+    np.testing.assert_allclose(warmup.learning_rates, expected, rtol=1e-5)
+    np.testing.assert_allclose(scaling.learning_rates, expected, rtol=1e-5)
+    np.testing.assert_allclose(history["learning_rate"], [0.4, 0.8], rtol=1e-5)
+    np.testing.assert_allclose(model.get_weights()[0].item(), -sum(expected), rtol=1e-5)
+    np.testing.assert_allclose(float(model.optimizer.learning_rate), 0.1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_batch_grows_during_the_warmup(schedule, momentum):
+    """The rest of the warm-up leads to the larger rate; the first step's part stays."""
+    rate = keras.optimizers.schedules.PiecewiseConstantDecay([3], [0.1, 0.1])
+    scaling, warmup = BatchSizeScaling(1, schedule={1: 8}), LearningRateWarmup(steps=8)
+    optimizer = keras.optimizers.SGD(rate if schedule else 0.1, momentum=momentum)
+    model = slope(2, optimizer)
+    trained(model, scaling, warmup, epochs=3)
+    parts = [min(0.25 + 0.75 * step / 8, 1) for step in range(12)]
+    expected = np.array(parts) * np.repeat([0.4, 0.8], [6, 6])
+    np.testing.assert_allclose(warmup.learning_rates, expected, rtol=1e-5)
+    weight, velocity = 0.0, 0.0
+    for one in expected:
+        velocity = momentum * velocity + 1
+        weight -= one * velocity
+    np.testing.assert_allclose(model.get_weights()[0].item(), weight, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+def test_a_reduced_rate_stays_reduced():
+    """`ReduceLROnPlateau` halves the scaled rate; growth and the end multiply what is left."""
+    plateau = keras.callbacks.ReduceLROnPlateau("flat", factor=0.5, patience=1, mode="min")
+    flat = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(flat=1.0))
+    model = slope(2, keras.optimizers.SGD(0.5))
+    history = trained(model, flat, BatchSizeScaling(4, schedule={2: 8}), plateau, epochs=3).history
+    assert history["learning_rate"] == [0.5, 0.5, 0.5]
+    assert float(model.optimizer.learning_rate) == 0.125
+
+
+def test_training_fails_and_the_rate_is_unscaled():
+    """However `fit` ends, so that the next one does not scale it twice."""
+
+    def fail(epoch, logs):
+        raise KeyboardInterrupt
+
+    model = slope(2, keras.optimizers.SGD(0.5))
+    with pytest.raises(KeyboardInterrupt):
+        trained(model, BatchSizeScaling(1), keras.callbacks.LambdaCallback(on_epoch_end=fail))
+    assert float(model.optimizer.learning_rate) == 0.5
+
+
+def test_empty_replicas():
+    """The last batch of one example leaves three replicas without."""
+    model = slope(4, keras.optimizers.SGD(0.5))
+    scaling = BatchSizeScaling(3, schedule={1: 7})
+    model.fit(ONES, ZEROS, 3, epochs=2, verbose=0, callbacks=[scaling])
+    np.testing.assert_allclose(model.get_weights()[0].item(), -8 * 0.5 - 4 * 0.5 * 7 / 3, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"base_batch_size": 0}, "`base_batch_size` is not a positive integer.*base_batch_size=0"),
+        ({"rule": "cube"}, "`rule` has an unknown value.*Received: rule='cube'"),
+        ({"max_replica_batch_size": -1}, "`max_replica_batch_size` is not a positive integer"),
+        ({"schedule": {}}, "does not say which batch size.*Received: schedule={}"),
+        ({"schedule": {-1: 4}}, "does not say which batch size.*Received: schedule={-1: 4}"),
+        ({"schedule": {1: -4}}, "does not say which batch size.*Received: schedule={1: -4}"),
+        ({"schedule": {1: float("nan")}}, "does not say which batch size.*schedule={1: nan}"),
+        ({"schedule": {1: 8.0}}, "does not say which batch size.*schedule={1: 8.0}"),
+        ({"schedule": [4, 8]}, r"does not say which batch size.*schedule=\[4, 8\]"),
+        ({"schedule": {1: 8, 3: 4}}, "would shrink.*Received: global_batch_size=4, before=8"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, words):
+    """As soon as the callback is made."""
+    with pytest.raises(ValueError, match=words):
+        BatchSizeScaling(**{"base_batch_size": 4, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        ({1: 2}, "would shrink.*Received: global_batch_size=2, before=4"),
+        ({1: 23}, "more examples than the data.*Received: global_batch_size=23, examples=22"),
+        (lambda epoch, logs: None, "returned no size.*Received: epoch=0, returned=None"),
+        (lambda epoch, logs: 4.0 + epoch, "returned no size.*Received: epoch=0, returned=4.0"),
+        (lambda epoch, logs: 4 - epoch, "would shrink.*Received: global_batch_size=3, before=4"),
+        (lambda epoch, logs: 4 + 40 * epoch, "more examples than the data.*global_batch_size=44"),
+    ],
+)
+@pytest.mark.parametrize("source", ["batches", "arrays", "dataset"])
+def test_sizes_that_do_not_fit_the_data_are_named(schedule, words, source):
+    """Of a dict before training begins, of a function when it is asked."""
+    make, arguments = SIZES[source]
+    model = slope(2, keras.optimizers.SGD(0.5))
+    with pytest.raises(ValueError, match=words):
+        trained(model, BatchSizeScaling(4, schedule=schedule), x=make(), **arguments)
+
+
+def test_data_without_a_size_and_stock_models_are_named():
+    """A generator's batches can have any size, and Keras's `fit` does not tell."""
+
+    def generator():
+        yield ONES[:4], ZEROS[:4]
+
+    model = slope(2, keras.optimizers.SGD(0.5))
+    with pytest.raises(ValueError, match="how many examples a batch has.*data='generator'"):
+        trained(model, BatchSizeScaling(4), x=generator())
+    stock = slope(None, keras.optimizers.SGD(0.5))
+    with pytest.raises(ValueError, match="stock Keras.*kmg.distribute"):
+        stock.fit(ONES, ZEROS, verbose=0, callbacks=[BatchSizeScaling(4)])

@@ -1,0 +1,103 @@
+"""A real training process is killed at random moments; what it ends with is as if it were not.
+
+`make test` kills a few times, `make soak` forty times.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).parent / "killed_training.py"
+KILLS = int(os.environ.get("KMG_KILLS", "0"))
+SEED = int(os.environ.get("KMG_KILL_SEED", "0"))
+EPOCHS = 12 if KILLS == 0 else 60
+
+
+def started(folder, *options):
+    """The training as a process."""
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), str(folder), "--epochs", str(EPOCHS), *options],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def killed(process, line, delay=0.0):
+    """Kill a process some seconds after it has printed a line; False if it ended before."""
+    for printed in process.stdout:
+        if printed.startswith(line):
+            time.sleep(delay)
+            break
+    process.kill()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode in (0, -9), errors
+    return process.returncode == -9
+
+
+def finished(process):
+    """Wait for the end of a process."""
+    _, errors = process.communicate(timeout=180)
+    assert process.returncode == 0, errors
+
+
+def assert_same_end(whole, folder):
+    """All values and the history are equal, bit for bit, and no example was seen twice or never."""
+    with np.load(whole / "result.npz") as one, np.load(folder / "result.npz") as other:
+        assert set(one) == set(other)
+        for name in one:
+            np.testing.assert_array_equal(one[name], other[name], name)
+    texts = [(path / "history.json").read_text() for path in (whole, folder)]
+    assert texts[0] == texts[1]
+    assert (whole / "log.csv").read_text() == (folder / "log.csv").read_text()
+    assert json.loads(texts[1])["uneven"] == [0.0] * EPOCHS
+    assert json.loads(texts[1])["val_uneven"] == [0.0] * EPOCHS
+
+
+def test_a_killed_training_ends_as_if_nothing_had_happened(tmp_path):
+    """Killed in a step, and in each phase of a save."""
+    whole = started(tmp_path / "whole")
+    folder = tmp_path / "killed"
+    for line, options in [
+        ("step 2 1", ()),
+        ("in write", ("--pause", "write:4")),
+        ("in rename", ("--pause", "rename:6", "--background")),
+    ]:
+        assert killed(started(folder, *options), line)
+    last = started(folder)
+    finished(whole)
+    finished(last)
+    assert_same_end(tmp_path / "whole", folder)
+    names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert [name.rpartition(".")[2] for name in names] == ["kmg", "kmg", "lock"]
+
+
+@pytest.mark.skipif(not KILLS, reason="`make soak` runs it: forty starts of TensorFlow.")
+def test_many_kills_at_random_moments(tmp_path):
+    """As many as `KMG_KILLS` says, in as many trainings as it takes."""
+    chance = random.Random(SEED)
+    finished(started(tmp_path / "whole"))
+    kills, training = 0, 0
+    while kills < KILLS:
+        training += 1
+        folder = tmp_path / f"training {training}"
+        options = ["--background"] if training % 2 == 0 else []
+        while kills < KILLS:
+            # Sometimes while it restores and compiles, mostly while it steps, saves, validates.
+            early = chance.random() < 0.15
+            line, delay = (
+                ("fit", chance.uniform(0, 1)) if early else ("step", chance.uniform(0, 0.5))
+            )
+            if not killed(started(folder, *options), line, delay):
+                break
+            kills += 1
+        finished(started(folder, *options))
+        assert_same_end(tmp_path / "whole", folder)

@@ -1,0 +1,53 @@
+"""Training goes on in the middle of an epoch, bit for bit, from every source of data."""
+
+import keras
+import numpy as np
+import pytest
+from test_which_promise import SOURCES
+from test_which_promise import places
+
+import keras_multigpu as kmg
+from keras_multigpu.callbacks import ResumableCheckpoint
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+__all__ = ["places"]  # The fixture with the files.
+
+
+class StopAt(keras.callbacks.Callback):
+    """Ends a run in the middle, as a kill does."""
+
+    def __init__(self, *place):
+        super().__init__()
+        self.place = place
+
+    def on_train_batch_begin(self, batch, logs=None):
+        run = self.model.training_run
+        if (run.epoch, run.step) == self.place:
+            raise InterruptedError
+
+
+def trained(data, folder, *callbacks, shuffle_seed=3):
+    """The weights after two epochs."""
+    keras.utils.set_random_seed(shuffle_seed)
+    layers = [keras.Input((8, 6, 3)), keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
+    model = keras.Sequential([*layers, keras.layers.Dense(3, activation="softmax")])
+    model = kmg.distribute(model, kmg.strategy("one_device", devices=["CPU:0"]))
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
+    checkpoint = ResumableCheckpoint(folder, every_steps=1)
+    model.fit(data, epochs=2, verbose=0, callbacks=[*callbacks, checkpoint])
+    return [weight.numpy() for weight in model.variables]
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_training_goes_on_from_every_source(source, places, tmp_path):
+    """Stopped in the second epoch; images come in another order in each epoch."""
+
+    def data():
+        return SOURCES[source](places, global_batch_size=5, seed=4)
+
+    whole = trained(data(), tmp_path / "whole")
+    with pytest.raises(InterruptedError):
+        trained(data(), tmp_path / "run", StopAt(1, 2))
+    for one, other in zip(whole, trained(data(), tmp_path / "run"), strict=True):
+        np.testing.assert_array_equal(one, other)
