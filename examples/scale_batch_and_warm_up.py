@@ -1,9 +1,9 @@
 """Train with large batches: a rate that fits them, a warm-up, and batches that grow.
 
-    pip install scikit-learn matplotlib
-    .venv/bin/python examples/scale_batch_and_warm_up.py --replicas 2
+    python examples/scale_batch_and_warm_up.py                  # all GPUs; one CPU without any
+    python examples/scale_batch_and_warm_up.py --replicas 2     # without a GPU, a CPU in two
 
-Needs no GPU and takes about half a minute. Without GPUs the replicas share the CPU.
+The digits are those of scikit-learn: pip install scikit-learn matplotlib
 """
 
 import argparse
@@ -11,8 +11,6 @@ import os
 
 import keras
 import numpy as np
-from matplotlib.figure import Figure
-from sklearn.datasets import load_digits
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import BatchSizeScaling
@@ -23,6 +21,8 @@ RATE = 0.02  # Good for batches of 32.
 
 def load():
     """Handwritten digits of 8 x 8 pixels: the images to train with, and new ones."""
+    from sklearn.datasets import load_digits
+
     digits = load_digits()
     images = (digits.images / 16.0).astype("float32")[..., None]
     order = np.random.default_rng(0).permutation(len(images))
@@ -62,6 +62,8 @@ def train(data, callbacks, epochs, strategy):
 
 def draw(scaling, path):
     """Write the rate and the batch size of each step to a PNG file."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
     steps = np.arange(1, len(scaling.learning_rates) + 1)
@@ -105,16 +107,16 @@ def main(epochs=12, replicas=None, picture="scale_batch_and_warm_up.png"):
 
     # --8<-- [start:growing]
     growth = {epochs // 3: 128, 2 * epochs // 3: 256}
-    scaling = BatchSizeScaling(base_batch_size=32, rule="sqrt", schedule=growth)
-    callbacks = [scaling, LearningRateWarmup(epochs=1)]
-    growing = train((*data, 32), callbacks, epochs, strategy)
+    scaling = BatchSizeScaling(base_batch_size=32, schedule=growth)
+    callbacks = [scaling, LearningRateWarmup(epochs=2)]
+    growing = train((*data, 64), callbacks, epochs, strategy)
     # --8<-- [end:growing]
 
     found = {
         "batches of 32": small,
         "batches of 256": large,
         "256, scaled rate, warm-up": scaled,
-        "32, then 128, then 256": growing,
+        "64, then 128, then 256": growing,
     }
     for name, (accuracy, steps) in found.items():
         print(f"{name:26} {steps:4} steps  accuracy {accuracy:.1%}")

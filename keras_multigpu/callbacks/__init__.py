@@ -5,9 +5,11 @@ Each is a `keras.callbacks.Callback`. What it needs to know of `fit` it asks
 measures with a probe (`training/probes.py`).
 """
 
+from keras_multigpu.callbacks.batch_size_finder import BatchSizeFinder as BatchSizeFinder
 from keras_multigpu.callbacks.batch_size_scaling import BatchSizeScaling as BatchSizeScaling
 from keras_multigpu.callbacks.evaluation_averaging import EvaluationAveraging as EvaluationAveraging
 from keras_multigpu.callbacks.gradient_noise_scale import GradientNoiseScale as GradientNoiseScale
+from keras_multigpu.callbacks.learning_rate_finder import LearningRateFinder as LearningRateFinder
 from keras_multigpu.callbacks.learning_rate_warmup import LearningRateWarmup as LearningRateWarmup
 from keras_multigpu.callbacks.nan_guard import NaNGuard as NaNGuard
 from keras_multigpu.callbacks.replica_drift_check import ReplicaDriftCheck as ReplicaDriftCheck

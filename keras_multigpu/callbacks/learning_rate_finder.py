@@ -90,7 +90,7 @@ class LearningRateFinder(keras.callbacks.Callback):
         self._smoothing = smoothing
         self._stop_at = stop_at
         self._apply = apply
-        self._path = None if path is None else checked_png(path)
+        self._picture = None if path is None else checked_png(path)
         self._verbose = verbose
         self._rate: Rate | None = None
         self._factor: float | None = None
@@ -113,7 +113,7 @@ class LearningRateFinder(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Search once the other callbacks have prepared what they need."""
         run = run_of(self)
-        if self._path is not None:
+        if self._picture is not None:
             figure_class()
         self._rate, self._factor, self._resumed = Rate(self.model), None, False
         if self._apply and not self._rate.is_plain and not self._rate.next:
@@ -136,8 +136,8 @@ class LearningRateFinder(keras.callbacks.Callback):
         found = suggestion(self.curve)
         self.suggested_rate, self.lowest_rate = found or (None, None)
         self._tell(found)
-        if self._path is not None and len(kept):
-            write_png(drawn(self.curve, found, self.exploded_rate), self._path)
+        if self._picture is not None and len(kept):
+            write_png(drawn(self.curve, found, self.exploded_rate), self._picture)
         if self._apply and found is not None:
             self._use(found.steepest)
 

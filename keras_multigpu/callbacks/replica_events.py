@@ -1,5 +1,6 @@
 """Writes the values of replicas for TensorBoard: a run for each replica, so that curves overlay."""
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,7 @@ class ReplicaEvents:
 
 def require_tensorboard() -> None:
     """Raise an `ImportError` where the package is missing that knows the format."""
-    try:
-        import tensorboard  # noqa: F401
-    except ImportError as error:
+    if importlib.util.find_spec("tensorboard") is None:
         raise ImportError(
             problem(
                 "The package tensorboard is not installed.",
@@ -65,4 +64,4 @@ def require_tensorboard() -> None:
                 "Run `pip install tensorboard`.",
                 package="tensorboard",
             )
-        ) from error
+        )

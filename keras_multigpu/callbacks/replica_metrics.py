@@ -93,7 +93,7 @@ class ReplicaMetrics(keras.callbacks.Callback):
         self.slowest: Slowest | None = None
         self._ends: list[float] = []
         self._behind: Slowest | None = None
-        self._path = None if path is None else Path(path)
+        self._rows_path = None if path is None else Path(path)
         self._file = None if path is None else RowFile(path)
         self._events = None if log_dir is None else ReplicaEvents(log_dir)
         self._picture = None if picture is None else checked_png(picture)
@@ -111,9 +111,9 @@ class ReplicaMetrics(keras.callbacks.Callback):
         self._run = run_to_measure(self)
         strategy = self.model.distribute_strategy
         self._place = Place.of(strategy)
-        if self._file is not None and self._path is not None and self._place.worker:
-            name = f"{self._path.stem}.worker_{self._place.worker}{self._path.suffix}"
-            self._file.path = self._path.with_name(name)
+        if self._file is not None and self._rows_path is not None and self._place.worker:
+            name = f"{self._rows_path.stem}.worker_{self._place.worker}{self._rows_path.suffix}"
+            self._file.path = self._rows_path.with_name(name)
         self._probe.output_names = list(getattr(self.model, "output_names", None) or ["output"])
         self._run.watch(self._probe)
         self._clock = StepClock(self._run, self._probe, bool(self.model.run_eagerly))

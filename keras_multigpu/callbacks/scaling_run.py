@@ -40,7 +40,7 @@ def scaling_of(model: Any, run: Any, steps: int) -> Scaling:
     replicas = model.distribute_strategy.num_replicas_in_sync
     devices = run.devices
     batches = list(itertools.islice(run.first_batches(), BATCHES))
-    share = -(-int(batch_size_of(batches[0])) // replicas)
+    share = -(-int(batch_size_of(batches[0]) or 0) // replicas)
     shares = [keras.tree.map_structure(lambda leaf: first(leaf, share), one) for one in batches]
     state, generators = ModelState.of(model), (random.getstate(), np.random.get_state())
     try:
@@ -70,7 +70,7 @@ def speed_of(model: Any, batches: list[Any], steps: int) -> float:
     start = time.perf_counter()
     for batch in itertools.islice(itertools.cycle(batches), steps):
         logs = model.train_group(Group(1, [batch], None), None)
-        examples += int(batch_size_of(batch))
+        examples += int(batch_size_of(batch) or 0)
     # Only reading waits for the devices.
     np.asarray(tf.convert_to_tensor(logs["loss"]))
     return examples / (time.perf_counter() - start)

@@ -76,7 +76,7 @@ class ThroughputReport(keras.callbacks.Callback):
         self.peak_flops = peak_flops
         self.verbose = verbose
         self.reports: list[Throughput] = []
-        self._path = None if path is None else checked_json(path)
+        self._json_path = None if path is None else checked_json(path)
         self._picture = None if picture is None else checked_png(picture)
         if picture is not None:
             new_figure((1, 1))
@@ -163,9 +163,9 @@ class ThroughputReport(keras.callbacks.Callback):
         self._write()
 
     def _write(self) -> None:
-        if self._path is not None:
+        if self._json_path is not None:
             content = jsonable({"epochs": [report.as_json() for report in self.reports]})
-            replaced(self._path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+            replaced(self._json_path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def _compiling(self) -> None:
         if self._clock is not None:

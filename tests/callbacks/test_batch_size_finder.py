@@ -1,6 +1,10 @@
 """`BatchSizeFinder` finds the size where memory runs out, and leaves no trace of its search."""
 
+import json
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -321,6 +325,16 @@ def test_the_same_object_searches_in_every_fit():
     assert [size for size, _, _ in seen.seen] == [30, 30, 30, 20]
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_the_rate_is_scaled_with_the_size_that_is_found(order):
+    """9 examples on two replicas instead of a base of 6 in all: three times the rate."""
+    finder = BatchSizeFinder(margin=0.0, verbose=0)
+    callbacks = [finder, kmg.callbacks.BatchSizeScaling(base_batch_size=6, rule="linear")]
+    history = network(9, 2).fit(batches(), verbose=0, callbacks=callbacks[::order]).history
+    assert history["global_batch_size"] == [18]
+    assert history["learning_rate"] == pytest.approx([0.3])
+
+
 def test_a_run_that_goes_on_does_not_search():
     """`ResumableCheckpoint` gives a state; the run has its batch size by itself."""
 
@@ -471,3 +485,21 @@ def test_the_system_says_what_memory_there_is():
     )
     assert 10**7 < now <= most * 1.01
     assert left > 10**6
+
+
+def test_memory_that_really_runs_out():
+    """A process that may have 1960 MB more, and rows of 64 MB: between 15 and 30 fit.
+
+    Half, because on CPUs TensorFlow keeps what the smaller sizes have freed.
+    """
+    program = Path(__file__).with_name("limited_memory_process.py")
+    ended = subprocess.run(
+        [sys.executable, str(program), "1960"],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert 15 <= found["largest"] <= 30, found
+    assert found["unchanged"]

@@ -158,6 +158,25 @@ def test_a_schedule_is_scaled_to_begin_with_the_suggested_rate(replicas):
     assert float(model.optimizer.learning_rate) == pytest.approx(0.2 * 0.5**2.5)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("rate", list(SCHEDULES))
+def test_a_warm_up_is_no_part_of_the_search(order, rate):
+    """The curve is the same with it, and it leads up to the rate as without the search."""
+    curves, weights = [], []
+    for warm in (False, True):
+        for find in (False, True):
+            finder = LearningRateFinder(1e-3, 100.0, steps=50, verbose=0)
+            warm_up = kmg.callbacks.LearningRateWarmup(3)
+            callbacks = [finder] * find + [warm_up] * warm
+            model = line(2, SCHEDULES[rate]())
+            model.fit(ordered(), epochs=1, verbose=0, callbacks=callbacks[::order])
+            if find:
+                curves.append(finder.curve.losses)
+            weights.append(model.get_weights()[0].item())
+    np.testing.assert_array_equal(*curves)
+    assert (weights[0], weights[2]) == (weights[1], weights[3])
+
+
 def test_the_same_object_searches_in_every_fit():
     """From the weights that the first `fit` left."""
     finder = LearningRateFinder(1e-3, 100.0, steps=50, verbose=0)

@@ -177,7 +177,9 @@ def test_who_assigns_a_rate_wins(replicas):
     """A lower rate is used as it is from then on; a higher one is where the warm-up leads."""
 
     def assign(value):
-        return Do("on_epoch_end", lambda model, *_: setattr(model.optimizer, "learning_rate", value))
+        return Do(
+            "on_epoch_end", lambda model, *_: setattr(model.optimizer, "learning_rate", value)
+        )
 
     warmup = LearningRateWarmup(steps=7)
     model = slope(replicas, keras.optimizers.SGD(0.8))
@@ -197,9 +199,7 @@ def test_who_assigns_a_rate_wins(replicas):
 def test_reduce_lr_on_plateau(first):
     """During the warm-up its reduced rate is used as printed, afterwards it halves the target."""
     for length, expected in ((7, [0.5] + [0.25, 0.125]), (3, [0.8, 0.4, 0.2])):
-        plateau = keras.callbacks.ReduceLROnPlateau(
-            "constant", factor=0.5, patience=1, mode="min"
-        )
+        plateau = keras.callbacks.ReduceLROnPlateau("constant", factor=0.5, patience=1, mode="min")
         warmup = LearningRateWarmup(steps=length)
         constant = Do("on_epoch_end", lambda _, epoch, logs: logs.update(constant=1.0))
         model = slope(2, keras.optimizers.SGD(0.8))

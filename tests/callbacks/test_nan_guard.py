@@ -259,8 +259,10 @@ def test_weights_that_were_not_finite_before():
     assert finding.cause == "net/first/kernel had values that are not finite before this step."
 
 
-@pytest.mark.parametrize("action", ["stop", "skip", "rollback"])
-@pytest.mark.parametrize("check_every", [1, 2, 100])
+@pytest.mark.parametrize(
+    ("action", "check_every"),
+    [("stop", 2), ("stop", 100), ("skip", 2), ("rollback", 2), ("rollback", 100)],
+)
 def test_a_later_check_finds_the_same(action, check_every):
     """Epoch and step are those of the bad batch, whenever Python asks."""
     x, y = data(24 + 13, examples=64)
@@ -269,12 +271,13 @@ def test_a_later_check_finds_the_same(action, check_every):
         fit(model, x, y, guard)
     (finding,) = guard.findings
     assert (finding.epoch, finding.step, finding.position) == (0, 4, 5)
-    steps = {"stop": 4, "skip": 7, "rollback": {1: 3, 2: 2, 100: 0}[check_every]}[action]
+    steps = {"stop": 4, "skip": 7, "rollback": {2: 2, 100: 0}[check_every]}[action]
     assert int(model.optimizer.iterations.numpy()) == steps
 
 
-@pytest.mark.parametrize("snapshot_every", [None, 2, 3])
-@pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}])
+@pytest.mark.parametrize(
+    ("snapshot_every", "compiled"), [(None, {}), (2, {}), (3, {}), (3, {"steps_per_execution": 2})]
+)
 def test_the_model_goes_back_and_the_rate_down(snapshot_every, compiled, caplog):
     """Six steps, the last one is bad: back to the state after so many steps."""
     x, y = data(45, examples=48)

@@ -10,8 +10,12 @@ from keras_multigpu import callbacks
 
 ROOT = Path(__file__).parents[2]
 NAMES: list[str] = [
+    "BatchSizeFinder",
+    "BatchSizeScaling",
     "EvaluationAveraging",
     "GradientNoiseScale",
+    "LearningRateFinder",
+    "LearningRateWarmup",
     "NaNGuard",
     "ReplicaDriftCheck",
     "ReplicaMetrics",

@@ -15,9 +15,6 @@ from cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ReplicaMetrics
-from keras_multigpu.callbacks.replica_window import Place
-from keras_multigpu.callbacks.replica_window import Window
-from keras_multigpu.callbacks.replica_window import behind
 from keras_multigpu.training.probes import Probe
 
 pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
@@ -295,29 +292,6 @@ def test_a_replica_that_stays_behind_is_named(caplog):
     assert history["replica_0/sync_time"][1] > 0.02 > history["replica_1/sync_time"][1]
 
 
-@pytest.mark.parametrize(
-    ("times", "expected"),
-    [
-        ([1.0, 1.0, 1.6], (2, 1.6)),
-        ([1.0, 1.0, 1.2], None),
-        ([1.0, 1.6, 1.6], None),
-        ([1.0], None),
-        ([1.0, np.nan], None),
-    ],
-)
-def test_behind_is_who_is_slower_than_the_median_of_the_others(times, expected):
-    """By the factor 1.25."""
-    place = Place(2, 6, ["GPU:0", "GPU:1", "GPU:2"][: len(times)])
-    window = Window(0, 1, place, {"compute_time": np.array(times)})
-    found = behind(window, 1.25, None)
-    if expected is None:
-        assert found is None
-    else:
-        assert (found.replica - 6, found.factor) == expected
-        assert (found.worker, found.windows) == (2, 1)
-        assert behind(window, 1.25, found).windows == 2
-
-
 class Forbid(Probe):
     """Forbids steps with a large loss."""
 
@@ -339,72 +313,6 @@ def test_a_forbidden_step_is_left_out_of_the_loss():
     np.testing.assert_allclose(history["replica_0/loss"], [2.5])
     np.testing.assert_allclose(history["replica_0/mae"], [1.5])
     assert history["replica_0/examples"] == [2]
-
-
-class StopAt(keras.callbacks.Callback):
-    """Takes the states after a step and ends training, as a kill after a checkpoint would."""
-
-    def __init__(self, callback, epoch, step):
-        super().__init__()
-        self.callback, self.at, self.taken = callback, (epoch, step), None
-
-    def on_train_batch_end(self, batch, logs=None):
-        run = self.model.training_run
-        if (run.epoch, run.step) == self.at:
-            self.taken = run.state, self.callback.state
-        elif self.taken is not None:
-            raise KeyboardInterrupt
-
-
-class GoOn(keras.callbacks.Callback):
-    """Gives the states back."""
-
-    def __init__(self, callback, taken):
-        super().__init__()
-        self.callback, self.taken = callback, taken
-
-    def on_train_begin(self, logs=None):
-        def restore():
-            self.model.training_run.restore(self.taken[0])
-            self.callback.state = self.taken[1]
-
-        self.model.training_run.after_begin(restore)
-
-
-@pytest.mark.parametrize("ending", ["csv", "jsonl"])
-def test_a_resumed_training_goes_on_with_sums_and_file(tmp_path, ending):
-    """Killed a step after the checkpoint: the lines since then go, no half line is kept."""
-    path, whole_path = tmp_path / f"replicas.{ending}", tmp_path / f"whole.{ending}"
-    whole = fit(line(2), ReplicaMetrics(["mae"], path=whole_path, every=1), epochs=2)
-
-    callback = ReplicaMetrics(["mae"], path=path, every=1)
-    stop = StopAt(callback, 1, 1)
-    with pytest.raises(KeyboardInterrupt):
-        fit(line(2), callback, stop, epochs=2)
-    with path.open("a") as file:
-        file.write("half a li")
-
-    resumed = ReplicaMetrics(["mae"], path=path, every=1)
-    history = fit(line(2), GoOn(resumed, stop.taken), resumed, epochs=2)
-    for name in ("loss", "mae", "examples", "gradient_norm"):
-        np.testing.assert_allclose(
-            history[f"replica_1/{name}"], whole[f"replica_1/{name}"][1:], rtol=1e-6
-        )
-    lines, expected = path.read_text().splitlines(), whole_path.read_text().splitlines()
-    assert len(lines) == len(expected)
-    for one, other in zip(lines, expected, strict=True):
-        assert one.split("examples")[0][:20] == other.split("examples")[0][:20]
-
-
-def test_a_state_of_other_replicas_begins_the_epoch_anew(tmp_path):
-    """Sums of two replicas say nothing about four."""
-    callback = ReplicaMetrics()
-    stop = StopAt(callback, 0, 1)
-    with pytest.raises(KeyboardInterrupt):
-        fit(line(2), callback, stop)
-    resumed = ReplicaMetrics()
-    history = fit(line(4), GoOn(resumed, stop.taken), resumed)
-    np.testing.assert_allclose(history["replica_0/loss"], [(25 + 81) / 2], rtol=1e-6)
 
 
 def test_it_changes_nothing():

@@ -12,12 +12,8 @@ from cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ThroughputReport
-from keras_multigpu.callbacks.bottlenecks import verdict_on
-from keras_multigpu.callbacks.device_peaks import peak_of
-from keras_multigpu.callbacks.forward_flops import forward_flops
 from keras_multigpu.callbacks.step_clock import Timing
 from keras_multigpu.callbacks.step_probe import Sums
-from keras_multigpu.callbacks.throughput import Throughput
 from keras_multigpu.callbacks.throughput import throughput_of
 from keras_multigpu.training.model_state import ModelState
 
@@ -185,139 +181,6 @@ def test_operations_and_utilisation():
     unknown = reported(network(2)).report
     assert unknown.utilisation is None
     assert "peak of the devices unknown: no utilisation" in str(unknown)
-
-
-INPUT = keras.Input((6, 6, 4))
-
-
-def attention(x):
-    """Two heads of four numbers each."""
-    return keras.layers.MultiHeadAttention(2, 4)(x, x)
-
-
-@pytest.mark.parametrize(
-    ("build", "expected"),
-    [
-        (lambda x: keras.layers.Dense(5)(x), 36 * 4 * 5),
-        (lambda x: keras.layers.Conv2D(8, 3)(x), 16 * 8 * 9 * 4),
-        # Keras hides a convolution in groups in a function of its own.
-        (lambda x: keras.layers.Conv2D(8, 3, groups=2, padding="same")(x), None),
-        (lambda x: keras.layers.Conv2D(8, 3, strides=2, padding="same")(x), 9 * 8 * 9 * 4),
-        (lambda x: keras.layers.DepthwiseConv2D(3, padding="same")(x), 36 * 4 * 9),
-        (lambda x: keras.layers.Conv2DTranspose(8, 2, strides=2)(x), 36 * 4 * 4 * 8),
-        (lambda x: keras.layers.Reshape((36, 4))(x), 0),
-        (
-            lambda x: attention(keras.layers.Reshape((36, 4))(x)),
-            # Query, key, value and the output; scores; weighted values.
-            4 * 36 * 4 * 8 + 2 * 36 * 36 * 8,
-        ),
-        (lambda x: keras.layers.GRU(3)(keras.layers.Reshape((36, 4))(x)), None),
-    ],
-)
-def test_operations_by_hand(build, expected):
-    """Two for each term of each sum; None where a loop or a function hides some."""
-    model = keras.Model(INPUT, build(INPUT))
-    spec = tf.TensorSpec([None, 6, 6, 4], tf.float32)
-    assert forward_flops(model, spec) == (None if expected is None else 2 * expected)
-
-
-def test_operations_of_a_known_network():
-    """MobileNetV2's paper states 300 million multiplications for 224 x 224 pixels."""
-    model = keras.applications.MobileNetV2(weights=None)
-    flops = forward_flops(model, tf.TensorSpec([None, 224, 224, 3], tf.float32))
-    np.testing.assert_allclose(flops, 2 * 300e6, rtol=0.02)
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "tensor_float", "expected"),
-    [
-        ("NVIDIA A100-SXM4-80GB", "float16", True, 312e12),
-        ("NVIDIA A100-SXM4-80GB", "float32", True, 156e12),
-        ("NVIDIA A100-SXM4-80GB", "float32", False, 19.5e12),
-        ("NVIDIA A10", "bfloat16", True, 125e12),
-        ("NVIDIA A10G", "bfloat16", True, None),
-        ("NVIDIA H200", "bfloat16", True, 989.4e12),
-        ("NVIDIA H200 NVL", "bfloat16", True, None),
-        ("NVIDIA H100 80GB HBM3", "float32", True, 494.7e12),
-        ("NVIDIA H100 PCIe", "float16", True, 756e12),
-        ("Tesla T4", "float16", True, 65e12),
-        ("Tesla T4", "bfloat16", True, None),
-        ("Tesla V100-SXM2-16GB", "float32", True, 15.7e12),
-        ("Tesla V100-PCIE-16GB", "float16", True, 112e12),
-        ("NVIDIA L40S", "float16", True, 362.05e12),
-        ("NVIDIA L4", "float32", True, 60e12),
-        ("NVIDIA L4", "float64", True, None),
-        ("Some GPU", "float16", True, None),
-    ],
-)
-def test_peaks_of_devices(name, dtype, tensor_float, expected):
-    """By the name that TensorFlow tells; none rather than a wrong one."""
-    assert peak_of(name, dtype, tensor_float) == expected
-
-
-def shares(**parts):
-    """A measurement with these parts of 100 seconds."""
-    straggler = parts.pop("straggler", 0.0)
-    parts = {"data_wait": 0.0, "compute": 0.0, "all_reduce": 0.0, "host": 0.0, **parts}
-    return Throughput(0, ["CPU:0"] * 2, 10, 100.0, 100.0, parts, straggler)
-
-
-@pytest.mark.parametrize(
-    ("found", "data", "expected"),
-    [
-        (
-            shares(data_wait=61, compute=39),
-            kmg.data.from_arrays(X, Y, augment=lambda x, y: (x, y)),
-            'input-bound: 61% waiting; try cache="memory" or a folder, a larger replica batch, '
-            "the augmentation as first layers of the model",
-        ),
-        (
-            shares(data_wait=61, compute=39),
-            kmg.data.from_arrays(X, Y, cache="memory"),
-            "input-bound: 61% waiting; try a larger replica batch",
-        ),
-        (
-            shares(all_reduce=30, compute=45, host=25),
-            X,
-            "communication-bound: 30% in the all-reduce; try a larger replica batch (micro_batches="
-            " where memory is short), faster links between the devices, or fewer devices",
-        ),
-        (
-            shares(host=55, compute=45),
-            X,
-            "host-bound: 55% outside of the devices; try compile(steps_per_execution=8), "
-            "compile(jit_compile=True), a larger replica batch, callbacks that do less after each "
-            "step",
-        ),
-        (
-            shares(compute=90, host=10),
-            X,
-            "compute-bound: 90% computing; try mixed precision: "
-            'keras.config.set_dtype_policy("mixed_bfloat16"), compile(jit_compile=True), '
-            "more devices",
-        ),
-        (
-            shares(compute=90, host=10, straggler=40),
-            X,
-            "held up by the slowest replica: 40% waiting for it; try `ReplicaMetrics`, which names "
-            "the replica, a look at what else runs on its device",
-        ),
-    ],
-)
-def test_verdicts(found, data, expected):
-    """The largest part other than computation, if it is a fifth or more; and what helps."""
-    model = network(2, jit_compile=False)
-    assert verdict_on(found, model, data) == expected
-
-
-def test_files_that_are_read_can_be_cropped(tmp_path):
-    """Images are smaller and fewer pixels are decoded."""
-    for number in range(4):
-        (tmp_path / str(number % 2)).mkdir(exist_ok=True)
-        image = np.zeros((8, 8, 3))
-        keras.utils.save_img(tmp_path / str(number % 2) / f"{number}.png", image, scale=False)
-    data = kmg.data.from_directory(tmp_path, image_size=(8, 8))
-    assert "crop=" in verdict_on(shares(data_wait=61, compute=39), network(2), data)
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
