@@ -155,8 +155,15 @@ def next_of(iterator: tf.data.Iterator, data_wait: tf.Variable | None) -> Any:
             batch = iterator.get_next()
         arrived = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor)]
         with tf.control_dependencies(arrived):
-            data_wait.assign_add(tf.timestamp() - asked)
-    return batch
+            waited = tf.timestamp() - asked
+        data_wait.assign_add(waited)
+        # The step must not begin before the time was taken.
+        with tf.control_dependencies([waited]):
+            return tf.nest.map_structure(
+                lambda leaf: tf.identity(leaf) if isinstance(leaf, tf.Tensor) else leaf,
+                batch,
+                expand_composites=True,
+            )
 
 
 def key_of(spec: Batch) -> Hashable:
