@@ -223,7 +223,9 @@ def finding_between_steps(
     losses = [
         name
         for name, value in logs.items()
-        if "loss" in name and not np.isfinite(np.asarray(value)).all()
+        if "loss" in name
+        and not name.startswith("val_")
+        and not np.isfinite(np.asarray(value)).all()
     ]
     weights = copies_not_finite(model)
     if not losses and not weights:

@@ -60,6 +60,7 @@ class LossShares:
         self._counting = counting
         self.local_divisors: list[tf.Tensor] = []
         self.shares: list[tf.Tensor] = []
+        self.reductions: list[str] = []
 
     def total(self, data: tuple[Any, Any, Any], y_pred: Any) -> tf.Tensor:
         """The weighted sum of the shares; fills `shares` and `local_divisors`.
@@ -84,6 +85,7 @@ class LossShares:
             values, divisor = weighted_values(loss, y_true, y_pred, sample_weight)
             share = self._divided(loss.reduction, tf.cast(values, tf.float32), divisor)
             self.shares.append(share)
+            self.reductions.append(loss.reduction)
             return share
 
         return share

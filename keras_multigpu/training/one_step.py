@@ -72,12 +72,22 @@ class TrainStep(UpdatingStep):
         optimizer_values = read(self._optimizer, replica)
         rows, started = self._start(rows)
         with tf.control_dependencies([started] if self._timed else []):
-            divisors = None
+            own, divisors = None, None
             if self._count is not None:
-                divisors = sums(context, self._count(values, rows, index))
+                own = self._count(values, rows, index)
+                divisors = sums(context, own)
             scale = loss_scale(self._model.optimizer, optimizer_values)
             outcome = self._run_pass(values, rows, index, divisors, scale)
-        return self._completed((values, optimizer_values), rows, replica, outcome, started)
+        part = self._part(rows, own, divisors)
+        return self._completed((values, optimizer_values), rows, replica, outcome, started, part)
+
+    def _part(self, rows: Rows, own: Any, divisors: Any) -> tf.Tensor:
+        """How much of what the loss is divided by is the replica's own."""
+        if self._pass.reductions and set(self._pass.reductions) == {"sum"}:
+            return tf.cast(rows.examples > 0, tf.float32)
+        if divisors and len(self._pass.reductions) == 1:
+            return tf.math.divide_no_nan(own[0], divisors[0])
+        return rows.fraction
 
     def _track(self, shares: list[tf.Tensor], batch_size: Any) -> None:
         """Update the running means of the single losses, as Keras weighs them."""

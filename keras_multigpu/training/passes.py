@@ -22,6 +22,7 @@ from keras_multigpu.training.packing import Packing
 from keras_multigpu.training.pure_model import PureModel
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.pure_model import Values
+from keras_multigpu.training.shares import cut
 from keras_multigpu.training.shares import rows
 from keras_multigpu.training.sparse_gradients import concatenated
 from keras_multigpu.training.sparse_gradients import is_sparse
@@ -180,6 +181,7 @@ class TrainingPass(ReplicaPass):
         self.context = context or (lambda rows: contextlib.nullcontext())
         self._dense: list[int] = []
         self._sparse: list[int] = []
+        self.reductions: list[str] = []
 
     def run(
         self, values: Values, share: Rows, replica: Any, divisors: Any, loss_scale: Any
@@ -251,7 +253,7 @@ class TrainingPass(ReplicaPass):
         if keras_internals.compile_loss(self.model) is not None:
             compiled = LossShares(self.model, share.fraction, divisors)
             terms.append(compiled.total(share.data, forward.y_pred))
-            shares = compiled.shares
+            shares, self.reductions = compiled.shares, compiled.reductions
         if not terms:
             raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
         return tf.add_n(terms), shares
@@ -373,9 +375,7 @@ def with_attached(y_pred: Any) -> tuple[Any, list[Any]]:
 
 def first_rows(tensors: Any, count: Any) -> Any:
     """The first rows of each tensor; scalars and None as they are."""
-    return keras.tree.map_structure(
-        lambda t: t if t is None or t.shape.rank == 0 else t[:count], tensors
-    )
+    return keras.tree.map_structure(lambda leaf: cut(leaf, 0, count), tensors)
 
 
 def one_after_another(parts: Sequence[Any]) -> Any:

@@ -48,6 +48,8 @@ class Seen:
         slices: The sparse gradients of all replicas.
         update: The new values, which are not assigned yet.
         scale: The factor of the loss whose gradient was taken.
+        part: How much of what the loss is divided by (examples, weights, unmasked values) is the
+            replica's own.
         whole_loss: The loss of the global batch where no replica has one of its own.
         times: When things happened, if a probe is timed.
     """
@@ -64,6 +66,7 @@ class Seen:
         slices: Sequence[tf.IndexedSlices],
         update: Update,
         scale: tf.Tensor,
+        part: tf.Tensor,
         whole_loss: tf.Tensor | None,
         times: Times | None,
     ) -> None:
@@ -77,6 +80,7 @@ class Seen:
         self._packs = packs
         self._slices = slices
         self._scale = scale
+        self._part = part
         self._whole_loss = whole_loss
 
     @property
@@ -103,10 +107,14 @@ class Seen:
 
     @property
     def loss(self) -> tf.Tensor:
-        """The mean loss of the replica's examples, zero without any."""
+        """The loss of the replica's examples as if they were all, zero without any.
+
+        That is their mean, or what the loss's `reduction` asks for, without the masked values.
+        Several losses of which some have masks or weights of their own count by examples.
+        """
         if self._whole_loss is not None:
             return self._whole_loss
-        return self._local.losses[0] * self._to_mean
+        return tf.math.divide_no_nan(self._local.losses[0], self._part)
 
     @property
     def total_loss(self) -> tf.Tensor:
@@ -120,7 +128,11 @@ class Seen:
 
     @property
     def gradients(self) -> list[Any]:
-        """The gradients of the mean loss of the replica's examples; zero without any."""
+        """The gradients of the replica's examples as if the whole batch were like them.
+
+        These are the gradients of the mean of its summands of the loss, each times the global batch
+        size. Without masks and weights that is the mean loss of its examples. Zero without any.
+        """
         known = [*self._local.gradients, *self._local_slices]
         return [scaled(gradient, self._to_mean / self._scale) for gradient in known]
 

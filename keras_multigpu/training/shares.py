@@ -24,7 +24,7 @@ def batch_size_of(batch: Any) -> int | tf.Tensor | None:
                 return int(static)
             if isinstance(leaf, tf.TypeSpec):
                 return None
-            return leaf.bounding_shape()[0] if is_ragged(leaf) else tf.shape(leaf)[0]
+            return leaf.nrows(tf.int32) if is_ragged(leaf) else tf.shape(leaf, tf.int32)[0]
     raise ValueError(
         "The batch holds no array with a batch axis. Expected at least one tensor of rank 1 or "
         f"more, with the examples along its first axis. Received: batch={batch}"
@@ -63,6 +63,7 @@ def cut(leaf: Any, start: Any, stop: Any) -> Any:
     if leaf is None or leaf.shape.rank == 0:
         return leaf
     if isinstance(leaf, tf.SparseTensor):
+        start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
         begin = tf.concat([[start], tf.zeros([leaf.shape.rank - 1], tf.int64)], axis=0)
         size = tf.concat([[stop - start], leaf.dense_shape[1:]], axis=0)
         return tf.sparse.slice(leaf, tf.cast(begin, tf.int64), tf.cast(size, tf.int64))

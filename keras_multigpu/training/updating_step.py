@@ -122,6 +122,7 @@ class UpdatingStep(Step):
         replica: int,
         outcome: Outcome,
         started: tf.Tensor | None,
+        part: tf.Tensor,
         whole_loss: tf.Tensor | None = None,
     ) -> Result:
         """Sum what the pass of a replica returned over all replicas, and compute the update."""
@@ -144,6 +145,7 @@ class UpdatingStep(Step):
             slices=slices,
             update=update,
             scale=loss_scale(self._model.optimizer, values[1]),
+            part=part,
             whole_loss=whole_loss,
             times=Times(started, computed, reduced) if self._timed else None,
         )
@@ -154,11 +156,17 @@ class UpdatingStep(Step):
         """The rows, and when a replica has them, if a probe wants to know."""
         if not self._timed:
             return rows, None
-        leaves = [leaf for leaf in keras.tree.flatten(rows.data) if tf.is_tensor(leaf)]
+        leaves = [
+            leaf
+            for leaf in tf.nest.flatten(rows.data, expand_composites=True)
+            if isinstance(leaf, tf.Tensor)
+        ]
         started = now_that(leaves)
         # Once a pass is inlined, only what its inputs wait for holds it back.
         with tf.control_dependencies([started]):
-            data = keras.tree.map_structure(
-                lambda leaf: tf.identity(leaf) if isinstance(leaf, tf.Tensor) else leaf, rows.data
+            data = tf.nest.map_structure(
+                lambda leaf: tf.identity(leaf) if isinstance(leaf, tf.Tensor) else leaf,
+                rows.data,
+                expand_composites=True,
             )
         return rows._replace(data=data), started

@@ -88,7 +88,7 @@ class WholeBatchTrainStep(UpdatingStep):
         summands = Summands(self._pass.connected(gradients), [], [], [])
         outcome = self._pass.outcome(summands, start, end, rows, index, predictions)
         return self._completed(
-            (values, optimizer_values), rows, replica, outcome, started, self._loss
+            (values, optimizer_values), rows, replica, outcome, started, rows.fraction, self._loss
         )
 
 
