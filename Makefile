@@ -6,7 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 FIRST_TESTS := tests/augmentation tests/data tests/commands tests/training tests/test_docs.py tests/test_examples.py \
-	tests/test_readme_diff.py tests/test_saving.py tests/test_verify.py
+	tests/test_readme_diff.py tests/test_saving.py tests/test_verify.py \
+	$(wildcard tests/callbacks/test_[b-g]*.py)
 
 .PHONY: test test-all soak lint docs demo bench clean
 

@@ -39,11 +39,14 @@ class BatchSchedule:
 
     def next(self, epoch: int, logs: dict[str, Any], run: Any) -> int | None:
         """The size of the epoch that comes next; None for the present one."""
-        if self._schedule is None or epoch >= run.epochs:
+        if self._schedule is None:
             return None
-        if callable(self._schedule):
-            return self._asked(self._schedule, epoch, logs, run, grows=True)
-        return self._schedule.get(epoch)
+        if not callable(self._schedule):
+            # Also after the last epoch: with more epochs the run may be resumed there.
+            return self._schedule.get(epoch)
+        if epoch >= run.epochs:
+            return None
+        return self._asked(self._schedule, epoch, logs, run, grows=True)
 
     def _asked(
         self, function: Callable[..., Any], epoch: int, logs: Any, run: Any, grows: bool

@@ -13,6 +13,7 @@ from keras_multigpu.callbacks.momentum_correction import corrects_momentum
 from keras_multigpu.callbacks.rate_probe import RateProbe
 from keras_multigpu.callbacks.rate_probe import multiply_velocities
 from keras_multigpu.callbacks.rates import Rate
+from keras_multigpu.callbacks.scaling_order import refuse_scheduler
 from keras_multigpu.callbacks.scaling_order import require_order
 from keras_multigpu.callbacks.scaling_order import warmup_of
 from keras_multigpu.checks import require_choice
@@ -89,7 +90,6 @@ class BatchSizeScaling(keras.callbacks.Callback):
         self._begun = False
         self._step = 0
         self._sizes: list[tuple[int, int]] = []
-        self._resumed: dict[str, Any] | None = None
 
     @property
     def learning_rates(self) -> np.ndarray:
@@ -106,13 +106,21 @@ class BatchSizeScaling(keras.callbacks.Callback):
     def state(self) -> dict[str, Any]:
         """What the rate is scaled by; `ResumableCheckpoint` saves it."""
         if self._rate is None or not self._begun:
-            return dict(self._resumed or {})
+            return {}
         lever = {} if self._rate.is_plain else {"lever": float(self._rate.lever.numpy())}
-        return {"factor": self.factor, **lever}
+        return {"factor": self.factor, "last": self._record.last, **lever}
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
-        self._resumed = dict(state) or None
+        # Taken up at once: a warm-up may multiply before the next epoch begins. The second time,
+        # in the middle of an epoch, nothing has changed.
+        if not state or self._rate is None or self._begun:
+            return
+        self._begun, self.factor = True, state["factor"]
+        if not self._rate.is_plain:
+            self._rate.lever.assign(state["lever"])
+        if self._record is self._probe:
+            self._probe.go_on(state["last"])
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Check what can be checked, and set the size of the first batches."""
@@ -121,6 +129,8 @@ class BatchSizeScaling(keras.callbacks.Callback):
             raise_needs_distribute(self.model)
         require_batches(run)
         require_order(run.callbacks)
+        if self.rule != "none":
+            refuse_scheduler(run.callbacks)
         self._rate = Rate(self.model).adjust()
         self._corrects = corrects_momentum(self.momentum_correction, self._rate)
         self._sizes, self._probe.rate = [], self._rate
@@ -139,11 +149,6 @@ class BatchSizeScaling(keras.callbacks.Callback):
         assert self._rate is not None
         run = self.model.training_run
         self._step = run.step
-        if self._resumed is not None:
-            self.factor = self._resumed["factor"]
-            if not self._rate.is_plain:
-                self._rate.lever.assign(self._resumed["lever"])
-            self._resumed = None
         self._sizes.append((run.global_batch_size, 0))
         self._multiply((run.global_batch_size / self.base_batch_size) ** POWERS[self.rule])
         if not self._begun:

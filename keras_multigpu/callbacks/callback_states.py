@@ -47,7 +47,8 @@ def report_changes(callbacks: Callbacks, states: dict[str, dict[str, Any]]) -> N
     present = states_of(callbacks).keys()
     for name in sorted(present - states.keys()):
         _log.warning("%s is new since the checkpoint was saved; it begins anew.", name)
-    for name in sorted(states.keys() - present):
+    # One that is there may have no state before it begins.
+    for name in sorted(states.keys() - {name for name, _ in named(callbacks)}):
         _log.warning("%s is in the checkpoint and not among the callbacks any more.", name)
 
 

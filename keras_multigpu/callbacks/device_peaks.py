@@ -2,6 +2,7 @@
 
 Dense figures, without the sparsity that doubles many of the printed numbers, in 10^12 a second:
 
+    V100S     https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf
     V100      https://images.nvidia.com/content/technologies/volta/pdf/volta-v100-datasheet-update-us-1165301-r5.pdf
     T4        https://www.nvidia.com/en-us/data-center/tesla-t4/
     A100      https://www.nvidia.com/en-us/data-center/a100/
@@ -35,8 +36,9 @@ class Peak(NamedTuple):
 
 # A longer name comes before one that it contains.
 PEAKS = {
+    r"V100S": Peak(130.0, 16.4, 16.4),
     r"V100-PCIE": Peak(112.0, 14.0, 14.0),
-    r"V100": Peak(125.0, 15.7, 15.7),
+    r"V100-SXM2": Peak(125.0, 15.7, 15.7),
     r"\bT4\b": Peak(65.0, 8.1, 8.1),
     r"\bA100\b": Peak(312.0, 156.0, 19.5),
     r"\bA10\b": Peak(125.0, 62.5, 31.2),
@@ -49,6 +51,9 @@ PEAKS = {
 }
 """By a part of the name that TensorFlow tells."""
 
+PARTS = r"\b(MIG|GRID)\b"
+"""Names of these are of a part of a GPU, which has a part of the peak."""
+
 
 def peak_of(name: str, dtype: str, tensor_float: bool = True) -> float | None:
     """The operations a second of a device at most; None if it is not known.
@@ -58,6 +63,8 @@ def peak_of(name: str, dtype: str, tensor_float: bool = True) -> float | None:
         dtype: The type that the model computes in.
         tensor_float: Whether TensorFlow may use TensorFloat-32.
     """
+    if re.search(PARTS, name):
+        return None
     for pattern, peak in PEAKS.items():
         if re.search(pattern, name):
             if dtype in ("float16", "bfloat16"):
@@ -76,13 +83,17 @@ def peak_of_devices(devices: list[str], model: keras.Model) -> float | None:
     """The operations a second of all devices together; None if one is not known."""
     if not all(":GPU:" in device for device in devices):
         return None
+    # TensorFlow counts the visible GPUs only.
+    visible = tf.config.get_visible_devices("GPU")
+    if len(tf.config.list_logical_devices("GPU")) != len(visible):
+        # A GPU is split into several devices, which share its peak.
+        return None
     names = []
-    physical = tf.config.list_physical_devices("GPU")
     for device in devices:
         index = int(device.rpartition(":")[2])
-        if index >= len(physical):
+        if index >= len(visible):
             return None
-        details = tf.config.experimental.get_device_details(physical[index])
+        details = tf.config.experimental.get_device_details(visible[index])
         names.append(details.get("device_name", ""))
     tensor_float = tf.config.experimental.tensor_float_32_execution_enabled()
     dtype = model.compute_dtype if hasattr(model, "compute_dtype") else keras.config.floatx()

@@ -100,7 +100,11 @@ class LearningRateFinder(keras.callbacks.Callback):
     def state(self) -> dict[str, Any]:
         """What was found, for a run that goes on and need not search again."""
         names = ("suggested_rate", "lowest_rate", "exploded_rate")
-        return {**{name: getattr(self, name) for name in names}, "factor": self._factor}
+        factor = self._factor
+        if factor is not None and self._rate is not None:
+            # With what others have multiplied since, because this is what is set again.
+            factor = float(self._rate.lever.numpy())
+        return {**{name: getattr(self, name) for name in names}, "factor": factor}
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:

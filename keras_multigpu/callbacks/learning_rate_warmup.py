@@ -84,7 +84,6 @@ class LearningRateWarmup(keras.callbacks.Callback):
         self._step = 0
         # What was reached in an earlier `fit`, or in the run that is resumed.
         self._known: dict[str, Any] = {}
-        self._resumed: dict[str, Any] | None = None
 
     @property
     def learning_rates(self) -> np.ndarray:
@@ -95,13 +94,23 @@ class LearningRateWarmup(keras.callbacks.Callback):
     def state(self) -> dict[str, Any]:
         """Where the warm-up stands; `ResumableCheckpoint` saves it."""
         if self._rate is None or not self._begun:
-            return dict(self._resumed or {})
+            return {}
         lever = {} if self._rate.is_plain else {"lever": float(self._rate.lever.numpy())}
-        return {**self._probe.state, **lever}
+        return {**self._probe.state, "last": self._probe.last, **lever}
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
-        self._resumed = dict(state) or None
+        # Taken up at once: `BatchSizeScaling` may multiply before the next epoch begins. The
+        # second time, in the middle of an epoch, nothing has changed.
+        if not state or self._rate is None or self._begun:
+            return
+        values = dict(state)
+        lever, last = values.pop("lever", None), values.pop("last")
+        if lever is not None:
+            self._rate.lever.assign(lever)
+        self._begun = True
+        self._probe.give(**values)
+        self._probe.go_on(last)
 
     @property
     def record(self) -> WarmupProbe:
@@ -140,15 +149,8 @@ class LearningRateWarmup(keras.callbacks.Callback):
             self._step = run.step
         if self._begun:
             return
-        if self._resumed is None:
-            self._begin(self._rate)
-        else:
-            values = dict(self._resumed)
-            lever = values.pop("lever", None)
-            if lever is not None:
-                self._rate.lever.assign(lever)
-            self._probe.give(**values)
-        self._begun, self._resumed = True, None
+        self._begin(self._rate)
+        self._begun = True
         self._probe.begin()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

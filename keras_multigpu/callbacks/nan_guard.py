@@ -111,6 +111,9 @@ class NaNGuard(keras.callbacks.Callback):
         self._unchecked = self._untaken = 0
         self._rate = Rate(self.model).adjust() if self.action == "rollback" else None
         run = getattr(self.model, "training_run", None)
+        if run is not None and self._rate is not None:
+            # Also where `fit` fails.
+            run.after_end(self._rate.restore)
         self._inside = run is not None and not run.has_own_train_step
         if run is None or not self._inside:
             self._refuse_to_skip()

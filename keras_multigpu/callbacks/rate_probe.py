@@ -66,6 +66,11 @@ class RateProbe(Probe):
         """The rate of the last step."""
         return float(self._last.numpy())
 
+    def go_on(self, last: float) -> None:
+        """Begin as after a step with this rate, which is logged if none follows in the epoch."""
+        self.begin()
+        self._last.assign(last)
+
     def passed(self, steps: int) -> None:
         """So many steps were called; read the rates if there is little room left.
 

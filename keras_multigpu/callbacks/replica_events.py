@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.callbacks.replica_window import Window
+from keras_multigpu.callbacks.row_files import require_writable_folder
 from keras_multigpu.checks import problem
 
 
@@ -21,6 +22,7 @@ class ReplicaEvents:
         self.log_dir = Path(log_dir)
         self._writers: dict[str, Any] = {}
         require_tensorboard()
+        require_writable_folder(self.log_dir)
 
     def add(self, window: Window, step: int) -> None:
         """Write the values of a window.

@@ -1,6 +1,8 @@
 """`ReplicaMetrics`: what each replica does, by itself."""
 
 import logging
+import math
+import numbers
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from keras_multigpu.callbacks.replica_events import ReplicaEvents
 from keras_multigpu.callbacks.replica_figure import new_figure
 from keras_multigpu.callbacks.replica_figure import replica_figure
 from keras_multigpu.callbacks.replica_scores import ScoreProbe
+from keras_multigpu.callbacks.replica_scores import require_targets
 from keras_multigpu.callbacks.replica_window import WHERE
 from keras_multigpu.callbacks.replica_window import Place
 from keras_multigpu.callbacks.replica_window import Slowest
@@ -26,6 +29,7 @@ from keras_multigpu.callbacks.step_probe import Sums
 from keras_multigpu.callbacks.step_probe import no_sums
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.keras_internals.compile_internals import compile_arguments
 from keras_multigpu.pictures import checked_png
 from keras_multigpu.pictures import write_png
 
@@ -59,7 +63,7 @@ class ReplicaMetrics(keras.callbacks.Callback):
         slow_windows: After so many measurements in a row behind, a warning names the replica.
 
     Attributes:
-        windows: The measurements so far.
+        windows: The measurements so far, of the model that was trained last.
         slowest: The replica that stays behind; None if there is none.
 
     Example:
@@ -93,13 +97,16 @@ class ReplicaMetrics(keras.callbacks.Callback):
         self.slowest: Slowest | None = None
         self._ends: list[float] = []
         self._behind: Slowest | None = None
+        self._named: set[int] = set()
         self._rows_path = None if path is None else Path(path)
         self._file = None if path is None else RowFile(path)
         self._events = None if log_dir is None else ReplicaEvents(log_dir)
         self._picture = None if picture is None else checked_png(picture)
-        if picture is not None:
+        if self._picture is not None:
             new_figure((1, 1))
+            require_writable(self._picture)
         self._probe = ScoreProbe(self._compiling, self.metrics)
+        self._measured: tuple[Any, Any] | None = None
         self._clock: StepClock | None = None
         self._base = (0, no_sums(1), no_time(1))
         self._restored: dict[str, Any] | None = None
@@ -109,6 +116,11 @@ class ReplicaMetrics(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Let the probe into the step."""
         self._run = run_to_measure(self)
+        refuse_second(self._run.callbacks)
+        if self.metrics and self._run.batch_spec is not None:
+            require_targets(self.metrics, self._run.batch_spec[1])
+        self._begin_anew_for_another_model()
+        self._named = set()
         strategy = self.model.distribute_strategy
         self._place = Place.of(strategy)
         if self._file is not None and self._rows_path is not None and self._place.worker:
@@ -174,6 +186,18 @@ class ReplicaMetrics(keras.callbacks.Callback):
         self._behind = None if found is None else Slowest(*found)
         self._restored = state
 
+    def _begin_anew_for_another_model(self) -> None:
+        """Metrics mean what `compile` makes of them for one model, and so do measurements."""
+        now = self.model, compile_arguments(self.model)
+        before, self._measured = self._measured, now
+        if before is None or all(a is b for a, b in zip(before, now, strict=True)):
+            return
+        self._probe = ScoreProbe(self._compiling, self.metrics)
+        self.windows, self._ends = [], []
+        self.slowest = self._behind = None
+        if self._file is not None:
+            self._file.go_on_after(self._file.lines)
+
     def _compiling(self) -> None:
         if self._clock is not None:
             self._clock.compiling()
@@ -218,7 +242,8 @@ class ReplicaMetrics(keras.callbacks.Callback):
         self._behind = behind(window, self.slow_factor, self._behind)
         streak = 0 if self._behind is None else self._behind.windows
         self.slowest = self._behind if streak >= self.slow_windows else None
-        if self.slowest is not None and streak == self.slow_windows:
+        if self.slowest is not None and self.slowest.replica not in self._named:
+            self._named.add(self.slowest.replica)
             logger.warning(
                 "Replica %d (%s, worker %d) stays behind: its passes took %.2f times as long as "
                 "those of the others, in %d measurements in a row. All replicas wait for it.",
@@ -260,6 +285,20 @@ def run_to_measure(callback: keras.callbacks.Callback) -> Any:
     return run
 
 
+def refuse_second(callbacks: list[Any]) -> None:
+    """Raise a `ValueError` where two would write the same names into the history."""
+    several = [one for one in callbacks if isinstance(one, ReplicaMetrics)]
+    if len(several) > 1:
+        raise ValueError(
+            problem(
+                "A second `ReplicaMetrics` came to the same `fit`.",
+                "Expected one: both would write `replica_0/loss` and so on to the history.",
+                "Give all metrics to one `ReplicaMetrics` and leave the other out.",
+                callbacks=[type(one).__name__ for one in callbacks],
+            )
+        )
+
+
 def metrics_of(metrics: Any) -> Any:
     """The metrics, checked."""
     several = metrics.values() if isinstance(metrics, dict) else [metrics]
@@ -283,9 +322,12 @@ def metrics_of(metrics: Any) -> Any:
     return metrics if isinstance(metrics, dict) else list(metrics)
 
 
-def require_larger_than_one(slow_factor: float) -> None:
+def require_larger_than_one(slow_factor: object) -> None:
     """Raise a `ValueError` unless the factor makes a replica slower than others."""
-    if isinstance(slow_factor, bool) or not slow_factor > 1:
+    number = math.nan
+    if not isinstance(slow_factor, bool) and isinstance(slow_factor, numbers.Real):
+        number = float(slow_factor)
+    if not 1 < number < math.inf:
         raise ValueError(
             problem(
                 "`slow_factor` makes no replica slower than the others.",

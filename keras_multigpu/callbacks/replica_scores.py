@@ -142,6 +142,7 @@ def chosen(
     metrics: Any, y: Any, y_pred: Any, output_names: list[str]
 ) -> list[tuple[str, Any, Any, Any]]:
     """For each metric the beginning of its name, itself, its targets and its predictions."""
+    require_targets(metrics, y)
     if not isinstance(metrics, dict):
         if keras.tree.is_nested(y_pred) and len(keras.tree.flatten(y_pred)) > 1:
             raise ValueError(
@@ -161,6 +162,20 @@ def chosen(
         of_output = [output_of(part, output, output_names) for part in (y, y_pred)]
         found += [(f"{output}_", metric, *of_output) for metric in several]
     return found
+
+
+def require_targets(metrics: Any, y: Any) -> None:
+    """Raise a `ValueError` where metrics have no targets to compare predictions with."""
+    if y is None:
+        raise ValueError(
+            problem(
+                "`metrics` came with data that have no targets.",
+                "Expected targets `y`, which metrics compare predictions with.",
+                "Leave out `metrics`: loss, gradients and times are shown without them.",
+                metrics=metrics,
+                y=y,
+            )
+        )
 
 
 def output_of(parts: Any, output: str, output_names: list[str]) -> Any:

@@ -10,6 +10,9 @@ import tensorflow as tf
 from keras_multigpu.callbacks.step_clock import Timing
 from keras_multigpu.callbacks.step_probe import Sums
 
+NOTABLE_LAG = 0.05
+"""A lag below this part of a step is not worth a word: on small steps it is noise."""
+
 WHERE = ("epoch", "step", "replica", "worker", "device")
 """What comes before the values in a row of a file."""
 
@@ -104,7 +107,8 @@ def window_of(
     examples = sums.of_replicas("examples")
     steps = np.full(len(present), float(timing.steps))
     of_replicas = timing.sums.of_replicas
-    wall = np.full(len(present), timing.wall)
+    # Where every step was compiled there is wall time, and no step it belongs to.
+    wall = np.full(len(present), timing.wall if timing.steps else 0.0)
     values = {
         "loss": ratio(sums.of_replicas("loss"), examples),
         **{name: np.where(examples > 0, value, np.nan) for name, value in scores.items()},
@@ -143,7 +147,7 @@ class Slowest(NamedTuple):
 
 
 def behind(window: Window, factor: float, before: Slowest | None) -> Slowest | None:
-    """The replica that is behind in this window, if there is one.
+    """The replica that is behind in this window, if there is one, and by a notable part of a step.
 
     Args:
         window: The window.
@@ -156,6 +160,8 @@ def behind(window: Window, factor: float, before: Slowest | None) -> Slowest | N
     index = int(np.argmax(times))
     others = float(np.median(np.delete(times, index)))
     if others <= 0 or times[index] <= factor * others:
+        return None
+    if times[index] - others < NOTABLE_LAG * window.values["step_time"][index]:
         return None
     replica = window.place.first + index
     streak = before.windows if before is not None and before.replica == replica else 0

@@ -43,7 +43,7 @@ class RowFile:
 
     def go_on_after(self, lines: int) -> None:
         """Keep so many lines of the file and drop what was written after them."""
-        self.lines, self._begun = lines, False
+        self.lines, self._begun, self._columns = lines, False, None
 
     def add(self, rows: Sequence[dict[str, Any]], columns: Sequence[str] = ()) -> None:
         """Add rows, all of them or none.
@@ -91,7 +91,7 @@ def beside_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}")
 
 
-def require_writable(path: Path) -> None:
+def require_writable(path: Path, what: str = "file") -> None:
     """Raise a `ValueError` early where a file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,12 +105,17 @@ def require_writable(path: Path) -> None:
     except OSError as error:
         raise ValueError(
             problem(
-                f"The file cannot be written: {error}.",
+                f"The {what} cannot be written: {error}.",
                 "Expected a path in a folder that can be written.",
                 "Choose another path.",
                 path=str(path),
             )
         ) from error
+
+
+def require_writable_folder(folder: Path) -> None:
+    """Raise a `ValueError` early where no file can be written into a folder."""
+    require_writable(folder / "trial", f"folder {str(folder)!r}")
 
 
 def replaced(path: Path, text: str) -> None:

@@ -35,6 +35,19 @@ def warmup_of(model: keras.Model) -> Any:
     return found[0] if found else None
 
 
+def refuse_scheduler(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raise a `ValueError` where Keras's scheduler would set rates that are not scaled."""
+    if any(isinstance(callback, keras.callbacks.LearningRateScheduler) for callback in callbacks):
+        raise ValueError(
+            problem(
+                "`LearningRateScheduler` sets the rate in every epoch, and so undoes the scaling.",
+                "Expected a rate or a `keras.optimizers.schedules` object, which are scaled.",
+                "Pass the schedule to the optimizer, or leave one of the two callbacks out.",
+                callbacks=[type(callback).__name__ for callback in callbacks],
+            )
+        )
+
+
 def require_order(callbacks: Sequence[keras.callbacks.Callback]) -> None:
     """Raise a `ValueError` unless each is there at most once, and scaling comes first."""
     found = [*named(callbacks, SCALING), *named(callbacks, WARMUP)]

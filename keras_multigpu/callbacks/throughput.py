@@ -65,7 +65,7 @@ class Throughput(NamedTuple):
     @property
     def examples_per_second(self) -> float:
         """Examples a second of all replicas; NaN if no step was measured."""
-        return self.examples / self.wall if self.wall > 0 else math.nan
+        return self.examples / self.wall if self.steps and self.wall > 0 else math.nan
 
     @property
     def examples_per_second_per_device(self) -> float:
@@ -82,6 +82,17 @@ class Throughput(NamedTuple):
         """Each part of the wall time, from 0 to 1."""
         wall = self.wall
         return {name: part / wall if wall else 0.0 for name, part in self.parts.items()}
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What `from_state` makes a report of again."""
+        return {**self._asdict(), "scaling": self.scaling and self.scaling._asdict()}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "Throughput":
+        """The report that a state is of."""
+        scaling = state["scaling"]
+        return cls(**{**state, "scaling": scaling and Scaling(**scaling)})
 
     @property
     def flops_per_second(self) -> float | None:

@@ -1,6 +1,9 @@
 """`ThroughputReport`: how fast training is, where the time goes, and what to try."""
 
 import json
+import logging
+import math
+import numbers
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,8 @@ from keras_multigpu.pictures import checked_png
 from keras_multigpu.pictures import write_png
 from keras_multigpu.training.feeding import is_generator
 
+logger = logging.getLogger("keras_multigpu")
+
 
 class ThroughputReport(keras.callbacks.Callback):
     """Tells how fast training is, where the time of a step goes, and what to try.
@@ -39,7 +44,8 @@ class ThroughputReport(keras.callbacks.Callback):
     parts add up to the wall time. Steps that are compiled and validation are left out.
 
     Args:
-        path: A `.json` file for the reports of all epochs, written anew after each.
+        path: A `.json` file for the reports of all epochs, written anew after each. It holds the
+            last `fit`, and what a `ResumableCheckpoint` says came before it.
         picture: A PNG that is drawn when training ends.
         scaling_steps: Measure, when training is over, how much faster all replicas are than one,
             in rounds of so many steps on copies of the model. None leaves it out.
@@ -73,17 +79,19 @@ class ThroughputReport(keras.callbacks.Callback):
         require_choice("verbose", verbose, (0, 1, 2))
         require_positive("peak_flops", peak_flops)
         self.scaling_steps = scaling_steps
-        self.peak_flops = peak_flops
+        self.peak_flops = None if peak_flops is None else float(peak_flops)
         self.verbose = verbose
         self.reports: list[Throughput] = []
         self._json_path = None if path is None else checked_json(path)
         self._picture = None if picture is None else checked_png(picture)
-        if picture is not None:
+        if self._picture is not None:
             new_figure((1, 1))
+            require_writable(self._picture)
         self._measures = StepProbe(self._compiling)
         self._traces = TraceProbe(self._compiling)
         self._clock: StepClock | None = None
         self._forward_flops: int | None = None
+        self._counted = False
 
     @property
     def report(self) -> Throughput | None:
@@ -105,6 +113,7 @@ class ThroughputReport(keras.callbacks.Callback):
             )
         self._run = run
         self.reports = []
+        self._counted = False
         if self.scaling_steps is not None:
             refuse_generator(run.data)
         self._seen = not run.has_own_train_step
@@ -129,7 +138,8 @@ class ThroughputReport(keras.callbacks.Callback):
             found = unseen_throughput(
                 epoch, self._devices, timing, self.model.runs_in_graph, run.global_batch_size
             )
-        if epoch == run.epoch and not self.reports:
+        if not self._counted:
+            self._counted = True
             self._forward_flops = flops_of(self.model, run.batch_spec)
         found = found._replace(
             forward_flops=self._forward_flops,
@@ -152,6 +162,15 @@ class ThroughputReport(keras.callbacks.Callback):
             write_png(throughput_figure(measured), self._picture)
         if self.verbose == 1 and self.reports:
             tell(self.report or self.reports[-1])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What goes on when training does: the reports so far."""
+        return {"reports": [report.state for report in self.reports]}
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        self.reports = [Throughput.from_state(report) for report in state["reports"]]
 
     def _peak(self) -> float | None:
         if self.peak_flops is not None:
@@ -178,8 +197,10 @@ def flops_of(model: keras.Model, spec: Any) -> int | None:
         return None
     try:
         return forward_flops(model, spec[0])
-    except (ValueError, TypeError, NotImplementedError):
-        # A model that refuses a single example or specs of its inputs: no reason to stop training.
+    except Exception as error:
+        # The model's own code runs here, for a single example, and may raise whatever it likes. A
+        # figure that is missing is no reason to end a training.
+        logger.debug("The operations of the model cannot be counted: %s", error)
         return None
 
 
@@ -217,12 +238,15 @@ def checked_json(path: str | Path) -> Path:
     return path
 
 
-def require_positive(name: str, value: float | None) -> None:
+def require_positive(name: str, value: object) -> None:
     """Raise a `ValueError` unless a number is above zero."""
-    if value is not None and (isinstance(value, bool) or not value > 0):
+    number = math.nan
+    if not isinstance(value, bool) and isinstance(value, numbers.Real):
+        number = float(value)
+    if value is not None and not 0 < number < math.inf:
         raise ValueError(
             problem(
-                f"`{name}` is not positive.",
+                f"`{name}` is no number, or not positive.",
                 "Expected the operations a second of one device, for example 312e12.",
                 "Leave it out where it is not known.",
                 **{name: value},

@@ -62,6 +62,11 @@ class Feed:
         class_weight: Weights of classes, which become sample weights.
         replicas: How many replicas share a batch.
         training: Whether the epochs differ; otherwise each is the same, as for evaluation.
+
+    Attributes:
+        data: What came as `x`.
+        waited: For how many seconds batches were waited for.
+        done: How many batches of the epoch have come, those without examples too.
     """
 
     def __init__(
@@ -111,6 +116,7 @@ class Feed:
         self.waited = 0.0
         self._iterator: Any = None
         self._drawn = 0
+        self.done = 0
         self._begin = 0
         self._counted: int | None = None
 
@@ -233,6 +239,7 @@ class Feed:
             group = self._draw(size, in_graph)
             self.waited += time.perf_counter() - asked
             drawn, group = group.size, self._without_empty(group)
+            self.done = first + drawn
             if group.size:
                 yield first, group
             first += drawn

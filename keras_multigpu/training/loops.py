@@ -103,7 +103,7 @@ def run_epoch(
         logs = train_or_test(group, feed.spec)
         if run is not None:
             run.in_steps += time.perf_counter() - run.step_began
-            run.step, run.logs = first + group.size, logs
+            run.step, run.logs = feed.done, logs
         if listened:
             end(first + group.size - 1, logs)
         if run is not None:

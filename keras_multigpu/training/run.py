@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_multigpu import keras_internals
 from keras_multigpu.training.dataset_feeding import Batch
@@ -215,7 +216,7 @@ class TrainingRun:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Where training stands, as JSON can hold it; see `restore`."""
+        """Where training stands, in numbers, lists and arrays; see `restore`."""
         anchor = self._feed.anchor
         return {
             "epoch": self.epoch,
@@ -226,9 +227,8 @@ class TrainingRun:
             "next_batch_size": self._next_size,
             "largest_share": self._largest_share,
             "logs": {
-                name: value
+                name: value if isinstance(value, float) else np.asarray(value)
                 for name, value in pythonic(self.logs).items()
-                if isinstance(value, float)
             },
         }
 
@@ -246,6 +246,11 @@ class TrainingRun:
         self._next_size = state["next_batch_size"]
         self._largest_share = state["largest_share"]
         self._model.replication.pieces = state["micro_batches"]
+        if self._largest_share and size is not None:
+            # Fewer replicas than before have larger shares.
+            share = math.ceil(size / self.replicas)
+            pieces = math.ceil(share / self._largest_share)
+            self._model.replication.pieces = max(state["micro_batches"], pieces)
         self._begun = True
         skipped = self._feed.go_to(self.epoch, self.step, state["anchor"])
         spec = self._feed.spec
@@ -276,8 +281,10 @@ class TrainingRun:
             replication.watch_nothing()
             if replication.micro_batches != "auto":
                 replication.pieces = self._pieces
-            for act in self._after_end:
-                act()
+            with contextlib.ExitStack() as ends:
+                # Each has its turn, even if another one fails.
+                for act in reversed(self._after_end):
+                    ends.callback(act)
 
     def begin(self) -> None:
         """Let callbacks restore what they want, and go to where training starts."""

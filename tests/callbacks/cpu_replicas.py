@@ -1,4 +1,10 @@
-"""Strategies of so many logical CPU devices, for the tests of callbacks."""
+"""Strategies of so many logical CPU devices, and on which of them the tests of callbacks run."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from replica_cases import ALL_REPLICAS
 
 import keras_multigpu as kmg
 
@@ -8,3 +14,15 @@ def replicas_of(count):
     if count == 1:
         return kmg.strategy("one_device", devices=["CPU:0"])
     return kmg.strategy("mirrored", devices=[f"CPU:{index}" for index in range(count)])
+
+
+def covering(*values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Rows for `parametrize` with each value of each parameter at least once.
+
+    The first row has the first value of each, the second the second, and so on; values that run
+    out begin again. With `KMG_ALL_REPLICAS=1` it is every combination.
+    """
+    if ALL_REPLICAS:
+        return list(itertools.product(*values))
+    rows = range(max(map(len, values)))
+    return [tuple(one[row % len(one)] for one in values) for row in rows]

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cpu_replicas import covering
 from cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
@@ -39,10 +40,12 @@ def trained(model, *callbacks, x=None, **arguments):
     return model.fit(batches() if x is None else x, callbacks=list(callbacks), **arguments)
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-@pytest.mark.parametrize(("rule", "factor"), [("linear", 4.0), ("sqrt", 2.0), ("none", 1.0)])
-def test_the_rate_is_scaled_with_the_batch(replicas, rule, factor):
+@pytest.mark.parametrize(
+    ("replicas", "rule"), covering([1, 2, 4], [("none", 1.0), ("sqrt", 2.0), ("linear", 4.0)])
+)
+def test_the_rate_is_scaled_with_the_batch(replicas, rule):
     """Batches of four instead of one; afterwards the rate is what it was."""
+    rule, factor = rule
     model, scaling = slope(replicas, keras.optimizers.SGD(0.5)), BatchSizeScaling(1, rule=rule)
     for _ in range(2):
         before = model.get_weights()[0].item()
@@ -75,8 +78,7 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("source", SIZES)
-@pytest.mark.parametrize("as_function", [False, True])
+@pytest.mark.parametrize(("source", "as_function"), covering(list(SIZES), [False, True]))
 def test_the_batch_grows_between_epochs(source, as_function):
     """Steps, bar, rate and logs follow; `learning_rate` is that of the epoch's last step."""
     make, arguments = SIZES[source]
@@ -116,8 +118,9 @@ def test_training_may_begin_in_the_middle_of_the_schedule(initial_epoch):
     assert history["learning_rate"] == [1.0 if initial_epoch else 0.25]
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-@pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 4}])
+@pytest.mark.parametrize(
+    ("replicas", "compiled"), covering([1, 2, 4], [{}, {"steps_per_execution": 4}])
+)
 def test_one_trace_for_each_number_of_micro_batches(replicas, compiled):
     """Sizes alone need no new graph; weights are those of one device."""
     traces, pieces = [], []
@@ -175,8 +178,7 @@ def test_the_warmup_leads_from_the_base_rate_to_the_scaled_one(replicas):
     np.testing.assert_allclose(float(model.optimizer.learning_rate), 0.1, rtol=1e-6)
 
 
-@pytest.mark.parametrize("schedule", [False, True])
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(("schedule", "momentum"), covering([True, False], [0.0, 0.9]))
 def test_the_batch_grows_during_the_warmup(schedule, momentum):
     """The rest of the warm-up leads to the larger rate; the first step's part stays."""
     rate = keras.optimizers.schedules.PiecewiseConstantDecay([3], [0.1, 0.1])
@@ -246,20 +248,22 @@ def test_bad_arguments_are_named(arguments, words):
         BatchSizeScaling(**{"base_batch_size": 4, **arguments})
 
 
+WRONG_SIZES = [
+    ({1: 2}, "would shrink.*Received: global_batch_size=2, before=4"),
+    ({1: 23}, "more examples than the data.*Received: global_batch_size=23, examples=22"),
+    (lambda epoch, logs: None, "returned no size.*Received: epoch=0, returned=None"),
+    (lambda epoch, logs: 4.0 + epoch, "returned no size.*Received: epoch=0, returned=4.0"),
+    (lambda epoch, logs: 4 - epoch, "would shrink.*Received: global_batch_size=3, before=4"),
+    (lambda epoch, logs: 4 + 40 * epoch, "more examples than the data.*global_batch_size=44"),
+]
+
+
 @pytest.mark.parametrize(
-    ("schedule", "words"),
-    [
-        ({1: 2}, "would shrink.*Received: global_batch_size=2, before=4"),
-        ({1: 23}, "more examples than the data.*Received: global_batch_size=23, examples=22"),
-        (lambda epoch, logs: None, "returned no size.*Received: epoch=0, returned=None"),
-        (lambda epoch, logs: 4.0 + epoch, "returned no size.*Received: epoch=0, returned=4.0"),
-        (lambda epoch, logs: 4 - epoch, "would shrink.*Received: global_batch_size=3, before=4"),
-        (lambda epoch, logs: 4 + 40 * epoch, "more examples than the data.*global_batch_size=44"),
-    ],
+    ("wrong", "source"), covering(WRONG_SIZES, ["batches", "arrays", "dataset"])
 )
-@pytest.mark.parametrize("source", ["batches", "arrays", "dataset"])
-def test_sizes_that_do_not_fit_the_data_are_named(schedule, words, source):
+def test_sizes_that_do_not_fit_the_data_are_named(wrong, source):
     """Of a dict before training begins, of a function when it is asked."""
+    schedule, words = wrong
     make, arguments = SIZES[source]
     model = slope(2, keras.optimizers.SGD(0.5))
     with pytest.raises(ValueError, match=words):

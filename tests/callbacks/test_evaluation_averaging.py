@@ -141,8 +141,8 @@ def test_training_is_not_changed():
     weights = []
     for callbacks in ([], [EvaluationAveraging()]):
         model = stock(2)
-        for _ in range(2):
-            fit(model, *callbacks, epochs=2, validation_data=(X, Y))
+        for epochs in (2, 1):
+            fit(model, *callbacks, epochs=epochs, validation_data=(X, Y))
         weights.append([v.numpy() for v in model.trainable_variables])
     for one, other in zip(*weights, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -186,7 +186,7 @@ def test_it_is_compiled_once():
     averaging, model = EvaluationAveraging(), stock(2)
     fit(model, averaging, epochs=2)
     first = averaging._mean
-    fit(model, averaging, epochs=2)
+    fit(model, averaging)
     assert averaging._mean is first
     fit(stock(2), averaging)
     assert averaging._mean is not first
@@ -239,20 +239,22 @@ def test_callbacks_that_save_come_later(number, tmp_path):
     """In front they are refused, unless nothing is to be averaged for them."""
     saver = savers(tmp_path)[number]
     text = f"{type(saver).__name__} stands before EvaluationAveraging.*Move it to the front"
+    model = stock(2)
     with pytest.raises(ValueError, match=text):
-        fit(stock(2), saver, EvaluationAveraging())
-    fit(stock(2), EvaluationAveraging(), saver)
-    fit(stock(2), savers(tmp_path)[number], EvaluationAveraging(before_saving=False))
+        fit(model, saver, EvaluationAveraging())
+    fit(model, EvaluationAveraging(), saver)
+    fit(model, savers(tmp_path)[number], EvaluationAveraging(before_saving=False))
 
 
 def test_saving_between_epochs_is_warned_of(tmp_path):
     """Those files have the statistics of the first replica."""
     checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "a.keras", save_freq=1)
+    model = stock(2)
     with pytest.warns(UserWarning, match="ModelCheckpoint saves between epochs.*save_freq=1"):
-        fit(stock(2), EvaluationAveraging(), checkpoint)
+        fit(model, EvaluationAveraging(), checkpoint)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fit(stock(2), EvaluationAveraging(), keras.callbacks.EarlyStopping("loss"))
+        fit(model, EvaluationAveraging(), keras.callbacks.EarlyStopping("loss"))
 
 
 def test_bad_arguments():

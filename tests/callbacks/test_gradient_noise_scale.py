@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cpu_replicas import covering
 from cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
@@ -53,20 +54,24 @@ def by_hand(gradients, groups):
 TARGETS = np.random.default_rng(5).normal([3, 0, -1], [1, 2, 0.5], (26, 3)).astype("float32")
 
 
+SHARES = [
+    # Replicas, micro-batches, the size of the batch, and the examples of each group in each step.
+    (2, 1, 11, [[6, 5], [6, 5], [2, 2]]),
+    (4, 1, 12, [[3, 3, 3, 3], [3, 3, 3, 3], [1, 1, 0, 0]]),
+    (1, 2, 11, [[6, 5], [6, 5], [2, 2]]),
+    (2, 2, 12, [[3, 3, 3, 3], [3, 3, 3, 3], [1, 0, 1, 0]]),
+    # The last batch has one example: nothing to compare.
+    (2, 1, 25, [[13, 12], None]),
+]
+
+
 @pytest.mark.parametrize(
-    ("replicas", "micro_batches", "batch_size", "groups"),
-    [
-        (2, 1, 11, [[6, 5], [6, 5], [2, 2]]),
-        (4, 1, 12, [[3, 3, 3, 3], [3, 3, 3, 3], [1, 1, 0, 0]]),
-        (1, 2, 11, [[6, 5], [6, 5], [2, 2]]),
-        (2, 2, 12, [[3, 3, 3, 3], [3, 3, 3, 3], [1, 0, 1, 0]]),
-        # The last batch has one example: nothing to compare.
-        (2, 1, 25, [[13, 12], None]),
-    ],
+    ("shares", "compiled"),
+    covering(SHARES, [{}, {"steps_per_execution": 2}, {"run_eagerly": True}]),
 )
-@pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}, {"run_eagerly": True}])
-def test_estimates_are_those_by_hand(replicas, micro_batches, batch_size, groups, compiled):
+def test_estimates_are_those_by_hand(shares, compiled):
     """Each step's estimates, and their exponential means, also with ragged and empty shares."""
+    replicas, micro_batches, batch_size, groups = shares
     model = point(replicas, micro_batches=micro_batches, **compiled)
     callback = GradientNoiseScale(smoothing=0.5)
     history = fit(model, TARGETS, callback, batch_size)
@@ -137,8 +142,7 @@ def test_loss_scaling_and_sample_weights():
     np.testing.assert_allclose(callback.state["noise"][2:], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("jit_compile", [True, False])
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(("jit_compile", "replicas"), covering([False, True], [1, 2]))
 def test_sparse_gradients_in_micro_batches(replicas, jit_compile):
     """An embedding's rows, one of them in several examples: y = w[x], loss (y - t)^2 / 2."""
     inputs = keras.Input((1,), dtype="int32")

@@ -5,6 +5,8 @@ import random
 import keras
 import numpy as np
 import pytest
+from cpu_replicas import covering
+from cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks.learning_rate_finder import LearningRateFinder
@@ -19,13 +21,6 @@ pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
 
 X = np.linspace(0.5, 1.5, 30, dtype="float32")[:, None]
 SIZE = 7
-
-
-def replicas_of(count):
-    """A strategy of so many CPU devices."""
-    if count == 1:
-        return kmg.strategy("one_device", devices=["CPU:0"])
-    return kmg.strategy("mirrored", devices=[f"CPU:{index}" for index in range(count)])
 
 
 def line(replicas=1, rate=0.1, **compiled):
@@ -75,9 +70,10 @@ SCHEDULES = {
 }
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-@pytest.mark.parametrize("rate", list(SCHEDULES))
-@pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 3}, {"micro_batches": 2}])
+@pytest.mark.parametrize(
+    ("replicas", "rate", "compiled"),
+    covering([1, 2, 4], list(SCHEDULES), [{"micro_batches": 2}, {"steps_per_execution": 3}, {}]),
+)
 def test_the_curve_is_the_one_computed_by_hand(replicas, rate, compiled, capsys):
     """Each loss belongs to the rate that led to it; the last batch leaves replicas without rows."""
     model = line(replicas, SCHEDULES[rate](), **compiled)
@@ -108,9 +104,10 @@ def test_the_curve_does_not_depend_on_the_number_of_replicas():
     np.testing.assert_allclose(one.losses, four.losses, rtol=2e-5)
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
-@pytest.mark.parametrize("rate", list(SCHEDULES))
-@pytest.mark.parametrize("source", ["batches", "arrays"])
+@pytest.mark.parametrize(
+    ("replicas", "rate", "source"),
+    covering([1, 2, 4], list(SCHEDULES), ["batches", "arrays"]),
+)
 def test_training_is_the_same_as_without_the_search(replicas, rate, source):
     """Weights, optimizer, seeds, metrics, history, order of the data and random numbers."""
     ends = []
@@ -158,8 +155,7 @@ def test_a_schedule_is_scaled_to_begin_with_the_suggested_rate(replicas):
     assert float(model.optimizer.learning_rate) == pytest.approx(0.2 * 0.5**2.5)
 
 
-@pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize("rate", list(SCHEDULES))
+@pytest.mark.parametrize(("order", "rate"), covering([1, -1], list(SCHEDULES)))
 def test_a_warm_up_is_no_part_of_the_search(order, rate):
     """The curve is the same with it, and it leads up to the rate as without the search."""
     curves, weights = [], []

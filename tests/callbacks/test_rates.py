@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from cpu_replicas import covering
 from cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
@@ -63,8 +64,7 @@ def steps(model, count=1):
     return found
 
 
-@pytest.mark.parametrize("replicas", [None, 1, 2, 4])
-@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize(("replicas", "scaled"), covering([None, 1, 2, 4], [False, True]))
 def test_a_plain_rate_is_scaled_and_set(replicas, scaled):
     """On all replicas, from the next step on, in steps that were compiled before."""
     model = slope(replicas, 0.5, scaled)
@@ -80,13 +80,12 @@ def test_a_plain_rate_is_scaled_and_set(replicas, scaled):
     assert float(model.optimizer.learning_rate) == 2.0
 
 
-@pytest.mark.parametrize("replicas", [None, 1, 2, 4])
-@pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("compiled", [{}, {"jit_compile": True}, {"run_eagerly": True}])
+@pytest.mark.parametrize(
+    ("replicas", "scaled", "compiled"),
+    covering([None, 2, 1, 4], [False, True], [{}, {"jit_compile": True}, {"run_eagerly": True}]),
+)
 def test_a_schedule_is_scaled_set_and_given_back(replicas, scaled, compiled):
     """Steps compiled before the change see it, and after `restore` they are as before."""
-    if compiled and replicas not in (None, 2):
-        pytest.skip("the ways to compile are seen on two replicas")
     schedule = decay()
     model = slope(replicas, schedule, scaled, **compiled)
     assert np.allclose(steps(model), [0.8])
@@ -127,8 +126,7 @@ def test_a_function_is_a_rate_too():
     assert model.optimizer._learning_rate is constant
 
 
-@pytest.mark.parametrize("schedule", [decay(), Halves()])
-@pytest.mark.parametrize("replicas", [None, 2])
+@pytest.mark.parametrize(("schedule", "replicas"), covering([decay(), Halves()], [None, 2]))
 def test_files_name_the_users_schedule(schedule, replicas, tmp_path):
     """A file saved while the schedule is adjusted loads with Keras alone."""
     model = slope(replicas, schedule)

@@ -1,5 +1,6 @@
 """`ReplicaDriftCheck` finds what is planted in a single copy, down to one bit."""
 
+import functools
 import logging
 import warnings
 
@@ -7,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cpu_replicas import covering
 from cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
@@ -15,6 +17,7 @@ from keras_multigpu.callbacks import ReplicaDriftCheck
 from keras_multigpu.callbacks.drift import difference
 from keras_multigpu.callbacks.replica_checksums import checksum
 from keras_multigpu.callbacks.replica_checksums import odd_ones
+from keras_multigpu.training.model_state import ModelState
 
 pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
 
@@ -121,14 +124,32 @@ def fit(model, *callbacks, **arguments):
     return model.fit(X, Y, 4, callbacks=list(callbacks), **given)
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
+@functools.cache
+def trained(replicas):
+    """A model after an epoch, and its state: a step takes a second to compile."""
+    model = network(replicas)
+    fit(model, epochs=1)
+    return model, ModelState.of(model)
+
+
+def again(replicas):
+    """The same model for many tests, in the same state, all copies equal."""
+    model, state = trained(replicas)
+    state.restore(model)
+    for variable in [*model.variables, *model.optimizer.variables]:
+        first, *others = copies_of(model, variable)
+        assert all(np.array_equal(first, other) for other in others)
+    return model
+
+
 @pytest.mark.parametrize(
-    "options", [{}, {"steps_per_execution": 2}, {"micro_batches": 2}, {"run_eagerly": True}]
+    ("replicas", "options"),
+    covering([2, 4], [{}, {"steps_per_execution": 2}, {"run_eagerly": True}, {"micro_batches": 2}]),
 )
 def test_replicas_that_agree_are_left_alone(replicas, options):
     """Every second step and at the end of an epoch, also with an empty replica."""
     check = ReplicaDriftCheck(every=2)
-    model = network(replicas, **options)
+    model = network(replicas, **options) if options else again(replicas)
     for _ in range(2):
         fit(model, check)
         assert check.checks == 2 * 4
@@ -145,7 +166,7 @@ def test_a_train_step_of_ones_own_can_be_checked():
         fit(model, Corrupt(added(1, 1.0)), check)
 
 
-@pytest.mark.parametrize("make", [network, stock])
+@pytest.mark.parametrize("make", [again, stock])
 def test_the_error_names_variable_device_and_step(make):
     """One of two copies is changed after step 3 of epoch 1; the next check is after step 4."""
     check = ReplicaDriftCheck(every=4, ignore=["*norm/moving_*"])
@@ -165,7 +186,7 @@ def test_a_single_bit_is_found(bit):
     """The lowest bit, one of the mantissa, the sign; at the end of the epoch."""
     check = ReplicaDriftCheck(action="warn")
     with pytest.warns(UserWarning, match="first/kernel on CPU:1 differs from CPU:0 in .* of 12"):
-        fit(network(2), Corrupt(flipped(1, bit), step=7), check)
+        fit(again(2), Corrupt(flipped(1, bit), step=7), check)
     (drift,) = check.drifts
     assert (drift.elements, drift.size, drift.step) == (1, 12, 7)
 
@@ -175,7 +196,7 @@ def test_one_of_four_is_outvoted(odd):
     """Also the first replica is wrong where three others agree."""
     check = ReplicaDriftCheck(action="warn")
     with pytest.warns(UserWarning, match="in 2 of 4 values, by up to 2"):
-        fit(network(4), Corrupt(added(odd, 2.0, "norm/beta", places=2), step=7), check)
+        fit(again(4), Corrupt(added(odd, 2.0, "norm/beta", places=2), step=7), check)
     (drift,) = check.drifts
     assert drift.devices == [f"CPU:{odd}"]
     assert drift.believed == ("CPU:1" if odd == 0 else "CPU:0")
@@ -206,9 +227,8 @@ def test_optimizer_variables_and_seeds_are_compared():
     changes = [added(1, 1.0, "first_kernel_momentum"), added(1, 1, "seed_generator_state")]
     nan = [added(replica, np.nan, "first/bias") for replica in range(2)]
     disturb = [Corrupt(change, epoch=0, step=7) for change in [*changes, *nan]]
-    model = network(2)
     with pytest.warns(UserWarning, match="do not hold the same values"):
-        fit(model, *disturb, check, epochs=1)
+        fit(again(2), *disturb, check, epochs=1)
     names = [drift.variable.rpartition("/")[2] for drift in check.drifts]
     assert len(names) == 2
     assert names[0] == "seed_generator_state"
@@ -225,16 +245,17 @@ def test_many_variables_make_one_short_message():
 
     check = ReplicaDriftCheck(action="warn")
     with pytest.warns(UserWarning, match="not finite; and 1 more variables"):
-        fit(network(2), Corrupt(change, epoch=0, step=7), check, epochs=1)
+        fit(again(2), Corrupt(change, epoch=0, step=7), check, epochs=1)
     assert len(check.drifts) == 6
 
 
 def test_stock_keras_drifts_by_design_and_the_error_says_so():
     """Each replica has moving statistics of its own; nothing else differs."""
+    model = stock(2)
     with pytest.raises(RuntimeError, match="norm/moving_mean on CPU:1.*EvaluationAveraging"):
-        fit(stock(2), ReplicaDriftCheck())
+        fit(model, ReplicaDriftCheck())
     check = ReplicaDriftCheck(every=2, ignore=["*/moving_mean", "*/moving_variance"])
-    fit(stock(2), check)
+    fit(model, check)
     assert (check.checks, check.drifts) == (8, [])
 
 
@@ -256,13 +277,13 @@ def test_between_checks_nothing_is_computed(monkeypatch):
     """No checksum, and no look at a variable."""
     check, asked = ReplicaDriftCheck(every=5), []
     monkeypatch.setattr(check, "_compared", lambda: asked.append(check._step) or [])
-    fit(network(2), check, epochs=1)
+    fit(again(2), check, epochs=1)
     assert asked == [5, 7]
 
 
 def test_checksums_are_compiled_once():
     """In two `fit`s in a row; anew only for another model."""
-    check, model = ReplicaDriftCheck(every=2), network(2)
+    check, model = ReplicaDriftCheck(every=2), again(2)
     fit(model, check)
     first = check._checksums
     fit(model, check)
@@ -359,4 +380,4 @@ def test_bad_arguments(arguments, text):
 def test_a_pattern_that_fits_nothing_is_an_error():
     """A slip of the pen must not look like a proof."""
     with pytest.raises(ValueError, match="fits no variable.*first/kernel.*pattern=.nrom"):
-        fit(network(2), ReplicaDriftCheck(every=1, ignore=["nrom/*"]))
+        fit(again(2), ReplicaDriftCheck(every=1, ignore=["nrom/*"]))

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cpu_replicas import covering
 from cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
@@ -64,22 +65,22 @@ SHARES = {
 }
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
 @pytest.mark.parametrize(
-    "compiled",
-    [
-        {},
-        {"steps_per_execution": 2},
-        {"micro_batches": 2},
-        {"run_eagerly": True},
-        {"jit_compile": True},
-    ],
+    ("replicas", "compiled"),
+    covering(
+        [1, 2, 4],
+        [
+            {},
+            {"steps_per_execution": 2},
+            {"micro_batches": 2},
+            {"run_eagerly": True},
+            {"jit_compile": True},
+        ],
+    ),
     ids=str,
 )
 def test_each_replica_has_its_own_numbers(replicas, compiled):
     """Loss, metric, examples and norm, whatever way the step runs."""
-    if compiled == {"jit_compile": True} and replicas != 2:
-        pytest.skip("Compiling takes long; two replicas are enough.")
     history = fit(line(replicas, **compiled), ReplicaMetrics(["mae"]))
     for replica, shares in enumerate(SHARES[replicas]):
         found = [

@@ -21,7 +21,7 @@ from keras_multigpu.callbacks.replica_window import behind
 def test_behind_is_who_is_slower_than_the_median_of_the_others(times, expected):
     """By the factor 1.25."""
     place = Place(2, 6, ["GPU:0", "GPU:1", "GPU:2"][: len(times)])
-    window = Window(0, 1, place, {"compute_time": np.array(times)})
+    window = Window(0, 1, place, {"compute_time": np.array(times), "step_time": np.array(times)})
     found = behind(window, 1.25, None)
     if expected is None:
         assert found is None

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cpu_replicas import covering
 from cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
@@ -89,10 +90,12 @@ def reported(model, *callbacks, x=None, epochs=2, **arguments):
     return report
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
 @pytest.mark.parametrize(
-    "compiled",
-    [{}, {"steps_per_execution": 2}, {"micro_batches": 2}, {"run_eagerly": True}],
+    ("replicas", "compiled"),
+    covering(
+        [1, 2, 4],
+        [{"run_eagerly": True}, {"steps_per_execution": 2}, {"micro_batches": 2}, {}],
+    ),
     ids=str,
 )
 def test_the_parts_add_up_to_the_wall_time(replicas, compiled):

@@ -137,3 +137,71 @@ def test_probes_are_refused_in_a_train_step_of_ones_own():
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="`train_step` of your own.*Received: probe='Remember'"):
         model.fit(X, np.zeros((3, 1)), verbose=0, callbacks=[Watch(Remember())])
+
+
+def losses_seen(model, *data):
+    """Each replica's loss in one step."""
+    probe = Remember()
+    model.fit(*data, batch_size=4, shuffle=False, verbose=0, callbacks=[Watch(probe)])
+    return probe.seen.numpy()[:, 1]
+
+
+def test_a_loss_divided_by_weights_is_the_replicas_own():
+    """Weights 10 and 0.1: squares 1, 4 on the first replica, 9, 16 on the second."""
+    model = line(2)
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+    x = np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
+    weights = np.array([10.0, 10.0, 0.1, 0.1], np.float32)
+    np.testing.assert_allclose(losses_seen(model, x, np.zeros((4, 1))), [2.5, 12.5], rtol=1e-6)
+    model = line(2)
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+    probe = Remember()
+    model.fit(
+        x,
+        np.zeros((4, 1)),
+        batch_size=4,
+        sample_weight=weights,
+        shuffle=False,
+        verbose=0,
+        callbacks=[Watch(probe)],
+    )
+    np.testing.assert_allclose(probe.seen.numpy()[:, 1], [2.5, 12.5], rtol=1e-6)
+
+
+def test_a_sum_is_the_replicas_own_sum():
+    """`reduction="sum"`: squares 1 + 4 and 9 + 16."""
+    model = line(2)
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction="sum"))
+    x = np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
+    np.testing.assert_allclose(losses_seen(model, x, np.zeros((4, 1))), [5.0, 25.0], rtol=1e-6)
+
+
+def test_masked_steps_count_for_no_replica():
+    """One value a step; the second replica has one step each, and four that are padding."""
+    x = np.array([[1, 2], [1, 2], [3, 0], [3, 0]])
+    inputs = keras.Input((2,), dtype="int32")
+    table = np.array([[0.0], [1.0], [2.0], [3.0]])
+    embedding = keras.layers.Embedding(4, 1, mask_zero=True, weights=[table])
+    model = kmg.distribute(keras.Model(inputs, embedding(inputs)), replicas_of(2))
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    # (1 + 4) / 2 on the first; 9 on the second, not 9 / 2.
+    np.testing.assert_allclose(losses_seen(model, x, np.zeros((4, 2, 1))), [2.5, 9.0], rtol=1e-6)
+
+
+def test_sparse_inputs_can_be_watched():
+    """They train without a probe, so they must with one that takes times and rows."""
+
+    class Rows(Remember):
+        def on_replica(self, seen):
+            self.rows = seen.batch[0]
+            return super().on_replica(seen)
+
+    inputs = keras.Input((3,), sparse=True)
+    model = kmg.distribute(keras.Model(inputs, keras.layers.Dense(1)(inputs)), replicas_of(2))
+    model.compile("sgd", "mse")
+    dense = tf.data.Dataset.from_tensor_slices((np.eye(3, dtype="float32"), np.zeros((3, 1))))
+    probe = Rows()
+    sparse = dense.batch(3).map(lambda x, y: (tf.sparse.from_dense(x), y))
+    model.fit(sparse, verbose=0, callbacks=[Watch(probe)])
+    assert isinstance(probe.rows, tf.SparseTensor)
+    np.testing.assert_array_equal(probe.seen.numpy()[:, 0], [2, 1])

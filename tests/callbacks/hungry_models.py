@@ -1,0 +1,82 @@
+"""Models that run out of memory when they get too many rows, for the tests of `BatchSizeFinder`."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+from cpu_replicas import replicas_of
+
+import keras_multigpu as kmg
+
+
+def fed(x, fails):
+    """The same tensor, after memory has run out if `fails`."""
+
+    def check(fails):
+        if fails:
+            raise MemoryError("not enough")
+        return np.int32(0)
+
+    with tf.control_dependencies([tf.numpy_function(check, [fails], tf.int32)]):
+        return tf.identity(x)
+
+
+class Hungry(keras.layers.Layer):
+    """Runs out of memory when it is given more rows than fit; None for never."""
+
+    def __init__(self, fitting, **options):
+        super().__init__(**options)
+        self.fitting = fitting
+
+    def call(self, x):
+        return x if self.fitting is None else fed(x, tf.shape(x)[0] > self.fitting)
+
+
+def network(fitting, replicas=1, data=None, **compiled):
+    """A small model with all kinds of state, on devices where `fitting` rows fit."""
+    keras.utils.set_random_seed(3)
+    layers = [keras.Input((3,)), Hungry(fitting), keras.layers.Dense(4)]
+    layers += [keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
+    model = kmg.distribute(
+        keras.Sequential([*layers, keras.layers.Dense(2)]), replicas_of(replicas)
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model.compile(optimizer, loss, metrics=["accuracy"], **compiled)
+    return model
+
+
+RANDOM = np.random.default_rng(0)
+
+
+X = RANDOM.normal(size=(90, 3)).astype("float32")
+
+
+Y = RANDOM.integers(0, 2, 90)
+
+
+def batches(**settings):
+    """The examples in batches of six, shuffled."""
+    return kmg.data.from_arrays(X, Y, **{"global_batch_size": 6, "seed": 7, **settings})
+
+
+def search(model, finder, data=None, **arguments):
+    """Only search."""
+    model.fit(batches() if data is None else data, epochs=0, callbacks=[finder], **arguments)
+    return finder
+
+
+def sizes(finder):
+    """What was tried, and how it went."""
+    return [(one.replica_batch_size, one.fits) for one in finder.tries]
+
+
+class Remember(keras.callbacks.Callback):
+    """Keeps what training was like."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        run = self.model.training_run
+        self.seen.append((run.global_batch_size, run.micro_batches, run.steps_per_epoch))

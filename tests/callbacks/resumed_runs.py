@@ -1,0 +1,46 @@
+"""A training with or without stops, and what it leaves behind, for the tests of resuming."""
+
+import numpy as np
+import pytest
+from interrupted_runs import Remembering
+from interrupted_runs import StopAt
+from interrupted_runs import Stopped
+from interrupted_runs import assert_same_values
+from interrupted_runs import batches
+from interrupted_runs import checkpoint_in
+from interrupted_runs import close_files
+from interrupted_runs import fit
+from interrupted_runs import keras_callbacks
+from interrupted_runs import network
+from interrupted_runs import values_of
+
+
+def run(folder, stops, *, replicas=(2,), data=batches, last=False, extra=None, **arguments):
+    """Train in one go, or with stops; the values, the history, the CSV file and the memory."""
+    folder.mkdir()
+    network_settings = arguments.pop("network", {})
+    checkpoint_settings = arguments.pop("checkpoint", {})
+    for number, stop in enumerate([*stops, None]):
+        model = network(replicas[min(number, len(replicas) - 1)], **network_settings)
+        memory = Remembering()
+        callbacks = [memory, *keras_callbacks(folder), *(extra() if extra else [])]
+        callbacks += [StopAt(*stop)] if stop else []
+        checkpoint = checkpoint_in(folder / "run", **checkpoint_settings)
+        if stop is None:
+            history = fit(model, data(), callbacks, checkpoint, last, **arguments)
+            text = (folder / "log.csv").read_text()
+            return values_of(model), history, text, memory.state
+        with pytest.raises(Stopped):
+            fit(model, data(), callbacks, checkpoint, last, **arguments)
+        close_files(callbacks)
+    raise AssertionError
+
+
+def assert_same(one, other):
+    """Values, history, CSV file and a callback's own state are equal, bit for bit."""
+    assert_same_values(one[0], other[0])
+    assert one[1].history == other[1].history
+    assert one[1].epoch == other[1].epoch
+    assert one[2] == other[2]
+    assert one[3]["losses"] == other[3]["losses"]
+    np.testing.assert_array_equal(one[3]["total"], other[3]["total"])

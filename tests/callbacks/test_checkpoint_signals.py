@@ -1,0 +1,126 @@
+"""`ResumableCheckpoint` saves when a signal ends the process."""
+
+import signal
+import threading
+
+import keras
+import pytest
+from interrupted_runs import assert_same_values
+from interrupted_runs import batches
+from interrupted_runs import checkpoint_in
+from interrupted_runs import fit
+from interrupted_runs import network
+from interrupted_runs import values_of
+
+pytestmark = [
+    pytest.mark.usefixtures("unoptimized_graphs"),
+    # Keras itself, where its callbacks read the learning rate on replicas.
+    pytest.mark.filterwarnings(
+        "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+    ),
+]
+
+
+class Signal(keras.callbacks.Callback):
+    """Sends this process a signal, in a hook of the second epoch."""
+
+    def __init__(self, name, hook="on_train_batch_begin", at=2):
+        super().__init__()
+        self.number, self.at = getattr(signal, name), at
+        setattr(self, hook, self._send)
+
+    def _send(self, number, logs=None):
+        if self.model.training_run.epoch == 1 and number == self.at:
+            signal.raise_signal(self.number)
+
+
+@pytest.fixture(scope="module")
+def validated(tmp_path_factory):
+    """A run with validation that no signal ends: values and history."""
+    model, folder = network(1), tmp_path_factory.mktemp("validated")
+    data = {"validation_data": batches()}
+    history = fit(model, batches(), [], checkpoint_in(folder, every_steps=None), **data)
+    return values_of(model), history.history
+
+
+@pytest.mark.parametrize(
+    ("name", "hook", "at", "place", "background"),
+    [
+        ("SIGTERM", "on_train_batch_begin", 2, "step 3 of epoch 2", False),
+        ("SIGINT", "on_train_batch_end", 2, "step 3 of epoch 2", True),
+        ("SIGTERM", "on_test_batch_end", 1, "step 6 of epoch 2", False),
+        ("SIGTERM", "on_epoch_end", 1, "step 6 of epoch 2", True),
+    ],
+)
+def test_a_signal_saves_and_ends(
+    tmp_path, caplog, capfd, validated, name, hook, at, place, background
+):
+    """With a clear line, and the next run ends as if nothing had happened."""
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+
+    def trained(*callbacks):
+        model = network(1)
+        checkpoint = checkpoint_in(tmp_path, every_steps=None, background=background)
+        history = fit(model, batches(), callbacks, checkpoint, validation_data=batches())
+        return values_of(model), history.history
+
+    with pytest.raises(KeyboardInterrupt if name == "SIGINT" else SystemExit) as ended:
+        trained(Signal(name, hook, at))
+    assert name == "SIGINT" or ended.value.code == 143
+    assert f"Ended by {name} after {place}. All is saved in" in caplog.text
+    assert f"{name}: saving after this step" in capfd.readouterr().err
+    assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+    values, history = trained()
+    assert history == validated[1]
+    assert_same_values(values, validated[0])
+
+
+def test_a_second_signal_ends_at_once(tmp_path):
+    """Before the step is done, and without a checkpoint."""
+    twice = [Signal("SIGINT"), Signal("SIGINT")]
+    with pytest.raises(KeyboardInterrupt):
+        fit(network(1), batches(), twice, checkpoint_in(tmp_path, every_steps=None))
+    assert len(list(tmp_path.glob("*.kmg"))) == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_signal_that_comes_too_late_still_counts(tmp_path):
+    """In `on_train_end` there is nothing to save any more; the process is to end all the same."""
+    late = keras.callbacks.LambdaCallback(
+        on_train_end=lambda logs: signal.raise_signal(signal.SIGINT)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        fit(network(1), batches(), [late], checkpoint_in(tmp_path), epochs=1)
+
+
+def test_a_signal_does_not_touch_an_evaluation_of_the_users_own(tmp_path):
+    """Only validation is cut short. What a callback evaluates by itself is what it asked for."""
+
+    class Evaluate(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            result.append(self.model.evaluate(batches(), verbose=0, callbacks=[Once()]))
+
+    class Once(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            if batch == 0:
+                signal.raise_signal(signal.SIGTERM)
+
+    result = []
+    with pytest.raises(SystemExit):
+        fit(network(1), batches(), [Evaluate()], checkpoint_in(tmp_path), epochs=2)
+    assert result[0][1] == 0, "All examples were evaluated."
+
+
+def test_outside_of_the_main_thread_signals_are_left_alone(tmp_path):
+    """Python lets only the main thread listen."""
+    before = signal.getsignal(signal.SIGTERM)
+    seen = []
+    look = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: seen.append(signal.getsignal(signal.SIGTERM))
+    )
+    model, checkpoint = network(1), checkpoint_in(tmp_path)
+    thread = threading.Thread(target=fit, args=(model, batches(), [look], checkpoint))
+    thread.start()
+    thread.join()
+    assert seen == [before] * 3
+    assert len(list(tmp_path.glob("*.kmg"))) == 2

@@ -1,0 +1,155 @@
+"""`NaNGuard` stops, skips and goes back; expected values are written by hand."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+from nan_guard_models import assert_same
+from nan_guard_models import data
+from nan_guard_models import fit
+from nan_guard_models import line
+from nan_guard_models import network
+
+from keras_multigpu.callbacks import NaNGuard
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+
+HOW = [{}, {"steps_per_execution": 3}, {"run_eagerly": True}, {"micro_batches": 2}]
+
+
+@pytest.mark.parametrize("compiled", HOW)
+def test_a_skipped_step_leaves_the_training_of_the_others(compiled):
+    """As if the batch had never been there, also in the middle of three steps in one graph."""
+    x, y = data(13)
+    model, guard = network(**compiled), NaNGuard("skip")
+    with pytest.warns(UserWarning, match=r"step 2: the loss is.*replica 1 \(CPU:1\).*example 5 of"):
+        history = fit(model, x, y, guard, epochs=2)
+    kept = [*range(8), *range(16, 24)]
+    good = network(**compiled)
+    good_history = good.fit(
+        x[kept], y[kept], batch_size=8, epochs=2, shuffle=False, verbose=0
+    ).history
+    assert_same(model, good)
+    assert history.history.pop("skipped_steps") == [1, 1]
+    assert history.history == good_history
+    assert guard.skipped_steps == 2
+    assert [(f.epoch, f.step, f.position) for f in guard.findings] == [(0, 1, 5), (1, 1, 5)]
+
+
+def test_keras_stops_when_the_weights_are_gone():
+    """`TerminateOnNaN` sees the loss of a step that has already changed the weights."""
+    x, y = data(13)
+    model = network()
+    model.fit(x, y, 8, shuffle=False, verbose=0, callbacks=[keras.callbacks.TerminateOnNaN()])
+    assert np.isnan(model.get_weights()[0]).all()
+    guarded = network()
+    fit(guarded, x, y, NaNGuard(), callbacks=[keras.callbacks.TerminateOnNaN()])
+    assert all(np.isfinite(weight).all() for weight in guarded.get_weights())
+
+
+@pytest.mark.parametrize(
+    ("action", "check_every"),
+    [("stop", 2), ("stop", 100), ("skip", 2), ("rollback", 2), ("rollback", 100)],
+)
+def test_a_later_check_finds_the_same(action, check_every):
+    """Epoch and step are those of the bad batch, whenever Python asks."""
+    x, y = data(24 + 13, examples=64)
+    guard, model = NaNGuard(action, check_every=check_every), network(normalized=False)
+    with pytest.warns(UserWarning) if action == "skip" else contextlib.nullcontext():
+        fit(model, x, y, guard)
+    (finding,) = guard.findings
+    assert (finding.epoch, finding.step, finding.position) == (0, 4, 5)
+    steps = {"stop": 4, "skip": 7, "rollback": {2: 2, 100: 0}[check_every]}[action]
+    assert int(model.optimizer.iterations.numpy()) == steps
+
+
+@pytest.mark.parametrize(
+    ("snapshot_every", "compiled"), [(None, {}), (2, {}), (3, {}), (3, {"steps_per_execution": 2})]
+)
+def test_the_model_goes_back_and_the_rate_down(snapshot_every, compiled, caplog):
+    """Six steps, the last one is bad: back to the state after so many steps."""
+    x, y = data(45, examples=48)
+    guard = NaNGuard("rollback", check_every=1, snapshot_every=snapshot_every, rate_factor=0.25)
+    model = network(**compiled)
+    history = fit(model, x, y, guard)
+    steps = {None: 0, 2: 4, 3: 4 if compiled else 3}[snapshot_every]
+    good = network()
+    if steps:
+        good.fit(x[: 8 * steps], y[: 8 * steps], 8, shuffle=False, verbose=0)
+    for one, other in zip(model.get_weights(), good.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert int(model.optimizer.iterations.numpy()) == steps
+    np.testing.assert_allclose(float(model.optimizer.learning_rate.numpy()), 0.025)
+    assert guard.rollbacks == 1
+    assert "goes back to an earlier state, with 0.25 of the rate" in caplog.text
+    assert history.history.keys() == {"loss", "mae"}
+    assert np.isfinite(history.history["loss"]).all()
+
+
+def test_a_schedule_is_lowered_too():
+    """Its rate at a step is halved, and the schedule is the user's again afterwards."""
+    x, y = data(13, examples=32)
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.1, 0.01])
+    model = network(optimizer=keras.optimizers.SGD(schedule))
+    guard = NaNGuard("rollback", check_every=1, snapshot_every=1)
+    used = []
+
+    class Note(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            used.append(float(self.model.optimizer.learning_rate))
+
+    fit(model, x, y, guard, callbacks=[Note()])
+    np.testing.assert_allclose(used, [0.1, 0.05, 0.05, 0.005], rtol=1e-6)
+    assert int(model.optimizer.iterations.numpy()) == 3
+
+
+def test_the_rate_falls_each_time_until_it_is_enough():
+    """At a rate of 3e38 the weight overflows; a hundredth of it does not, once."""
+    model = line(2, rate=3e38)
+    guard = NaNGuard("rollback", check_every=1, rate_factor=1e-19, max_rollbacks=3)
+    fit(model, np.ones((6, 1)), np.zeros((6, 1)), guard, 2)
+    # 3e38 and 3e19 are too much: (3e19)^2 is the loss of the step after.
+    assert guard.rollbacks >= 2
+    assert np.isfinite(model.get_weights()[0]).all()
+
+
+def test_going_back_too_often_ends_training():
+    """Every batch is bad."""
+    x, y = data()
+    x[::4] = np.nan
+    with pytest.raises(FloatingPointError, match="went back 2 times.*Received: max_rollbacks=2"):
+        guard = NaNGuard("rollback", check_every=1, max_rollbacks=2)
+        fit(network(normalized=False), x, y, guard)
+
+
+@pytest.mark.parametrize("check_every", [1, 10])
+def test_skipping_too_often_ends_training(check_every):
+    """Two bad batches in a row are two; with a good one between them they are not."""
+    x, y = data(13, examples=64)
+    x[29] = np.nan
+    guard = NaNGuard("skip", patience=2, check_every=check_every)
+    model = network(normalized=False)
+    with pytest.warns(UserWarning):
+        fit(model, x, y, guard)
+    assert guard.skipped_steps == 2
+    x[17] = np.nan
+    with (
+        pytest.warns(UserWarning),
+        pytest.raises(FloatingPointError, match="3 steps in a row were.*Received: patience=2")
+        if check_every == 10
+        else pytest.raises(FloatingPointError, match="2 steps in a row were.*Received: patience=2"),
+    ):
+        fit(model, x, y, guard)
+
+
+def test_an_epoch_without_a_step_has_no_loss():
+    """Metrics at zero would look like a perfect model, to `ModelCheckpoint` for example."""
+    x, y = data()
+    x[::4] = np.nan
+    with pytest.warns(UserWarning):
+        history = fit(network(), x, y, NaNGuard("skip"), validation_data=data())
+    assert np.isnan(history.history["loss"]) and np.isnan(history.history["mae"])
+    assert np.isfinite(history.history["val_loss"])
+    assert history.history["skipped_steps"] == [3]

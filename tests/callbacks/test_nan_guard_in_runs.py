@@ -1,0 +1,185 @@
+"""`NaNGuard` with steps of one's own, other callbacks, `Batches` and runs that go on."""
+
+import contextlib
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from cpu_replicas import replicas_of
+from nan_guard_models import data
+from nan_guard_models import fit
+from nan_guard_models import line
+from nan_guard_models import network
+
+import keras_multigpu as kmg
+from keras_multigpu.callbacks import NaNGuard
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+
+class OwnStep(keras.Model):
+    """A model with a training step of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, name="dense")
+
+    def call(self, x):
+        """The layer."""
+        return self.dense(x)
+
+    def train_step(self, data):
+        """Keras's own, which nobody can know."""
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("distributed", [True, False])
+def test_between_steps_where_there_is_no_seeing_inside(distributed, caplog):
+    """In a `train_step` of one's own and in stock `fit`, the logs and weights tell."""
+
+    def made():
+        keras.utils.set_random_seed(1)
+        model = OwnStep() if distributed else keras.Sequential([keras.layers.Dense(1)])
+        if distributed:
+            model = kmg.distribute(model, replicas_of(2))
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        return model
+
+    x, y = data(13)
+    guard = NaNGuard(check_every=1)
+    fit(made(), x, y, guard)
+    (finding,) = guard.findings
+    assert (finding.epoch, finding.step, finding.what) == (0, 1, "loss")
+    assert finding.replicas == ((0, 1) if distributed else (0,))
+    assert len(finding.variables) == 2
+    assert "too late for the weights" in caplog.text
+
+    model = made()
+    history = fit(model, x, y, NaNGuard("rollback", check_every=1, snapshot_every=1))
+    assert int(model.optimizer.iterations.numpy()) == 2
+    np.testing.assert_allclose(float(model.optimizer.learning_rate.numpy()), 0.05)
+    assert np.isfinite(history.history["loss"]).all()
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+
+    where = "of a `train_step` of your own" if distributed else "in stock Keras"
+    with pytest.raises(ValueError, match=f"cannot skip steps {where}.*Received: action='skip'"):
+        fit(made(), x, y, NaNGuard("skip"))
+
+
+def test_one_copy_of_a_weight_that_is_wrong():
+    """With a step of one's own each replica's copy is looked at."""
+    model = kmg.distribute(OwnStep(), replicas_of(2))
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+
+    class Break(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                self.model.dense.bias.value.values[1].assign([np.nan])
+
+    guard = NaNGuard(check_every=1)
+    x, y = data()
+    model.fit(x, y, 8, verbose=0, callbacks=[Break(), guard])
+    (finding,) = guard.findings
+    assert (finding.step, finding.replicas, finding.devices) == (1, (1,), ("CPU:1",))
+    assert finding.variables[0].endswith("bias")
+
+
+def test_steps_that_are_tried_out_do_not_count():
+    """Before the first epoch others may train on anything, such as at a rate that is too high."""
+
+    class Try(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            run = self.model.training_run
+            run.after_begin(lambda: run.train_on((bad, tf.zeros((2, 1)), None)))
+
+    bad = tf.constant([[1.0], [np.nan]])
+    guard, model = NaNGuard(), line(2)
+    fit(model, np.ones((2, 1)), np.zeros((2, 1)), guard, 2, callbacks=[Try()])
+    assert np.isnan(model.get_weights()[0]).all()
+    assert guard.findings[0].cause == "line/kernel had values that are not finite before this step."
+
+
+def test_the_same_guard_in_two_fits():
+    """It begins anew, and the step stays compiled."""
+    x, y = data(13)
+    model, guard = network(), NaNGuard("skip")
+    for _ in range(2):
+        with pytest.warns(UserWarning):
+            history = fit(model, x, y, guard)
+        assert history.history["skipped_steps"] == [1]
+        assert len(guard.findings) == 1
+    assert len(model.replication._functions) == 1
+    with pytest.warns(UserWarning):
+        fit(network(4), x, y, guard)
+    assert guard.findings[0].replicas == (2,)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_example_of_batches_is_named(shuffle):
+    """`Batches` know which example stands where; here each example holds its own number."""
+    x = np.arange(24, dtype="float32")[:, None]
+    y = np.zeros((24, 1), "float32")
+    y[17] = np.nan
+    batches = kmg.data.from_arrays(x, y, global_batch_size=5, shuffle=shuffle, seed=3)
+    guard = NaNGuard("skip")
+    with pytest.warns(UserWarning, match=r"example \d of the batch \(example 17 of .*\)"):
+        line(2, rate=0.0).fit(batches, epochs=2, verbose=0, callbacks=[guard])
+    assert len(guard.findings) == 2
+    for finding in guard.findings:
+        batch = list(batches.epoch(finding.epoch))[finding.step]
+        assert batch[0].numpy()[finding.position] == 17
+        assert finding.example.startswith("example 17 of ")
+
+
+def test_training_goes_on_with_its_state(tmp_path):
+    """Stopped after any step and gone on with, skips and rollbacks end bit for bit the same."""
+    x, y = data(13, examples=48)
+    x[37] = np.nan
+    batches = kmg.data.from_arrays(x, y, global_batch_size=8, shuffle=False)
+
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == self.at:
+                raise KeyboardInterrupt
+
+    for action in ("skip", "rollback"):
+
+        def guard(action=action):
+            return NaNGuard(action, check_every=3, snapshot_every=3)
+
+        whole, wholes_guard = network(), guard()
+        with pytest.warns(UserWarning) if action == "skip" else contextlib.nullcontext():
+            expected = whole.fit(batches, epochs=2, verbose=0, callbacks=[wholes_guard]).history
+        for at in (4,) if action == "skip" else (1,):
+            folder = tmp_path / f"{action}{at}"
+            stop = Stop()
+            stop.at = at
+            for extra in ([stop], []):
+                model, one = network(), guard()
+                saves = kmg.callbacks.ResumableCheckpoint(folder, every_steps=1)
+                with (
+                    warnings.catch_warnings(),
+                    pytest.raises(KeyboardInterrupt) if extra else contextlib.nullcontext(),
+                ):
+                    warnings.simplefilter("ignore")
+                    history = model.fit(
+                        batches, epochs=2, verbose=0, callbacks=[one, saves, *extra]
+                    )
+            assert history.history == expected
+            assert (one.skipped_steps, one.rollbacks) == (
+                wholes_guard.skipped_steps,
+                wholes_guard.rollbacks,
+            )
+            for before, after in zip(whole.variables, model.variables, strict=True):
+                np.testing.assert_array_equal(before.numpy(), after.numpy())
+
+
+def test_who_writes_the_logs_comes_later(tmp_path):
+    """A CSV file without `skipped_steps` would look as if none were skipped."""
+    x, y = data()
+    before = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    with pytest.raises(ValueError, match="CSVLogger stands before NaNGuard.*Received: callbacks="):
+        network(normalized=False).fit(x, y, 8, verbose=0, callbacks=[before, NaNGuard("skip")])
+    before.on_train_end()

@@ -1,0 +1,141 @@
+"""Batches that grow and rates that warm up go on where they were, in every combination."""
+
+import keras
+import numpy as np
+import pytest
+from interrupted_runs import OPTIMIZERS
+from interrupted_runs import StopAt
+from interrupted_runs import Stopped
+from interrupted_runs import assert_same_values
+from interrupted_runs import batches
+from interrupted_runs import checkpoint_in
+from interrupted_runs import fit
+from interrupted_runs import network
+from interrupted_runs import values_of
+
+from keras_multigpu.callbacks import BatchSizeScaling
+from keras_multigpu.callbacks import LearningRateWarmup
+from keras_multigpu.callbacks import NaNGuard
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+OPTIMIZERS["schedule"] = lambda: keras.optimizers.SGD(
+    keras.optimizers.schedules.CosineDecay(0.02, 40), momentum=0.9
+)
+
+
+def rate_callbacks():
+    """A batch that grows while its rate still warms up."""
+    return [
+        BatchSizeScaling(4, schedule={1: 8, 2: 16}),
+        LearningRateWarmup(epochs=2),
+    ]
+
+
+@pytest.mark.parametrize("optimizer", [None, "schedule"])
+@pytest.mark.parametrize(
+    ("place", "hook"),
+    [((1, 2), "on_train_batch_end"), ((2, 0), "on_epoch_begin"), ((1, None), "on_epoch_end")],
+)
+def test_a_growing_batch_and_a_warm_up_go_on(tmp_path, optimizer, place, hook):
+    """Stopped in the warm-up, before growth, and between the last step and the epoch's end."""
+    whole = network(optimizer=optimizer)
+    history = fit(whole, batches(), rate_callbacks(), checkpoint_in(tmp_path / "whole")).history
+    with pytest.raises(Stopped):
+        fit(
+            network(optimizer=optimizer),
+            batches(),
+            [*rate_callbacks(), StopAt(*place, hook=hook)],
+            checkpoint_in(tmp_path / "run"),
+        )
+    model = network(optimizer=optimizer)
+    rest = fit(model, batches(), rate_callbacks(), checkpoint_in(tmp_path / "run")).history
+    assert rest == history
+    assert_same_values(values_of(whole), values_of(model))
+
+
+def test_a_run_that_has_ended_leaves_the_rate_as_it_did_then(tmp_path):
+    """Run again, a script with two phases begins its second one with the same rate."""
+    rates = []
+    for _ in range(2):
+        model = network()
+        fit(model, batches(), rate_callbacks(), checkpoint_in(tmp_path), epochs=1)
+        rates.append(float(model.optimizer.learning_rate))
+    np.testing.assert_allclose(rates, [0.02, 0.02], rtol=1e-6)
+
+
+def test_with_more_epochs_the_batch_grows_where_it_would_have(tmp_path):
+    """One epoch, and then three: the batches have the sizes of three at once."""
+    for epochs in (1, 3):
+        model = network()
+        callbacks = [BatchSizeScaling(4, schedule={1: 8})]
+        history = fit(model, batches(), callbacks, checkpoint_in(tmp_path), epochs=epochs).history
+    assert history["global_batch_size"] == [4, 8, 8]
+
+
+def test_fewer_replicas_take_their_larger_shares_in_more_pieces(tmp_path):
+    """On four replicas one example each, on two at most one at a time: two pieces."""
+    scaling = {"base_batch_size": 4, "max_replica_batch_size": 1}
+    for replicas in (4, 2):
+        note = NotePieces()
+        model = network(replicas, dropout=0.0, normalized=False)
+        callbacks = [BatchSizeScaling(**scaling), note]
+        fit(model, batches(), callbacks, checkpoint_in(tmp_path), epochs=4 // replicas)
+    assert note.pieces == {2}
+
+
+def test_a_metric_of_several_numbers_stays_in_the_history(tmp_path):
+    """Also where a run was stopped between the last step and the end of the epoch."""
+    model = network(metrics=[keras.metrics.MeanSquaredError(), PerColumn()])
+    stop = StopAt(0, hook="on_epoch_end")
+    with pytest.raises(Stopped):
+        fit(model, batches(), [stop], checkpoint_in(tmp_path), epochs=2)
+    model = network(metrics=[keras.metrics.MeanSquaredError(), PerColumn()])
+    history = fit(model, batches(), [], checkpoint_in(tmp_path), epochs=2).history
+    assert [np.shape(value) for value in history["per_column"]] == [(2,), (2,)]
+
+
+class NotePieces(keras.callbacks.Callback):
+    """Notes in how many pieces a replica takes its share."""
+
+    pieces = frozenset()
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.pieces |= {self.model.training_run.micro_batches}
+
+
+class PerColumn(keras.metrics.Metric):
+    """The sums of the targets' columns."""
+
+    def __init__(self):
+        super().__init__(name="per_column")
+        self.sums = self.add_variable((2,), "zeros", name="sums")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.sums.assign(self.sums + keras.ops.sum(y_true, axis=0))
+
+    def result(self):
+        return self.sums + 0.0
+
+
+def test_a_checkpoint_does_not_say_that_callbacks_are_gone(tmp_path, caplog):
+    """They are there; only they have no state before they begin."""
+    for epochs in (1, 2):
+        fit(network(), batches(), rate_callbacks(), checkpoint_in(tmp_path), epochs=epochs)
+    assert "not among the callbacks" not in caplog.text
+
+
+def test_a_lowered_rate_is_given_back_where_training_fails():
+    """A schedule is the compiled one again after an exception of somebody else."""
+    model = network(optimizer="schedule")
+    with pytest.raises(Stopped):
+        callbacks = [NaNGuard("rollback"), StopAt(0, 2)]
+        model.fit(batches(), verbose=0, callbacks=callbacks)
+    assert type(model.optimizer._learning_rate) is keras.optimizers.schedules.CosineDecay
+
+
+def test_a_scheduler_that_would_undo_the_scaling_is_refused():
+    """It sets the rate anew in every epoch."""
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)
+    with pytest.raises(ValueError, match="undoes the scaling.*Received: callbacks="):
+        network().fit(batches(), verbose=0, callbacks=[BatchSizeScaling(4), scheduler])

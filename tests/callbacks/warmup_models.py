@@ -1,0 +1,38 @@
+"""A model whose weight falls by the learning rate in each step, for the tests of the warm-up."""
+
+import keras
+import numpy as np
+from cpu_replicas import replicas_of
+
+import keras_multigpu as kmg
+
+ONES, ZEROS = np.ones((20, 1), "float32"), np.zeros((20, 1), "float32")
+
+
+class Do(keras.callbacks.Callback):
+    """Does something in one of Keras's hooks."""
+
+    def __init__(self, hook, act):
+        super().__init__()
+        setattr(self, hook, lambda *args, **kwargs: act(self.model, *args))
+
+
+def slope(replicas, optimizer, **compiled):
+    """A model whose loss is its weight, so that its gradient is one."""
+    inputs = keras.Input((1,))
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = keras.Model(inputs, layer(inputs))
+    if replicas is not None:
+        model = kmg.distribute(model, replicas_of(replicas))
+    model.compile(optimizer, lambda y, y_pred: y_pred - y, **compiled)
+    return model
+
+
+def trained(model, *callbacks, epochs=2, **arguments):
+    """What `fit` returns after two epochs of five steps."""
+    arguments = {"batch_size": 4, "verbose": 0, **arguments}
+    return model.fit(ONES, ZEROS, epochs=epochs, callbacks=list(callbacks), **arguments)
+
+
+EVEN = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.8, 0.8]
+"""Seven steps of warm-up to 0.8, from an eighth of it on."""
