@@ -8,7 +8,8 @@ losses, callbacks) is made anew for each run, hence the lambdas.
 Unless a row says otherwise there are 29 examples in batches of 8, so that the last batch is
 smaller, divides evenly on no number of replicas, and is too small for 8 of them.
 
-Every row runs on at least two numbers of replicas. With the environment variable
+What depends on how a batch is split runs on two to four numbers of replicas, any other row on one
+of two, in turn. With the environment variable
 `KMG_ALL_REPLICAS=1` (`make test-all`) every row runs on all four.
 """
 
@@ -487,21 +488,30 @@ def on(replicas: tuple[int, ...], cases: Iterable[Case]) -> list[Case]:
     ]
 
 
-# What depends on how a batch is split runs on every number of replicas. The rest runs on 3,
-# which divide no batch, and on 2 or on 8, of which the last batch leaves some empty.
+def in_turn(replicas: tuple[int, ...], cases: Iterable[Case]) -> list[Case]:
+    """The rows, one after another on each of these numbers of replicas."""
+    return [
+        row
+        for index, case in enumerate(cases)
+        for row in on((replicas[index % len(replicas)],), [case])
+    ]
+
+
+# What depends on how a batch is split runs on several numbers of replicas. The rest runs on 3,
+# which divide no batch, or on 2 or on 8, of which the last batch leaves some empty.
 CASES = [
     *BATCHES,
     *WEIGHTS,
     *on((2, 3, 8), BATCH_NORM),
-    *on((3, 8), LOSSES),
-    *on((3, 8), OUTPUTS),
-    *on((3, 8), SEQUENCES),
-    *on((2, 3), PENALTIES),
-    *on((2, 3), MODELS),
-    *on((2, 3), PRECISION),
-    *on((2, 3), OPTIMIZERS),
-    *on((2, 3), EXECUTION),
-    *on((3, 8), METRICS),
-    *on((3, 8), METHODS),
-    *on((2, 3), CALLBACKS),
+    *in_turn((3, 8), LOSSES),
+    *in_turn((3, 8), OUTPUTS),
+    *in_turn((3, 8), SEQUENCES),
+    *in_turn((2, 3), PENALTIES),
+    *in_turn((2, 3), MODELS),
+    *in_turn((2, 3), PRECISION),
+    *in_turn((2, 3), OPTIMIZERS),
+    *in_turn((2, 3), EXECUTION),
+    *in_turn((3, 8), METRICS),
+    *in_turn((3, 8), METHODS),
+    *in_turn((2, 3), CALLBACKS),
 ]

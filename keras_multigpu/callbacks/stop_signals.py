@@ -35,7 +35,9 @@ class StopSignals:
         if threading.current_thread() is not threading.main_thread():
             _log.info("`fit` runs outside of the main thread; signals end it without saving.")
             return
-        for number in self._numbers:
+        # Whoever started the process in the background lets it ignore Ctrl-C; that stays so.
+        heard = [n for n in self._numbers if signal.getsignal(n) is not signal.SIG_IGN]
+        for number in heard:
             self._before[number] = signal.getsignal(number)
             signal.signal(number, self._on_signal)
 

@@ -21,6 +21,14 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def hears_ctrl_c():
+    """As at a terminal; a test process in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Signal(keras.callbacks.Callback):
     """Sends this process a signal, in a hook of the second epoch."""
 
@@ -124,3 +132,10 @@ def test_outside_of_the_main_thread_signals_are_left_alone(tmp_path):
     thread.join()
     assert seen == [before] * 3
     assert len(list(tmp_path.glob("*.kmg"))) == 2
+
+
+def test_a_signal_that_the_process_ignores_stays_ignored(tmp_path):
+    """As of a process in the background: Ctrl-C is not meant for it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    history = fit(network(1), batches(), [Signal("SIGINT")], checkpoint_in(tmp_path))
+    assert history.epoch == [0, 1, 2]
