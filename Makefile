@@ -5,20 +5,31 @@ VENV ?= .venv
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-FIRST_TESTS := tests/augmentation tests/data tests/commands tests/training tests/test_docs.py tests/test_examples.py \
-	tests/test_readme_diff.py tests/test_saving.py tests/test_verify.py
+# The tests in groups that two processes work through, the longest first. TensorFlow gets slower
+# with every graph that it has seen, so one process for all would take longer.
+GROUPS := callbacks core data others augmentation
+CORE := $(filter-out tests/test_docs.py tests/test_examples.py,$(wildcard tests/test_*.py))
+TESTS_callbacks := tests/callbacks
+TESTS_core := $(CORE)
+TESTS_data := tests/data
+TESTS_augmentation := tests/augmentation
+TESTS_others := tests $(patsubst %,--ignore=%,tests/callbacks tests/data tests/augmentation $(CORE))
+
+# A line of pytest's for each file that is through.
+PROGRESS := '\[ *[0-9]+%\]$$'
 
 .PHONY: test test-all soak lint docs demo bench clean
 
-# Side by side one process, and two in a row that take about as long together, because TensorFlow
-# gets slower with every graph that it has seen. The first one's output waits in a file until the
-# others are through.
 test: $(INSTALLED)
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(GROUPS:%=test-%)
+
+# The lines of two groups come mixed while tests run; what else pytest has to say comes in one piece.
+test-%: SHELL := /bin/bash
+test-%: $(INSTALLED)
 	@mkdir -p build; \
-	$(BIN)/python -m pytest $(FIRST_TESTS) >build/first_tests.txt 2>&1 & first=$$!; \
-	$(BIN)/python -m pytest tests/callbacks; second=$$?; \
-	$(BIN)/python -m pytest tests --ignore=tests/callbacks $(FIRST_TESTS:%=--ignore=%); third=$$?; \
-	wait $$first; first=$$?; cat build/first_tests.txt; exit $$((first + second + third))
+	PYTHONUNBUFFERED=1 $(BIN)/python -m pytest $(TESTS_$*) 2>&1 | tee build/test-$*.txt \
+		| grep --line-buffered -E $(PROGRESS); \
+	status=$${PIPESTATUS[0]}; grep -v -E $(PROGRESS) build/test-$*.txt; exit $$status
 
 # Every training of tests/replica_cases.py on 2, 3, 4 and 8 replicas.
 test-all: $(INSTALLED)

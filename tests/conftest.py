@@ -1,5 +1,6 @@
 """TensorFlow starts here once, with eight logical CPU devices for all tests and no GPU."""
 
+import gc
 import os
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -13,6 +14,20 @@ import tensorflow as tf
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 8
 )
+
+# Graphs are made of millions of Python objects, among which Python looks for garbage all the time:
+# a third of all that the tests did, and more with every graph. What is alive after a module of
+# tests, or now, is left out of the search.
+gc.set_threshold(100_000, 10, 2)
+gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def garbage():
+    """Let the garbage of a module's graphs be found once, when it is through."""
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")
