@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from typing import Any
-from typing import NoReturn
 
 import numpy as np
 
 from keras_multigpu.checks import problem
+from keras_multigpu.training.run import TrainingRun
 
 Schedule = dict[int, int] | Callable[[int, dict[str, Any]], int]
 
@@ -129,9 +129,10 @@ def require_examples(size: int, run: Any) -> None:
         )
 
 
-def require_batches(run: Any) -> None:
-    """Raise a `ValueError` where nobody knows how large the batches are."""
-    if run.global_batch_size is None:
+def known_size(run: TrainingRun) -> int:
+    """How large the batches are; a `ValueError` where nobody knows."""
+    size = run.global_batch_size
+    if size is None:
         raise ValueError(
             problem(
                 "The data do not say how many examples a batch has.",
@@ -140,16 +141,4 @@ def require_batches(run: Any) -> None:
                 data=type(run.data).__name__,
             )
         )
-
-
-def raise_needs_distribute(model: Any) -> NoReturn:
-    """Raise because Keras's `fit` tells nobody the batch size, and cannot change it."""
-    raise ValueError(
-        problem(
-            "`BatchSizeScaling` came to a model of stock Keras.",
-            "Expected a model of `keras_multigpu.distribute`: Keras's `fit` does not tell "
-            "callbacks the batch size.",
-            "Write `model = kmg.distribute(model)` before `compile`.",
-            model=model.name,
-        )
-    )
+    return size

@@ -1,20 +1,24 @@
 """`BatchSizeFinder`: the largest replica batch that fits into memory."""
 
 import math
+from pathlib import Path
 from typing import Any
 from typing import NoReturn
 
 import keras
 
+from keras_multigpu.callbacks.figures import picture_file
 from keras_multigpu.callbacks.largest_size import largest_size
+from keras_multigpu.callbacks.size_figure import size_figure
 from keras_multigpu.callbacks.size_search import SizeSearch
 from keras_multigpu.callbacks.size_search import Try
 from keras_multigpu.callbacks.trial_batches import batches_going_round
-from keras_multigpu.callbacks.trial_batches import run_of
+from keras_multigpu.callbacks.trial_batches import run_to_try
 from keras_multigpu.callbacks.trial_batches import same_draws
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.pictures import write_png
 from keras_multigpu.training.run import TrainingRun
 
 
@@ -43,6 +47,7 @@ class BatchSizeFinder(keras.callbacks.Callback):
             size that `maximum` or the number of examples has limited is used whole.
         steps: Integer, how many steps are run with each size. The first one may need less
             than those that follow.
+        path: Where to draw speed and memory against the size, a `.png`. By default nowhere.
         verbose: 1 prints what was found, and the progress of a long search; 0 prints nothing.
 
     Attributes:
@@ -59,6 +64,7 @@ class BatchSizeFinder(keras.callbacks.Callback):
         maximum: int | None = None,
         margin: float = 0.1,
         steps: int = 3,
+        path: str | Path | None = None,
         verbose: int = 1,
     ) -> None:
         super().__init__()
@@ -77,6 +83,7 @@ class BatchSizeFinder(keras.callbacks.Callback):
         self._maximum = maximum
         self._margin = margin
         self._steps = int(steps)
+        self._picture = picture_file(path)
         self._verbose = verbose
         self._resumed = False
 
@@ -96,7 +103,7 @@ class BatchSizeFinder(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Search once the other callbacks have prepared what they need."""
-        run = run_of(self)
+        run = run_to_try(self)
         if self._apply == "micro_batches" and run.global_batch_size is None:
             raise_unknown_size(run)
         if self._apply == "replica_batch_size":
@@ -118,6 +125,10 @@ class BatchSizeFinder(keras.callbacks.Callback):
             found = self._search(run, search)
             outcome = self._applied(run, search)
         self._say(f"{found}; {outcome}.")
+        if self._picture is not None:
+            assert self.best_replica_batch_size is not None
+            figure = size_figure(self.tries, run.replicas, self.best_replica_batch_size)
+            write_png(figure, self._picture)
 
     def _search(self, run: TrainingRun, search: SizeSearch) -> str:
         maximum = self._limit(run)

@@ -7,8 +7,8 @@ import keras
 import numpy as np
 
 from keras_multigpu.callbacks.batch_schedule import BatchSchedule
-from keras_multigpu.callbacks.batch_schedule import raise_needs_distribute
-from keras_multigpu.callbacks.batch_schedule import require_batches
+from keras_multigpu.callbacks.batch_schedule import known_size
+from keras_multigpu.callbacks.fit_run import run_of
 from keras_multigpu.callbacks.momentum_correction import corrects_momentum
 from keras_multigpu.callbacks.rate_probe import RateProbe
 from keras_multigpu.callbacks.rate_probe import multiply_velocities
@@ -107,8 +107,7 @@ class BatchSizeScaling(keras.callbacks.Callback):
         """What the rate is scaled by; `ResumableCheckpoint` saves it."""
         if self._rate is None or not self._begun:
             return {}
-        lever = {} if self._rate.is_plain else {"lever": float(self._rate.lever.numpy())}
-        return {"factor": self.factor, "last": self._record.last, **lever}
+        return {"factor": self.factor, "last": self._record.last, "rate": self._rate.state}
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
@@ -117,17 +116,14 @@ class BatchSizeScaling(keras.callbacks.Callback):
         if not state or self._rate is None or self._begun:
             return
         self._begun, self.factor = True, state["factor"]
-        if not self._rate.is_plain:
-            self._rate.lever.assign(state["lever"])
+        self._rate.state = state["rate"]
         if self._record is self._probe:
             self._probe.go_on(state["last"])
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Check what can be checked, and set the size of the first batches."""
-        run = getattr(self.model, "training_run", None)
-        if run is None:
-            raise_needs_distribute(self.model)
-        require_batches(run)
+        run = run_of(self, "elsewhere `fit` tells nobody the batch size")
+        present_size = known_size(run)
         require_order(run.callbacks)
         if self.rule != "none":
             refuse_scheduler(run.callbacks)
@@ -142,7 +138,7 @@ class BatchSizeScaling(keras.callbacks.Callback):
         run.after_end(self._end)
         size = self._schedule.first(run)
         if size is not None or self.max_replica_batch_size is not None:
-            run.set_batch_size(size or run.global_batch_size, self.max_replica_batch_size)
+            run.set_batch_size(size or present_size, self.max_replica_batch_size)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Let the rate fit the batches, whoever has changed their size."""

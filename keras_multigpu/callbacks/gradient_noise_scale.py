@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 import keras
 
+from keras_multigpu.callbacks.figures import picture_file
+from keras_multigpu.callbacks.fit_run import run_to_see
+from keras_multigpu.callbacks.log_readers import require_before_readers
 from keras_multigpu.callbacks.noise_scale_figure import draw
-from keras_multigpu.callbacks.noise_scale_figure import require_matplotlib
 from keras_multigpu.callbacks.noise_scale_probe import Noise
 from keras_multigpu.callbacks.noise_scale_probe import NoiseProbe
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.pictures import checked_png
 from keras_multigpu.training.run import TrainingRun
 
 LOGGED = ("noise_scale", "suggested_batch_size")
@@ -77,9 +78,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
                 )
             )
         require_positive_integer("every", every)
-        self.picture = None if picture is None else checked_png(picture)
-        if self.picture is not None:
-            require_matplotlib()
+        self.picture = picture_file(picture)
         self.smoothing = float(smoothing)
         self.every = every
         self.curve: list[Point] = []
@@ -107,8 +106,8 @@ class GradientNoiseScale(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Start anew."""
-        run = measurable_run(self.model)
-        require_before_readers(self, run.callbacks)
+        run = measurable_run(self)
+        require_before_readers(self, run.callbacks, LOGGED)
         strategy = self.model.distribute_strategy
         if self._strategy is not None and self._strategy is not strategy:
             self._probe = NoiseProbe(self.smoothing)
@@ -173,27 +172,9 @@ def suggested_batch_size(noise_scale: float, replicas: int) -> int:
     return max(1, round(noise_scale / replicas)) * replicas
 
 
-def measurable_run(model: keras.Model) -> TrainingRun:
+def measurable_run(callback: keras.callbacks.Callback) -> TrainingRun:
     """The run of `fit`; a `ValueError` where the noise cannot be measured."""
-    run: TrainingRun | None = getattr(model, "training_run", None)
-    if run is None:
-        raise ValueError(
-            problem(
-                "`GradientNoiseScale` cannot see the replicas' gradients in Keras's own `fit`.",
-                "Expected a model that keras_multigpu trains.",
-                "Call `model = keras_multigpu.distribute(model)` before `compile`.",
-                model=type(model).__name__,
-            )
-        )
-    if run.has_own_train_step:
-        raise ValueError(
-            problem(
-                "`GradientNoiseScale` cannot see the gradients of a `train_step` of your own.",
-                "Expected Keras's own `train_step`.",
-                "Leave out the callback, or write the model with `compute_loss` instead.",
-                model=type(model).__name__,
-            )
-        )
+    run = run_to_see(callback)
     if run.replicas * run.micro_batches < 2:
         raise ValueError(
             problem(
@@ -206,21 +187,3 @@ def measurable_run(model: keras.Model) -> TrainingRun:
             )
         )
     return run
-
-
-def require_before_readers(
-    callback: keras.callbacks.Callback, callbacks: list[keras.callbacks.Callback]
-) -> None:
-    """Raise a `ValueError` where a callback reads the logs before this one has written them."""
-    for other in callbacks[: callbacks.index(callback)]:
-        writes_all = isinstance(other, (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard))
-        if writes_all or getattr(other, "monitor", None) in LOGGED:
-            raise ValueError(
-                problem(
-                    f"{type(other).__name__} stands before GradientNoiseScale and would miss "
-                    "what it logs.",
-                    "Expected GradientNoiseScale before all callbacks that read the logs.",
-                    "Move it to the front of `callbacks`.",
-                    callbacks=[type(each).__name__ for each in callbacks],
-                )
-            )

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_multigpu.callbacks.figures import picture_file
 from keras_multigpu.callbacks.rate_curve import RateCurve
 from keras_multigpu.callbacks.rate_curve import Suggestion
 from keras_multigpu.callbacks.rate_curve import explodes
@@ -15,14 +16,12 @@ from keras_multigpu.callbacks.rate_curve import smoothed
 from keras_multigpu.callbacks.rate_curve import suggestion
 from keras_multigpu.callbacks.rate_curve import sweep
 from keras_multigpu.callbacks.rate_figure import drawn
-from keras_multigpu.callbacks.rate_figure import figure_class
 from keras_multigpu.callbacks.rates import Rate
 from keras_multigpu.callbacks.trial_batches import batches_going_round
-from keras_multigpu.callbacks.trial_batches import run_of
+from keras_multigpu.callbacks.trial_batches import run_to_try
 from keras_multigpu.callbacks.trial_batches import same_draws
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.pictures import checked_png
 from keras_multigpu.pictures import write_png
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.run import TrainingRun
@@ -90,7 +89,7 @@ class LearningRateFinder(keras.callbacks.Callback):
         self._smoothing = smoothing
         self._stop_at = stop_at
         self._apply = apply
-        self._picture = None if path is None else checked_png(path)
+        self._picture = picture_file(path)
         self._verbose = verbose
         self._rate: Rate | None = None
         self._factor: float | None = None
@@ -103,7 +102,7 @@ class LearningRateFinder(keras.callbacks.Callback):
         factor = self._factor
         if factor is not None and self._rate is not None:
             # With what others have multiplied since, because this is what is set again.
-            factor = float(self._rate.lever.numpy())
+            factor = self._rate.state
         return {**{name: getattr(self, name) for name in names}, "factor": factor}
 
     @state.setter
@@ -116,9 +115,7 @@ class LearningRateFinder(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Search once the other callbacks have prepared what they need."""
-        run = run_of(self)
-        if self._picture is not None:
-            figure_class()
+        run = run_to_try(self)
         self._rate, self._factor, self._resumed = Rate(self.model), None, False
         if self._apply and not self._rate.is_plain and not self._rate.next:
             raise_schedule_from_zero()
@@ -193,7 +190,7 @@ class LearningRateFinder(keras.callbacks.Callback):
         """Let a schedule yield so many times its rate, until `fit` ends."""
         self._factor = factor
         rate.adjust().lever.assign(factor)
-        run_of(self).after_end(rate.restore)
+        self.model.training_run.after_end(rate.restore)
 
     def _tell(self, found: Suggestion | None) -> None:
         assert self.curve is not None

@@ -95,8 +95,8 @@ class LearningRateWarmup(keras.callbacks.Callback):
         """Where the warm-up stands; `ResumableCheckpoint` saves it."""
         if self._rate is None or not self._begun:
             return {}
-        lever = {} if self._rate.is_plain else {"lever": float(self._rate.lever.numpy())}
-        return {**self._probe.state, "last": self._probe.last, **lever}
+        warmup = self._probe.state
+        return {"warmup": warmup, "last": self._probe.last, "rate": self._rate.state}
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
@@ -104,13 +104,10 @@ class LearningRateWarmup(keras.callbacks.Callback):
         # second time, in the middle of an epoch, nothing has changed.
         if not state or self._rate is None or self._begun:
             return
-        values = dict(state)
-        lever, last = values.pop("lever", None), values.pop("last")
-        if lever is not None:
-            self._rate.lever.assign(lever)
         self._begun = True
-        self._probe.give(**values)
-        self._probe.go_on(last)
+        self._rate.state = state["rate"]
+        self._probe.give(**state["warmup"])
+        self._probe.go_on(state["last"])
 
     @property
     def record(self) -> WarmupProbe:

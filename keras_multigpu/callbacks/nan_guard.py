@@ -16,7 +16,9 @@ from keras_multigpu.callbacks.finite_probe import SKIPPED
 from keras_multigpu.callbacks.finite_probe import STEPS
 from keras_multigpu.callbacks.finite_probe import TOOK
 from keras_multigpu.callbacks.finite_probe import FiniteProbe
+from keras_multigpu.callbacks.fit_run import run_to_see
 from keras_multigpu.callbacks.good_state import GoodState
+from keras_multigpu.callbacks.log_readers import require_before_readers
 from keras_multigpu.callbacks.nan_findings import Facts
 from keras_multigpu.callbacks.nan_findings import Finding
 from keras_multigpu.callbacks.nan_findings import finding_between_steps
@@ -25,6 +27,8 @@ from keras_multigpu.callbacks.rates import Rate
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
+
+UNSEEN = "elsewhere a step is seen only when its weights are there, and cannot be skipped"
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -115,11 +119,11 @@ class NaNGuard(keras.callbacks.Callback):
             # Also where `fit` fails.
             run.after_end(self._rate.restore)
         self._inside = run is not None and not run.has_own_train_step
-        if run is None or not self._inside:
-            self._refuse_to_skip()
-            return
         if self.action == "skip":
-            refuse_readers_before(self, run.callbacks)
+            run = run_to_see(self, UNSEEN, "Pass `action='rollback'`")
+            require_before_readers(self, run.callbacks, ["skipped_steps"])
+        if run is None or not self._inside:
+            return
         if self._probe is None or self._probe.model is not self.model:
             self._probe = FiniteProbe(self.model, goes_on=self.action == "skip")
         run.watch(self._probe)
@@ -249,25 +253,6 @@ class NaNGuard(keras.callbacks.Callback):
                 self.findings[-1], f"{longest} steps in a row were skipped.", patience=self.patience
             )
 
-    def _refuse_to_skip(self) -> None:
-        if self.action == "skip":
-            own = hasattr(self.model, "training_run")
-            raise ValueError(
-                problem(
-                    "`NaNGuard` cannot skip steps "
-                    + ("of a `train_step` of your own." if own else "in stock Keras."),
-                    "Expected a model of `kmg.distribute(model)` with Keras's own `train_step`: "
-                    "elsewhere a step is seen only when its weights are there.",
-                    "Pass `action='rollback'`"
-                    + (
-                        ", or write the model with `compute_loss` instead of `train_step`."
-                        if own
-                        else ", or train `kmg.distribute(model)`."
-                    ),
-                    action=self.action,
-                )
-            )
-
     # To go on after an interruption.
 
     @property
@@ -279,7 +264,7 @@ class NaNGuard(keras.callbacks.Callback):
             "unchecked": self._unchecked,
             "untaken": self._untaken,
             "good": None if self._good is None else self._good.saved,
-            "lever": None if self._rate is None else float(self._rate.lever.numpy()),
+            "rate": None if self._rate is None else self._rate.state,
         }
         if self._inside and self._probe is not None:
             state["probe"] = self._probe.state
@@ -291,26 +276,11 @@ class NaNGuard(keras.callbacks.Callback):
         self._at_epoch_begin = dict(state["at_epoch_begin"])
         self._unchecked, self._untaken = state["unchecked"], state["untaken"]
         self._good = None if state["good"] is None else GoodState.loaded(state["good"])
-        if self._rate is not None and state["lever"] is not None:
-            self._rate.lever.assign(state["lever"])
+        if self._rate is not None:
+            self._rate.state = state["rate"]
         if self._inside and self._probe is not None and "probe" in state:
             self._probe.state = state["probe"]
             self.skipped_steps = int(self._probe.read()[SKIPPED])
-
-
-def refuse_readers_before(guard: NaNGuard, callbacks: list[keras.callbacks.Callback]) -> None:
-    """Raise a `ValueError` where a callback writes the logs before `skipped_steps` is there."""
-    for other in callbacks[: callbacks.index(guard)]:
-        if isinstance(other, (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard)):
-            raise ValueError(
-                problem(
-                    f"{type(other).__name__} stands before NaNGuard and would miss "
-                    "`skipped_steps`.",
-                    "Expected NaNGuard before the callbacks that write the logs.",
-                    "Move it to the front of `callbacks`.",
-                    callbacks=[type(each).__name__ for each in callbacks],
-                )
-            )
 
 
 def give_up(finding: Finding, why: str, **received: Any) -> NoReturn:

@@ -4,27 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_multigpu.checks import problem
+from keras_multigpu.callbacks.figures import GREY
+from keras_multigpu.callbacks.figures import INK
+from keras_multigpu.callbacks.figures import new_figure
 from keras_multigpu.pictures import write_png
 
-INK, GREY, BLUE, ORANGE = "#1d2730", "#6b7783", "#1f6fb2", "#c8641b"
-DPI = 110
-
-
-def require_matplotlib() -> Any:
-    """Matplotlib's class of figures; an `ImportError` that says how to install it."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            problem(
-                "The package matplotlib is not installed.",
-                "Expected it for the picture of `GradientNoiseScale`.",
-                "Run `pip install keras_multigpu[plots]`, or leave out `picture`.",
-                package="matplotlib",
-            )
-        ) from error
-    return Figure
+BLUE, ORANGE = "#1f6fb2", "#c8641b"
 
 
 def draw(points: Sequence[tuple[int, float, int | None]], smoothing: float, path: Path) -> None:
@@ -35,8 +20,7 @@ def draw(points: Sequence[tuple[int, float, int | None]], smoothing: float, path
         smoothing: How much of the means each step has kept.
         path: The PNG.
     """
-    # Not through pyplot, whose state and windows belong to the user.
-    figure = require_matplotlib()(figsize=(7.2, 3.9), dpi=DPI, facecolor="white")
+    figure = new_figure((7.2, 3.9), layout=None)
     axes = figure.add_axes((0.1, 0.14, 0.7, 0.68))
     # On a logarithmic scale there is no place for a noise scale of zero.
     curve = [(step, scale) for step, scale, _ in points if scale > 0]

@@ -4,27 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from keras_multigpu.callbacks.figures import new_figure
 from keras_multigpu.callbacks.rate_curve import RateCurve
 from keras_multigpu.callbacks.rate_curve import Suggestion
-from keras_multigpu.checks import problem
 
 INK, GREY, BLUE, RED = "#1d2730", "#9aa5af", "#1f6fb2", "#c43c39"
-
-
-def figure_class() -> Any:
-    """Matplotlib's figure; an `ImportError` that says how to get it."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            problem(
-                "The package matplotlib is not installed.",
-                "Expected it for the picture; the search does without.",
-                "Run `pip install keras_multigpu[plots]`, or leave out `path`.",
-                package="matplotlib",
-            )
-        ) from error
-    return Figure
 
 
 def drawn(curve: RateCurve, found: Suggestion | None, exploded_at: float | None) -> Any:
@@ -35,8 +19,7 @@ def drawn(curve: RateCurve, found: Suggestion | None, exploded_at: float | None)
         found: What it suggests, which is marked.
         exploded_at: The rate where the search stopped.
     """
-    # Not through pyplot, whose state and windows belong to the user.
-    figure = figure_class()(figsize=(7.2, 4.4), dpi=110, facecolor="white", layout="constrained")
+    figure = new_figure((7.2, 4.4))
     axes = figure.add_subplot()
     axes.set_xscale("log")
     axes.plot(curve.rates, curve.losses, color=GREY, linewidth=1, label="loss of each batch")

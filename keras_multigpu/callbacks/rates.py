@@ -66,17 +66,25 @@ class Rate:
         return self._given if self.is_plain else self._adjusted.factor
 
     @property
+    def state(self) -> float | None:
+        """What a schedule is multiplied by; None for a plain rate, which is the optimizer's."""
+        return None if self.is_plain else float(self.lever.numpy())
+
+    @state.setter
+    def state(self, state: float | None) -> None:
+        if state is not None and not self.is_plain:
+            self.lever.assign(state)
+
+    @property
     def next(self) -> float:
         """The rate of the next step."""
         return float(self.optimizer.learning_rate)
 
     def scale(self, factor: float) -> None:
         """Multiply the rate of this and all further steps."""
-        # In single precision, in which a training step would do it.
-        self.lever.assign(self.lever.numpy() * tf.constant(factor, tf.float32).numpy())
-        if not self.is_plain:
-            offset = self._adjusted.offset
-            offset.assign(offset.numpy() * tf.constant(factor, tf.float32).numpy())
+        for variable in self._variables:
+            # In single precision, in which a training step would do it.
+            variable.assign(variable.numpy() * tf.constant(factor, tf.float32).numpy())
 
     def set(self, rate: float) -> None:
         """Let all further steps have this rate; a schedule's own is left out of account."""
@@ -91,13 +99,12 @@ class Rate:
         """Set rates for a while; afterwards it is adjusted, or not, as it was before."""
         adjusted = isinstance(optimizer_internals.compiled_rate(self.optimizer), AdjustedSchedule)
         self.adjust()
-        levers = [self.lever] if self.is_plain else [self._adjusted.factor, self._adjusted.offset]
-        before = [lever.numpy() for lever in levers]
+        before = [variable.numpy() for variable in self._variables]
         try:
             yield
         finally:
-            for lever, value in zip(levers, before, strict=True):
-                lever.assign(value)
+            for variable, value in zip(self._variables, before, strict=True):
+                variable.assign(value)
             if not adjusted:
                 self.restore()
 
@@ -125,6 +132,10 @@ class Rate:
         if not isinstance(self.optimizer, keras.optimizers.SGD) or not self.optimizer.momentum:
             return []
         return [self._copies(v) for v in getattr(self.optimizer, "momentums", ()) if v is not None]
+
+    @property
+    def _variables(self) -> list[keras.Variable]:
+        return [self._given] if self.is_plain else self._adjusted.variables
 
     @property
     def _adjusted(self) -> AdjustedSchedule:

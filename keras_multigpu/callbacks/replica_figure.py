@@ -5,10 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from keras_multigpu.callbacks.figures import GREY
+from keras_multigpu.callbacks.figures import INK
+from keras_multigpu.callbacks.figures import LIGHT
+from keras_multigpu.callbacks.figures import new_figure
+from keras_multigpu.callbacks.figures import plain_axes
+from keras_multigpu.callbacks.figures import title
 from keras_multigpu.callbacks.replica_window import Window
-from keras_multigpu.checks import problem
 
-INK, GREY, LIGHT = "#1d2730", "#6b7783", "#e3e7ea"
 COLORS = ("#0b6fb3", "#d9541e", "#1a9a6c", "#8a4fbf", "#c4a000", "#c2307a", "#4d8a8f", "#7a5a3a")
 
 PANELS = (
@@ -70,36 +74,3 @@ def draw_panel(
     if known.any() and np.nanmin(values) >= 0 and name != "loss":
         axes.set_ylim(bottom=0)
     plain_axes(axes)
-
-
-def new_figure(size: tuple[float, float]) -> Any:
-    """An empty figure."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            problem(
-                "The package matplotlib is not installed.",
-                "Expected it for `picture`; the rest of keras_multigpu does without.",
-                "Run `pip install keras_multigpu[plots]`.",
-                package="matplotlib",
-            )
-        ) from error
-    # Not through pyplot, whose state and windows belong to the user.
-    return Figure(figsize=size, dpi=110, facecolor="white", layout="constrained")
-
-
-def title(figure: Any, heading: str, line: str) -> None:
-    """A title and a line below it."""
-    figure.suptitle(heading, fontsize=13, fontweight="bold", color=INK, x=0.01, ha="left")
-    figure.text(0.99, 0.985, line, fontsize=8, color=GREY, ha="right", va="top", parse_math=False)
-
-
-def plain_axes(axes: Any) -> None:
-    """Few lines, all of them light."""
-    axes.grid(color=LIGHT, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=GREY, labelsize=8)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side in ("left", "bottom"))
-        spine.set_color(LIGHT)

@@ -9,8 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_multigpu.callbacks.figures import picture_file
+from keras_multigpu.callbacks.fit_run import run_to_see
 from keras_multigpu.callbacks.replica_events import ReplicaEvents
-from keras_multigpu.callbacks.replica_figure import new_figure
 from keras_multigpu.callbacks.replica_figure import replica_figure
 from keras_multigpu.callbacks.replica_scores import ScoreProbe
 from keras_multigpu.callbacks.replica_scores import require_targets
@@ -30,7 +31,6 @@ from keras_multigpu.callbacks.step_probe import no_sums
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
-from keras_multigpu.pictures import checked_png
 from keras_multigpu.pictures import write_png
 
 logger = logging.getLogger("keras_multigpu")
@@ -101,10 +101,7 @@ class ReplicaMetrics(keras.callbacks.Callback):
         self._rows_path = None if path is None else Path(path)
         self._file = None if path is None else RowFile(path)
         self._events = None if log_dir is None else ReplicaEvents(log_dir)
-        self._picture = None if picture is None else checked_png(picture)
-        if self._picture is not None:
-            new_figure((1, 1))
-            require_writable(self._picture)
+        self._picture = picture_file(picture)
         self._probe = ScoreProbe(self._compiling, self.metrics)
         self._measured: tuple[Any, Any] | None = None
         self._clock: StepClock | None = None
@@ -115,7 +112,7 @@ class ReplicaMetrics(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Let the probe into the step."""
-        self._run = run_to_measure(self)
+        self._run = run_to_see(self)
         refuse_second(self._run.callbacks)
         if self.metrics and self._run.batch_spec is not None:
             require_targets(self.metrics, self._run.batch_spec[1])
@@ -257,32 +254,6 @@ class ReplicaMetrics(keras.callbacks.Callback):
     def _fits(self, state: dict[str, Any]) -> bool:
         """Whether a state was taken with as many replicas."""
         return len(state["sums"][0]) == self._probe.replicas
-
-
-def run_to_measure(callback: keras.callbacks.Callback) -> Any:
-    """The run of `fit`, in whose steps a callback can measure; a `ValueError` otherwise."""
-    name = type(callback).__name__
-    run = getattr(callback.model, "training_run", None)
-    if run is None:
-        raise ValueError(
-            problem(
-                f"`{name}` came to a model that is not distributed.",
-                "Expected a model of this package: stock Keras shows no replica by itself.",
-                "Write `model = kmg.distribute(model)`; one device is enough.",
-                model=type(callback.model).__name__,
-            )
-        )
-    if run.has_own_train_step:
-        raise ValueError(
-            problem(
-                f"`{name}` came to a model with a `train_step` of its own.",
-                "Expected Keras's own `train_step`, whose losses and gradients are known.",
-                "Leave out the callback, or write the model with `compute_loss` instead of "
-                "`train_step`.",
-                model=type(callback.model).__name__,
-            )
-        )
-    return run
 
 
 def refuse_second(callbacks: list[Any]) -> None:

@@ -18,6 +18,7 @@ from keras_multigpu.callbacks.callback_states import report_changes
 from keras_multigpu.callbacks.callback_states import restore_states
 from keras_multigpu.callbacks.callback_states import states_of
 from keras_multigpu.callbacks.checkpoint_files import CheckpointFolder
+from keras_multigpu.callbacks.fit_run import run_of
 from keras_multigpu.callbacks.stop_signals import StopSignals
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
@@ -99,8 +100,8 @@ class ResumableCheckpoint(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Open the folder, find the newest checkpoint, and restore it when all have begun."""
-        resumed_run.refuse_plain_model(self.model)
-        resumed_run.refuse_others(self, self._run.callbacks)
+        run = run_of(self, "elsewhere `fit` cannot begin in the middle of an epoch")
+        resumed_run.refuse_others(self, run.callbacks)
         self._files.open()
         self._run.after_end(self._close)
         self._data = resumed_run.description_of(self._run)

@@ -125,19 +125,6 @@ def refuse_other_model(model: keras.Model, values: dict[str, np.ndarray], path: 
         )
 
 
-def refuse_plain_model(model: keras.Model) -> None:
-    """Raise a `TypeError` for a model whose `fit` cannot begin in the middle of an epoch."""
-    if getattr(model, "training_run", None) is None:
-        raise TypeError(
-            problem(
-                "`ResumableCheckpoint` came to a model of plain Keras.",
-                "Expected one whose `fit` can begin at any step.",
-                "Write `model = keras_multigpu.distribute(model)` first; one device is enough.",
-                model=type(model).__name__,
-            )
-        )
-
-
 def refuse_others(own: keras.callbacks.Callback, callbacks: Sequence[Any]) -> None:
     """Raise a `ValueError` where a second callback wants to decide where training goes on."""
     for callback in callbacks:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from keras_multigpu.callbacks.replica_figure import GREY
-from keras_multigpu.callbacks.replica_figure import new_figure
-from keras_multigpu.callbacks.replica_figure import plain_axes
-from keras_multigpu.callbacks.replica_figure import title
+from keras_multigpu.callbacks.figures import GREY
+from keras_multigpu.callbacks.figures import new_figure
+from keras_multigpu.callbacks.figures import plain_axes
+from keras_multigpu.callbacks.figures import title
 from keras_multigpu.callbacks.throughput import LABELS
 from keras_multigpu.callbacks.throughput import Throughput
 

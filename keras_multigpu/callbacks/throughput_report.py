@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from keras_multigpu.callbacks.bottlenecks import verdict_on
 from keras_multigpu.callbacks.device_peaks import peak_of_devices
+from keras_multigpu.callbacks.figures import picture_file
+from keras_multigpu.callbacks.fit_run import run_of
 from keras_multigpu.callbacks.forward_flops import forward_flops
-from keras_multigpu.callbacks.replica_figure import new_figure
 from keras_multigpu.callbacks.replica_window import short_name
 from keras_multigpu.callbacks.row_files import jsonable
 from keras_multigpu.callbacks.row_files import replaced
@@ -29,7 +30,6 @@ from keras_multigpu.callbacks.throughput_figure import throughput_figure
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.pictures import checked_png
 from keras_multigpu.pictures import write_png
 from keras_multigpu.training.feeding import is_generator
 
@@ -83,10 +83,7 @@ class ThroughputReport(keras.callbacks.Callback):
         self.verbose = verbose
         self.reports: list[Throughput] = []
         self._json_path = None if path is None else checked_json(path)
-        self._picture = None if picture is None else checked_png(picture)
-        if self._picture is not None:
-            new_figure((1, 1))
-            require_writable(self._picture)
+        self._picture = picture_file(picture)
         self._measures = StepProbe(self._compiling)
         self._traces = TraceProbe(self._compiling)
         self._clock: StepClock | None = None
@@ -100,18 +97,7 @@ class ThroughputReport(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Let the probe into the step."""
-        run = getattr(self.model, "training_run", None)
-        if run is None:
-            raise ValueError(
-                problem(
-                    "`ThroughputReport` came to a model that is not distributed.",
-                    "Expected a model of this package: stock Keras does not show the parts of a "
-                    "step.",
-                    "Write `model = kmg.distribute(model)`; one device is enough.",
-                    model=type(self.model).__name__,
-                )
-            )
-        self._run = run
+        self._run = run = run_of(self, "elsewhere the parts of a step are not seen")
         self.reports = []
         self._counted = False
         if self.scaling_steps is not None:

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.callbacks.fit_run import run_of
 from keras_multigpu.checks import problem
 from keras_multigpu.training.dataset_feeding import Batch
 from keras_multigpu.training.loops import concatenated
@@ -18,20 +19,9 @@ from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import cut
 
 
-def run_of(callback: keras.callbacks.Callback) -> TrainingRun:
-    """The run of `fit` that a finder is part of; a `ValueError` in stock Keras."""
-    run: TrainingRun | None = getattr(callback.model, "training_run", None)
-    if run is None:
-        name = type(callback).__name__
-        raise ValueError(
-            problem(
-                f"`{name}` cannot try steps with this model.",
-                "Expected a model that `keras_multigpu` trains, whose state can be given back.",
-                "Write `model = kmg.distribute(model)` before `compile`; on one device, too.",
-                model=type(callback.model).__name__,
-            )
-        )
-    return run
+def run_to_try(callback: keras.callbacks.Callback) -> TrainingRun:
+    """The run of `fit`, in which steps can be tried; a `ValueError` where none can."""
+    return run_of(callback, "elsewhere the model cannot be given back as it was")
 
 
 def batches_going_round(run: TrainingRun) -> Iterator[Batch]:

@@ -97,7 +97,7 @@ class EpochSource:
         self._dataset()
 
     def resize(self, batch_size: int, epoch: int) -> None:
-        """Take batches of another size from this epoch of `fit` on."""
+        """Take batches of another size from this epoch of `fit` on; `start` has to follow."""
         if self._steps is not None:
             refuse_to_count(self.num_batches, self._batches)
             self.anchor = Anchor(epoch, *self._position(epoch, 0))

@@ -170,11 +170,9 @@ class Feed:
         return source.example_at(epoch, step, row) if isinstance(source, EpochSource) else None
 
     def resize(self, batch_size: int, epoch: int) -> None:
-        """Take batches of another size from this epoch on."""
+        """Take batches of another size from this epoch on; `rewind` or `go_to` has to follow."""
         self._source.resize(batch_size, epoch)
-        self._iterator, self._counted = None, None
-        if isinstance(self._source, EpochSource):
-            self._source.start(epoch)
+        self._counted = None
 
     def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
         """Batches from the beginning of the data on, of any size; `fit` goes on unaffected."""

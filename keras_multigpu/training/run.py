@@ -314,6 +314,7 @@ class TrainingRun:
             return
         if size != self._feed.batch_size:
             self._feed.resize(size, self.epoch)
+            self._feed.rewind(self.epoch)
             self._tell_steps()
         share = math.ceil(size / self.replicas)
         self._model.replication.pieces = (

@@ -270,8 +270,8 @@ def test_sizes_that_do_not_fit_the_data_are_named(wrong, source):
         trained(model, BatchSizeScaling(4, schedule=schedule), x=make(), **arguments)
 
 
-def test_data_without_a_size_and_stock_models_are_named():
-    """A generator's batches can have any size, and Keras's `fit` does not tell."""
+def test_data_without_a_size_are_named():
+    """A generator's batches can have any size."""
 
     def generator():
         yield ONES[:4], ZEROS[:4]
@@ -279,6 +279,3 @@ def test_data_without_a_size_and_stock_models_are_named():
     model = slope(2, keras.optimizers.SGD(0.5))
     with pytest.raises(ValueError, match="how many examples a batch has.*data='generator'"):
         trained(model, BatchSizeScaling(4), x=generator())
-    stock = slope(None, keras.optimizers.SGD(0.5))
-    with pytest.raises(ValueError, match="stock Keras.*kmg.distribute"):
-        stock.fit(ONES, ZEROS, verbose=0, callbacks=[BatchSizeScaling(4)])

@@ -270,39 +270,9 @@ def test_bad_arguments(arguments, text):
         GradientNoiseScale(**arguments)
 
 
-class OwnStep(keras.Model):
-    """A model with a `train_step` of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = keras.layers.Dense(3)
-
-    def call(self, x):
-        return self.dense(x)
-
-    def train_step(self, data):
-        return super().train_step(data)
-
-
-def own_step():
-    """It, on two replicas."""
-    model = kmg.distribute(OwnStep(), replicas_of(2))
-    model.compile("sgd", "mse")
-    return model
-
-
-def stock():
-    """A plain Keras model."""
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(3)])
-    model.compile("sgd", "mse")
-    return model
-
-
 @pytest.mark.parametrize(
     ("model", "text"),
     [
-        (stock, r"cannot see the replicas' gradients.*distribute\(model\)`"),
-        (own_step, "cannot see the gradients of a `train_step` of your own.*`compute_loss`"),
         (lambda: point(1), "nothing to compare it with.*Pass `micro_batches=2` to `compile`"),
         (
             lambda: point(2, loss=lambda y, p: tf.reduce_mean(half_square(y, p))),

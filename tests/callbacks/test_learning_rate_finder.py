@@ -312,14 +312,6 @@ def test_wrong_arguments_are_named(arguments, text):
         LearningRateFinder(**arguments)
 
 
-def test_stock_models_are_refused():
-    """Their state cannot be given back."""
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="kmg.distribute.*Received: model='Sequential'"):
-        model.fit(X, X, verbose=0, callbacks=[LearningRateFinder()])
-
-
 def test_a_schedule_that_begins_with_zero_cannot_be_scaled():
     """The test itself works; to use its result does not."""
     schedule = keras.optimizers.schedules.CosineDecay(0.0, 10, warmup_target=0.1, warmup_steps=5)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from cpu_replicas import covering
 from cpu_replicas import replicas_of
+from own_step import OwnStep
 from warmup_models import EVEN
 from warmup_models import ONES
 from warmup_models import ZEROS
@@ -121,19 +122,8 @@ def test_empty_replicas_and_micro_batches():
 
 def test_a_train_step_of_ones_own():
     """The rate is set before it."""
-
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
-
-        def call(self, x):
-            return self.dense(x)
-
-        def train_step(self, data):
-            return super().train_step(data)
-
-    model = kmg.distribute(Own(), replicas_of(2))
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = kmg.distribute(OwnStep(layer), replicas_of(2))
     schedule = keras.optimizers.schedules.ExponentialDecay(0.8, 100, 1.0)
     model.compile(keras.optimizers.SGD(schedule), lambda y, y_pred: y_pred - y)
     trained(model, LearningRateWarmup(steps=7))

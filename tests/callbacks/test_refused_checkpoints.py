@@ -90,14 +90,6 @@ def test_a_replica_batch_size_that_means_another_size_is_refused(tmp_path):
         fit(network(4), data, [], checkpoint_in(tmp_path), epochs=1)
 
 
-def test_a_model_of_plain_keras_is_refused(tmp_path):
-    """Its `fit` begins with the first step, whatever a callback does."""
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with pytest.raises(TypeError, match="plain Keras.*`model = keras_multigpu.distribute"):
-        model.fit(X, Y[:, 0], callbacks=[ResumableCheckpoint(tmp_path)], verbose=0)
-
-
 def test_a_state_that_cannot_be_saved_is_named(tmp_path):
     """With the callback and the way to the value."""
 

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 from cpu_replicas import covering
 from cpu_replicas import replicas_of
+from own_step import OwnStep
 
 import keras_multigpu as kmg
 from keras_multigpu import keras_internals
@@ -54,20 +55,6 @@ def stock(replicas):
     """It, in Keras's own `fit`."""
     with replicas_of(replicas).scope():
         return compiled(keras.Sequential(layers()))
-
-
-class OwnStep(keras.Model):
-    """A model with a `train_step` of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.parts = keras.Sequential(layers()[1:])
-
-    def call(self, x, training=False):
-        return self.parts(x, training=training)
-
-    def train_step(self, data):
-        return super().train_step(data)
 
 
 class Corrupt(keras.callbacks.Callback):
@@ -159,7 +146,7 @@ def test_replicas_that_agree_are_left_alone(replicas, options):
 def test_a_train_step_of_ones_own_can_be_checked():
     """So can any model whose variables have copies."""
     check = ReplicaDriftCheck(every=3)
-    model = compiled(kmg.distribute(OwnStep(), replicas_of(2)))
+    model = compiled(kmg.distribute(OwnStep(*layers()[1:]), replicas_of(2)))
     fit(model, check)
     assert check.checks == 2 * 3
     with pytest.raises(RuntimeError, match="last/bias on CPU:1 differs"):

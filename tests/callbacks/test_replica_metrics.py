@@ -265,7 +265,7 @@ class SlowWithLarge(keras.layers.Layer):
     def call(self, x):
         def wait(values):
             if values.size and values.max() > 50:
-                time.sleep(0.03)
+                time.sleep(0.1)
             return np.zeros((), np.float32)
 
         waited = tf.numpy_function(wait, [tf.stop_gradient(x)], tf.float32)
@@ -273,7 +273,7 @@ class SlowWithLarge(keras.layers.Layer):
 
 
 def test_a_replica_that_stays_behind_is_named(caplog):
-    """A real one: the second replica's examples take 30 ms longer, in every batch."""
+    """A real one: the second replica's examples take 100 ms longer, in every batch."""
     x = np.tile(np.array([[1], [1], [99], [99]], "float32"), (6, 1))
     inputs = keras.Input((1,))
     model = keras.Model(inputs, keras.layers.Dense(1)(SlowWithLarge()(inputs)))
@@ -289,8 +289,8 @@ def test_a_replica_that_stays_behind_is_named(caplog):
     assert len(told) == 1
     assert re.match(r"Replica 1 \(CPU:1, worker 0\) stays behind: .* in 3 measurements", told[0])
     # The fast replica waits, and that is no computation of its own.
-    assert history["replica_1/compute_time"][1] > 0.03 > history["replica_0/compute_time"][1]
-    assert history["replica_0/sync_time"][1] > 0.02 > history["replica_1/sync_time"][1]
+    assert history["replica_1/compute_time"][1] > 0.1 > history["replica_0/compute_time"][1]
+    assert history["replica_0/sync_time"][1] > 0.07 > history["replica_1/sync_time"][1]
 
 
 class Forbid(Probe):
@@ -360,27 +360,3 @@ def test_a_path_that_cannot_be_written_is_named_before_training(tmp_path):
     (tmp_path / "folder.csv").mkdir()
     with pytest.raises(ValueError, match="cannot be written: .*Is a directory"):
         ReplicaMetrics(path=tmp_path / "folder.csv")
-
-
-def test_models_that_show_no_replica():
-    """Stock Keras, and a `train_step` of the user's own."""
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="not distributed.*kmg.distribute.*Received: model="):
-        model.fit(X, Y, verbose=0, callbacks=[ReplicaMetrics()])
-
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(1)
-
-        def call(self, x):
-            return self.dense(x)
-
-        def train_step(self, data):
-            return super().train_step(data)
-
-    model = kmg.distribute(Own(), replicas_of(2))
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="`train_step` of its own.*`compute_loss`.*Received: mod"):
-        model.fit(X, Y, verbose=0, callbacks=[ReplicaMetrics()])

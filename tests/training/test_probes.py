@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from own_step import OwnStep
 
 import keras_multigpu as kmg
 from keras_multigpu.training.probes import Probe
@@ -121,19 +122,7 @@ def test_steps_stay_compiled_for_the_same_probe_only():
 
 def test_probes_are_refused_in_a_train_step_of_ones_own():
     """What the user's code computes is not known."""
-
-    class Own(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = keras.layers.Dense(1)
-
-        def call(self, x):
-            return self.dense(x)
-
-        def train_step(self, data):
-            return super().train_step(data)
-
-    model = kmg.distribute(Own(), replicas_of(2))
+    model = kmg.distribute(OwnStep(), replicas_of(2))
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="`train_step` of your own.*Received: probe='Remember'"):
         model.fit(X, np.zeros((3, 1)), verbose=0, callbacks=[Watch(Remember())])

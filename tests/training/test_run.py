@@ -101,6 +101,35 @@ def test_training_goes_on_in_the_middle_of_an_epoch(source, steps, stop):
         assert rest[name] == values[stop[0] :], name
 
 
+@pytest.mark.parametrize(
+    ("steps", "grown", "resumed"), [(None, (1, 0), (1, 11)), (3, (0, 12), (1, 0))]
+)
+def test_the_dataset_is_made_once_for_each_place(steps, grown, resumed, monkeypatch):
+    """To make it traces what it consists of: also where size and place change together."""
+    made = []
+
+    epochs = kmg.data.Batches.epochs
+
+    def counted(batches, position):
+        made.append(position)
+        return epochs(batches, position)
+
+    monkeypatch.setattr(kmg.data.Batches, "epochs", counted)
+    taken = []
+    grow = Act(
+        epoch=lambda run: run.set_batch_size(11),
+        step=lambda run: taken.append(run.state) if (run.epoch, run.step) == (1, 1) else None,
+    )
+    arguments = {"epochs": 2, "steps_per_epoch": steps, "verbose": 0}
+    network().fit(batches(), callbacks=[grow], **arguments)
+    assert made == [(0, 0), grown]
+
+    made.clear()
+    again = Act(begin=lambda run: run.after_begin(lambda: run.restore(taken[0])))
+    network().fit(batches(), callbacks=[again], **arguments)
+    assert made == [(0, 0), resumed]
+
+
 @pytest.mark.parametrize("source", ["batches", "arrays", "dataset"])
 def test_the_batch_size_changes_between_epochs(source):
     """Two epochs of batches of four, then of eleven: steps, bar and examples follow."""

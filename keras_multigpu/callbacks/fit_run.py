@@ -1,0 +1,67 @@
+"""The run of `fit` that a callback is part of, where there is one."""
+
+from typing import NoReturn
+
+import keras
+
+from keras_multigpu.checks import problem
+from keras_multigpu.training.run import TrainingRun
+
+LEAVE_OUT = "Leave out the callback"
+
+
+def run_of(callback: keras.callbacks.Callback, why: str, instead: str = LEAVE_OUT) -> TrainingRun:
+    """The run of `fit`; a `ValueError` with a model of stock Keras, which has none.
+
+    Args:
+        callback: The callback, in `on_train_begin` or later.
+        why: What it cannot do without, as the end of a sentence.
+        instead: What can be done other than to change the model.
+    """
+    run: TrainingRun | None = getattr(callback.model, "training_run", None)
+    if run is None:
+        refuse_model(
+            callback,
+            "of stock Keras",
+            f"Expected a model of `keras_multigpu.distribute`: {why}.",
+            f"{instead}, or write `model = kmg.distribute(model)` before `compile`; one device is "
+            "enough.",
+        )
+    return run
+
+
+def run_to_see(
+    callback: keras.callbacks.Callback,
+    why: str = "elsewhere losses and gradients of a replica are not seen",
+    instead: str = LEAVE_OUT,
+) -> TrainingRun:
+    """The run of `fit`, into whose steps a callback can look; a `ValueError` where none can.
+
+    Args:
+        callback: The callback, in `on_train_begin` or later.
+        why: As in `run_of`.
+        instead: As in `run_of`.
+    """
+    run = run_of(callback, why, instead)
+    if run.has_own_train_step:
+        refuse_model(
+            callback,
+            "with a `train_step` of its own",
+            f"Expected Keras's own `train_step`: {why}.",
+            f"{instead}, or write the model with `compute_loss` instead of `train_step`.",
+        )
+    return run
+
+
+def refuse_model(
+    callback: keras.callbacks.Callback, kind: str, expected: str, fix: str
+) -> NoReturn:
+    """Raise a `ValueError` because a callback came to a model that it cannot work with."""
+    raise ValueError(
+        problem(
+            f"`{type(callback).__name__}` came to a model {kind}.",
+            expected,
+            fix,
+            model=type(callback.model).__name__,
+        )
+    )
