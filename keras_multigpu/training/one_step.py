@@ -71,13 +71,12 @@ class TrainStep(UpdatingStep):
         index = tf.constant(replica)
         optimizer_values = read(self._optimizer, replica)
         rows, started = self._start(rows)
-        with tf.control_dependencies([started] if self._timed else []):
-            own, divisors = None, None
-            if self._count is not None:
-                own = self._count(values, rows, index)
-                divisors = sums(context, own)
-            scale = loss_scale(self._model.optimizer, optimizer_values)
-            outcome = self._run_pass(values, rows, index, divisors, scale)
+        own, divisors = None, None
+        if self._count is not None:
+            own = self._count(values, rows, index)
+            divisors = sums(context, own)
+        scale = loss_scale(self._model.optimizer, optimizer_values)
+        outcome = self._run_pass(values, rows, index, divisors, scale)
         part = self._part(rows, own, divisors)
         return self._completed((values, optimizer_values), rows, replica, outcome, started, part)
 

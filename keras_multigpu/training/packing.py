@@ -49,6 +49,13 @@ class Packing:
                 tensors[index] = tf.reshape(part, self._shapes[index])
         return [tensors[index] for index in range(len(self._shapes))]
 
+    def one(self, packs: Sequence[tf.Tensor], index: int) -> tf.Tensor:
+        """One of the tensors, without taking the others out."""
+        place = next(n for n, members in enumerate(self._members) if index in members)
+        sizes = [math.prod(self._shapes[i]) for i in self._members[place] if i <= index]
+        flat = tf.reshape(packs[place], [-1])
+        return tf.reshape(flat[sum(sizes[:-1]) : sum(sizes)], self._shapes[index])
+
     def beginnings(self, packs: Sequence[tf.Tensor], count: int) -> list[tf.Tensor]:
         """The part of each pack that holds the first `count` tensors."""
         parts = []

@@ -5,6 +5,7 @@ packed, so that one all-reduce carries gradients, losses and moving statistics t
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -76,7 +77,7 @@ class ReplicaPass:
     def __init__(self, model: keras.Model) -> None:
         self.pure = PureModel(model)
         self.model = model
-        self._packing: Packing | None = None
+        self._packing = Packing([])
         self._sizes: list[int] = []
         self._changed: list[int] = []
 
@@ -133,21 +134,19 @@ class ReplicaPass:
 
     def sums(self, packs: Sequence[tf.Tensor]) -> Summands:
         """The summed packs, taken apart."""
-        assert self._packing is not None
-        flat = self._packing.unpack(packs)
-        parts = []
-        for size in self._sizes:
-            parts.append(flat[:size])
-            flat = flat[size:]
-        return Summands(*parts)
+        flat = iter(self._packing.unpack(packs))
+        return Summands(*(list(itertools.islice(flat, size)) for size in self._sizes))
+
+    def first_loss(self, packs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The first of `sums(packs).losses`, by itself."""
+        return self._packing.one(packs, self._sizes[0])
 
     def square_norm(
         self, packs: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices]
     ) -> tf.Tensor:
         """The sum of the squares of all gradients, from packs and sparse gradients."""
-        assert self._packing is not None
         dense = self._packing.beginnings(packs, self._sizes[0])
-        squares = [tf.reduce_sum(tf.square(tf.cast(part, tf.float32))) for part in dense]
+        squares = [2.0 * tf.nn.l2_loss(tf.cast(part, tf.float32)) for part in dense]
         return tf.add_n([tf.zeros(()), *squares, *map(square_norm, slices)])
 
     def merged_others(self, values: Values, sums: Summands) -> list[tf.Tensor]:

@@ -114,7 +114,8 @@ class Seen:
         """
         if self._whole_loss is not None:
             return self._whole_loss
-        return tf.math.divide_no_nan(self._local.losses[0], self._part)
+        loss = self._pass.first_loss(self._outcome.packs)
+        return tf.math.divide_no_nan(loss, self._part)
 
     @property
     def total_loss(self) -> tf.Tensor:
@@ -273,10 +274,11 @@ def collect(
 
 def now_that(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """The time, in seconds, once these tensors are there."""
-    # Another device has them only when their values have arrived here; one number will do.
-    with tf.device(HOST):
-        arrived = [tf.identity(tf.reshape(tensor, [-1])[:1]) for tensor in tensors]
-        with tf.control_dependencies(arrived):
+    with tf.control_dependencies(tensors):
+        number = tf.reshape(tensors[0], [-1])[:1]
+    # A GPU has done what it was told before only when a number of it has arrived on the host.
+    with tf.device(number.device if "CPU" in number.device else HOST):
+        with tf.control_dependencies([tf.identity(number)]):
             return tf.timestamp()
 
 

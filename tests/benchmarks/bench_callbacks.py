@@ -4,10 +4,12 @@
     python tests/benchmarks/bench_callbacks.py --write     also into docs/benchmarks.md
 
 All run in one process, in turn, on the same data on two logical CPU devices. In each round every
-callback trains for some epochs right after a training without any; a figure is the median of the
-rounds' ratios. "empty" is a second training without a callback: what the machine's noise alone
-does to a ratio. ReplicaDriftCheck and ResumableCheckpoint act now and then, not in every step;
-their pages have what one check and one save cost.
+callback trains for some epochs right before or right after a training without any; a figure is the
+median of the rounds' ratios, of wall time and of the processor time of all threads. Epochs are
+timed from begin to end, all callbacks' own work in between included; the first one is left out, in
+which some callbacks do what they do once. "empty" is a second model without a callback: what the
+machine's noise alone does to a ratio. ReplicaDriftCheck and ResumableCheckpoint act now and then,
+not in every step; their pages have what one check and one save cost.
 """
 
 import argparse
@@ -47,11 +49,17 @@ def mlp() -> keras.Model:
     return keras.Sequential([keras.Input((16,)), *layers, keras.layers.Dense(4)])
 
 
-def mobilenet() -> keras.Model:
-    """A convolutional network of many layers."""
-    return keras.applications.MobileNetV2(
-        input_shape=(96, 96, 3), alpha=0.35, weights=None, classes=4, classifier_activation=None
-    )
+def residual() -> keras.Model:
+    """Residual blocks with BatchNorm: more layers, and a step that is mostly computation."""
+    inputs = keras.Input((32, 32, 3))
+    x = keras.layers.Conv2D(32, 3, padding="same")(inputs)
+    for stride in (1, 2, 1, 2):
+        y = keras.layers.Activation("relu")(keras.layers.BatchNormalization()(x))
+        y = keras.layers.Conv2D(32, 3, stride, padding="same")(y)
+        y = keras.layers.Activation("relu")(keras.layers.BatchNormalization()(y))
+        y = keras.layers.Conv2D(32, 3, padding="same")(y)
+        x = keras.layers.add([keras.layers.AveragePooling2D(stride)(x), y])
+    return keras.Model(inputs, keras.layers.Dense(4)(keras.layers.GlobalAveragePooling2D()(x)))
 
 
 def convolutions() -> keras.Model:
@@ -64,9 +72,34 @@ def convolutions() -> keras.Model:
 MODELS = {
     "small MLP": (mlp, 200),
     "two convolutions": (convolutions, 30),
-    "MobileNetV2": (mobilenet, 6),
+    "eight residual convolutions": (residual, 8),
 }
-"""Each model, and how many steps are timed."""
+"""Each model, and how many steps an epoch has."""
+
+EPOCHS = 3
+"""How many epochs are timed, after one that is not."""
+
+
+Side = tuple[keras.Model, Any]
+"""A model and its callback, or None."""
+
+
+class Clock(keras.callbacks.Callback):
+    """The last callback: when epochs begin and have ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs: list[tuple[float, float]] = []
+        self._begun = (0.0, 0.0)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Start both clocks."""
+        self._begun = time.perf_counter(), time.process_time()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Read them."""
+        wall, processor = self._begun
+        self.epochs.append((time.perf_counter() - wall, time.process_time() - processor))
 
 
 def made(build: Callable[[], keras.Model]) -> keras.Model:
@@ -78,11 +111,13 @@ def made(build: Callable[[], keras.Model]) -> keras.Model:
     return model
 
 
-def seconds(model: keras.Model, x: Any, y: Any, callback: Any) -> float:
-    """How long an epoch takes."""
-    start = time.perf_counter()
-    model.fit(x, y, batch_size=64, verbose=0, callbacks=[] if callback is None else [callback])
-    return time.perf_counter() - start
+def seconds(side: Side, x: Any, y: Any) -> np.ndarray:
+    """Wall time and processor time of the timed epochs."""
+    model, callback = side
+    clock = Clock()
+    several = [clock] if callback is None else [callback, clock]
+    model.fit(x, y, batch_size=64, epochs=1 + EPOCHS, shuffle=False, verbose=0, callbacks=several)
+    return np.sum(clock.epochs[1:], axis=0)
 
 
 def rows(name: str, rounds: int) -> list[str]:
@@ -91,21 +126,24 @@ def rows(name: str, rounds: int) -> list[str]:
     random = np.random.default_rng(0)
     x = random.random((64 * steps, *build().input_shape[1:]), "float32")
     y = random.integers(0, 4, 64 * steps)
-    plain = made(build)
-    sides = {each: (made(build), make()) for each, make in MAKE.items()}
-    for model, callback in [(plain, None), *sides.values()]:
-        seconds(model, x, y, callback)
-    step = min(seconds(plain, x, y, None) for _ in range(3)) / steps
-    ratios: dict[str, list[float]] = {each: [] for each in sides}
-    for _ in range(rounds):
-        for each, (model, callback) in sides.items():
-            without = seconds(plain, x, y, None)
-            ratios[each].append(seconds(model, x, y, callback) / without)
+    plain: Side = made(build), None
+    sides: dict[str, Side] = {each: (made(build), make()) for each, make in MAKE.items()}
+    for side in (plain, *sides.values()):
+        seconds(side, x, y)
+    step = min(seconds(plain, x, y)[0] for _ in range(3)) / steps / EPOCHS
+    ratios: dict[str, list[np.ndarray]] = {each: [] for each in sides}
+    for number in range(rounds):
+        for each, side in sides.items():
+            order = 1 if number % 2 else -1
+            without, with_it = [seconds(one, x, y) for one in (plain, side)[::order]][::order]
+            ratios[each].append(with_it / without)
     found = []
     for each, of_rounds in ratios.items():
-        middle = statistics.median(of_rounds)
-        spread = f"{min(of_rounds):.2f} to {max(of_rounds):.2f}"
-        found.append(f"| {name}, {1e3 * step:.1f} ms | {each} | {middle:.3f} ({spread}) |")
+        cells = [
+            f"{statistics.median(column):.3f} ({min(column):.2f} to {max(column):.2f})"
+            for column in zip(*of_rounds, strict=True)
+        ]
+        found.append(f"| {name}, {1e3 * step:.1f} ms | {each} | {' | '.join(cells)} |")
         print(found[-1], flush=True)
     return found
 
@@ -121,9 +159,10 @@ def main() -> None:
     tf.config.set_logical_device_configuration(
         cpu, [tf.config.LogicalDeviceConfiguration()] * REPLICAS
     )
-    header = "| model, and a step of it | callback | time of a step, against none (range) |"
+    columns = ("model, and a step of it", "callback", "time of a step, against none (range)")
+    header = f"| {' | '.join(columns)} | the same of processor time |"
     print(machine(), header, sep="\n", flush=True)
-    lines = [header, "| --- | --- | --- |"]
+    lines = [header, "| --- | --- | --- | --- |"]
     for name in arguments.models:
         lines += rows(name, arguments.rounds)
     if arguments.write:
