@@ -5,9 +5,10 @@ VENV ?= .venv
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+
 # The tests in groups that two processes work through, the longest first. TensorFlow gets slower
 # with every graph that it has seen, so one process for all would take longer.
-GROUPS := callbacks core data others augmentation
+TEST_GROUPS := $(addprefix test-,callbacks core data others augmentation)
 CORE := $(filter-out tests/test_docs.py tests/test_examples.py,$(wildcard tests/test_*.py))
 TESTS_callbacks := tests/callbacks
 TESTS_core := $(CORE)
@@ -18,18 +19,18 @@ TESTS_others := tests $(patsubst %,--ignore=%,tests/callbacks tests/data tests/a
 # A line of pytest's for each file that is through.
 PROGRESS := '\[ *[0-9]+%\]$$'
 
-.PHONY: test test-all soak lint docs demo bench clean
+.PHONY: test $(TEST_GROUPS) test-all soak lint docs demo bench clean
 
 test: $(INSTALLED)
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(GROUPS:%=test-%)
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(TEST_GROUPS)
 
 # The lines of two groups come mixed while tests run; what else pytest has to say comes in one piece.
-test-%: SHELL := /bin/bash
-test-%: $(INSTALLED)
+$(TEST_GROUPS): SHELL := /bin/bash
+$(TEST_GROUPS): test-%: $(INSTALLED)
 	@mkdir -p build; \
 	PYTHONUNBUFFERED=1 $(BIN)/python -m pytest $(TESTS_$*) 2>&1 | tee build/test-$*.txt \
-		| grep --line-buffered -E $(PROGRESS); \
-	status=$${PIPESTATUS[0]}; grep -v -E $(PROGRESS) build/test-$*.txt; exit $$status
+		| grep -a --line-buffered -E $(PROGRESS); \
+	status=$${PIPESTATUS[0]}; grep -a -v -E $(PROGRESS) build/test-$*.txt; exit $$status
 
 # Every training of tests/replica_cases.py on 2, 3, 4 and 8 replicas.
 test-all: $(INSTALLED)

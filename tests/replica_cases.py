@@ -382,7 +382,7 @@ OPTIMIZERS = [
     of_optimizer("global_clipnorm", lambda: sgd(global_clipnorm=0.1)),
     of_optimizer("clipvalue", lambda: sgd(clipvalue=0.05)),
     of_optimizer(
-        # 8 steps: the third group of 3 is never finished.
+        # 8 steps, or 10: the last group of 3 is never finished.
         "gradient accumulation",
         lambda: sgd(momentum=0.9, gradient_accumulation_steps=3),
     ),

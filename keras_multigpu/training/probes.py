@@ -273,7 +273,9 @@ def collect(
 
 
 def now_that(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The time, in seconds, once these tensors are there."""
+    """The time, in seconds, once these tensors are there; at once if there are none."""
+    if not tensors:
+        return tf.timestamp()
     with tf.control_dependencies(tensors):
         number = tf.reshape(tensors[0], [-1])[:1]
     # A GPU has done what it was told before only when a number of it has arrived on the host.

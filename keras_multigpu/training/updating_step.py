@@ -127,11 +127,11 @@ class UpdatingStep(Step):
     ) -> Result:
         """Sum what the pass of a replica returned over all replicas, and compute the update."""
         context = tf.distribute.get_replica_context()
-        computed = now_that(outcome.packs) if self._timed else None
+        computed = now_that(both(outcome.packs, outcome.slices)) if self._timed else None
         with tf.control_dependencies([computed] if self._timed else []):
             own = [tf.identity(pack) for pack in outcome.packs] if self._timed else outcome.packs
         packs, slices = sums(context, own), everyones(context, outcome.slices, rows)
-        reduced = now_that(packs) if self._timed else None
+        reduced = now_that(both(packs, slices)) if self._timed else None
         update = self._update(*values, packs, slices)
         if not self._probes:
             return Result(update, outcome, rows.examples)
@@ -167,6 +167,11 @@ class UpdatingStep(Step):
                 expand_composites=True,
             )
         return rows._replace(data=(x, *others)), started
+
+
+def both(packs: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
+    """All that replicas sum: without dense gradients there may be no packs, and the reverse."""
+    return [*packs, *(rows.values for rows in slices)]
 
 
 def only_tensors(structure: Any) -> list[tf.Tensor]:

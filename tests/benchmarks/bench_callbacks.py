@@ -6,8 +6,8 @@
 All run in one process, in turn, on the same data on two logical CPU devices. In each round every
 callback trains for some epochs right before or right after a training without any; a figure is the
 median of the rounds' ratios, of wall time and of the processor time of all threads. Epochs are
-timed from begin to end, all callbacks' own work in between included; the first one is left out, in
-which some callbacks do what they do once. "empty" is a second model without a callback: what the
+timed from the first step to the end, the callbacks' own work at the end included; the first one is
+left out, in which some callbacks do what they do once. "empty" is a second model without a callback: what the
 machine's noise alone does to a ratio. ReplicaDriftCheck and ResumableCheckpoint act now and then,
 not in every step; their pages have what one check and one save cost.
 """
@@ -70,13 +70,13 @@ def convolutions() -> keras.Model:
 
 
 MODELS = {
-    "small MLP": (mlp, 200),
-    "two convolutions": (convolutions, 30),
-    "eight residual convolutions": (residual, 8),
+    "small MLP": (mlp, 100),
+    "two convolutions": (convolutions, 10),
+    "eight residual convolutions": (residual, 3),
 }
 """Each model, and how many steps an epoch has."""
 
-EPOCHS = 3
+EPOCHS = 2
 """How many epochs are timed, after one that is not."""
 
 
