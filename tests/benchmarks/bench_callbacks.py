@@ -7,9 +7,9 @@ All run in one process, in turn, on the same data on two logical CPU devices. In
 callback trains for some epochs right before or right after a training without any; a figure is the
 median of the rounds' ratios, of wall time and of the processor time of all threads. Epochs are
 timed from the first step to the end, the callbacks' own work at the end included; the first one is
-left out, in which some callbacks do what they do once. "empty" is a second model without a callback: what the
-machine's noise alone does to a ratio. ReplicaDriftCheck and ResumableCheckpoint act now and then,
-not in every step; their pages have what one check and one save cost.
+left out, in which some callbacks do what they do once. "empty" is a second model without a
+callback: what the machine's noise alone does to a ratio. ReplicaDriftCheck and ResumableCheckpoint
+act now and then, not in every step; their pages have what one check and one save cost.
 """
 
 import argparse
