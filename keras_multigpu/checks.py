@@ -1,5 +1,6 @@
 """Errors in three parts: what came, what was expected, how to fix it."""
 
+import math
 import numbers
 from collections.abc import Iterable
 
@@ -33,6 +34,13 @@ def require_choice(name: str, value: object, choices: Iterable[object]) -> None:
                 **{name: value},
             )
         )
+
+
+def real_number(value: object) -> float:
+    """A number as a float; NaN, which no comparison lets pass, for anything else."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return math.nan
+    return float(value)
 
 
 def require_positive_integer(name: str, value: object) -> None:

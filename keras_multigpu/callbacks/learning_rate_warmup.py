@@ -1,7 +1,6 @@
 """`LearningRateWarmup`: begin with a small learning rate and raise it step by step."""
 
 import math
-import numbers
 from typing import Any
 
 import keras
@@ -17,6 +16,7 @@ from keras_multigpu.callbacks.rates import Rate
 from keras_multigpu.callbacks.scaling_order import require_order
 from keras_multigpu.callbacks.scaling_order import scaling_of
 from keras_multigpu.checks import problem
+from keras_multigpu.checks import real_number
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
 
@@ -256,8 +256,7 @@ def require_length(epochs: Any, steps: Any) -> None:
     """Raise a `ValueError` unless one of the two says how long it lasts."""
     if steps is not None:
         require_positive_integer("steps", steps)
-    is_number = isinstance(epochs, numbers.Real) and not isinstance(epochs, bool)
-    bad = epochs is not None and not (is_number and 0 < epochs < math.inf)
+    bad = epochs is not None and not 0 < real_number(epochs) < math.inf
     if bad or (epochs is not None and steps is not None):
         raise ValueError(
             problem(
@@ -274,8 +273,8 @@ def require_rate(rate: Any, curve: str) -> None:
     """Raise a `ValueError` unless the rate is one that a warm-up can begin with."""
     if rate is None:
         return
-    is_number = isinstance(rate, numbers.Real) and not isinstance(rate, bool)
-    if not is_number or not 0 <= rate < math.inf or (rate == 0 and curve == "exponential"):
+    number = real_number(rate)
+    if not 0 <= number < math.inf or (number == 0 and curve == "exponential"):
         raise ValueError(
             problem(
                 "`initial_rate` is no rate to begin with.",

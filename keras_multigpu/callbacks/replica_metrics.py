@@ -2,7 +2,6 @@
 
 import logging
 import math
-import numbers
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from keras_multigpu.callbacks.step_clock import no_time
 from keras_multigpu.callbacks.step_probe import Sums
 from keras_multigpu.callbacks.step_probe import no_sums
 from keras_multigpu.checks import problem
+from keras_multigpu.checks import real_number
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
 from keras_multigpu.pictures import write_png
@@ -295,10 +295,7 @@ def metrics_of(metrics: Any) -> Any:
 
 def require_larger_than_one(slow_factor: object) -> None:
     """Raise a `ValueError` unless the factor makes a replica slower than others."""
-    number = math.nan
-    if not isinstance(slow_factor, bool) and isinstance(slow_factor, numbers.Real):
-        number = float(slow_factor)
-    if not 1 < number < math.inf:
+    if not 1 < real_number(slow_factor) < math.inf:
         raise ValueError(
             problem(
                 "`slow_factor` makes no replica slower than the others.",

@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import numbers
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from keras_multigpu.callbacks.throughput import throughput_of
 from keras_multigpu.callbacks.throughput import unseen_throughput
 from keras_multigpu.callbacks.throughput_figure import throughput_figure
 from keras_multigpu.checks import problem
+from keras_multigpu.checks import real_number
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.pictures import write_png
@@ -226,10 +226,7 @@ def checked_json(path: str | Path) -> Path:
 
 def require_positive(name: str, value: object) -> None:
     """Raise a `ValueError` unless a number is above zero."""
-    number = math.nan
-    if not isinstance(value, bool) and isinstance(value, numbers.Real):
-        number = float(value)
-    if value is not None and not 0 < number < math.inf:
+    if value is not None and not 0 < real_number(value) < math.inf:
         raise ValueError(
             problem(
                 f"`{name}` is no number, or not positive.",

@@ -182,7 +182,7 @@ class Seen:
 
         The gradients in them are those of the scaled loss.
         """
-        return [*self._packs, *(rows.values for rows in self._slices)]
+        return all_summed(self._packs, self._slices)
 
     @property
     def loss_scale(self) -> tf.Tensor:
@@ -270,6 +270,11 @@ def collect(
     """Let each probe keep what it has measured."""
     for index, probe in enumerate(probes):
         probe.collect([of_replica[index] for of_replica in measured], allowed)
+
+
+def all_summed(packs: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
+    """All that is summed over replicas: there may be no packs, or no sparse gradients."""
+    return [*packs, *(rows.values for rows in slices)]
 
 
 def now_that(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

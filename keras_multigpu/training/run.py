@@ -245,12 +245,11 @@ class TrainingRun:
             self._tell_steps()
         self._next_size = state["next_batch_size"]
         self._largest_share = state["largest_share"]
-        self._model.replication.pieces = state["micro_batches"]
+        pieces = state["micro_batches"]
         if self._largest_share and size is not None:
             # Fewer replicas than before have larger shares.
-            share = math.ceil(size / self.replicas)
-            pieces = math.ceil(share / self._largest_share)
-            self._model.replication.pieces = max(state["micro_batches"], pieces)
+            pieces = max(pieces, self._pieces_of(size, self._largest_share))
+        self._model.replication.pieces = pieces
         self._begun = True
         skipped = self._feed.go_to(self.epoch, self.step, state["anchor"])
         spec = self._feed.spec
@@ -316,10 +315,12 @@ class TrainingRun:
             self._feed.resize(size, self.epoch)
             self._feed.rewind(self.epoch)
             self._tell_steps()
-        share = math.ceil(size / self.replicas)
-        self._model.replication.pieces = (
-            math.ceil(share / self._largest_share) if self._largest_share else self._pieces
-        )
+        largest = self._largest_share
+        self._model.replication.pieces = self._pieces_of(size, largest) if largest else self._pieces
+
+    def _pieces_of(self, size: int, largest_share: int) -> int:
+        """In how many pieces replicas take their shares of a batch."""
+        return math.ceil(math.ceil(size / self.replicas) / largest_share)
 
     def _tell_steps(self) -> None:
         """Let the callbacks know how many steps an epoch has now."""

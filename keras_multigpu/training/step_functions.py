@@ -15,7 +15,9 @@ from keras_multigpu.training.dataset_feeding import normalized
 from keras_multigpu.training.feeding import Batch
 from keras_multigpu.training.feeding import Group
 from keras_multigpu.training.placement import NeedsOptimizer
+from keras_multigpu.training.tracing import held_until
 from keras_multigpu.training.tracing import specs_of
+from keras_multigpu.training.tracing import tensors_of
 
 MakeStep = Callable[[Batch], Callable[[Batch], Any]]
 
@@ -153,17 +155,11 @@ def next_of(iterator: tf.data.Iterator, data_wait: tf.Variable | None) -> Any:
         asked = tf.timestamp()
         with tf.control_dependencies([asked]):
             batch = iterator.get_next()
-        arrived = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor)]
-        with tf.control_dependencies(arrived):
+        with tf.control_dependencies(tensors_of(batch)):
             waited = tf.timestamp() - asked
         data_wait.assign_add(waited)
         # The step must not begin before the time was taken.
-        with tf.control_dependencies([waited]):
-            return tf.nest.map_structure(
-                lambda leaf: tf.identity(leaf) if isinstance(leaf, tf.Tensor) else leaf,
-                batch,
-                expand_composites=True,
-            )
+        return held_until(waited, batch)
 
 
 def key_of(spec: Batch) -> Hashable:

@@ -50,3 +50,19 @@ def symbolic(specs: Any) -> Any:
     return keras.tree.map_structure(
         lambda spec: None if spec is None else keras.KerasTensor(spec.shape, spec.dtype.name), specs
     )
+
+
+def tensors_of(structure: Any) -> list[tf.Tensor]:
+    """The tensors in a nested structure, those inside of sparse and ragged ones too."""
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+
+
+def held_until(time: tf.Tensor, structure: Any) -> Any:
+    """The same structure, whose tensors are there only once a time was taken."""
+    with tf.control_dependencies([time]):
+        return tf.nest.map_structure(
+            lambda leaf: tf.identity(leaf) if isinstance(leaf, tf.Tensor) else leaf,
+            structure,
+            expand_composites=True,
+        )

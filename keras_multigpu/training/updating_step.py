@@ -16,6 +16,7 @@ from keras_multigpu.training.passes import Update
 from keras_multigpu.training.probes import Probe
 from keras_multigpu.training.probes import Seen
 from keras_multigpu.training.probes import Times
+from keras_multigpu.training.probes import all_summed
 from keras_multigpu.training.probes import collect
 from keras_multigpu.training.probes import now_that
 from keras_multigpu.training.probes import verdict
@@ -28,8 +29,10 @@ from keras_multigpu.training.step import after_all
 from keras_multigpu.training.step import assign
 from keras_multigpu.training.step import everyones
 from keras_multigpu.training.step import sums
+from keras_multigpu.training.tracing import held_until
 from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.tracing import symbolic
+from keras_multigpu.training.tracing import tensors_of
 
 
 class UpdatingStep(Step):
@@ -127,11 +130,12 @@ class UpdatingStep(Step):
     ) -> Result:
         """Sum what the pass of a replica returned over all replicas, and compute the update."""
         context = tf.distribute.get_replica_context()
-        computed = now_that(both(outcome.packs, outcome.slices)) if self._timed else None
-        with tf.control_dependencies([computed] if self._timed else []):
-            own = [tf.identity(pack) for pack in outcome.packs] if self._timed else outcome.packs
+        computed, own = None, outcome.packs
+        if self._timed:
+            computed = now_that(all_summed(outcome.packs, outcome.slices))
+            own = held_until(computed, own)
         packs, slices = sums(context, own), everyones(context, outcome.slices, rows)
-        reduced = now_that(both(packs, slices)) if self._timed else None
+        reduced = now_that(all_summed(packs, slices)) if self._timed else None
         update = self._update(*values, packs, slices)
         if not self._probes:
             return Result(update, outcome, rows.examples)
@@ -157,24 +161,7 @@ class UpdatingStep(Step):
         if not self._timed:
             return rows, None
         x, *others = rows.data
-        started = now_that(only_tensors(x))
+        started = now_that(tensors_of(x))
         # Otherwise the time is taken when a thread has nothing else to do. Only the inputs wait
         # for it: to let targets and variables wait as well makes the step slower.
-        with tf.control_dependencies([started]):
-            x = tf.nest.map_structure(
-                lambda leaf: tf.identity(leaf) if isinstance(leaf, tf.Tensor) else leaf,
-                x,
-                expand_composites=True,
-            )
-        return rows._replace(data=(x, *others)), started
-
-
-def both(packs: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
-    """All that replicas sum: without dense gradients there may be no packs, and the reverse."""
-    return [*packs, *(rows.values for rows in slices)]
-
-
-def only_tensors(structure: Any) -> list[tf.Tensor]:
-    """The tensors of nested inputs."""
-    leaves = tf.nest.flatten(structure, expand_composites=True)
-    return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+        return rows._replace(data=(held_until(started, x), *others)), started
