@@ -198,10 +198,9 @@ class Batches:
         """Whether batches may come out smaller, or empty, because damaged examples are left out."""
         return self._settings["on_error"] == "skip" and self._settings["remainder"] != "pad"
 
-    @property
-    def failure(self) -> Exception | None:
-        """The last error that ended reading; TensorFlow hands on only its text."""
-        return self._use.quarantine.failure
+    def failure_in(self, error: Exception) -> Exception | None:
+        """The error that ended reading, of which TensorFlow's `error` has only the text."""
+        return self._use.quarantine.failure_in(error)
 
     def example_at(self, epoch: int, position: int) -> str | None:
         """What stands at a position of an epoch: its file, if it has one; None if unknown."""

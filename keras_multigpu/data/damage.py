@@ -2,9 +2,13 @@
 
 import threading
 import warnings
+from collections import deque
 from typing import NamedTuple
 
 from keras_multigpu.checks import problem
+
+MOST_FAILURES = 64
+"""How many errors are remembered: more than are ever read at once."""
 
 
 class DamagedExample(ValueError):
@@ -42,7 +46,7 @@ class Quarantine:
         self._lock = threading.Lock()
         self._entries: dict[str, Damage] = {}
         self._met: dict[int, set[str]] = {}
-        self.failure: Exception | None = None
+        self._failures: deque[Exception] = deque(maxlen=MOST_FAILURES)
 
     @property
     def entries(self) -> list[Damage]:
@@ -52,8 +56,15 @@ class Quarantine:
 
     def failed(self, error: Exception) -> Exception:
         """Remember an error that ends reading, of which TensorFlow hands on only the text."""
-        self.failure = error
+        with self._lock:
+            self._failures.append(error)
         return error
+
+    def failure_in(self, error: Exception) -> Exception | None:
+        """The remembered error that TensorFlow's is about; several threads may have failed."""
+        text = str(error)
+        with self._lock:
+            return next((one for one in self._failures if str(one) in text), None)
 
     def add(self, epoch: int, name: str, cause: str) -> None:
         """Remember a damaged example."""

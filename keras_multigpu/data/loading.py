@@ -2,7 +2,9 @@
 
 import atexit
 import os
+import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,6 +25,7 @@ BATCHES_AT_ONCE = min(CORES, 4)
 
 _THREADS_PER_BATCH = CORES // BATCHES_AT_ONCE
 _LEAST_PIECE = 4
+_QUIET = 5
 _pool: ThreadPoolExecutor | None = None
 _pool_lock = threading.Lock()
 
@@ -171,33 +174,45 @@ def threads() -> ThreadPoolExecutor:
 
 
 class Gate:
-    """Lets calls from tf.data's threads in until Python ends, then waits for those inside.
+    """Lets calls from tf.data's threads in until Python ends, then waits until they are gone.
 
-    Such a thread that asks for Python while the interpreter is being taken down would crash it.
+    A thread that asks for Python while the interpreter is being taken down is ended on the spot.
+    TensorFlow would wait for what it was reading, for ever. A call is over only when its thread has
+    left Python: behind this gate an error is still turned into a text.
     """
 
     def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._inside = 0
+        self._lock = threading.Lock()
+        self._threads: set[int] = set()
+        self._calls = 0
         self._closed = False
         atexit.register(self.close)
 
     def __enter__(self) -> None:
-        with self._condition:
+        with self._lock:
+            self._calls += 1
+            self._threads.add(threading.get_ident())
             if self._closed:
                 raise RuntimeError("Python is ending.")
-            self._inside += 1
 
     def __exit__(self, *exception: Any) -> None:
-        with self._condition:
-            self._inside -= 1
-            self._condition.notify_all()
+        """Nothing to do."""
 
-    def close(self) -> None:
-        """Let nobody in any more, and wait until everybody is out."""
-        with self._condition:
+    def close(self, patience: float = 10) -> None:
+        """Let nobody in any more, and wait until all are gone and nobody comes.
+
+        Args:
+            patience: How many seconds to wait at most.
+        """
+        with self._lock:
             self._closed = True
-            self._condition.wait_for(lambda: not self._inside, timeout=10)
+        quiet, calls, end = 0, self._calls, time.monotonic() + patience
+        # tf.data goes on with what it has begun, until its buffers are full of errors.
+        while self._threads and quiet < _QUIET and time.monotonic() < end:
+            time.sleep(0.01)
+            with self._lock:
+                busy = self._calls > calls or self._threads & sys._current_frames().keys()
+                quiet, calls = 0 if busy else quiet + 1, self._calls
 
 
 GATE = Gate()

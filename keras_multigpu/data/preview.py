@@ -51,7 +51,10 @@ def examples_of(batches: Any, count: int, augment: Augment | None) -> Examples:
         augment: What changes the images.
     """
     plain = batches.with_(augment=None, global_batch_size=count, remainder="keep")
-    batch = next(iter(plain.epoch(0).filter(has_examples)), None)
+    try:
+        batch = next(iter(plain.epoch(0).filter(has_examples)), None)
+    except tf.errors.OpError as error:
+        raise plain.failure_in(error) or error from None
     if batch is None:
         raise ValueError(
             problem(

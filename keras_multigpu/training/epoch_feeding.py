@@ -18,6 +18,7 @@ OFFERED = (
     "epochs",
     "evaluation",
     "example_at",
+    "failure_in",
     "for_replicas",
     "global_batch_size",
     "position_after",
@@ -160,8 +161,8 @@ class EpochSource:
 
     def cause(self, error: tf.errors.OpError) -> Exception | None:
         """Why reading failed, if that is what `error` is about."""
-        failure: Exception | None = self._batches.failure
-        return failure if failure is not None and str(failure) in str(error) else None
+        failure: Exception | None = self._batches.failure_in(error)
+        return failure
 
     def on_epoch_begin(self) -> None:
         """Nothing to do."""

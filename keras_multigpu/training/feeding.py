@@ -9,6 +9,7 @@ import collections.abc
 import contextlib
 import itertools
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -214,6 +215,9 @@ class Feed:
             cause = self._source.cause(error) if isinstance(self._source, EpochSource) else None
             if cause is None:
                 raise
+            # Their frames keep the iterator, whose end waits for what is being read: it must not
+            # wait when Python ends, and its threads with it.
+            traceback.clear_frames(error.__traceback__)
             raise cause from error
         finally:
             self._iterator = None

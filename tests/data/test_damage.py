@@ -1,6 +1,9 @@
 """Damaged images: each is named with its cause, and with `on_error="skip"` none stops a run."""
 
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import keras
@@ -13,6 +16,8 @@ from picture_files import sixteen_bits
 from picture_files import with_size
 
 import keras_multigpu as kmg
+from keras_multigpu.data.damage import DamagedExample
+from keras_multigpu.data.damage import Quarantine
 from keras_multigpu.data.from_files import from_files
 
 JPEG = encoded(picture(), "JPEG", quality=90)
@@ -178,6 +183,40 @@ def test_a_file_that_vanishes_during_the_epoch(on_error, tmp_path):
     with pytest.warns(UserWarning, match="57.png"):
         assert sum(len(y) for _, y in read) == 57
     assert [Path(name).name for name, _ in batches.quarantine] == ["57.png"]
+
+
+def test_of_several_failures_the_one_that_ended_reading_is_named():
+    """Others that failed beside it, before or after, are not taken for it."""
+    quarantine = Quarantine()
+    damaged = [quarantine.failed(DamagedExample("it is empty", name)) for name in "abc"]
+    error = RuntimeError(f"{{{{node read_batch}}}} DamagedExample: {damaged[1]}\nTraceback ...")
+    assert quarantine.failure_in(error) is damaged[1]
+    assert quarantine.failure_in(RuntimeError("Out of memory")) is None
+
+
+FAILING_FIT = """
+import sys
+import keras
+import keras_multigpu as kmg
+
+batches = kmg.data.from_files(
+    sys.argv[1:], [0.5] * (len(sys.argv) - 1), image_size=(8, 8), global_batch_size=2
+)
+model = kmg.distribute(keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)]))
+model.compile("sgd", "mse")
+model.fit(batches, verbose=0)
+"""
+
+
+def test_several_damaged_files_end_fit_and_the_process(tmp_path):
+    """With `DamagedExample`, although others fail at the same time, and without a hang at exit."""
+    paths = [tmp_path / f"{number:02}.png" for number in range(40)]
+    for path in paths:
+        path.write_bytes(PNG[:100])
+    command = [sys.executable, "-P", "-c", FAILING_FIT, *map(str, paths)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode == 1
+    assert re.search(r"\n\S*DamagedExample: \S*png cannot be read: it is", process.stderr)
 
 
 def test_training_goes_on_as_if_damaged_files_were_not_there(tmp_path):

@@ -291,10 +291,11 @@ def test_examples_of_a_batch_must_have_one_shape():
     """The error says so, and `fit` raises it; TensorFlow's own would name two shapes only."""
     made = from_dataset(lengths(2, 2, 2, 3), shuffle=False, global_batch_size=2)
     expected = "(?s)a dataset differ in shape.*Resize, crop or pad.*Received: first=.*another="
-    with pytest.raises(tf.errors.OpError, match=expected):
+    with pytest.raises(tf.errors.OpError, match=expected) as raised:
         list(made.epoch(0))
-    assert isinstance(made.failure, ValueError)
-    assert r"first=[(2,), ()], another=[(3,), ()]" in str(made.failure)
+    failure = made.failure_in(raised.value)
+    assert isinstance(failure, ValueError)
+    assert r"first=[(2,), ()], another=[(3,), ()]" in str(failure)
 
 
 def test_batches_may_differ_in_shape():

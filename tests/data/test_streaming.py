@@ -188,9 +188,9 @@ def test_seeds_belong_to_the_position():
 def test_damage_is_named():
     """An error holds the name and the cause."""
     made = batches(damaged=[5])
-    with pytest.raises(tf.errors.OpError, match="number 5 cannot be read: it is odd"):
+    with pytest.raises(tf.errors.OpError, match="number 5 cannot be read: it is odd") as raised:
         lists(made.epoch(0))
-    assert isinstance(made.failure, DamagedExample)
+    assert isinstance(made.failure_in(raised.value), DamagedExample)
 
 
 @pytest.mark.parametrize(
