@@ -37,6 +37,7 @@ _CLUSTER_KINDS = ("multi_worker", "parameter_server", "tpu")
 
 _log = logging.getLogger("keras_multigpu")
 _strategies: dict[tuple[str, tuple[str, ...]], tf.distribute.Strategy] = {}
+_last_asked_for: tf.distribute.Strategy | None = None
 
 
 def strategy(
@@ -45,7 +46,8 @@ def strategy(
     """The `tf.distribute` strategy for these devices: one object for each request.
 
     Call it before the first TensorFlow operation. Only then can it let the GPUs take memory as
-    they need it, or split a CPU into logical devices.
+    they need it, or split a CPU into logical devices. The strategy that was asked for last is the
+    one that `keras_multigpu.distribute` takes if it is given none.
 
     Args:
         kind: `"auto"`, `"one_device"`, `"mirrored"`, `"multi_worker"`, `"central_storage"`,
@@ -56,7 +58,7 @@ def strategy(
             CPU devices on a machine without a GPU. `None` means all GPUs.
 
     Returns:
-        A `tf.distribute.Strategy`, to be handed to `keras_multigpu.distribute`.
+        A `tf.distribute.Strategy`.
 
     Raises:
         ValueError: If an argument or a cluster variable of the environment makes no sense.
@@ -65,21 +67,29 @@ def strategy(
     Example:
 
     ```python
-    two_gpus = kmg.strategy(devices=2)
+    kmg.strategy(devices=2)
+    model = kmg.distribute(model)
     ```
     """
-    return _obtain(kind, devices, late_growth_is_an_error=True)
+    global _last_asked_for
+    _last_asked_for = obtained(kind, devices)
+    return _last_asked_for
 
 
-def default_strategy() -> tf.distribute.Strategy:
-    """The strategy whose scope is open, otherwise what `strategy()` returns.
+def default_strategy(devices: Sequence[str] | int | None = None) -> tf.distribute.Strategy:
+    """The strategy of a model that was given none.
 
-    For a model that was built first, and so has started TensorFlow: GPUs that already hold all
-    their memory are then worth a warning, not an error, for training works just as well.
+    It is that for `devices`, if these are given; otherwise that whose scope is open; or which
+    `strategy` was asked for last; or what `strategy()` returns.
+
+    A model that was built first has started TensorFlow: GPUs that already hold all their memory are
+    then worth a warning, not an error, for training works just as well.
     """
-    if tf.distribute.has_strategy():
+    if devices is None and tf.distribute.has_strategy():
         return tf.distribute.get_strategy()
-    return _obtain("auto", None, late_growth_is_an_error=False)
+    if devices is None and _last_asked_for is not None:
+        return _last_asked_for
+    return obtained("auto", devices, late_growth_is_an_error=False)
 
 
 def device_count(device_type: str) -> int:
@@ -128,9 +138,10 @@ def require_logical_cpus(count: int) -> None:
         ) from error
 
 
-def _obtain(
-    kind: str, devices: Sequence[str] | int | None, *, late_growth_is_an_error: bool
+def obtained(
+    kind: str, devices: Sequence[str] | int | None = None, *, late_growth_is_an_error: bool = True
 ) -> tf.distribute.Strategy:
+    """As `strategy`, for parts of this package: it does not become the default."""
     require_choice("kind", kind, KINDS)
     names = None if devices is None else _device_names(devices)
     reason = "asked for"

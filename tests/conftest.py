@@ -11,6 +11,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
 import pytest
 import tensorflow as tf
 
+from keras_multigpu import replicas
+
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 8
 )
@@ -28,6 +30,12 @@ def garbage():
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def no_strategy_asked_for(monkeypatch):
+    """What a test asks for is not the default of the next one."""
+    monkeypatch.setattr(replicas, "_last_asked_for", None)
 
 
 @pytest.fixture(scope="module")

@@ -162,7 +162,17 @@ def test_another_scope_is_refused_and_the_same_scope_is_not():
         assert replicas.default_strategy() is two
         with pytest.raises(RuntimeError, match="inside the scope of another one.*devices=3"):
             replicas.strategy(devices=3)
+
+
+def test_what_was_asked_for_last_is_the_default():
+    """Not what a part of this package has used meanwhile; other devices can still be named."""
     assert devices_of(replicas.default_strategy()) == ["CPU:0"]
+    replicas.strategy(devices=3)
+    two = replicas.strategy(devices=2)
+    replicas.obtained("one_device")
+    assert replicas.default_strategy() is two
+    assert devices_of(replicas.default_strategy(3)) == ["CPU:0", "CPU:1", "CPU:2"]
+    assert replicas.default_strategy() is two
 
 
 @pytest.mark.parametrize(

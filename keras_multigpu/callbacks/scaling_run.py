@@ -18,7 +18,7 @@ from keras_multigpu import keras_internals
 from keras_multigpu.callbacks.throughput import Scaling
 from keras_multigpu.checks import problem
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
-from keras_multigpu.replicas import strategy
+from keras_multigpu.replicas import obtained
 from keras_multigpu.training.distribute import distribute
 from keras_multigpu.training.feeding import Group
 from keras_multigpu.training.model_state import ModelState
@@ -44,7 +44,7 @@ def scaling_of(model: Any, run: Any, steps: int) -> Scaling:
     shares = [keras.tree.map_structure(lambda leaf: first(leaf, share), one) for one in batches]
     state, generators = ModelState.of(model), (random.getstate(), np.random.get_state())
     try:
-        alone = copy_of(model, strategy("one_device", devices=[devices[0]]))
+        alone = copy_of(model, obtained("one_device", devices=[devices[0]]))
         together = copy_of(model, model.distribute_strategy)
         sides = [(alone, shares), (together, batches)]
         for side, data in sides:

@@ -1,5 +1,7 @@
 """`distribute`: turns a Keras model into a `DistributedModel`."""
 
+from collections.abc import Sequence
+
 import keras
 import tensorflow as tf
 
@@ -14,6 +16,7 @@ def distribute(
     model: keras.Model,
     strategy: tf.distribute.Strategy | None = None,
     *,
+    devices: Sequence[str] | int | None = None,
     sync_batch_norm: bool = False,
 ) -> DistributedModel:
     """Let a Keras model train on all replicas of a strategy.
@@ -25,7 +28,9 @@ def distribute(
 
     Args:
         model: The model.
-        strategy: A strategy, by default what `keras_multigpu.strategy()` chooses.
+        strategy: A strategy; by default the one that `keras_multigpu.strategy` was asked for last,
+            or what it chooses itself.
+        devices: Instead of a strategy: names, or how many, as `keras_multigpu.strategy` takes them.
         sync_batch_norm: Whether BatchNormalization layers normalise with the moments of
             the global batch instead of each replica's own. With it, training equals one
             device also for these layers; it costs three all-reduces a layer in the forward pass.
@@ -53,14 +58,24 @@ def distribute(
     if strategy is not None and not isinstance(strategy, tf.distribute.Strategy):
         raise ValueError(
             problem(
-                "`strategy` is no strategy.",
+                "`strategy` is not a strategy.",
                 "Expected a `tf.distribute.Strategy`.",
-                "Pass `kmg.strategy(devices=2)`, or leave it out.",
+                "Pass `devices=2`, or `kmg.strategy(devices=2)`, or leave it out.",
                 strategy=strategy,
             )
         )
+    if strategy is not None and devices is not None:
+        raise ValueError(
+            problem(
+                "`strategy` and `devices` came together.",
+                "Expected one of them: a strategy already has its devices.",
+                "Leave one out.",
+                strategy=strategy,
+                devices=devices,
+            )
+        )
     previous = vars(model).get("_replication")
-    replication = Replication(strategy or default_strategy(), sync_batch_norm)
+    replication = Replication(strategy or default_strategy(devices), sync_batch_norm)
     if previous is not None:
         replication.micro_batches, replication.pieces = previous.micro_batches, previous.pieces
     model.__class__ = distributed_class(type(model))

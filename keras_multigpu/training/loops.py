@@ -44,6 +44,7 @@ def train(
         warnings.warn(f"Limiting epochs to {most}", stacklevel=3)
         epochs = most
     model.prepare(feed.spec)
+    model.replication.announce(model)
     callbacks = callback_list(model, callbacks, verbose, epochs, feed.num_batches)
     model.stop_training = False
     run = TrainingRun(model, feed, callbacks, epochs, initial_epoch)

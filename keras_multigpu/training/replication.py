@@ -29,6 +29,7 @@ from keras_multigpu.training.probes import Probe
 from keras_multigpu.training.shares import HOST
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.step_functions import StepFunctions
+from keras_multigpu.training.sync_batch_norm import said_of_batch_norm
 from keras_multigpu.training.sync_batch_norm import synchronized
 from keras_multigpu.training.sync_batch_norm import synchronized_layers
 from keras_multigpu.training.tracing import symbolic
@@ -54,6 +55,18 @@ class Replication:
         self._probes: tuple[Probe, ...] = ()
         self._data_wait: tf.Variable | None = None
         self._functions: dict[Any, StepFunctions] = {}
+        self._announced = False
+
+    def announce(self, model: keras.Model) -> None:
+        """Log once where the model trains, and what becomes of its BatchNormalization layers."""
+        if self._announced:
+            return
+        self._announced = True
+        devices = [tf.DeviceSpec.from_string(d) for d in self.strategy.extended.worker_devices]
+        names = ", ".join(f"{device.device_type}:{device.device_index}" for device in devices)
+        count = "1 replica" if len(devices) == 1 else f"{len(devices)} replicas"
+        batch_norm = said_of_batch_norm(model, self.sync_batch_norm) if len(devices) > 1 else ""
+        logger.info("Training on %s: %s.%s", count, names, batch_norm)
 
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""

@@ -29,6 +29,20 @@ def synchronized_layers(model: keras.Model, every: bool) -> list[keras.layers.Ba
     ]
 
 
+def said_of_batch_norm(model: keras.Model, every: bool) -> str:
+    """A sentence on what several replicas do with the BatchNorm layers, if there are any."""
+    count, synchronised = (len(synchronized_layers(model, each)) for each in (True, every))
+    if not count:
+        return ""
+    if synchronised == count:
+        return " BatchNormalization is synchronised: it normalises over the global batch."
+    which = "is not" if not synchronised else f"of {count - synchronised} layers is not"
+    return (
+        f" BatchNormalization {which} synchronised: each replica normalises its own share; "
+        "`sync_batch_norm=True` makes it the global batch."
+    )
+
+
 @contextlib.contextmanager
 def synchronized(layers: list[keras.layers.BatchNormalization], rows: Rows) -> Iterator[None]:
     """Let the layers take their moments over all replicas, counting real examples only."""

@@ -10,8 +10,8 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.replicas import device_count
+from keras_multigpu.replicas import obtained
 from keras_multigpu.replicas import require_logical_cpus
-from keras_multigpu.replicas import strategy
 from keras_multigpu.verification.batches import first_batches
 from keras_multigpu.verification.comparison import compare
 from keras_multigpu.verification.comparison import tolerance
@@ -24,7 +24,7 @@ def devices_are_ready(count: int) -> bool:
     try:
         if device_count("GPU"):
             # Even where the CPU is compared: this process may train on the GPUs afterwards.
-            strategy("one_device")
+            obtained("one_device")
         if device_count("GPU") < count:
             require_logical_cpus(count)
     except RuntimeError:
@@ -38,7 +38,7 @@ def run(
     """Compare in this process, whose devices are ready."""
     kind = "GPU" if device_count("GPU") >= max(replicas) else "CPU"
     strategies = {
-        count: strategy("mirrored", devices=[f"{kind}:{index}" for index in range(count)])
+        count: obtained("mirrored", devices=[f"{kind}:{index}" for index in range(count)])
         for count in replicas
     }
     with exact_float32():

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
-from keras_multigpu.replicas import strategy
+from keras_multigpu.replicas import obtained
 from keras_multigpu.training.distribute import distribute
 from keras_multigpu.training.distributed_model import DistributedModel
 from keras_multigpu.training.feeding import Batch
@@ -129,7 +129,7 @@ class Recipe:
         """A model on one device: Keras's own, or where it cannot be, ours on one replica."""
         model = self.model()
         if isinstance(model, DistributedModel):
-            model = distribute(model, strategy("one_device", devices=[self.device]))
+            model = distribute(model, obtained("one_device", devices=[self.device]))
         return Participant(model, self.device)
 
     def on_replicas(self, replicas: tf.distribute.Strategy) -> Participant:

@@ -139,7 +139,7 @@ def test_bad_arguments_are_named():
     """What is no model or no strategy gets an error in three parts."""
     with pytest.raises(ValueError, match="no Keras model.*Expected.*Received: model=3"):
         kmg.distribute(3)
-    with pytest.raises(ValueError, match="no strategy.*Received: strategy='mirrored'"):
+    with pytest.raises(ValueError, match="not a strategy.*Received: strategy='mirrored'"):
         kmg.distribute(sequential(), "mirrored")
     with pytest.raises(ValueError, match="compile"):
         kmg.distribute(sequential(), strategy(2)).fit(X, Y)
@@ -286,3 +286,45 @@ def test_stateful_layers_are_refused():
     model = keras.Sequential([keras.Input(batch_shape=(6, 3, 2)), layer])
     with pytest.raises(ValueError, match="keeps its state.*Received: layer='memory'"):
         kmg.distribute(model, strategy(2))
+
+
+def test_the_strategy_that_was_asked_for_is_used():
+    """Nothing has to be handed on, and batches count for its replicas, too."""
+    asked = kmg.strategy(devices=2)
+    assert kmg.distribute(keras.Model(*ends())).distribute_strategy is asked
+    assert kmg.data.from_arrays(X, Y, replica_batch_size=3).global_batch_size == 6
+
+
+def test_devices_can_be_named_where_the_model_is_distributed():
+    """By their number or names; a strategy beside them is refused."""
+    model = kmg.distribute(keras.Model(*ends()), devices=3)
+    assert model.distribute_strategy.num_replicas_in_sync == 3
+    with pytest.raises(ValueError, match="came together.*Expected one.*Received: .*devices=2"):
+        kmg.distribute(model, strategy(2), devices=2)
+
+
+BATCH_NORM = {
+    (1, False): "Training on 1 replica: CPU:0.",
+    (2, True): "Training on 2 replicas: CPU:0, CPU:1. BatchNormalization is synchronised: it ",
+    (2, False): "Training on 2 replicas: CPU:0, CPU:1. BatchNormalization is not synchronised: ",
+}
+
+
+@pytest.mark.parametrize(("replicas", "sync"), BATCH_NORM)
+def test_the_first_fit_says_where_it_trains(replicas, sync, caplog):
+    """In one line, once for a model and its strategy."""
+    caplog.set_level("INFO", "keras_multigpu")
+    layers = [keras.layers.Dense(1), keras.layers.BatchNormalization()]
+    model = kmg.distribute(keras.Sequential(layers), devices=replicas, sync_batch_norm=sync)
+    model.compile("sgd", "mse")
+    for _ in range(2):
+        model.fit(X, Y, verbose=0)
+    (said,) = [text for text in caplog.messages if text.startswith("Training")]
+    assert said.startswith(BATCH_NORM[replicas, sync])
+
+
+def test_a_model_without_batch_norm_is_told_nothing_of_it(caplog):
+    caplog.set_level("INFO", "keras_multigpu")
+    model = kmg.distribute(keras.Model(*ends()), devices=2)
+    model.replication.announce(model)
+    assert caplog.messages[-1] == "Training on 2 replicas: CPU:0, CPU:1."
