@@ -19,7 +19,7 @@ TESTS_others := tests $(patsubst %,--ignore=%,tests/callbacks tests/data tests/a
 # A line of pytest's for each file that is through.
 PROGRESS := '\[ *[0-9]+%\]$$'
 
-.PHONY: test $(TEST_GROUPS) test-all soak lint docs demo bench clean
+.PHONY: test $(TEST_GROUPS) test-all keras-tests soak lint docs demo bench clean
 
 test: $(INSTALLED)
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(TEST_GROUPS)
@@ -35,6 +35,15 @@ $(TEST_GROUPS): test-%: $(INSTALLED)
 # Every training of tests/replica_cases.py on 2, 3, 4 and 8 replicas.
 test-all: $(INSTALLED)
 	KMG_ALL_REPLICAS=1 $(MAKE) test
+
+# Keras's own tests of models, each distributed over one replica and over two.
+keras-tests: $(INSTALLED)
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 keras-tests-1 keras-tests-2
+
+keras-tests-1 keras-tests-2: keras-tests-%: $(INSTALLED)
+	@mkdir -p build; \
+	$(BIN)/python tests/keras_suite --replicas=$* --tb=short > build/$@.txt 2>&1; \
+	status=$$?; tail -n 40 build/$@.txt; exit $$status
 
 # The kill test in full: a real training is killed forty times. Takes about ten minutes.
 soak: $(INSTALLED)

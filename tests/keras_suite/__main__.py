@@ -1,0 +1,53 @@
+"""Runs Keras's own tests on distributed models.
+
+    python tests/keras_suite                                         # all that run a model
+    python tests/keras_suite --replicas=1 trainers/trainer_test.py -k fit
+
+Files are named as in `keras/src`; a folder stands for all its files that run a model. Everything
+else goes to pytest.
+"""
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+KERAS = Path(importlib.util.find_spec("keras").origin).parent / "src"
+RUNS_A_MODEL = re.compile(
+    r"(?<!\bre)\.(compile|fit|evaluate|predict|\w+_on_batch)\(|\brun_layer_test\("
+)
+# Those of other backends, and every large network with weights to download, which is not trained.
+OTHERS = re.compile(r"backend/(jax|torch|numpy|openvino)/|(jax|torch)_\w+_test|applications/")
+
+
+def test_files(name: str = "") -> list[str]:
+    """The test files of a folder of Keras that run a model."""
+    return [
+        str(path)
+        for path in sorted((KERAS / name).rglob("*_test.py"))
+        if not OTHERS.search(path.as_posix())
+        and RUNS_A_MODEL.search(path.read_text(encoding="utf-8"))
+    ]
+
+
+def arguments(given: list[str]) -> list[str]:
+    """The arguments for pytest."""
+    found, others = [], []
+    for argument in given:
+        path = KERAS / argument.partition("::")[0]
+        if argument.startswith("-") or not path.exists():
+            others.append(argument)
+        elif path.is_dir():
+            found += test_files(argument)
+        else:
+            found.append(str(KERAS / argument))
+    files = found or test_files()
+    return ["-c", str(HERE / "pytest.ini"), f"--rootdir={KERAS.parents[1]}", *others, *files]
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE.parents[1]))
+    sys.exit(pytest.main(arguments(sys.argv[1:])))

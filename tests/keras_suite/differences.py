@@ -1,0 +1,118 @@
+"""The tests of Keras that fail on a distributed model, and why.
+
+A page of the documentation is made of `DIFFERENCES`. The suite fails where a test that is named
+here passes, or does not exist.
+"""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """Something of Keras that does not hold for a distributed model.
+
+    Args:
+        what: What a user would miss, as a sentence.
+        why: The reason.
+        tests: Patterns of the names of Keras's tests that show it.
+        replicas: On how many replicas.
+    """
+
+    what: str
+    why: str
+    tests: tuple[str, ...]
+    replicas: tuple[int, ...] = (1, 2)
+
+
+DIFFERENCES: tuple[Difference, ...] = ()
+
+# Not ours: they fail without this package too, with the versions that are installed for tests.
+KERAS_ALONE: tuple[Difference, ...] = (
+    Difference(
+        "A file of Keras's repository that its package does not hold.",
+        "The test reads it.",
+        (
+            "saving/saving_lib_test.py::SavingBattleTest::"
+            "test_legacy_load_skips_missing_nested_containers",
+        ),
+        (0, 1, 2),
+    ),
+    Difference(
+        "Checks of a scikit-learn that is newer than Keras.",
+        "Keras lists other checks that its wrappers do not pass.",
+        (
+            "wrappers/sklearn_test.py::test_sklearn_estimator_checks[*"
+            "-check_parameters_default_constructible]",
+            "wrappers/sklearn_test.py::test_sklearn_estimator_checks[SKLearnClassifier*"
+            "-check_classifiers_regression_target]",
+        ),
+        (0, 1, 2),
+    ),
+)
+
+# Tests that are to pass, by what is broken.
+TO_BE_MENDED: tuple[Difference, ...] = (
+    Difference(
+        "Callbacks are called by the batch.",
+        "`on_batch_begin` and `on_batch_end` are called only where Keras's names for them are not.",
+        (
+            "trainers/trainer_test.py::TestTrainer::test_steps_per_epoch_*",
+            "trainers/trainer_test.py::TestTrainer::test_steps_per_execution_steps_per_epoch_*",
+            "trainers/trainer_test.py::TestTrainer::test_steps_per_execution_steps_count_*_*t",
+            "trainers/trainer_test.py::TestTrainer::test_steps_per_execution_steps_count_*_eager",
+            "trainers/trainer_test.py::TestTrainer::test_steps_per_execution_unrolled_steps_*",
+            "callbacks/terminate_on_nan_test.py::TerminateOnNaNTest::"
+            "test_raise_error_terminate_does_not_trigger_on_train_end",
+            "callbacks/terminate_on_nan_test.py::TerminateOnNaNTest::"
+            "test_raise_error_terminate_stops_on_later_batch",
+            "callbacks/terminate_on_nan_test.py::TerminateOnNaNTest::"
+            "test_terminate_on_nan_raise_error_raises_error",
+        ),
+    ),
+    Difference(
+        "All forms of data, and their ends.",
+        "Sparse matrices of SciPy, ragged tensors and generators that end early are not read.",
+        (
+            "trainers/trainer_test.py::TestTrainer::test_*_sparse_scipy_*",
+            "trainers/trainer_test.py::TestTrainer::test_trainer_with_raggeds_*",
+            "trainers/trainer_test.py::TestTrainer::test_fit_with_data_adapter_generator",
+            "trainers/trainer_test.py::TestTrainer::test_max_epochs_and_steps",
+        ),
+    ),
+    Difference(
+        "What a model assigns in its step.",
+        "It is lost.",
+        ("trainers/trainer_test.py::TestTrainer::test_metric_update_in_compute_loss",),
+    ),
+    Difference(
+        "Methods that a model of Keras's modules overrides.",
+        "They are taken for Keras's own.",
+        (
+            "trainers/trainer_test.py::TestTrainer::"
+            "test_compute_loss_no_training_backwards_compatibility",
+            "trainers/trainer_test.py::TestTrainer::test_evaluate_with_custom_*",
+            "trainers/trainer_test.py::TestTrainer::test_fit_with_custom_train_step",
+            "trainers/trainer_test.py::TestTrainer::test_fwd_pass_loss_presence_in_compute_loss",
+            "distillation/distillation_loss_test.py::TestEndToEndDistillation::*_end_to_end",
+            "distillation/distiller_test.py::TestDistiller::test_evaluation_workflow",
+            "distillation/distiller_test.py::TestDistiller::test_full_training_workflow",
+            "distillation/distiller_test.py::TestDistiller::"
+            "test_multi_distillation_loss_functionality",
+            "distillation/distiller_test.py::TestDistiller::test_student_loss_weighting",
+            "models/model_test.py::ModelTest::test_functional_list_outputs_with_custom_compute_loss",
+        ),
+    ),
+    Difference(
+        "Pickled models.",
+        "A distributed class has its original's name.",
+        (
+            "models/model_test.py::ModelTest::test_functional_pickling_*",
+            "wrappers/sklearn_test.py::test_sklearn_estimator_checks[*-check_estimators_pickle*]",
+        ),
+    ),
+    Difference(
+        "Keras's `MultiOptimizer`.",
+        "Its variables are not moved.",
+        ("optimizers/multi_optimizer_test.py::*::test_multi_optimizer_with_model_fit",),
+    ),
+)
