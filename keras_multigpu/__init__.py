@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+__version__ = "0.1.0"
+
 __all__ = [
     "augmentation",
     "callbacks",
@@ -42,7 +44,7 @@ else:
         return globals()[name]
 
     def __dir__():
-        return sorted({*globals(), *__all__})
+        return [*__all__, "__version__"]
 
 
 del TYPE_CHECKING  # No name of this package.

@@ -1,6 +1,9 @@
 """`keras_multigpu.__all__` is the public interface: exact and sorted, with no leaks."""
 
+import re
 from types import ModuleType
+
+import pytest
 
 import keras_multigpu
 
@@ -29,6 +32,25 @@ def test_every_public_name_exists_and_is_documented():
     """Each name can be had from the package, and has a docstring."""
     for name in keras_multigpu.__all__:
         assert getattr(keras_multigpu, name).__doc__, name
+
+
+@pytest.mark.parametrize("part", ["augmentation", "callbacks", "data"])
+def test_each_part_offers_its_public_names_and_nothing_else(part):
+    """To `dir`, and so to the completion of a notebook: no module, no imported name."""
+    module = getattr(keras_multigpu, part)
+    shown = {
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and not isinstance(value, ModuleType)
+    }
+    assert sorted(module.__all__, key=str.casefold) == module.__all__
+    assert set(module.__all__) == shown
+    assert dir(module) == sorted(module.__all__)
+
+
+def test_the_package_offers_its_public_names_and_version():
+    assert dir(keras_multigpu) == sorted([*PUBLIC_NAMES, "__version__"])
+    assert re.fullmatch(r"\d+\.\d+\.\d+", keras_multigpu.__version__)
 
 
 def test_nothing_else_leaks():

@@ -29,3 +29,29 @@ from keras_multigpu.augmentation.random_numbers import Draws as Draws
 from keras_multigpu.augmentation.recipes import recipe as recipe
 from keras_multigpu.augmentation.sequence import Sequence as Sequence
 from keras_multigpu.augmentation.trivial_augment import TrivialAugment as TrivialAugment
+
+__all__ = [
+    "AugmentationLayer",
+    "AugMix",
+    "CutMix",
+    "Draws",
+    "Function",
+    "gallery",
+    "KerasCVLayer",
+    "KerasLayer",
+    "MixUp",
+    "MixUpOrCutMix",
+    "RandAugment",
+    "RandomColor",
+    "RandomErasing",
+    "RandomGaussianBlur",
+    "RandomGeometry",
+    "recipe",
+    "Sequence",
+    "TrivialAugment",
+]
+
+
+def __dir__() -> list[str]:
+    """What is public, and not the modules that it is made of."""
+    return list(__all__)

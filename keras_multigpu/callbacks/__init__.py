@@ -16,3 +16,22 @@ from keras_multigpu.callbacks.replica_drift_check import ReplicaDriftCheck as Re
 from keras_multigpu.callbacks.replica_metrics import ReplicaMetrics as ReplicaMetrics
 from keras_multigpu.callbacks.resumable_checkpoint import ResumableCheckpoint as ResumableCheckpoint
 from keras_multigpu.callbacks.throughput_report import ThroughputReport as ThroughputReport
+
+__all__ = [
+    "BatchSizeFinder",
+    "BatchSizeScaling",
+    "EvaluationAveraging",
+    "GradientNoiseScale",
+    "LearningRateFinder",
+    "LearningRateWarmup",
+    "NaNGuard",
+    "ReplicaDriftCheck",
+    "ReplicaMetrics",
+    "ResumableCheckpoint",
+    "ThroughputReport",
+]
+
+
+def __dir__() -> list[str]:
+    """What is public, and not the modules that it is made of."""
+    return list(__all__)

@@ -17,3 +17,18 @@ from keras_multigpu.data.from_directory import from_directory as from_directory
 from keras_multigpu.data.from_files import from_files as from_files
 from keras_multigpu.data.from_flow import from_flow as from_flow
 from keras_multigpu.data.from_tfds import from_tfds as from_tfds
+
+__all__ = [
+    "Batches",
+    "from_arrays",
+    "from_dataset",
+    "from_directory",
+    "from_files",
+    "from_flow",
+    "from_tfds",
+]
+
+
+def __dir__() -> list[str]:
+    """What is public, and not the modules that it is made of."""
+    return list(__all__)

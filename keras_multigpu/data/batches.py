@@ -25,9 +25,9 @@ from keras_multigpu.data.pipeline import batches_of
 from keras_multigpu.data.pipeline import weight_specs
 from keras_multigpu.data.plan import Place
 from keras_multigpu.data.plan import Plan
-from keras_multigpu.data.settings import DEFAULTS
 from keras_multigpu.data.settings import REPLICA_BATCH_SIZE
 from keras_multigpu.data.settings import Use
+from keras_multigpu.data.settings import changes_of
 from keras_multigpu.data.settings import completed
 from keras_multigpu.data.settings import require_batches
 from keras_multigpu.data.settings import require_place
@@ -36,13 +36,15 @@ from keras_multigpu.data.settings import require_valid
 from keras_multigpu.data.source import Source
 from keras_multigpu.data.source import Stream
 from keras_multigpu.data.source import present
+from keras_multigpu.data.targets import class_weights
 
 
 class Batches:
     """Global batches of examples, in an order that (seed, epoch) alone decides.
 
     The `from_*` functions make them; `DistributedModel`'s `fit`, `evaluate` and `predict` take
-    them. `fit` reads epoch after epoch. `evaluate`, `predict` and validation read `evaluation()`.
+    them. `fit` reads epoch after epoch, `evaluate` and validation read `evaluation()`, `predict`
+    reads `prediction()`.
 
     Args:
         source: Where the examples come from.
@@ -68,7 +70,8 @@ class Batches:
             largest, and every replica's share has all classes in equal parts.
         on_error: `"raise"` an error that names a damaged example, or `"skip"` it: it is left out
             of its batch, and so out of loss, metrics and counts (with `remainder="pad"` it stays
-            with weight zero), and listed in `quarantine`.
+            with weight zero), and listed in `quarantine`. `predict` returns a row for each example,
+            NaN for those that are damaged.
 
     Example:
 
@@ -174,11 +177,7 @@ class Batches:
         counts = self.class_counts
         if counts is None:
             return None
-        total, classes = sum(counts.values()), sum(1 for count in counts.values() if count)
-        return {
-            number: total / (classes * count) if count else 0.0
-            for number, count in enumerate(counts.values())
-        }
+        return class_weights(list(counts.values()))
 
     @property
     def file_paths(self) -> list[str] | None:
@@ -196,7 +195,13 @@ class Batches:
     @property
     def may_lose_examples(self) -> bool:
         """Whether batches may come out smaller, or empty, because damaged examples are left out."""
-        return self._settings["on_error"] == "skip" and self._settings["remainder"] != "pad"
+        skips = self._settings["on_error"] == "skip" and self._settings["remainder"] != "pad"
+        return skips and not self.marks_missing
+
+    @property
+    def marks_missing(self) -> bool:
+        """Whether weights of zero mark the rows of damaged examples, and mean nothing else."""
+        return self._use.marks_missing
 
     def failure_in(self, error: Exception) -> Exception | None:
         """The error that ended reading, of which TensorFlow's `error` has only the text."""
@@ -219,12 +224,7 @@ class Batches:
         else:
             steps = self.steps_per_epoch
             parts.append(f"{'?' if steps is None else f'{steps:,}'} x {self.global_batch_size}")
-        parts += [
-            f"{name}={value!r}"
-            for name, value in settings.items()
-            if value != DEFAULTS[name] and not name.endswith("batch_size")  # type: ignore[literal-required]
-        ]
-        return f"Batches({', '.join(parts)})"
+        return f"Batches({', '.join(parts + changes_of(settings))})"
 
     # Datasets of them.
 
@@ -284,6 +284,7 @@ class Batches:
                 share=share,
                 augment=augment,
                 quarantine=self._use.quarantine,
+                marks_missing=self.marks_missing,
             )
         plan = self._plan()
         require_place(first.epoch, first.start, plan.order.length)
@@ -293,6 +294,8 @@ class Batches:
         by_class = self._use.training and settings["balance"] == "class_weight"
         if by_class or settings["remainder"] == "pad":
             weight = weight_specs(y) if weight is None else weight
+        if self.marks_missing:
+            weight = tf.TensorSpec((), tf.float32)
         skip = settings["on_error"] == "skip"
         loader = Loader(
             self._source,
@@ -303,6 +306,7 @@ class Batches:
             weight_shapes=[tuple(spec.shape) for spec in present(weight)],
             skip=skip,
             quarantine=self._use.quarantine,
+            marks_missing=self.marks_missing,
         )
         return batches_of(
             loader,
@@ -361,6 +365,15 @@ class Batches:
         """
         settings = {**self._settings, "shuffle": False, "remainder": "keep"}
         return self._like(self._plain.still(), settings, training=False)
+
+    def prediction(self) -> Self:
+        """As `evaluation()`, but with a row for each example, so that predictions can be assigned.
+
+        With `on_error="skip"` damaged examples stay, as zeros, and instead of sample weights come
+        ones, and zeros for the damaged.
+        """
+        same, marks = self.evaluation(), self._settings["on_error"] == "skip"
+        return same._like(same._plain, same._settings, marks_missing=marks)
 
     def take(self, num_examples: int) -> Self:
         """A copy of some examples: a random choice that the seed decides; the first, unshuffled.

@@ -47,7 +47,7 @@ class ImageDecoder:
     taken, of 16 bits the upper 8; how a camera was turned is ignored.
 
     Args:
-        image_size: `(height, width)` of the arrays.
+        image_size: `(height, width)` of the arrays, or one integer for both.
         color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
         interpolation: One of `INTERPOLATIONS`.
         crop_to_aspect_ratio: Whether to cut off what is too wide or too high; otherwise images
@@ -61,7 +61,7 @@ class ImageDecoder:
 
     def __init__(
         self,
-        image_size: tuple[int, int] | None,
+        image_size: int | tuple[int, int] | None,
         *,
         color_mode: str = "rgb",
         interpolation: str = "bilinear",
@@ -229,7 +229,9 @@ def centred_box(height: int, width: int, target_height: int, target_width: int) 
 
 
 def require_size(image_size: Any) -> tuple[int, int]:
-    """The size as two integers; raise a `ValueError` if it is none."""
+    """The size as two integers; one counts for both. A `ValueError` for anything else."""
+    if isinstance(image_size, int | np.integer):
+        image_size = (image_size, image_size)
     try:
         height, width = (int(side) for side in image_size if side == int(side))
     except (TypeError, ValueError):
@@ -237,8 +239,9 @@ def require_size(image_size: Any) -> tuple[int, int]:
     if height < 1 or width < 1:
         raise ValueError(
             problem(
-                "`image_size` is no size of an image.",
-                "Expected `(height, width)`: all images of a batch have the same shape.",
+                "`image_size` is not a size of images.",
+                "Expected `(height, width)`, or one integer for both: all images of a batch have "
+                "the same shape.",
                 "Pass for example image_size=(224, 224).",
                 image_size=image_size,
             )

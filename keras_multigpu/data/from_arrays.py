@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras_multigpu.checks import problem
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.settings import Batching
+from keras_multigpu.data.settings import require_known
 from keras_multigpu.data.source import Example
 from keras_multigpu.data.source import Source
 from keras_multigpu.data.source import present
@@ -41,6 +42,7 @@ def from_arrays(
     train = kmg.data.from_arrays(images, labels, replica_batch_size=64)
     ```
     """
+    require_known(batching)
     return Batches(ArraySource(x, y, sample_weight), **batching)
 
 

@@ -12,6 +12,7 @@ from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.from_arrays import weight_type
 from keras_multigpu.data.settings import Batching
+from keras_multigpu.data.settings import require_known
 from keras_multigpu.data.source import Stream
 from keras_multigpu.data.stream_order import buffer_shuffled
 from keras_multigpu.data.stream_order import mapped
@@ -52,6 +53,7 @@ def from_dataset(
     train = kmg.data.from_dataset(dataset, replica_batch_size=64)
     ```
     """
+    require_known(batching)
     stream = DatasetStream(dataset, batched, shuffle_buffer)
     sizes = batching.get("global_batch_size"), batching.get("replica_batch_size")
     if sizes == (None, None):
@@ -80,6 +82,8 @@ class DatasetStream(Stream):
         require_example(dataset.element_spec)
         require_sliceable(dataset.element_spec, self)
         self._dataset = dataset
+        if batched:
+            require_rows(dataset.element_spec)
         self._batched = is_batched(dataset) if batched is None else batched
         self._buffer = shuffle_buffer
         self.class_names = getattr(dataset, "class_names", None)
@@ -158,6 +162,20 @@ def require_dataset(dataset: Any) -> None:
                 "Expected one that is not distributed yet.",
                 "Use `from_arrays` for arrays and `from_flow` for generators.",
                 dataset=dataset,
+            )
+        )
+
+
+def require_rows(spec: Any) -> None:
+    """Raise a `ValueError` if an element has a part that cannot be a batch."""
+    if any(has_shape(leaf) and leaf.shape.rank == 0 for leaf in keras.tree.flatten(spec)):
+        raise ValueError(
+            problem(
+                "The elements of `dataset` have a part that is a scalar, so they are not batches.",
+                "Expected parts with the examples along the first axis.",
+                "Leave out `batched`, or call `dataset.batch` before.",
+                batched=True,
+                element_spec=spec,
             )
         )
 

@@ -20,6 +20,7 @@ from keras_multigpu.data.image_folder import image_folder
 from keras_multigpu.data.image_folder import say
 from keras_multigpu.data.settings import Batching
 from keras_multigpu.data.settings import completed
+from keras_multigpu.data.settings import require_known
 from keras_multigpu.data.settings import require_valid
 from keras_multigpu.data.subsets import Subset
 
@@ -112,12 +113,13 @@ def from_directory(  # type: ignore[misc]  # The first overload stands for all a
     ```
     """
     require_no_arguments_of_keras(batching)
+    require_known(batching)
     if batching.get("seed", 0) is None:  # Keras's default.
         batching.pop("seed")
     validation_split = validation_split or None
     require_split(validation_split, subset)
     decoder = ImageDecoder(
-        (image_size, image_size) if isinstance(image_size, int) else image_size,
+        image_size,
         color_mode=color_mode,
         interpolation=interpolation,
         crop_to_aspect_ratio=crop_to_aspect_ratio,
@@ -185,20 +187,10 @@ def parts_of(
 
 
 def require_no_arguments_of_keras(batching: Any) -> None:
-    """Raise an error at arguments of Keras's function that have another name or no meaning here.
+    """Raise a `ValueError` at arguments of Keras's function that have no meaning here.
 
     Those that ask for what happens anyway are taken out.
     """
-    if "batch_size" in batching:
-        raise TypeError(
-            problem(
-                "`batch_size` does not say whose batch it is.",
-                "Expected `global_batch_size` (one optimizer step, what Keras means), or "
-                "`replica_batch_size` (one replica's share of it).",
-                f"Write global_batch_size={batching['batch_size']!r}.",
-                batch_size=batching["batch_size"],
-            )
-        )
     for name, harmless, instead in (
         ("data_format", (None, "channels_last"), "images with the channels last"),
         ("format", (None, "tf"), "`Batches`, whose `.epoch(k)` is a tf.data.Dataset"),

@@ -22,6 +22,7 @@ from keras_multigpu.data.labelling import mask_paths
 from keras_multigpu.data.labelling import value_targets
 from keras_multigpu.data.masks import MaskTargets
 from keras_multigpu.data.settings import Batching
+from keras_multigpu.data.settings import require_known
 from keras_multigpu.data.targets import Targets
 
 
@@ -95,14 +96,13 @@ def from_files(
     test = kmg.data.from_files("test.csv", class_names=train.class_names, image_size=(224, 224))
     ```
     """
+    require_known(batching)
     fit: dict[str, Any] = {
         "crop_to_aspect_ratio": crop_to_aspect_ratio,
         "pad_to_aspect_ratio": pad_to_aspect_ratio,
         "crop": crop,
     }
-    decoder = ImageDecoder(
-        as_size(image_size), color_mode=color_mode, interpolation=interpolation, **fit
-    )
+    decoder = ImageDecoder(image_size, color_mode=color_mode, interpolation=interpolation, **fit)
     columns = Columns(path_column, label_columns, weight_column)
     files = listed(paths, labels, sample_weight, columns, root)
     if not files.paths:
@@ -117,7 +117,7 @@ def from_files(
     table = files.table()
     targets: Targets | None = None
     if files.labels is not None and label_mode is not None:
-        size = as_size(image_size if mask_size is None else mask_size)
+        size = image_size if mask_size is None else mask_size
         targets = targets_of(files, table, task, label_mode, class_names, size, fit)
     height, width, _ = decoder.shape
     name = f"{files.name}, {height}x{width}"
@@ -130,7 +130,7 @@ def targets_of(
     task: str | None,
     label_mode: str,
     class_names: Sequence[str] | None,
-    mask_size: tuple[int, int],
+    mask_size: int | tuple[int, int],
     fit: dict[str, Any],
 ) -> Targets:
     """The targets that the labels of some files ask for.
@@ -174,8 +174,3 @@ def weights_of(files: FileList) -> np.ndarray | None:
             )
         )
     return weights
-
-
-def as_size(size: Any) -> Any:
-    """One integer as a size; anything else as it is, to be checked by the decoder."""
-    return (size, size) if isinstance(size, int) else size

@@ -22,6 +22,7 @@ from keras_multigpu.data.python_batches import FlowStream
 from keras_multigpu.data.python_batches import GeneratorStream
 from keras_multigpu.data.python_batches import PyDatasetStream
 from keras_multigpu.data.settings import Batching
+from keras_multigpu.data.settings import require_known
 from keras_multigpu.data.source import Source
 from keras_multigpu.data.source import Stream
 
@@ -71,6 +72,7 @@ def from_flow(
     model.fit(kmg.data.from_flow(flow), epochs=10)
     ```
     """
+    require_known(batching)
     require_choice("resample", resample, ("twice", "once"))
     if steps is not None:
         require_positive_integer("steps", steps)

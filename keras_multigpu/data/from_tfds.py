@@ -7,6 +7,7 @@ from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.settings import Batching
+from keras_multigpu.data.settings import require_known
 from keras_multigpu.data.source import Source
 from keras_multigpu.data.source import Stream
 from keras_multigpu.data.tfds_features import Features
@@ -27,7 +28,7 @@ def from_tfds(
     *,
     as_supervised: bool = True,
     features: Any = None,
-    image_size: tuple[int, int] | None = None,
+    image_size: int | tuple[int, int] | None = None,
     color_mode: str | None = None,
     interpolation: str = "bilinear",
     crop_to_aspect_ratio: bool = False,
@@ -59,8 +60,8 @@ def from_tfds(
             a dict of all features becomes the inputs.
         features: `(x, y)` or `(x, y, sample_weight)`: the names of features, or dicts or tuples of
             names, to choose them yourself.
-        image_size: `(height, width)` of all images; None if they have one size already. Images are
-            decoded as `from_directory` does.
+        image_size: `(height, width)` of all images, or one integer for both; None if they have one
+            size already. Images are decoded as `from_directory` does.
         color_mode: `"rgb"`, `"rgba"` or `"grayscale"`; None for the images' own.
         interpolation: How images are resized, as in `from_directory`.
         crop_to_aspect_ratio: Whether to cut images to the aspect ratio of `image_size`.
@@ -84,6 +85,7 @@ def from_tfds(
     train = kmg.data.from_tfds("cifar10", "train", replica_batch_size=64)
     ```
     """
+    require_known(batching)
     require_positive_integer("shuffle_buffer", shuffle_buffer)
     builder = builder_of(name_or_builder, data_dir, try_gcs)
     if file_format is None and builder is not name_or_builder:

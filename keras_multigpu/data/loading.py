@@ -42,6 +42,8 @@ class Loader:
         weight_shapes: The shapes of an example's weights; empty for no weights at all.
         skip: Whether damaged examples are left out; otherwise they raise `DamagedExample`.
         quarantine: Where damaged examples are remembered.
+        marks_missing: Whether those that are skipped stay in their rows, with a weight of zero, and
+            all others have a weight of one.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Loader:
         weight_shapes: list[tuple[int, ...]],
         skip: bool,
         quarantine: Quarantine,
+        marks_missing: bool = False,
     ) -> None:
         self._source = source
         self._plan = plan
@@ -64,6 +67,7 @@ class Loader:
         self._weight_shapes = weight_shapes
         self._skip = skip
         self._quarantine = quarantine
+        self._marks_missing = marks_missing
         self._lock = threading.Lock()
         self._finished: dict[int, int] = {}
 
@@ -92,7 +96,8 @@ class Loader:
         self._finish(place.epoch)
         if self._weight_shapes:
             leaves = self._weighted(leaves, examples, real)
-        return without(damaged, [*leaves, seeds], keep_shape=self._plan.remainder == "pad")
+        keep_shape = self._plan.remainder == "pad" or self._marks_missing
+        return without(damaged, [*leaves, seeds], keep_shape)
 
     def _note(self, epoch: int, example: int, cause: str) -> None:
         name = self._source.example_name(example)
@@ -114,11 +119,13 @@ class Loader:
         self, leaves: list[np.ndarray], examples: np.ndarray, real: np.ndarray
     ) -> list[np.ndarray]:
         """The leaves with class weights and padding multiplied into the sample weights."""
+        count = len(present(self._source.spec[2]))
+        if self._marks_missing:
+            return [*leaves[: len(leaves) - count], np.ones(len(examples), np.float32)]
         factor = real.astype(np.float32)
         if self._weights is not None:
             assert self._source.labels is not None
             factor *= self._weights[self._source.labels[examples]]
-        count = len(present(self._source.spec[2]))
         ones = [np.ones((1, *shape), np.float32) for shape in self._weight_shapes]
         weights = leaves[-count:] if count else ones
         return [

@@ -30,7 +30,7 @@ class MaskTargets(Targets):
     Args:
         masks: The masks.
         images: Their images.
-        image_size: `(height, width)` of the arrays.
+        image_size: `(height, width)` of the arrays, or one integer for both.
         crop_to_aspect_ratio: As for the images.
         pad_to_aspect_ratio: As for the images; what is filled up is class zero.
         crop: As for the images.
@@ -40,7 +40,7 @@ class MaskTargets(Targets):
         self,
         masks: FileTable,
         images: FileTable,
-        image_size: tuple[int, int],
+        image_size: int | tuple[int, int],
         *,
         crop_to_aspect_ratio: bool,
         pad_to_aspect_ratio: bool,

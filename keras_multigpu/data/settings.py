@@ -1,5 +1,6 @@
 """The keyword arguments that all sources share, and what is wrong with them."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from typing import NamedTuple
@@ -53,11 +54,42 @@ class Use(NamedTuple):
         replicas: How many replicas `replica_batch_size` counts for; None for those of the machine.
         training: Whether they are read for training, and not for evaluation.
         quarantine: The damaged examples met by any of them.
+        marks_missing: Whether damaged examples stay in their rows, as zeros, and the weights only
+            say which they are.
     """
 
     replicas: int | None
     training: bool
     quarantine: Quarantine
+    marks_missing: bool = False
+
+
+def require_known(settings: Mapping[str, Any]) -> None:
+    """Raise a `TypeError` for a name that is not an argument of `Batches`; no value is looked at.
+
+    Args:
+        settings: What came as such arguments.
+    """
+    for name, value in settings.items():
+        if name == "batch_size":
+            raise TypeError(
+                problem(
+                    "`batch_size` does not say whose batch it is.",
+                    "Expected `global_batch_size` (one optimizer step, what Keras means), or "
+                    "`replica_batch_size` (one replica's share of it).",
+                    f"Write global_batch_size={value!r}.",
+                    batch_size=value,
+                )
+            )
+        if name not in DEFAULTS:
+            raise TypeError(
+                problem(
+                    f"`{name}` is not an argument of `Batches`.",
+                    f"Expected some of {', '.join(DEFAULTS)}.",
+                    "Check the spelling.",
+                    **{name: value},
+                )
+            )
 
 
 def completed(settings: dict[str, Any]) -> Batching:
@@ -66,22 +98,22 @@ def completed(settings: dict[str, Any]) -> Batching:
     Args:
         settings: Some of the arguments of `Batches`.
     """
-    for name, value in settings.items():
-        if name not in DEFAULTS:
-            raise TypeError(
-                problem(
-                    f"`{name}` is no argument of `Batches`.",
-                    f"Expected some of {', '.join(DEFAULTS)}.",
-                    "Check the spelling.",
-                    **{name: value},
-                )
-            )
+    require_known(settings)
     # NumPy's integers as Python's.
     plain = {
         name: int(value) if isinstance(value, np.integer) else value
         for name, value in settings.items()
     }
     return {**DEFAULTS, **plain}  # type: ignore[typeddict-item]
+
+
+def changes_of(settings: Batching) -> list[str]:
+    """The settings that are not the default, as text; without batch sizes."""
+    return [
+        f"{name}={value!r}"
+        for name, value in settings.items()
+        if value != DEFAULTS[name] and not name.endswith("batch_size")  # type: ignore[literal-required]
+    ]
 
 
 def require_valid(settings: Batching, source: Source | Stream) -> None:

@@ -92,6 +92,7 @@ def dataset(
     share: tuple[int, int],
     augment: Any,
     quarantine: Quarantine,
+    marks_missing: bool = False,
 ) -> tf.data.Dataset:
     """The batches of a stream from `first` on.
 
@@ -104,11 +105,12 @@ def dataset(
         share: `(i, n)`: which part of each batch.
         augment: Changes batches.
         quarantine: Where damaged examples are remembered.
+        marks_missing: As for `Loader`.
     """
     stream.report_to(quarantine)
     if isinstance(stream, CachedStream):
         stream.prepare()
-    epochs = Epochs(stream, global_batch_size, settings, first, share, quarantine)
+    epochs = Epochs(stream, global_batch_size, settings, first, share, quarantine, marks_missing)
 
     def element(example: Example, seeds: tf.Tensor) -> Any:
         return as_element(*(example if augment is None else augment(*example, seeds)))
@@ -134,6 +136,7 @@ class Epochs(NamedTuple):
     first: Place
     share: tuple[int, int]
     quarantine: Quarantine
+    marks_missing: bool
 
     @tf.autograph.experimental.do_not_convert
     def one(self, epoch: tf.Tensor) -> tf.data.Dataset:
@@ -182,9 +185,12 @@ class Epochs(NamedTuple):
         example, damage = self.stream.finish(batch, seeds)
         if pad:
             example = weighted(example, rows < size)
+        if self.marks_missing:
+            example = (*example[:2], tf.ones_like(rows, tf.float32))
         if damage is not None:
-            example, seeds = watch.without_damaged(epoch, example, seeds, damage)
-            wanted = wanted if pad else None
+            stay = pad or self.marks_missing
+            example, seeds = watch.without_damaged(epoch, example, seeds, damage, stay)
+            wanted = wanted if stay else None
         return with_size((example, seeds), wanted)
 
 
@@ -211,15 +217,16 @@ class Watch(NamedTuple):
         return in_python(draw, [epoch, positions], tf.int32, [None, 2])
 
     def without_damaged(
-        self, epoch: tf.Tensor, example: Example, seeds: tf.Tensor, damage: tf.Tensor
+        self, epoch: tf.Tensor, example: Example, seeds: tf.Tensor, damage: tf.Tensor, stay: bool
     ) -> tuple[Example, tf.Tensor]:
-        """A batch without its damaged rows; with `remainder="pad"` they stay, with weight zero.
+        """A batch without its damaged rows.
 
         Args:
             epoch: The epoch, for the quarantine.
             example: The batch.
             seeds: Its seeds.
             damage: Name and cause for each row, as `Stream.finish` gives them.
+            stay: Whether the rows stay, with weight zero.
         """
 
         def note(epoch: np.ndarray, damage: np.ndarray) -> np.ndarray:
@@ -236,7 +243,7 @@ class Watch(NamedTuple):
             # Nothing is left out, but a damaged example must have raised its error by now.
             with tf.control_dependencies([intact]):
                 return mapped(tf.identity, example), tf.identity(seeds)
-        if self.settings["remainder"] == "pad":
+        if stay:
             return weighted(example, intact), seeds
         return mapped(lambda leaf: tf.boolean_mask(leaf, intact), (example, seeds))
 

@@ -122,6 +122,18 @@ class ValueTargets(Targets):
         return f"values {self._values.shape[1:]}: {digest(self._values)}"
 
 
+def class_weights(counts: list[int]) -> dict[int, float]:
+    """Weights that make all classes count the same; classes without examples have zero.
+
+    Args:
+        counts: How many examples each class has.
+    """
+    total, classes = sum(counts), sum(1 for count in counts if count)
+    return {
+        number: total / (classes * count) if count else 0.0 for number, count in enumerate(counts)
+    }
+
+
 def digest(array: np.ndarray | None) -> str:
     """A short text that changes with the content of an array."""
     if array is None:

@@ -182,9 +182,12 @@ class DistributedModel(keras.Model):
         steps: int | None = None,
         callbacks: Any = None,
     ) -> Any:
-        """Compute predictions, as `keras.Model.predict`: all of them, in input order."""
+        """Compute predictions, as `keras.Model.predict`: all of them, in input order.
+
+        Of `Batches` with `on_error="skip"`, examples that cannot be read have rows of NaN.
+        """
         replicas = self.distribute_strategy.num_replicas_in_sync
-        feed = Feed(x, None, None, batch_size, steps, replicas=replicas)
+        feed = Feed(x, None, None, batch_size, steps, replicas=replicas, predicting=True)
         return loops.predict(self, feed, callbacks, verbose)
 
     def train_on_batch(

@@ -22,6 +22,7 @@ OFFERED = (
     "for_replicas",
     "global_batch_size",
     "position_after",
+    "prediction",
     "steps_per_epoch",
     "with_",
 )
@@ -53,7 +54,8 @@ class EpochSource:
     are being read while this one's last are in use. Evaluation reads one epoch, always the same.
 
     Args:
-        batches: The object; in evaluation what its `evaluation()` returned.
+        batches: The object; otherwise than in training what its `evaluation()` or `prediction()`
+            returned.
         training: Whether epochs follow one another.
         steps: How many batches make an epoch of `fit`, if not those of an epoch of the data.
         class_weight: Weights of classes, which become sample weights.
@@ -70,6 +72,7 @@ class EpochSource:
         self.num_batches: int | None = batches.steps_per_epoch
         self.endless = training and (self.num_batches is not None or steps is not None)
         self.may_be_empty = bool(batches.may_lose_examples)
+        self.marks_missing = bool(batches.marks_missing)
         self.is_countable = self.num_batches is not None and not self.may_be_empty
         self._batches = batches
         self._training = training

@@ -63,6 +63,7 @@ class Feed:
         class_weight: Weights of classes, which become sample weights.
         replicas: How many replicas share a batch.
         training: Whether the epochs differ; otherwise each is the same, as for evaluation.
+        predicting: Whether each example needs its row in the predictions.
 
     Attributes:
         data: What came as `x`.
@@ -81,6 +82,7 @@ class Feed:
         class_weight: dict[int, float] | None = None,
         replicas: int = 1,
         training: bool = False,
+        predicting: bool = False,
     ) -> None:
         most = keras.config.max_steps_per_epoch()
         self._steps = steps if most is None else min(steps or most, most)
@@ -96,8 +98,10 @@ class Feed:
             )
         if knows_epochs(x):
             refuse_what_batches_bring(x, y=y, sample_weight=sample_weight, batch_size=batch_size)
-            batches = (x if training else x.evaluation()).for_replicas(replicas)
-            self._source = EpochSource(batches, training, self._steps, class_weight)
+            batches = x if training else x.prediction() if predicting else x.evaluation()
+            self._source = EpochSource(
+                batches.for_replicas(replicas), training, self._steps, class_weight
+            )
         elif isinstance(x, tf.distribute.DistributedDataset):
             self._source = PythonSource(lambda: map(joined_batch, x), class_weight)
         elif is_generator(x):
@@ -154,6 +158,11 @@ class Feed:
     def num_examples(self) -> int | None:
         """The number of examples of the data; None if unknown."""
         return self._source.num_examples
+
+    @property
+    def marks_missing(self) -> bool:
+        """Whether the weights of a batch only say which of its examples could be read."""
+        return isinstance(self._source, EpochSource) and self._source.marks_missing
 
     @property
     def anchor(self) -> Anchor | None:

@@ -5,6 +5,7 @@ build the model, lose batches of generators, and report wrong batch indices when
 steps run in one call.
 """
 
+import math
 import time
 import warnings
 from collections.abc import Callable
@@ -176,6 +177,11 @@ def predict(model: "DistributedModel", feed: Feed, callbacks: Any, verbose: Any)
         for first, group in feed.epoch(model.steps_per_execution):
             callbacks.on_predict_batch_begin(first)
             parts = [model.predict_one(batch, feed.spec) for batch in group.batches]
+            if feed.marks_missing:
+                parts = [
+                    with_gaps(part, batch[2])
+                    for part, batch in zip(parts, group.batches, strict=True)
+                ]
             outputs += parts
             callbacks.on_predict_batch_end(first + group.size - 1, {"outputs": joined(parts)})
             if model.stop_predicting:
@@ -184,6 +190,33 @@ def predict(model: "DistributedModel", feed: Feed, callbacks: Any, verbose: Any)
     if not outputs:
         raise_no_data("predict")
     return keras.tree.map_structure(as_array, joined(outputs))
+
+
+def with_gaps(outputs: Any, present: tf.Tensor) -> Any:
+    """Predictions with NaN in the rows of the examples that could not be read.
+
+    Args:
+        outputs: The predictions for a batch.
+        present: For each row one, or zero if its example is missing.
+    """
+    read = present > 0
+    if bool(tf.reduce_all(read)):
+        return outputs
+
+    def with_nan(output: Any) -> Any:
+        if not (tf.is_tensor(output) and output.dtype.is_floating) or not output.shape.rank:
+            raise ValueError(
+                problem(
+                    "Some examples cannot be read, and these predictions cannot hold NaN for them.",
+                    "Expected floating-point numbers, a row for each example.",
+                    'Return such from `predict_step`, or read with on_error="raise".',
+                    predictions=output,
+                )
+            )
+        rows = tf.reshape(read, [-1, *[1] * (output.shape.rank - 1)])
+        return tf.where(rows, output, tf.constant(math.nan, output.dtype))
+
+    return keras.tree.map_structure(with_nan, outputs)
 
 
 def callback_list(

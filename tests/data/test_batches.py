@@ -455,8 +455,25 @@ def test_bad_settings_are_named_at_once(settings, message):
 
 def test_unknown_settings_are_named():
     """With those that there are."""
-    with pytest.raises(TypeError, match="`batch_size` is no argument.*replica_batch_size"):
-        numbered(10, batch_size=3)
+    with pytest.raises(TypeError, match="`sead` is not an argument.*replica_batch_size"):
+        numbered(10, sead=3)
+
+
+MADE = {
+    "directory": ("nowhere",),
+    "files": (["nowhere.png"],),
+    "arrays": ([1.0],),
+    "tfds": ("nothing", "train"),
+    "flow": (None,),
+    "dataset": (None,),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_the_batch_size_of_keras_has_two_names_here(kind):
+    """All functions say so, in the same words, before they look at the data."""
+    with pytest.raises(TypeError, match="`batch_size` does not say whose.*Received: batch_size=8"):
+        getattr(kmg.data, f"from_{kind}")(*MADE[kind], batch_size=8)
 
 
 @pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0,), 1, (0.0, 2)])

@@ -9,6 +9,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from picture_files import animation
 from picture_files import encoded
 from picture_files import picture
@@ -19,6 +20,7 @@ import keras_multigpu as kmg
 from keras_multigpu.data.damage import DamagedExample
 from keras_multigpu.data.damage import Quarantine
 from keras_multigpu.data.from_files import from_files
+from keras_multigpu.training.loops import with_gaps
 
 JPEG = encoded(picture(), "JPEG", quality=90)
 PNG = encoded(picture())
@@ -261,6 +263,35 @@ def linear_model(strategy=None):
     model = kmg.distribute(model, strategy) if strategy else model
     model.compile(keras.optimizers.SGD(0.01), "mse")
     return model
+
+
+def test_predictions_can_be_assigned_to_their_files(tmp_path):
+    """Each file has its row; those that cannot be read have NaN, and the others their own value."""
+    images = [picture(8, 8) // (1 + number) for number in range(11)]
+    for number, image in enumerate(images):
+        (tmp_path / f"{number:02}.png").write_bytes(encoded(image))
+    for number in (1, 4, 5, 10):
+        (tmp_path / f"{number:02}.png").write_bytes(PNG[:100])
+    paths = sorted(tmp_path.iterdir())
+    weights = np.arange(11.0)
+    batches = batches_of(
+        paths, sample_weight=weights, on_error="skip", global_batch_size=2, image_size=(8, 8)
+    )
+    ours = linear_model(kmg.strategy(devices=2))
+    with pytest.warns(UserWarning, match="went without 4 damaged examples"):
+        predictions = ours.predict(batches, verbose=0)[:, 0]
+    rows = dict(zip(map(Path, batches.file_paths), predictions, strict=True))
+    expected = linear_model().predict(np.stack(images), verbose=0)[:, 0]
+    expected[[1, 4, 5, 10]] = np.nan
+    np.testing.assert_allclose([rows[path] for path in paths], expected, rtol=2e-5)
+
+
+def test_predictions_that_cannot_be_nan_are_refused():
+    """Integers have no value that says that an example is missing."""
+    flags = tf.constant([1.0, 0.0])
+    with pytest.raises(ValueError, match="cannot hold NaN.*Received: predictions="):
+        with_gaps({"class": tf.constant([1, 2])}, flags)
+    np.testing.assert_array_equal(with_gaps(tf.constant([1.0, 2.0]), flags), [1, np.nan])
 
 
 def test_a_whole_batch_can_be_damaged(tmp_path):

@@ -85,6 +85,12 @@ def test_told_what_the_elements_are():
     assert lists(made.epoch(0)) == [[list(range(10))]]
 
 
+def test_examples_are_no_batches():
+    """What TensorFlow would say while it trains is said at once, with the argument's name."""
+    with pytest.raises(ValueError, match="a scalar, so they are not batches.*batched=True"):
+        from_dataset(Slices((IMAGES, NUMBERS)), batched=True)
+
+
 @pytest.mark.parametrize("own", [None, 3, 4, 7])
 def test_batches_are_made_anew(own):
     """Whatever the dataset's own batch size, ours holds; each example comes once, in order."""

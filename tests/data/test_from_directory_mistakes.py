@@ -97,7 +97,7 @@ def test_batch_size_says_which_one_to_use(two_classes):
 
 
 def test_an_unknown_argument_is_named(two_classes):
-    with pytest.raises(TypeError, match="`batchsize` is no argument"):
+    with pytest.raises(TypeError, match="`batchsize` is not an argument"):
         from_directory(two_classes, batchsize=32, verbose=False)
 
 

@@ -225,6 +225,21 @@ def test_memory_reads_once_and_shuffles_fully():
     assert min(np.array(first[0]).argsort() - np.arange(200)) < -20
 
 
+@pytest.mark.filterwarnings("ignore:Epoch 1 went without 1 damaged")
+@pytest.mark.parametrize("damaged", [[5], []])
+def test_rows_of_predictions_are_kept(damaged):
+    """Examples that cannot be read stay where they are, and the weights say which they are."""
+    made = batches(damaged=damaged, on_error="skip").prediction()
+    rows = [(x.numpy().tolist(), weight.numpy().tolist()) for x, _, weight in made.epoch(0)]
+    flags = [float(number not in damaged) for number in range(10)]
+    assert rows == [
+        ([0, 1, 2, 3], flags[:4]),
+        ([4, 5, 6, 7], flags[4:8]),
+        ([8, 9], flags[8:]),
+    ]
+    assert made.marks_missing and not made.may_lose_examples
+
+
 def test_memory_keeps_damage():
     """Damaged examples are skipped and warned of in each epoch, as without a cache."""
     made = batches(damaged=[5], on_error="skip", cache="memory", shuffle=False)
