@@ -51,7 +51,8 @@ def pictures() -> dict[str, bytes]:
     drawn = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, (layers, images) in galleries(augmentation).items():
-            path = augmentation.gallery(layers, images, Path(folder, f"{name}.png"), seed=SEED)
+            path = Path(folder, f"{name}.png")
+            augmentation.gallery(layers, images, path, seed=SEED)
             drawn[name] = as_webp(path)
     return drawn
 

@@ -1,5 +1,6 @@
 """Writes pictures: whole, and to a file that is what it says."""
 
+import io
 import os
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,26 @@ def checked_png(path: str | Path) -> Path:
             )
         )
     return path
+
+
+def finished(figure: Any, path: Path | None) -> Any:
+    """A figure that notebooks show, written to a file if there is one.
+
+    Args:
+        figure: A figure of matplotlib, made without pyplot, which would show it by itself.
+        path: The file, or None.
+    """
+    if path is not None:
+        write_png(figure, path)
+    figure._repr_png_ = lambda: png_of(figure)
+    return figure
+
+
+def png_of(figure: Any) -> bytes:
+    """The content of a PNG file of a figure."""
+    content = io.BytesIO()
+    figure.savefig(content, format="png")
+    return content.getvalue()
 
 
 def write_png(figure: Any, path: Path) -> None:

@@ -22,7 +22,7 @@ from keras_multigpu.augmentation.random_numbers import folded
 from keras_multigpu.augmentation.sequence import Sequence
 from keras_multigpu.checks import problem
 from keras_multigpu.pictures import checked_png
-from keras_multigpu.pictures import write_png
+from keras_multigpu.pictures import finished
 
 ALONE = 12
 """How many augmentations are drawn of one layer."""
@@ -51,7 +51,7 @@ class Request(NamedTuple):
     values: tuple[float, float]
 
 
-def gallery(layers: Any, images: Any, path: str | Path, *, seed: int = 0) -> Path:
+def gallery(layers: Any, images: Any, path: str | Path | None = None, *, seed: int = 0) -> Any:
     """Draw an image and many augmentations of it, each with the parameters that were drawn.
 
     One layer is drawn twelve times. Several layers get a row of five each. Parameters that are
@@ -62,24 +62,23 @@ def gallery(layers: Any, images: Any, path: str | Path, *, seed: int = 0) -> Pat
         images: An image; or a batch, of which the first image is augmented, and mixed with the
             others by layers that mix; or a dictionary of either and its targets, as layers take
             it. Boxes and masks are drawn into the images, labels are written below.
-        path: The file to write, which ends in `.png`.
+        path: The file to write, which ends in `.png`; None for none.
         seed: Integer; another one draws other parameters.
 
     Returns:
-        The path.
+        A figure of matplotlib, which a notebook shows.
 
     Raises:
         ImportError: matplotlib is missing: `pip install "keras_multigpu[plots]"`.
     """
-    path = checked_png(path)
+    path = None if path is None else checked_png(path)
     require_seed(seed)
     titled = titled_layers(layers)
     data = batch_of(images)
     request = Request(data, seed, value_range_of(data["images"]))
     count = ALONE if len(titled) == 1 else TOGETHER
     blocks = [block(title, layer, request, count) for title, layer in titled.items()]
-    write_png(figure_of(blocks), path)
-    return path
+    return finished(figure_of(blocks), path)
 
 
 def titled_layers(layers: Any) -> dict[str, AugmentationLayer]:

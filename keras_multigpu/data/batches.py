@@ -37,6 +37,7 @@ from keras_multigpu.data.source import Source
 from keras_multigpu.data.source import Stream
 from keras_multigpu.data.source import present
 from keras_multigpu.data.targets import class_weights
+from keras_multigpu.data.targets import counts_of
 
 
 class Batches:
@@ -163,9 +164,7 @@ class Batches:
         labels = self._labels()
         if labels is None:
             return None
-        names = self.class_names or [str(label) for label in range(int(labels.max()) + 1)]
-        counts = np.bincount(labels, minlength=len(names))
-        return dict(zip(names, counts.tolist(), strict=True))
+        return counts_of(labels, self.class_names)
 
     @property
     def class_weight(self) -> dict[int, float] | None:
@@ -175,9 +174,7 @@ class Batches:
         example is one; classes without examples have weight zero and are not counted.
         """
         counts = self.class_counts
-        if counts is None:
-            return None
-        return class_weights(list(counts.values()))
+        return None if counts is None else class_weights(list(counts.values()))
 
     @property
     def file_paths(self) -> list[str] | None:
@@ -302,7 +299,7 @@ class Batches:
             plan,
             first=first,
             share=share,
-            weights=np.array(list((self.class_weight or {}).values())) if by_class else None,
+            weights=np.array([*(self.class_weight or {}).values()]) if by_class else None,
             weight_shapes=[tuple(spec.shape) for spec in present(weight)],
             skip=skip,
             quarantine=self._use.quarantine,
@@ -381,9 +378,7 @@ class Batches:
         Args:
             num_examples: How many; all of them if there are not so many.
         """
-        require_positive_integer("num_examples", num_examples)
-        chosen = subsets.taken(self._plain, num_examples, self._settings)
-        return self._like(chosen, self._settings)
+        return self._like(subsets.taken(self._plain, num_examples, self._settings), self._settings)
 
     def split(self, fraction: float) -> tuple[Self, Self]:
         """Two disjoint parts, such as for training and validation.
@@ -397,14 +392,16 @@ class Batches:
         first, second = subsets.split(self._plain, fraction, self._settings)
         return self._like(first, self._settings), self._like(second, self._settings)
 
-    def preview(self, path: str | Path, count: int = 8) -> Path:
-        """Draw a few examples with their labels, before and after augmentation, as a PNG.
+    def preview(self, path: str | Path | None = None, count: int = 8) -> Any:
+        """Draw a few examples with their labels, before and after augmentation.
 
         Args:
-            path: The file to write.
+            path: The file to write, which ends in `.png`; None for none.
             count: How many examples to draw.
+
+        Returns:
+            A figure of matplotlib, which a notebook shows.
         """
-        require_positive_integer("count", count)
         augment = augmenting.augmentation(self._settings["augment"], self._use.training)
         return preview.draw(self, path, count, augment)
 

@@ -8,13 +8,14 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.data.augmenting import Augment
 from keras_multigpu.data.order import draw_seeds
 from keras_multigpu.data.preview_figure import Examples
 from keras_multigpu.data.preview_figure import drawn
 from keras_multigpu.data.preview_labels import label_texts
 from keras_multigpu.pictures import checked_png
-from keras_multigpu.pictures import write_png
+from keras_multigpu.pictures import finished
 
 DRAWS = 3
 """How often each image is augmented."""
@@ -26,20 +27,19 @@ SMALLEST_SIDE = 8
 """A grid of numbers with shorter sides and no channels is hardly an image."""
 
 
-def draw(batches: Any, path: str | Path, count: int, augment: Augment | None) -> Path:
-    """Draw examples of `batches`, before and after augmentation, as a PNG.
+def draw(batches: Any, path: str | Path | None, count: int, augment: Augment | None) -> Any:
+    """Draw examples of `batches`, before and after augmentation; the figure.
 
     Args:
         batches: The `Batches`, whose first examples are drawn.
-        path: The file.
+        path: The PNG file, if one is to be written.
         count: How many examples.
         augment: What changes the images in training.
     """
-    path = checked_png(path)
+    require_positive_integer("count", count)
+    path = None if path is None else checked_png(path)
     what = repr(batches.with_(augment=None)).removeprefix("Batches(").removesuffix(")")
-    figure = drawn(examples_of(batches, count, augment), what)
-    write_png(figure, path)
-    return path
+    return finished(drawn(examples_of(batches, count, augment), what), path)
 
 
 def examples_of(batches: Any, count: int, augment: Augment | None) -> Examples:

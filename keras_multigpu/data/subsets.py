@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.data.order import Order
 from keras_multigpu.data.settings import Batching
 from keras_multigpu.data.source import Source
@@ -76,6 +77,7 @@ def taken(source: Source | Stream, count: int, settings: Batching) -> Source:
         count: How many examples.
         settings: Whether and how the examples are shuffled.
     """
+    require_positive_integer("num_examples", count)
     source = with_random_access(source, "take")
     order = Order(source.num_examples, seed=settings["seed"], shuffle=settings["shuffle"])
     positions = np.arange(min(count, source.num_examples))

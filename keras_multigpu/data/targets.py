@@ -122,6 +122,17 @@ class ValueTargets(Targets):
         return f"values {self._values.shape[1:]}: {digest(self._values)}"
 
 
+def counts_of(labels: np.ndarray, class_names: list[str] | None) -> dict[str, int]:
+    """How many examples each class has.
+
+    Args:
+        labels: The class of each example.
+        class_names: The names of the classes; None for their numbers.
+    """
+    names = class_names or [str(label) for label in range(int(labels.max()) + 1)]
+    return dict(zip(names, np.bincount(labels, minlength=len(names)).tolist(), strict=True))
+
+
 def class_weights(counts: list[int]) -> dict[int, float]:
     """Weights that make all classes count the same; classes without examples have zero.
 

@@ -9,8 +9,10 @@ import pytest
 import tensorflow as tf
 
 from keras_multigpu.data.augmenting import augmentation
+from keras_multigpu.data.damage import DamagedExample
 from keras_multigpu.data.from_arrays import from_arrays
 from keras_multigpu.data.from_dataset import from_dataset
+from keras_multigpu.data.from_files import from_files
 from keras_multigpu.data.preview import displayed
 from keras_multigpu.data.preview import examples_of
 from keras_multigpu.data.preview_figure import drawn
@@ -50,8 +52,9 @@ def test_originals_stand_above_their_augmentations(tmp_path, kind):
     else:
         dataset = tf.data.Dataset.from_tensor_slices((red_images(4), labels)).batch(3)
         batches = from_dataset(dataset, augment=inverted)
-    path = batches.preview(tmp_path / "new" / "picture.png", count=2)
-    assert path == tmp_path / "new" / "picture.png"
+    path = tmp_path / "new" / "picture.png"
+    figure = batches.preview(path, count=2)
+    assert figure._repr_png_() == path.read_bytes()
     # Each image is a square of 1.5 inches with 110 dots an inch; its border may be blurred.
     red, cyan = areas(path, RED, CYAN)
     assert 2 * 163**2 <= red <= 2 * 166**2
@@ -60,7 +63,8 @@ def test_originals_stand_above_their_augmentations(tmp_path, kind):
 
 
 def test_without_augmentation_there_are_only_originals(tmp_path):
-    path = from_arrays(red_images(20)).preview(tmp_path / "picture.png", count=11)
+    path = tmp_path / "picture.png"
+    from_arrays(red_images(20)).preview(path, count=11)
     red, cyan = areas(path, RED, CYAN)
     assert 11 * 163**2 <= red <= 11 * 166**2
     assert cyan == 0
@@ -120,7 +124,8 @@ def test_values_are_scaled_for_the_eye(values, shown):
 
 @pytest.mark.parametrize("shape", [(16, 16), (16, 16, 1), (16, 20, 4), (300, 9, 3)])
 def test_greys_transparency_and_odd_shapes_are_drawn(tmp_path, shape):
-    path = from_arrays(np.zeros((3, *shape), np.uint8)).preview(tmp_path / "picture.png")
+    path = tmp_path / "picture.png"
+    from_arrays(np.zeros((3, *shape), np.uint8)).preview(path)
     # Three columns of 1.57 inches between margins of 0.15.
     assert keras.utils.load_img(path).width == 551
 
@@ -172,6 +177,19 @@ def test_what_is_no_image_is_refused(tmp_path):
     message = r"nothing that looks like an image\. Expected .* shapes=\[\(3,\), \(16, 16, 7\)\]"
     with pytest.raises(ValueError, match=message):
         batches.preview(tmp_path / "picture.png")
+
+
+def test_a_notebook_shows_the_figure_without_a_file(tmp_path, monkeypatch):
+    """It asks for `_repr_png_`; nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    assert from_arrays(red_images(2)).preview()._repr_png_().startswith(b"\x89PNG")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    (tmp_path / "bad.png").write_bytes(b"")
+    with pytest.raises(DamagedExample, match=r"bad\.png cannot be read: it is empty"):
+        from_files([str(tmp_path / "bad.png")], image_size=8).preview()
 
 
 def test_only_png_files_are_written(tmp_path):
