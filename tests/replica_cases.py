@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import recipe_models as recipes
 import replica_models as made
 from keras import callbacks
 from keras import layers
@@ -217,6 +218,12 @@ LOSSES = [
     of_loss("scalar-valued function loss", lambda: made.spread_of_errors),
     of_loss("Loss subclass", made.LogCosine, made.weighted),
     of_loss("Loss subclass with its own __call__", made.OwnReduction),
+    Case(
+        "loss that relates examples",
+        lambda: made.mlp(3),
+        lambda: mse(loss=losses.Circle(gamma=2.0), metrics=None),
+        made.classes,
+    ),
     Case("loss and metrics as strings", made.classifier, kinds, made.classes),
     Case(
         "crossentropy and accuracy as strings",
@@ -455,6 +462,21 @@ METHODS = [
     Case("two optimizers in one train_step", made.Adversaries, lambda: mse(metrics=None)),
 ]
 
+RECIPES = [
+    Case("loss object", recipes.LossObject),
+    Case(
+        "loss object of the whole batch",
+        lambda: recipes.LossObject(losses.Dice()),
+    ),
+    Case("sums over a mask, penalties, clipping by hand", recipes.Masked),
+    Case("a mean inside a mean", recipes.Spread),
+    Case("gradients accumulated by hand", recipes.Accumulating),
+    Case("VAE", recipes.Autoencoder),
+    Case("GAN", recipes.Gan),
+    Case("WGAN-GP", recipes.Wgan),
+    Case("CycleGAN", recipes.Cycle),
+]
+
 CALLBACKS = [
     of_callback(lambda path: callbacks.ReduceLROnPlateau(factor=0.5, patience=1, min_delta=0.5)),
     of_callback(
@@ -520,6 +542,7 @@ CASES = [
             *EXECUTION,
             *METRICS,
             *METHODS,
+            *RECIPES,
             *CALLBACKS,
         ],
     ),

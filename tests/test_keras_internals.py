@@ -14,6 +14,7 @@ from keras_multigpu.keras_internals import callback_internals
 from keras_multigpu.keras_internals import compile_internals
 from keras_multigpu.keras_internals import dataset_internals
 from keras_multigpu.keras_internals import optimizer_internals
+from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.joint_update import update_jointly
 
 
@@ -245,3 +246,53 @@ def test_compile_still_tells_what_it_was_given_and_makes_metrics_of_names():
     assert metric.name == "accuracy"
     metric = compile_internals.compiled_metric("accuracy", tf.zeros((4, 1)), tf.zeros((4, 1)))
     assert isinstance(metric, keras.metrics.BinaryAccuracy)
+
+
+def test_functions_are_exchanged_for_a_while():
+    """`keras.ops.mean` and `sum` still call `tf.reduce_mean` and `tf.reduce_sum` by these names."""
+    called = []
+
+    def noting(original):
+        def replacement(*args, **kwargs):
+            called.append((original.__name__, step_hooks.called_by_library()))
+            return original(*args, **kwargs)
+
+        return replacement
+
+    exchanges = [(*place, noting) for place in [*step_hooks.MEANS, *step_hooks.SUMS]]
+    with step_hooks.exchanged(exchanges), step_hooks.exchanged(exchanges):
+        keras.ops.mean(tf.ones(2))
+        keras.ops.sum(tf.ones(2))
+        keras.metrics.Mean().update_state(tf.ones(2))
+    assert called[:2] == [("reduce_mean", False), ("reduce_sum", False)]
+    assert len(called) > 2 and {by_library for _, by_library in called[2:]} == {True}
+    tf.reduce_mean(tf.ones(2))
+    assert called[-1][1] is True
+
+
+def test_calls_of_layers_are_noticed():
+    """Keras still keeps the outermost call under `current_call_ctx`."""
+    seen = []
+    layer = keras.layers.Lambda(lambda x: seen.append(step_hooks.inside_a_layer()) or x)
+    layer(tf.ones(2))
+    assert seen == [True] and not step_hooks.inside_a_layer()
+
+
+def test_loss_objects_are_called_in_one_method():
+    """The classes of `keras.losses` still share `Loss.__call__`."""
+    classes = [c for c in vars(keras.losses).values() if isinstance(c, type)]
+    assert len(classes) > 20
+    assert {c.__call__ for c in classes} == {keras.losses.Loss.__call__}
+
+
+def test_operations_that_run_eagerly_are_noted():
+    """TensorFlow still tells callbacks the kind, the inputs and the outputs of each operation."""
+    noted = []
+    one = tf.constant(1.0)
+    with step_hooks.noted_operations(lambda *operation: noted.append(operation)):
+        two = one + one
+        tf.function(lambda: one * one)()
+    one * two
+    (kind, inputs, (output,)), *_ = noted
+    assert (kind, output is two, inputs[0] is one) == ("AddV2", True, True)
+    assert "Mul" not in [kind for kind, _, _ in noted]

@@ -126,7 +126,7 @@ def own_step():
 
 class DividesByLocalBatch(OwnStep):
     def loss_of(self, x, y, y_pred):
-        return ops.mean(ops.square(y - y_pred))
+        return ops.sum(ops.square(y - y_pred)) / ops.cast(ops.shape(y)[0], "float32")
 
 
 def divides_by_local_batch():

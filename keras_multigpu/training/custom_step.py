@@ -1,13 +1,12 @@
 """Runs a `train_step` or `test_step` that the user has written, on each replica.
 
-The user's code sees one replica's rows and the replica's own variables. What it calls on
-the model is made aware of the other replicas: `compute_loss` returns the global loss (with
-the gradient of the replica's part), optimizers sum gradients before they update, metrics
-add up, seeds differ, and moving statistics are averaged after the step.
+The user's code sees one replica's rows and the replica's own variables. What it calls is
+made aware of the other replicas: losses, means and gradients are those of the whole batch
+(see `whole_values`), metrics add up, seeds differ, and moving statistics are averaged
+after the step.
 """
 
 import contextlib
-import threading
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -17,9 +16,9 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.checks import problem
 from keras_multigpu.keras_internals import optimizer_internals
+from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training import randomness
 from keras_multigpu.training.adjusted_schedule import state_of
 from keras_multigpu.training.feeding import Batch
@@ -27,29 +26,26 @@ from keras_multigpu.training.logs import flattened
 from keras_multigpu.training.loss_reduction import LossShares
 from keras_multigpu.training.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.optimizer_update import updated
-from keras_multigpu.training.packing import Packing
 from keras_multigpu.training.passes import zero_unless
 from keras_multigpu.training.placement import NeedsOptimizer
 from keras_multigpu.training.placement import copies
+from keras_multigpu.training.placement import home_device
 from keras_multigpu.training.placement import own_optimizers
+from keras_multigpu.training.present_step import PresentStep
+from keras_multigpu.training.present_step import left_alone
+from keras_multigpu.training.present_step import present_step
+from keras_multigpu.training.present_step import running
 from keras_multigpu.training.probes import Probe
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.shares import HOST
 from keras_multigpu.training.shares import share_of
-from keras_multigpu.training.sparse_gradients import is_sparse
-from keras_multigpu.training.sparse_gradients import of_table
-from keras_multigpu.training.sparse_gradients import rows_of_all
 from keras_multigpu.training.step import assign
 from keras_multigpu.training.step import read
-from keras_multigpu.training.step import sums
 from keras_multigpu.training.sync_batch_norm import synchronized
-
-_present = threading.local()
-
-
-def present_rows() -> Rows | None:
-    """The rows of the replica whose custom step runs now; None outside such a step."""
-    return getattr(_present, "rows", None)
+from keras_multigpu.training.whole_values import EXCHANGES
+from keras_multigpu.training.whole_values import everyones_rows
+from keras_multigpu.training.whole_values import sum_of_all
+from keras_multigpu.training.whole_values import summed_gradients
 
 
 class CustomStep:
@@ -73,6 +69,7 @@ class CustomStep:
         probes: Sequence[Probe] = (),
     ) -> None:
         refuse_to_measure(probes)
+        refuse_one_copy(strategy)
         self._layers = list(layers)
         self._probes = list(probes)
         self._model = model
@@ -106,16 +103,16 @@ class CustomStep:
                 rows = share_of(batch, replica, self._strategy.num_replicas_in_sync)
             self._shift(replica, randomness.for_replica)
             before = read(self._metrics, replica)
-            _present.rows, _present.of_batch = rows, set()
+            step = PresentStep(self._model, rows, context)
             try:
-                with synchronized(self._layers, rows):
+                with running(step), synchronized(self._layers, rows):
                     results[replica] = self._function(packed(rows)), rows
             finally:
-                _present.rows = None
                 self._shift(replica, randomness.for_one_device)
-            self._restore_unless(rows.examples > 0, before, replica)
+            self._restore_unless(step, before)
 
         with (
+            step_hooks.exchanged(EXCHANGES),
             summing_optimizers(self._model, self._strategy),
             noted_updates(self._model.metrics),
         ):
@@ -123,15 +120,15 @@ class CustomStep:
         outputs, rows = zip(*(results[replica] for replica in sorted(results)), strict=True)
         return list(outputs), list(rows)
 
-    def _restore_unless(self, present: tf.Tensor, before: list[tf.Tensor], replica: int) -> None:
+    def _restore_unless(self, step: PresentStep, before: list[tf.Tensor]) -> None:
         """Undo what a replica without examples did to metrics of examples."""
         kept = [
-            after if id(variable) in _present.of_batch else tf.where(present, after, start)
+            after if id(variable) in step.of_batch else tf.where(step.present, after, start)
             for variable, after, start in zip(
-                self._metric_variables, read(self._metrics, replica), before, strict=True
+                self._metric_variables, read(self._metrics, step.replica), before, strict=True
             )
         ]
-        assign(self._metrics, kept, replica)
+        assign(self._metrics, kept, step.replica)
 
     def _copies_of(self, variables: Sequence[keras.Variable]) -> list[tuple[tf.Variable, ...]]:
         return [
@@ -160,13 +157,7 @@ class CustomStep:
         merged = self._model.get_metrics_result()
         logs = [flattened(log) for log in logs]
         for name in logs[0]:
-            mean = tf.add_n(
-                [
-                    tf.where(share.examples > 0, tf.cast(log[name], tf.float32), 0.0)
-                    * share.fraction
-                    for log, share in zip(logs, rows, strict=True)
-                ]
-            )
+            mean = of_replicas([tf.cast(log[name], tf.float32) for log in logs], rows)
             if name == "loss" and name in merged:
                 # A step may log a loss without having updated the running mean of that name.
                 updated = keras_internals.loss_tracker(self._model).count > 0
@@ -190,18 +181,52 @@ def refuse_to_measure(probes: Sequence[Probe]) -> None:
             )
 
 
+def refuse_one_copy(strategy: tf.distribute.Strategy) -> None:
+    """Raise a `ValueError` where several replicas would assign the same variables in turn."""
+    if home_device(strategy) is not None and strategy.num_replicas_in_sync > 1:
+        raise ValueError(
+            problem(
+                "A `train_step`, `test_step` or `predict_step` of your own came to replicas that "
+                "share one copy of the variables.",
+                "Expected a copy for each: in such a step every replica assigns metrics, seeds "
+                "and moving statistics.",
+                'Use `kmg.strategy("mirrored")`.',
+                strategy=type(strategy).__name__,
+            )
+        )
+
+
+def of_replicas(values: Sequence[tf.Tensor], rows: Sequence[Rows]) -> tf.Tensor:
+    """A value for each row as one for all rows; others as means weighted by examples."""
+    if not values[0].shape.is_fully_defined():
+        return rows_in_order(values, rows)
+    parts = [
+        zero_unless(share.examples > 0, value) * tf.cast(share.fraction, value.dtype)
+        for value, share in zip(values, rows, strict=True)
+    ]
+    return tf.add_n(parts)
+
+
+def rows_in_order(values: Sequence[tf.Tensor], rows: Sequence[Rows]) -> tf.Tensor:
+    """The rows of all replicas."""
+    own = [value[: share.examples] for value, share in zip(values, rows, strict=True)]
+    return tf.concat(own, axis=0)
+
+
 class CustomPrediction(CustomStep):
     """A prediction step that runs the user's `predict_step` on each replica."""
 
     def __call__(self, batch: Batch) -> Any:
         """The predictions for one global batch, in the order of its examples."""
         outputs, rows = self._run(batch)
-        return keras.tree.map_structure(
-            lambda *parts: tf.concat(
-                [part[: share.examples] for part, share in zip(parts, rows, strict=True)], axis=0
-            ),
-            *outputs,
-        )
+
+        def joined(*parts: Any) -> Any:
+            tensors = [tf.convert_to_tensor(part) for part in parts]
+            if tensors[0].shape.rank != 0:
+                return rows_in_order(tensors, rows)
+            return of_replicas(tensors, rows) if tensors[0].dtype.is_floating else tensors[0]
+
+        return keras.tree.map_structure(joined, *outputs)
 
 
 def packed(rows: Rows) -> Any:
@@ -239,13 +264,14 @@ def noted_updates(metrics: Sequence[keras.metrics.Metric]) -> Iterator[None]:
 
 
 def noting_update(metric: keras.metrics.Metric, update: Callable[..., Any]) -> Callable[..., Any]:
-    """An `update_state` that notes a single number without a weight."""
+    """An `update_state` of a replica's rows that notes a single number without a weight."""
 
     def update_state(*args: Any, **kwargs: Any) -> Any:
-        given = [*args, *kwargs.values()]
+        given, step = [*args, *kwargs.values()], present_step()
         if len(given) == 1 and keras.ops.ndim(given[0]) == 0:
-            _present.of_batch.update(id(variable) for variable in metric.variables)
-        return update(*args, **kwargs)
+            step.of_batch.update(id(variable) for variable in metric.variables)
+        with left_alone():
+            return update(*args, **kwargs)
 
     return update_state
 
@@ -253,46 +279,40 @@ def noting_update(metric: keras.metrics.Metric, update: Callable[..., Any]) -> C
 def summing_apply(
     optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strategy
 ) -> Callable[..., None]:
-    """An `apply` that sums the gradients over replicas, then updates this replica."""
+    """An `apply` that updates this replica, with gradients of all replicas."""
 
     def apply(grads: Any, trainable_variables: Any = None) -> None:
         trainable = list(trainable_variables or optimizer_internals.optimized_variables(optimizer))
         if not optimizer.built:
             raise NeedsOptimizer(optimizer, trainable, strategy)
-        context = tf.distribute.get_replica_context()
-        replica = int(tf.get_static_value(context.replica_id_in_sync_group))
-        total = summed_gradients(context, trainable, list(grads))
+        step = present_step()
+        gradients = of_all_replicas(step, trainable, list(grads))
         variables = [*trainable, *state_of(optimizer)]
         storages = [
             copies(keras_internals.variable_storage(variable), strategy) for variable in variables
         ]
         vars(optimizer).pop("apply")
-        new = updated(optimizer, trainable, read(storages, replica), total)
+        with left_alone():
+            new = updated(optimizer, trainable, read(storages, step.replica), gradients)
         vars(optimizer)["apply"] = apply
-        assign(storages, new, replica)
+        assign(storages, new, step.replica)
 
     return apply
 
 
-def summed_gradients(context: Any, trainable: list[Any], gradients: list[Any]) -> list[Any]:
-    """The sums of gradients over replicas; one without examples adds nothing."""
-    present = _present.rows.examples > 0
-    dense = [i for i, g in enumerate(gradients) if g is not None and not is_sparse(g)]
-    tensors = [
-        zero_unless(present, tf.reshape(tf.convert_to_tensor(gradients[i]), trainable[i].shape))
-        for i in dense
-    ]
-    packing = Packing(tensors)
-    for i, total in zip(dense, packing.unpack(sums(context, packing.pack(tensors))), strict=True):
-        gradients[i] = total
-    for i, gradient in enumerate(gradients):
-        if is_sparse(gradient):
-            gradients[i] = rows_of_all(context, of_table(gradient, trainable[i]), present)
+def of_all_replicas(step: PresentStep, trainable: list[Any], gradients: list[Any]) -> list[Any]:
+    """Gradients that a tape has summed as they are; the sums of those made in another way."""
+    own = [i for i, v in enumerate(trainable) if id(v) not in step.with_gradient]
+    if own:
+        step.require_outermost("An optimizer is given gradients that no `tf.GradientTape` made")
+    summed = summed_gradients(step, [trainable[i] for i in own], [gradients[i] for i in own])
+    for i, value in zip(own, summed, strict=True):
+        gradients[i] = value
     return gradients
 
 
 def share_of_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
-    """The loss of the global batch, with the gradient of this replica's part of it.
+    """The loss of the global batch.
 
     Args:
         model: The compiled model.
@@ -300,57 +320,52 @@ def share_of_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -
         y_pred: Their predictions.
         sample_weight: Their sample weights.
     """
-    context, rows = tf.distribute.get_replica_context(), _present.rows
-    terms = [tf.reduce_sum(tf.cast(loss, tf.float32)) * rows.fraction for loss in model.losses]
-    if keras_internals.compile_loss(model) is not None:
-        # The running means of single losses are updated below, with global values.
-        with keras.StatelessScope():
-            total, shares = compiled_part(model, context, rows, (y, y_pred, sample_weight))
-        terms.append(total)
-        for metric, share in zip(
-            keras_internals.compile_loss(model).metrics, sums(context, shares), strict=False
-        ):
-            metric.update_state(share)
-    if not terms:
-        raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
-    part = tf.where(rows.examples > 0, tf.add_n(terms), 0.0)
-    return part + tf.stop_gradient(sums(context, [tf.stop_gradient(part)])[0] - part)
+    step = present_step()
+    step.require_outermost("`compute_loss` is called")
+    with left_alone():
+        terms = [tf.reduce_sum(loss) for loss in parts_of_added(step, model.losses)]
+        whole: list[tf.Tensor] = []
+        if keras_internals.compile_loss(model) is not None:
+            # The running means of single losses are updated below, with global values.
+            with keras.StatelessScope():
+                parts, whole, shares = compiled_part(model, step, (y, y_pred, sample_weight))
+            terms += parts
+            for metric, share in zip(
+                keras_internals.compile_loss(model).metrics, sum_of_all(step, shares), strict=False
+            ):
+                metric.update_state(share)
+        if not terms and not whole:
+            raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
+        summed = sum_of_all(step, [tf.add_n(terms)]) if terms else []
+        return step.shared(tf.add_n(summed + whole))
+
+
+def whole_losses(losses: Sequence[Any]) -> list[tf.Tensor]:
+    """What `model.losses` lists for a replica's rows, for those of all replicas."""
+    step = present_step()
+    with left_alone():
+        return [step.shared(loss) for loss in sum_of_all(step, parts_of_added(step, losses))]
+
+
+def parts_of_added(step: PresentStep, losses: Sequence[Any]) -> list[tf.Tensor]:
+    """A replica's parts of the losses that layers and regularizers add, taken for means."""
+    return [tf.cast(loss, tf.float32) * step.rows.fraction for loss in losses]
 
 
 def compiled_part(
-    model: keras.Model, context: Any, rows: Rows, data: tuple[Any, Any, Any]
-) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """This replica's part of the compiled losses, in total and one by one."""
+    model: keras.Model, step: PresentStep, data: tuple[Any, Any, Any]
+) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
+    """The compiled losses: this replica's part of them, or all of them, and one by one."""
     y, y_pred, sample_weight = data
+    fraction = step.rows.fraction
     try:
-        count = LossShares(model, rows.fraction, counting=True)
+        count = LossShares(model, fraction, counting=True)
         count.total((None, y, sample_weight), y_pred)
     except NeedsWholeBatch:
-        # Every replica computes the same loss and contributes one of N equal parts.
-        everyones = everyones_rows(context, rows, data)
+        everyones = everyones_rows(step, data)
         with keras_internals.single_device():
             whole = keras_internals.compile_loss(model)(*everyones)
-        return tf.reduce_sum(whole) / context.num_replicas_in_sync, []
-    present = tf.cast(rows.examples > 0, tf.float32)
-    divisors = sums(context, [divisor * present for divisor in count.local_divisors])
-    shares = LossShares(model, rows.fraction, divisors)
-    return shares.total((None, y, sample_weight), y_pred), shares.shares
-
-
-def everyones_rows(context: Any, rows: Rows, data: Any) -> Any:
-    """The rows of all replicas, of which this replica's own can be differentiated."""
-    replicas = context.num_replicas_in_sync
-    replica = int(tf.get_static_value(context.replica_id_in_sync_group))
-    first, last = share_bounds(rows.global_batch_size, replica, replicas)
-
-    def joined(leaf: Any) -> Any:
-        if leaf is None:
-            return None
-        own = leaf[: rows.examples]
-        everyones = context.all_gather(tf.stop_gradient(own), axis=0)
-        if own.dtype.is_floating:
-            # Makes up for the division by the number of replicas; adds nothing.
-            own += (replicas - 1) * (own - tf.stop_gradient(own))
-        return tf.concat([everyones[:first], own, everyones[last:]], axis=0)
-
-    return keras.tree.map_structure(joined, data)
+        return [], [tf.reduce_sum(whole)], []
+    divisors = sum_of_all(step, count.local_divisors)
+    shares = LossShares(model, fraction, divisors)
+    return [shares.total((None, y, sample_weight), y_pred)], [], shares.shares

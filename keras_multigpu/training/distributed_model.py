@@ -9,14 +9,16 @@ from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training import loops
-from keras_multigpu.training.custom_step import present_rows
 from keras_multigpu.training.custom_step import share_of_loss
+from keras_multigpu.training.custom_step import whole_losses
 from keras_multigpu.training.dataset_feeding import normalized
 from keras_multigpu.training.epoch_feeding import knows_epochs
 from keras_multigpu.training.feeding import Batch
 from keras_multigpu.training.feeding import Feed
 from keras_multigpu.training.feeding import Group
 from keras_multigpu.training.logs import pythonic
+from keras_multigpu.training.present_step import present_rows
+from keras_multigpu.training.present_step import step_of_user_code
 from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.run import TrainingRun
 
@@ -287,12 +289,17 @@ class DistributedModel(keras.Model):
     ) -> tf.Tensor:
         """The total loss, as `keras.Model.compute_loss`.
 
-        Called in a `train_step` of your own it is the loss of the global batch, with the
-        gradient of this replica's part of it.
+        Called in a `train_step` of your own it is the loss of the global batch.
         """
         if present_rows() is None:
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         return share_of_loss(self, y, y_pred, sample_weight)
+
+    @property
+    def losses(self) -> list[Any]:
+        """What layers and regularizers add to the loss, as `keras.Model.losses`."""
+        losses: list[Any] = super().losses
+        return losses if step_of_user_code() is None else whole_losses(losses)
 
 
 def require_compiled(model: keras.Model) -> None:

@@ -13,9 +13,9 @@ depends on the loss's `reduction`:
     mean_with_sample_weight      the sum of all sample weights
     sum                          1
 
-A loss that cannot be written as such a sum (it returns a scalar, has no reduction, or
-overrides `__call__`) raises `NeedsWholeBatch`; the step then gathers the predictions and
-computes it once, as one device would.
+A loss that cannot be written as such a sum (it returns a scalar, has no reduction, relates
+examples to each other, or overrides `__call__`) raises `NeedsWholeBatch`; the step then
+gathers the predictions and computes it once, as one device would.
 """
 
 from collections.abc import Callable
@@ -26,6 +26,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.training.related_rows import relates_rows
 
 
 class NeedsWholeBatch(Exception):
@@ -113,6 +114,8 @@ def weighted_values(
 
     The divisor is None where it is the number of values, as follows from the batch size.
     """
+    if relates_rows(loss, y_true, y_pred):
+        raise NeedsWholeBatch(loss.name)
     mask = keras_internals.get_mask(y_pred)
     with keras.name_scope(loss.name):
         y_true, y_pred = keras.tree.map_structure(

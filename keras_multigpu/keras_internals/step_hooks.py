@@ -1,0 +1,113 @@
+"""The door through which a step of the user's own reaches all replicas.
+
+Such a step calls loss objects, `keras.ops.mean` and `tf.GradientTape` by their public names,
+and none of them can be told of other replicas. So they are exchanged while the step runs.
+"""
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from tensorflow.python.framework import op_callbacks
+
+Exchange = tuple[Any, str, Callable[..., Any]]
+"""Whose attribute, its name, and a function of the original that makes the replacement."""
+
+_lock = threading.Lock()
+_users = 0
+_saved: list[tuple[Any, str, Any]] = []
+
+
+@contextlib.contextmanager
+def exchanged(exchanges: Sequence[Exchange]) -> Iterator[None]:
+    """Exchange functions for as long as anybody needs it.
+
+    The replacements must leave threads alone that run no step. Always called with the same
+    exchanges: steps of several models may overlap, and the last one restores.
+    """
+    global _users
+    with _lock:
+        if not _users:
+            _saved[:] = [(owner, name, getattr(owner, name)) for owner, name, _ in exchanges]
+            for (owner, name, make), (_, _, original) in zip(exchanges, _saved, strict=True):
+                setattr(owner, name, make(original))
+        _users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users:
+                for owner, name, original in _saved:
+                    setattr(owner, name, original)
+
+
+LOSSES = ((keras.losses.Loss, "__call__"),)
+"""Where every loss object is called, unless its class has a `__call__` of its own."""
+
+MEANS = ((tf, "reduce_mean"), (tf.math, "reduce_mean"))
+"""Where means are taken, also by `keras.ops.mean`."""
+
+SUMS = ((tf, "reduce_sum"), (tf.math, "reduce_sum"))
+"""Where sums are taken, also by `keras.ops.sum`."""
+
+GRADIENTS = ((tf.GradientTape, "gradient"),)
+"""Where gradients come from."""
+
+
+def inside_a_layer() -> bool:
+    """Whether a layer or model is being called on this thread.
+
+    Keras opens a call context in the outermost call, and has no public name for it.
+    """
+    return global_state.get_global_attribute("current_call_ctx") is not None
+
+
+@contextlib.contextmanager
+def noted_operations(note: Callable[[str, Any, Any], None]) -> Iterator[None]:
+    """Call `note(kind, inputs, outputs)` for each operation that runs eagerly on this thread.
+
+    A graph can be asked later what a tensor was made of; without one nobody remembers.
+    """
+
+    def callback(
+        kind: Any,
+        inputs: Any,
+        attributes: Any,
+        outputs: Any,
+        op_name: Any = None,
+        graph: Any = None,
+    ) -> None:
+        if graph is None:
+            note(tf.compat.as_str(kind), inputs, outputs)
+
+    op_callbacks.add_op_callback(callback)
+    try:
+        yield
+    finally:
+        op_callbacks.remove_op_callback(callback)
+
+
+def called_by_library(depth: int = 1) -> bool:
+    """Whether an exchanged function was called by Keras or TensorFlow for ends of their own.
+
+    Metrics and optimizers take sums too, of what is theirs. `keras.ops` is only passed through.
+
+    Args:
+        depth: How many calls ago: 1 if the replacement itself asks.
+    """
+    frame: FrameType | None = sys._getframe(depth + 1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(
+        ("keras.src.ops.", "keras.src.backend.")
+    ):
+        frame = frame.f_back
+    module = "" if frame is None else frame.f_globals.get("__name__", "")
+    return module.startswith(("keras.", "tensorflow."))

@@ -1,0 +1,149 @@
+"""What is known of the custom step that runs now on this thread, on one replica."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.checks import problem
+from keras_multigpu.keras_internals import step_hooks
+from keras_multigpu.training.pure_model import Rows
+
+_thread = threading.local()
+
+
+class PresentStep:
+    """A step of the user's own on one replica.
+
+    Args:
+        model: The model.
+        rows: The replica's rows.
+        context: The replica's context.
+    """
+
+    def __init__(self, model: keras.Model, rows: Rows, context: Any) -> None:
+        self.model = model
+        self.rows = rows
+        self.context = context
+        self.replicas: int = context.num_replicas_in_sync
+        self.replica = int(tf.get_static_value(context.replica_id_in_sync_group))
+        self.present = rows.examples > 0
+        self.holders = tf.cast(tf.minimum(rows.global_batch_size, self.replicas), tf.float32)
+        """How many replicas have examples."""
+        self.of_batch: set[int] = set()
+        self.with_gradient: set[int] = set()
+        self.quiet = self.replicas == 1
+        self._graph = tf.compat.v1.get_default_graph()
+        self._origins: dict[Any, frozenset[str]] = {}
+        self._kept: list[Any] = []
+        for leaf in tf.nest.flatten(rows.data, expand_composites=True):
+            if leaf is not None and leaf.shape.rank != 0:
+                self._come_from(leaf, frozenset({"rows"}))
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether TensorFlow traces a function inside the step: a branch, a loop's body."""
+        return tf.compat.v1.get_default_graph() is not self._graph
+
+    def require_outermost(self, what: str) -> None:
+        """Raise a `ValueError` inside a branch or loop, where replicas cannot exchange values."""
+        if self.is_nested:
+            raise ValueError(
+                problem(
+                    f"{what} inside a `tf.cond`, a `tf.while_loop` or a `tf.function`.",
+                    "Expected it directly in the step: replicas cannot exchange values in a "
+                    "branch or loop that TensorFlow traces.",
+                    "Move it out of there: write the loop in Python, choose with `tf.where`, "
+                    "leave out the inner `@tf.function`.",
+                    model=type(self.model).__name__,
+                )
+            )
+
+    def shared(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor, remembered as a value that all replicas have in common."""
+        tensor = tf.identity(tensor)
+        self._come_from(tensor, frozenset({"shared"}))
+        return tensor
+
+    def origins(self, tensor: tf.Tensor) -> frozenset[str]:
+        """What a tensor depends on: the replica's own `rows`, or `shared` values.
+
+        Random numbers count as rows, for each replica draws its own.
+        """
+        if tf.executing_eagerly():
+            return self._origins.get(id(tensor), frozenset())
+        waiting = [tensor.op]
+        while waiting:
+            operation = waiting.pop()
+            if operation in self._origins:
+                continue
+            inputs = [t.op for t in operation.inputs]
+            unknown = [op for op in inputs if op not in self._origins]
+            if unknown:
+                waiting += [operation, *unknown]
+            else:
+                self._origins[operation] = self._of(operation.type, inputs)
+        return self._origins[tensor.op]
+
+    def note(self, kind: str, inputs: Any, outputs: Any) -> None:
+        """Remember what an operation that ran eagerly made its outputs of."""
+        origins = self._of(kind, map(id, inputs))
+        for tensor in outputs if origins else ():
+            if id(tensor) not in self._origins:
+                self._come_from(tensor, origins)
+
+    def _come_from(self, tensor: Any, origins: frozenset[str]) -> None:
+        eager = tf.executing_eagerly()
+        self._origins[id(tensor) if eager else tensor.op] = origins
+        # What is alive shares its identity with nothing else.
+        self._kept += [tensor] if eager else []
+
+    def _of(self, kind: str, inputs: Any) -> frozenset[str]:
+        own = {"rows"} if "Random" in kind else set[str]()
+        return frozenset(own.union(*(self._origins.get(key, ()) for key in inputs)))
+
+
+def present_step() -> PresentStep:
+    """The step that runs on this thread."""
+    step: PresentStep = _thread.step
+    return step
+
+
+def present_rows() -> Rows | None:
+    """The rows of the replica whose custom step runs now; None outside such a step."""
+    step = getattr(_thread, "step", None)
+    return None if step is None else step.rows
+
+
+def step_of_user_code() -> PresentStep | None:
+    """The step, where code of the user's own runs in it and no layer is being called."""
+    step = getattr(_thread, "step", None)
+    if step is None or step.quiet or step_hooks.inside_a_layer():
+        return None
+    return step
+
+
+@contextlib.contextmanager
+def running(step: PresentStep) -> Iterator[None]:
+    """Let `step` be the present one."""
+    eager = tf.executing_eagerly() and not step.quiet
+    _thread.step = step
+    try:
+        with step_hooks.noted_operations(step.note) if eager else contextlib.nullcontext():
+            yield
+    finally:
+        _thread.step = None
+
+
+@contextlib.contextmanager
+def left_alone() -> Iterator[None]:
+    """Let losses, means and gradients be those of the replica's own rows."""
+    step = present_step()
+    before, step.quiet = step.quiet, True
+    try:
+        yield
+    finally:
+        step.quiet = before

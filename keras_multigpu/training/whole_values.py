@@ -1,0 +1,273 @@
+"""Makes what a step of the user's own computes that of the whole batch.
+
+A `train_step` that was written for one device calls loss objects, means, sums and a gradient
+tape. Each replica runs it with some of the rows, so while it runs
+
+    a loss object            returns the loss of the global batch
+    a mean or sum of all     is taken over the rows of all replicas; a sum of what all
+    values of a tensor       replicas have in common (a penalty on weights) stays as it is
+    `GradientTape.gradient`  returns, for variables, the sum over replicas
+
+Sums over replicas are differentiable: the gradient of one is the sum of the gradients that
+arrive on each. A loss made of such sums is the same number on N replicas, of which each
+contributes one N-th (one without examples nothing), and then all gradients are those of one
+device, whatever is done with the numbers in between.
+"""
+
+import logging
+import weakref
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import step_hooks
+from keras_multigpu.training.loss_reduction import NeedsWholeBatch
+from keras_multigpu.training.loss_reduction import weighted_values
+from keras_multigpu.training.packing import Packing
+from keras_multigpu.training.passes import zero_unless
+from keras_multigpu.training.present_step import PresentStep
+from keras_multigpu.training.present_step import left_alone
+from keras_multigpu.training.present_step import step_of_user_code
+from keras_multigpu.training.sparse_gradients import is_sparse
+from keras_multigpu.training.sparse_gradients import of_table
+from keras_multigpu.training.sparse_gradients import rows_of_all
+from keras_multigpu.training.step import sums
+
+logger = logging.getLogger("keras_multigpu")
+
+OF_OWN_ROWS = (
+    "The `train_step` of %s takes a gradient of a number that each replica computes from its own "
+    "rows, so its weights may differ from those of one device. Expected a loss made of "
+    "`self.compute_loss(...)`, of Keras loss objects, or of `keras.ops.mean(values)` and "
+    "`keras.ops.sum(values)` over all axes: these count the rows of all replicas. Write "
+    "`ops.mean(values)` instead of dividing by `ops.shape(x)[0]`, and make other numbers, such as "
+    "`ops.var(values)`, of means. `keras_multigpu.verify` tells whether the numbers are those of "
+    "one device."
+)
+
+_warned: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
+
+
+def loss_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`Loss.__call__` that returns the loss of the global batch."""
+
+    def __call__(  # noqa: N807
+        self: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any = None
+    ) -> Any:
+        step = step_of_user_code()
+        if step is None or self.reduction in (None, "none"):
+            return original(self, y_true, y_pred, sample_weight)
+        step.require_outermost(f"The loss `{self.name}` is called")
+        with left_alone():
+            value = loss_of_all(step, self, original, (y_true, y_pred, sample_weight))
+        return step.shared(tf.cast(value, self.dtype))
+
+    return __call__
+
+
+def loss_of_all(
+    step: PresentStep, loss: keras.losses.Loss, original: Callable[..., Any], data: Any
+) -> tf.Tensor:
+    """The value of a loss object for the rows of all replicas."""
+    try:
+        values, divisor = weighted_values(loss, *data)
+    except NeedsWholeBatch:
+        everyones = everyones_rows(step, data)
+        with keras_internals.single_device():
+            return original(loss, *everyones)
+    total = tf.reduce_sum(tf.cast(values, tf.float32))
+    if loss.reduction == "sum":
+        return sum_of_all(step, [total])[0]
+    count = tf.size(values) if divisor is None else divisor
+    return tf.math.divide_no_nan(*sum_of_all(step, [total, tf.cast(count, tf.float32)]))
+
+
+def mean(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`tf.reduce_mean` that divides the sum over all replicas by the count on all."""
+
+    def reduce_mean(
+        input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
+    ) -> Any:
+        step, values = values_of_user_code(input_tensor, axis)
+        if step is None or not values.dtype.is_floating:
+            return original(input_tensor, axis, keepdims, name)
+        wide = tf.float64 if values.dtype == tf.float64 else tf.float32
+        with left_alone():
+            own = [tf.reduce_sum(tf.cast(values, wide)), tf.cast(tf.size(values), wide)]
+            total, count = sum_of_all(step, own)
+        return of_rank(step.shared(tf.cast(total / count, values.dtype)), values, keepdims)
+
+    return reduce_mean
+
+
+def total(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`tf.reduce_sum` that adds up what depends on rows over all replicas."""
+
+    def reduce_sum(
+        input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
+    ) -> Any:
+        step, values = values_of_user_code(input_tensor, axis)
+        if step is None or "rows" not in step.origins(values):
+            return original(input_tensor, axis, keepdims, name)
+        with left_alone():
+            (value,) = sum_of_all(step, [tf.reduce_sum(values)])
+        return of_rank(step.shared(value), values, keepdims)
+
+    return reduce_sum
+
+
+def values_of_user_code(input_tensor: Any, axis: Any) -> tuple[PresentStep | None, Any]:
+    """The step and the tensor, if the user's code reduces all values of one to a number."""
+    step = step_of_user_code()
+    # In a branch or loop a tensor may be one example's, so there nobody can tell.
+    if step is None or step.is_nested or step_hooks.called_by_library(depth=2):
+        return None, None
+    if isinstance(input_tensor, tf.RaggedTensor | tf.SparseTensor):
+        return None, None
+    values = tf.convert_to_tensor(input_tensor)
+    rank = values.shape.rank
+    if rank == 0 or not (axis is None or (rank and covers(axis, rank))):
+        return None, None
+    return step, values
+
+
+def covers(axis: Any, rank: int) -> bool:
+    """Whether an `axis` argument names all axes."""
+    named = tf.get_static_value(tf.convert_to_tensor(axis, tf.int32))
+    return named is not None and {int(a) % rank for a in named.reshape(-1)} == set(range(rank))
+
+
+def of_rank(number: tf.Tensor, values: tf.Tensor, keepdims: bool) -> tf.Tensor:
+    """A number, with all axes of length one where they are to be kept."""
+    return tf.reshape(number, tf.ones([tf.rank(values)], tf.int32)) if keepdims else number
+
+
+def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`GradientTape.gradient` that sums over replicas what it returns for variables."""
+
+    def gradient(
+        self: tf.GradientTape,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        step = step_of_user_code()
+        if step is None or target is None:
+            return original(self, target, sources, output_gradients, unconnected_gradients)
+        flat = tf.nest.flatten(sources)
+        of_variables = [i for i, source in enumerate(flat) if is_variable(source)]
+        if of_variables:
+            step.require_outermost("A gradient with respect to variables is taken")
+        with left_alone():
+            arriving = parts_of_one(step, target, output_gradients, bool(of_variables))
+            found = tf.nest.flatten(
+                original(self, target, sources, arriving, unconnected_gradients)
+            )
+            summed = summed_gradients(
+                step, [flat[i] for i in of_variables], [found[i] for i in of_variables]
+            )
+        for i, value in zip(of_variables, summed, strict=True):
+            found[i] = value
+        step.with_gradient.update(id(flat[i]) for i in of_variables)
+        return tf.nest.pack_sequence_as(sources, found)
+
+    return gradient
+
+
+def parts_of_one(step: PresentStep, target: Any, output_gradients: Any, of_variables: bool) -> Any:
+    """What arrives at a target: one N-th on each replica where all have the same number.
+
+    A target of the replica's own rows gets all of it, as the rows of others are not in it.
+    """
+    targets = [tf.convert_to_tensor(t) for t in tf.nest.flatten(target)]
+    origins = frozenset[str]().union(*(step.origins(t) for t in targets))
+    scalar = any(t.shape.rank == 0 for t in targets)
+    if "rows" in origins and scalar and of_variables:
+        warn_once(step)
+    if "rows" in origins and "shared" not in origins:
+        return output_gradients
+    given = [None] * len(targets)
+    if output_gradients is not None:
+        given = tf.nest.flatten(output_gradients)
+    part = tf.where(step.present, 1.0 / step.holders, 0.0)
+    parts = [
+        (tf.ones_like(t) if g is None else tf.convert_to_tensor(g)) * tf.cast(part, t.dtype)
+        for t, g in zip(targets, given, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(target, parts)
+
+
+def warn_once(step: PresentStep) -> None:
+    """Say once for each model that nobody can know what a gradient is of."""
+    if step.replica == 0 and step.model not in _warned:
+        _warned.add(step.model)
+        logger.warning(OF_OWN_ROWS, type(step.model).__name__)
+
+
+def summed_gradients(
+    step: PresentStep, variables: Sequence[Any], gradients: Sequence[Any]
+) -> list[Any]:
+    """The sums of gradients over replicas; one without examples adds nothing."""
+    result = list(gradients)
+    dense = [i for i, g in enumerate(gradients) if g is not None and not is_sparse(g)]
+    tensors = [
+        zero_unless(step.present, tf.reshape(tf.convert_to_tensor(result[i]), variables[i].shape))
+        for i in dense
+    ]
+    packing = Packing(tensors)
+    totals = packing.unpack(sums(step.context, packing.pack(tensors)))
+    for i, value in zip(dense, totals, strict=True):
+        result[i] = step.shared(value)
+    for i, value in enumerate(result):
+        if is_sparse(value):
+            result[i] = rows_of_all(step.context, of_table(value, variables[i]), step.present)
+    return result
+
+
+def is_variable(source: Any) -> bool:
+    """Whether a source of gradients is a variable, of which each replica has a copy."""
+    return isinstance(source, keras.Variable | tf.Variable)
+
+
+def sum_of_all(step: PresentStep, own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Sums over replicas; one without examples adds nothing."""
+    return sums(step.context, [zero_unless(step.present, value) for value in own])
+
+
+def everyones_rows(step: PresentStep, data: Any) -> Any:
+    """The rows of all replicas, of which this replica's own can be differentiated."""
+    leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
+    own_count = tf.where(step.present, tf.shape(leaves[0])[0], 0)
+    counts = step.context.all_gather(own_count[tf.newaxis], axis=0)
+    first = tf.reduce_sum(counts[: step.replica])
+    last = first + own_count
+
+    def joined(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        own = tf.convert_to_tensor(leaf)[:own_count]
+        everyones = step.context.all_gather(tf.stop_gradient(own), axis=0)
+        if own.dtype.is_floating:
+            # Each replica contributes one N-th of the loss; this makes up for it, adding nothing.
+            own += tf.cast(step.holders - 1, own.dtype) * (own - tf.stop_gradient(own))
+        return tf.concat([everyones[:first], own, everyones[last:]], axis=0)
+
+    return tf.nest.map_structure(joined, data)
+
+
+EXCHANGES: list[step_hooks.Exchange] = [
+    (owner, name, make)
+    for places, make in (
+        (step_hooks.LOSSES, loss_call),
+        (step_hooks.MEANS, mean),
+        (step_hooks.SUMS, total),
+        (step_hooks.GRADIENTS, gradient),
+    )
+    for owner, name in places
+]
+"""What is exchanged while a step of the user's own runs on several replicas."""

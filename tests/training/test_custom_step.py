@@ -1,0 +1,194 @@
+"""What a step of one's own computes, by hand: 3 + 2 examples on two replicas."""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+import keras_multigpu as kmg
+
+VALUES = [1.0, 2.0, 3.0, 10.0, 20.0]
+
+
+class Step(keras.Model):
+    """A weight of one, times the input; `loss(model, x, y_pred)` is what the step takes."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self.loss_of = loss
+        self.scale = self.add_weight(shape=(1,), initializer="ones")
+        self.built = True
+
+    def call(self, x):
+        return x * self.scale
+
+    def train_step(self, data):
+        x = keras.utils.unpack_x_y_sample_weight(data)[0]
+        with tf.GradientTape() as tape:
+            loss = self.loss_of(self, x, self(x))
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply(gradients, self.trainable_weights)
+        return {"value": loss, "gradient": gradients[0][0]}
+
+
+def logs_of(taken, values=VALUES, replicas=2, **options):
+    """The value and the gradient of one step."""
+    model = kmg.distribute(Step(taken), kmg.strategy("mirrored", devices=replicas))
+    model.compile(keras.optimizers.SGD(0.0), **options)
+    x = np.array(values, "float32")[:, None]
+    logs = model.train_on_batch(x, x, return_dict=True)
+    return [np.asarray(logs[name]) for name in ("value", "gradient")]
+
+
+def loss_object(reduction, weight=None):
+    """A loss object called in the step: absolute values, perhaps weighed."""
+    fn = keras.losses.MeanAbsoluteError(reduction=reduction)
+
+    def loss(model, x, y_pred):
+        return fn(ops.zeros_like(x), y_pred, None if weight is None else weight(x))
+
+    return loss
+
+
+def small(x):
+    return ops.cast(x[:, 0] < 10.0, "float32")
+
+
+@pytest.mark.parametrize(
+    ("loss", "value", "gradient"),
+    [
+        (loss_object("sum_over_batch_size"), 36 / 5, 36 / 5),
+        (loss_object("sum"), 36, 36),
+        (loss_object("sum_over_batch_size", small), 6 / 5, 6 / 5),
+        (loss_object("mean_with_sample_weight", small), 6 / 3, 6 / 3),
+        (lambda model, x, p: ops.mean(p), 36 / 5, 36 / 5),
+        (lambda model, x, p: tf.math.reduce_mean(p, axis=[0, 1]), 36 / 5, 36 / 5),
+        (lambda model, x, p: ops.sum(p * p), 514, 2 * 514),
+        (lambda model, x, p: ops.sum(model.scale**2), 1, 2),
+        (lambda model, x, p: tf.nn.l2_loss(model.scale) + ops.mean(p), 0.5 + 7.2, 1 + 7.2),
+        (lambda model, x, p: ops.mean(p - ops.mean(p)) + ops.mean(p), 7.2, 7.2),
+        (lambda model, x, p: ops.mean(ops.stack([ops.mean(p), ops.sum(p)])), 21.6, 21.6),
+        (lambda model, x, p: ops.square(ops.mean(p)), 7.2**2, 2 * 7.2**2),
+        # The sum of the squares' mean distances from a mean through which the gradient goes.
+        (lambda model, x, p: ops.mean(ops.square(p - ops.mean(p))), 50.96, 2 * 50.96),
+    ],
+)
+def test_losses_means_and_sums_are_those_of_the_batch(loss, value, gradient):
+    """Of the rows of all replicas, whatever their shares; numbers in common count once."""
+    np.testing.assert_allclose(logs_of(loss), [value, gradient], rtol=1e-6)
+    np.testing.assert_allclose(logs_of(loss, run_eagerly=True), [value, gradient], rtol=1e-6)
+
+
+def test_a_replica_without_examples_adds_nothing():
+    """Also not to what all replicas have in common, such as a penalty on weights."""
+
+    def loss(model, x, y_pred):
+        return ops.mean(y_pred) + ops.sum(ops.square(model.scale))
+
+    np.testing.assert_allclose(logs_of(loss, [1.0, 3.0], replicas=3), [3, 4], rtol=1e-6)
+
+
+def test_rows_keep_their_own_values():
+    """Reductions over other axes, and losses that are not reduced, are those of the share."""
+    seen = []
+
+    def loss(model, x, y_pred):
+        each = keras.losses.MeanAbsoluteError(reduction=None)(ops.zeros_like(x), y_pred)
+        seen.extend([each.shape.rank, ops.mean(y_pred, axis=-1).shape.rank])
+        return each
+
+    value, gradient = logs_of(loss)
+    np.testing.assert_array_equal(value, VALUES)
+    # The gradient of a list of values is that of their sum.
+    assert gradient == 36
+    assert set(seen) == {1}
+
+
+def test_losses_of_layers_are_listed_for_the_batch():
+    """A penalty of a regularizer counts once, a mean that a layer adds is that of all rows."""
+
+    class Penalized(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.w = self.add_weight(shape=(), initializer="ones", regularizer=lambda w: 3.0 * w)
+
+        def call(self, x):
+            self.add_loss(ops.mean(x))
+            return x * self.w
+
+    class Listing(Step):
+        def __init__(self):
+            super().__init__(lambda model, x, p: sum(model.losses))
+            self.layer = Penalized()
+
+        def call(self, x):
+            return self.layer(super().call(x))
+
+    model = kmg.distribute(Listing(), kmg.strategy("mirrored", devices=2))
+    model.compile(keras.optimizers.SGD(0.0))
+    logs = model.train_on_batch(np.array(VALUES, "float32")[:, None], return_dict=True)
+    np.testing.assert_allclose(logs["value"], 36 / 5 + 3, rtol=1e-6)
+
+
+def divided_by_own_rows(model, x, y_pred):
+    return ops.sum(y_pred) / ops.cast(ops.shape(x)[0], "float32")
+
+
+def variance(model, x, y_pred):
+    return ops.var(y_pred)
+
+
+@pytest.mark.parametrize("loss", [divided_by_own_rows, variance])
+def test_a_loss_of_a_replicas_own_rows_is_told_once(loss, caplog):
+    """What cannot be made that of the batch is said, with what to write."""
+    with caplog.at_level(logging.WARNING, "keras_multigpu"):
+        logs_of(loss)
+    (record,) = caplog.records
+    assert "Write `ops.mean(values)` instead of dividing by `ops.shape(x)[0]`" in record.message
+
+
+def test_nothing_is_said_of_a_loss_of_the_batch(caplog):
+    """Lists of values, sums, means and `compute_loss` are right as they are."""
+    logs_of(lambda model, x, p: ops.abs(p[:, 0]))
+    logs_of(lambda model, x, p: model.compute_loss(x, x, p) + ops.mean(p), loss="mse")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda model, x, p: tf.cond(
+            tf.shape(x)[0] > 0, lambda: loss_object("sum")(model, x, p), lambda: 0.0
+        ),
+        tf.function(lambda model, x, p: model.compute_loss(x, x, p), autograph=False),
+    ],
+)
+def test_losses_in_a_branch_are_refused(loss):
+    """Replicas cannot meet inside a graph of its own."""
+    with pytest.raises(ValueError, match="inside a `tf.cond`.*Move it out of there"):
+        logs_of(loss, loss="mse")
+
+
+def test_a_step_of_ones_own_needs_a_copy_for_each_replica():
+    """Replicas that share one copy would assign it in turn."""
+    model = kmg.distribute(Step(None), kmg.strategy("central_storage", devices=["CPU:0", "CPU:1"]))
+    model.compile("sgd")
+    with pytest.raises(ValueError, match="share one copy of the variables.*CentralStorage"):
+        model.train_on_batch(np.ones((2, 1)))
+
+
+def test_a_prediction_may_have_any_structure():
+    """Rows in order; one number is the mean over the batch."""
+
+    class Predicts(Step):
+        def predict_step(self, data):
+            y_pred = self(data)
+            return y_pred, {"mean": ops.mean(y_pred), "rows": ops.sum(ops.ones_like(y_pred))}
+
+    model = kmg.distribute(Predicts(None), kmg.strategy("mirrored", devices=2))
+    rows, others = model.predict(np.array(VALUES, "float32")[:, None], verbose=0)
+    np.testing.assert_array_equal(rows[:, 0], VALUES)
+    np.testing.assert_allclose([others["mean"], others["rows"]], [7.2, 5.0], rtol=1e-6)
