@@ -3,7 +3,8 @@
 `keras.losses.Circle` returns one value for each example, but looks for the nearest others in
 the batch; `Dice(axis=(0, 1, 2))` returns one value for each channel. A part of the batch then
 gives other values, which no arithmetic brings together again. A loss does not say so, so it
-is tried on a few random rows: the values of some must not change with the others.
+is tried on a few random rows: the values of some must not change with the others, nor with
+their place among them.
 """
 
 import weakref
@@ -16,7 +17,7 @@ import tensorflow as tf
 ROWS = 6
 """How many rows are tried."""
 KEPT = 2
-"""How many of them stay as they are while the others change."""
+"""How many of them stay as they are, at the other end, while the others change."""
 
 _known: "weakref.WeakKeyDictionary[keras.losses.Loss, dict[Any, bool]]" = (
     weakref.WeakKeyDictionary()
@@ -51,12 +52,13 @@ def tried(leaf: Any) -> bool:
 
 
 def differs(loss: keras.losses.Loss, data: Any, specs: list[Any]) -> bool:
-    """Whether the value of a row changes with the rows beside it."""
+    """Whether the value of a row changes with the rows beside it, or with its place."""
     targets = len(tf.nest.flatten(data[0]))
     first, other = (random_rows(specs, targets, seed) for seed in (0, 1))
-    mixed = [np.concatenate([a[:KEPT], b[KEPT:]]) for a, b in zip(first, other, strict=True)]
+    mixed = [np.concatenate([b[KEPT:], a[:KEPT]]) for a, b in zip(first, other, strict=True)]
     try:
-        with tf.init_scope(), tf.device("/device:CPU:0"):
+        # Nothing is left of what the loss assigns; its second draw is not its first.
+        with tf.init_scope(), tf.device("/device:CPU:0"), keras.StatelessScope():
             values, again, beside = (
                 values_of(loss, tf.nest.pack_sequence_as(data, rows))
                 for rows in (first, first, mixed)
@@ -66,7 +68,7 @@ def differs(loss: keras.losses.Loss, data: Any, specs: list[Any]) -> bool:
     if values.ndim == 0 or not np.array_equal(values, again, equal_nan=True):
         return False
     return len(values) != ROWS or not np.allclose(
-        values[:KEPT], beside[:KEPT], rtol=1e-4, atol=1e-6, equal_nan=True
+        values[:KEPT], beside[-KEPT:], rtol=1e-4, atol=1e-6, equal_nan=True
     )
 
 
@@ -82,9 +84,8 @@ def random_rows(specs: list[Any], targets: int, seed: int) -> list[np.ndarray]:
 
 
 def values_of(loss: keras.losses.Loss, data: Any) -> np.ndarray:
-    """The loss's values for a batch, without a trace of what it assigns."""
+    """The loss's values for a batch."""
     y_true, y_pred = tf.nest.map_structure(
         lambda rows: keras.ops.convert_to_tensor(rows, dtype=loss.dtype), data
     )
-    with keras.StatelessScope():
-        return np.asarray(keras.ops.convert_to_numpy(loss.call(y_true, y_pred)))
+    return np.asarray(keras.ops.convert_to_numpy(loss.call(y_true, y_pred)))

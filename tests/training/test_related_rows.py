@@ -56,6 +56,7 @@ def ranked(y_true, y_pred):
     [
         (Wrapped(centred), True),
         (Wrapped(ranked), True),
+        (Wrapped(lambda y, p: p[:, 0] * ops.arange(ops.shape(p)[0], dtype="float32")), True),
         (losses.Dice(axis=(0, 1)), True),
         (losses.Dice(axis=(1, 2)), False),
         (Wrapped(lambda y, p: ops.sum(ops.abs(y - p), axis=-1)), False),
@@ -63,7 +64,7 @@ def ranked(y_true, y_pred):
         (Wrapped(lambda y, p: p[:, 0] * keras.random.uniform((len(p),))), False),
         (Wrapped(lambda y, p: ops.reshape(p, (5, -1))), False),
     ],
-    ids=["centred", "ranked", "all", "axes", "sum", "number", "random", "fails"],
+    ids=["centred", "ranked", "places", "all", "axes", "sum", "number", "random", "fails"],
 )
 def test_functions_are_tried_on_a_few_rows(loss, related):
     """Reductions over other axes, one number for all, draws and failures are no relation."""
