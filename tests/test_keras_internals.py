@@ -53,6 +53,27 @@ def test_seeds_are_found():
     assert not np.array_equal(before, keras_internals.global_seed_state().numpy())
 
 
+def test_states_of_seed_generators_are_known_by_their_name():
+    """A seed generator still names its state so."""
+    assert keras_internals.is_seed_state(keras.random.SeedGenerator(1).state)
+    assert not keras_internals.is_seed_state(keras.Variable(0.0))
+
+
+def test_metrics_given_to_compile_are_found_before_they_are_used():
+    """`compile` still keeps metric objects in `_user_metrics` and `_user_weighted_metrics`."""
+    given = [keras.metrics.MeanIoU(2), keras.metrics.Mean()]
+    model = compiled_model(metrics=["mae", given[0]], weighted_metrics=[[given[1]]])
+    assert keras_internals.given_metrics(model) == given
+    assert keras_internals.given_metrics(compiled_model(metrics=None)) == []
+
+
+def test_the_present_stateless_scope_is_found():
+    """The innermost one, None outside of any."""
+    assert keras_internals.stateless_scope() is None
+    with keras.StatelessScope() as scope:
+        assert keras_internals.stateless_scope() is scope
+
+
 def test_compiled_parts_are_found():
     """`compile` still keeps losses, metrics and the running mean under the same names."""
     model = compiled_model()

@@ -74,6 +74,11 @@ def seed_states(model: keras.Model) -> list[keras.Variable]:
     return list(states.values())
 
 
+def is_seed_state(variable: keras.Variable) -> bool:
+    """Whether a variable is the state of a seed generator, which nothing but its name tells."""
+    return variable.name == "seed_generator_state"
+
+
 def global_seed_state() -> keras.Variable:
     """The state that Keras's random functions use when they are given no seed."""
     return seed_generator.global_seed_generator().state
@@ -140,6 +145,15 @@ def owned_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     return [metric for metric in model.metrics if id(metric) not in known]
 
 
+def given_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The metric objects given to `compile`, which Keras names only once they were used."""
+    compiled = model._compile_metrics
+    if compiled is None:
+        return []
+    given = keras.tree.flatten([compiled._user_metrics, compiled._user_weighted_metrics])
+    return [metric for metric in given if isinstance(metric, keras.metrics.Metric)]
+
+
 @contextlib.contextmanager
 def flat_losses(model: keras.Model, wrap: Any) -> Iterator[None]:
     """Pass every compiled loss through `wrap` while the context lasts.
@@ -189,9 +203,13 @@ def activity_regularized_layers(model: keras.Model) -> list[keras.Layer]:
     return [layer for layer in layers_of(model) if layer.activity_regularizer is not None]
 
 
+stateless_scope = backend.get_stateless_scope
+"""Returns the innermost stateless scope, None outside of any."""
+
+
 def tracked_losses(model: keras.Model, tensors: list[Any]) -> None:
     """Let `model.losses` report these tensors inside the present stateless scope."""
-    scope = backend.get_stateless_scope()
+    scope = stateless_scope()
     for tensor in tensors:
         scope.add_loss(tensor)
         model._loss_ids.add(id(tensor))

@@ -14,8 +14,8 @@ depends on the loss's `reduction`:
     sum                          1
 
 A loss that cannot be written as such a sum (it returns a scalar, has no reduction, relates
-examples to each other, or overrides `__call__`) raises `NeedsWholeBatch`; the step then
-gathers the predictions and computes it once, as one device would.
+examples to each other, assigns variables, or overrides `__call__`) raises `NeedsWholeBatch`;
+the step then gathers the predictions and computes it once, as one device would.
 """
 
 from collections.abc import Callable
@@ -83,7 +83,10 @@ class LossShares:
             raise NeedsWholeBatch(loss.name)
 
         def share(y_true: Any, y_pred: Any, sample_weight: Any = None) -> tf.Tensor:
+            before = updates_so_far()
             values, divisor = weighted_values(loss, y_true, y_pred, sample_weight)
+            if updates_so_far() != before:
+                raise NeedsWholeBatch(loss.name)
             share = self._divided(loss.reduction, tf.cast(values, tf.float32), divisor)
             self.shares.append(share)
             self.reductions.append(loss.reduction)
@@ -107,6 +110,11 @@ class LossShares:
         return tf.math.divide_no_nan(tf.reduce_sum(values), known)
 
 
+def updates_so_far() -> int:
+    """How often a variable was assigned in this forward pass."""
+    return getattr(keras_internals.stateless_scope(), "updates", 0)
+
+
 def weighted_values(
     loss: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any
 ) -> tuple[tf.Tensor, Any]:
@@ -121,7 +129,7 @@ def weighted_values(
         y_true, y_pred = keras.tree.map_structure(
             lambda value: keras.ops.convert_to_tensor(value, dtype=loss.dtype), (y_true, y_pred)
         )
-        values = loss.call(y_true, y_pred)
+        values = keras.ops.convert_to_tensor(loss.call(y_true, y_pred))
     own_mask = keras_internals.get_mask(values)
     if mask is not None and own_mask is not None:
         mask = mask & own_mask

@@ -68,6 +68,7 @@ def variables_of(model: keras.Model) -> dict[str, keras.Variable]:
         "weights": model.variables,
         "optimizer": [v for optimizer in optimizers_of(model) for v in optimizer.variables],
         "metrics": model.metrics_variables,
+        "untracked": model.replication.untracked.variables,
         "seed": [keras_internals.global_seed_state()],
     }
     named, seen = {}, set()

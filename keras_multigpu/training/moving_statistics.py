@@ -1,15 +1,17 @@
 """How replicas agree on variables that a forward pass changes.
 
 Each replica starts a step with equal values and ends it with its own: BatchNorm's moving
-statistics, counters, spectral norms. `contribution` is what a replica adds to a sum over
-replicas; from the sum, `merged` makes the common new value.
+statistics, counters, spectral norms, the state of metrics. `contribution` is what a replica
+adds to a sum over replicas; from the sum, `merged` makes the common new value.
 
+    aggregation="sum", as
+    the state of metrics     old value + what all replicas added
     float variables          mean of the replicas' values, weighted by their examples
-    aggregation="sum"        old value + what all replicas added
     integers, booleans, and
     "only_first_replica"     the first replica's value
 
-A replica without examples adds nothing, so it cannot poison the others.
+On a single replica each of them is the new value itself. A replica without examples adds
+nothing, so it cannot poison the others.
 """
 
 import keras
@@ -32,16 +34,23 @@ def contribution(
         fraction: The replica's examples divided by the global batch size.
         replica: The replica's index.
     """
+    first = tf.equal(replica, 0)
+    new, old = (tf.cast(value, summable(value.dtype)) for value in (new, old))
     if variable.aggregation == "sum":
-        return new - old
+        return new - tf.where(first, tf.zeros_like(old), old)
     if not new.dtype.is_floating or variable.aggregation == "only_first_replica":
-        summable = tf.cast(new, tf.int32) if new.dtype == tf.bool else new
-        return tf.where(tf.equal(replica, 0), summable, tf.zeros_like(summable))
+        return tf.where(first, new, tf.zeros_like(new))
     return new * tf.cast(fraction, new.dtype)
 
 
-def merged(variable: keras.Variable, old: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
+def merged(old: tf.Tensor, total: tf.Tensor) -> tf.Tensor:
     """The common new value, from the sum of all contributions."""
-    if variable.aggregation == "sum":
-        return old + total
     return tf.cast(total, old.dtype)
+
+
+def summable(dtype: tf.DType) -> tf.DType:
+    """The type in which values are summed: one that all devices can sum, without loss."""
+    if dtype in (tf.float16, tf.bfloat16):
+        return tf.float32
+    # TensorFlow keeps int32 on the host, and sums what is on the host apart from the rest.
+    return tf.int64 if dtype.is_integer or dtype.is_bool else dtype

@@ -7,12 +7,15 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.training.caught_assignments import CatchingScope
 from keras_multigpu.training.optimizer_update import loss_scale
 from keras_multigpu.training.passes import EvaluationPass
 from keras_multigpu.training.passes import TrainingPass
+from keras_multigpu.training.placement import copies
 from keras_multigpu.training.probes import Probe
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.pure_model import Values
+from keras_multigpu.training.pure_model import require_no_weights
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.sparse_gradients import rows_spec
 from keras_multigpu.training.step import INTEGER
@@ -20,6 +23,8 @@ from keras_multigpu.training.step import SCALAR
 from keras_multigpu.training.step import Batch
 from keras_multigpu.training.step import Result
 from keras_multigpu.training.step import Step
+from keras_multigpu.training.step import assign
+from keras_multigpu.training.step import computed_loss
 from keras_multigpu.training.step import read
 from keras_multigpu.training.step import sums
 from keras_multigpu.training.tracing import specs_of
@@ -126,7 +131,7 @@ class EvaluationStep(Step):
         self._assign(results)
         y_pred = self._gathered(results)
         with tf.device(self._hub):
-            loss = whole_loss(self._model, batch, y_pred, results[0].update.losses, False)
+            loss = whole_loss(self._model, batch, y_pred, results[0].update.losses, self._strategy)
         return self._logs(batch, loss, y_pred)
 
     def predict(self, batch: Batch) -> Any:
@@ -143,16 +148,24 @@ class EvaluationStep(Step):
 
 
 def whole_loss(
-    model: keras.Model, batch: Batch, y_pred: Any, added_losses: list[tf.Tensor], training: bool
+    model: keras.Model,
+    batch: Batch,
+    y_pred: Any,
+    added_losses: list[tf.Tensor],
+    strategy: tf.distribute.Strategy,
 ) -> tf.Tensor:
-    """`model.compute_loss` of a global batch, as one device computes it."""
-    x, y, sample_weight = batch
+    """`model.compute_loss` of a global batch in inference, as one device computes it.
+
+    What it assigns is assigned on all replicas.
+    """
     with keras_internals.single_device():
-        values = [(v, tf.convert_to_tensor(v)) for v in model.trainable_variables]
-        with keras.StatelessScope(values, collect_losses=True) as scope:
+        with CatchingScope([], []) as scope:
             keras_internals.tracked_losses(model, added_losses)
-            loss = keras_internals.compute_loss(model, x, y, y_pred, sample_weight, training)
-        compiled = keras_internals.compile_loss(model)
-        for variable in compiled.variables if compiled else ():
-            variable.assign(scope.get_current_value(variable))
+            loss = computed_loss(model, batch, y_pred, training=False)
+        require_no_weights(model, scope)
+        for variable in scope.assigned.values():
+            value = scope.get_current_value(variable)
+            parts = copies(keras_internals.variable_storage(variable), strategy)
+            for replica in range(len(parts)):
+                assign([parts], [value], replica)
     return loss

@@ -38,7 +38,6 @@ class Summands(NamedTuple):
     gradients: list[Any]
     losses: list[tf.Tensor]
     others: list[tf.Tensor]
-    layer_metrics: list[tf.Tensor]
 
 
 class Outcome(NamedTuple):
@@ -63,7 +62,6 @@ class Update(NamedTuple):
     optimizer: list[tf.Tensor]
     others: list[tf.Tensor]
     losses: list[tf.Tensor]
-    layer_metrics: list[tf.Tensor]
     done: tf.Tensor
 
 
@@ -79,7 +77,8 @@ class ReplicaPass:
         self.model = model
         self._packing = Packing([])
         self._sizes: list[int] = []
-        self._changed: list[int] = []
+        self._contributed: list[int] = []
+        self.changed_indices: list[int] = []
 
     def outcome(
         self,
@@ -91,14 +90,58 @@ class ReplicaPass:
         predictions: Any,
     ) -> Outcome:
         """Pack one replica's results; a replica without examples adds nothing."""
-        self._changed = [
+        slices = [gradient for gradient in summands.gradients if is_sparse(gradient)]
+        dense = summands.gradients[: len(summands.gradients) - len(slices)]
+        others = self._contributions(start, end, share, replica)
+        summands = Summands(dense, summands.losses, others)
+        flat = [tensor for part in summands for tensor in part]
+        self._sizes = [len(part) for part in summands]
+        self._packing = Packing(flat)
+        packs = [zero_unless(share.examples > 0, pack) for pack in self._packing.pack(flat)]
+        return Outcome(
+            packs, slices, *self.seeds_of(self.pure.unseeded(end, replica)), *predictions
+        )
+
+    def agreed(
+        self,
+        start: Values,
+        end: Values,
+        share: Rows,
+        replica: Any,
+        total: Callable[[list[tf.Tensor]], list[tf.Tensor]],
+    ) -> Values:
+        """The values that all replicas have after their passes, with the seeds of one device.
+
+        Args:
+            start: The replica's values before its pass.
+            end: Those after it.
+            share: Its rows of the batch.
+            replica: Its index.
+            total: Sums tensors over replicas.
+        """
+        own = self._contributions(start, end, share, replica)
+        packing = Packing(own)
+        packs = [zero_unless(share.examples > 0, pack) for pack in packing.pack(own)]
+        common = self.pure.unseeded(end, replica)
+        others = list(common.others)
+        for index, value in zip(self._contributed, packing.unpack(total(packs)), strict=True):
+            others[index] = moving_statistics.merged(start.others[index], value)
+        return common._replace(others=others)
+
+    def changed_by(self, start: Values, end: Values) -> list[int]:
+        """Where the variables stand that have other values than before; seeds excluded."""
+        return [
             index
             for index, (old, new) in enumerate(zip(start.others, end.others, strict=True))
             if new is not old and not self.pure.is_seed(self.pure.others[index])
         ]
-        slices = [gradient for gradient in summands.gradients if is_sparse(gradient)]
-        dense = summands.gradients[: len(summands.gradients) - len(slices)]
-        others = [
+
+    def _contributions(
+        self, start: Values, end: Values, share: Rows, replica: Any
+    ) -> list[tf.Tensor]:
+        """What the replica adds to variables that its pass has changed; remembers which."""
+        self._contributed = self.changed_indices = self.changed_by(start, end)
+        return [
             moving_statistics.contribution(
                 self.pure.others[index],
                 start.others[index],
@@ -106,31 +149,17 @@ class ReplicaPass:
                 share.fraction,
                 replica,
             )
-            for index in self._changed
+            for index in self._contributed
         ]
-        summands = Summands(dense, summands.losses, others, list(end.layer_metrics))
-        flat = [tensor for part in summands for tensor in part]
-        self._sizes = [len(part) for part in summands]
-        self._packing = Packing(flat)
-        packs = [zero_unless(share.examples > 0, pack) for pack in self._packing.pack(flat)]
-        seeds = self.pure.unseeded(end.others, replica)
-        return Outcome(
-            packs,
-            slices,
-            [seeds[index] for index in self.seed_indices],
-            end.global_seed,
-            *predictions,
-        )
+
+    def seeds_of(self, values: Values) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """The states of seed generators among the values, and that of Keras's global one."""
+        return [values.others[index] for index in self.seed_indices], values.global_seed
 
     @property
     def seed_indices(self) -> list[int]:
         """Where the seeds stand among the other variables."""
         return [i for i, variable in enumerate(self.pure.others) if self.pure.is_seed(variable)]
-
-    @property
-    def changed_indices(self) -> list[int]:
-        """Where the variables stand that a pass has changed; seeds excluded."""
-        return self._changed
 
     def sums(self, packs: Sequence[tf.Tensor]) -> Summands:
         """The summed packs, taken apart."""
@@ -152,8 +181,8 @@ class ReplicaPass:
     def merged_others(self, values: Values, sums: Summands) -> list[tf.Tensor]:
         """The new values of the changed variables, equal on all replicas."""
         return [
-            moving_statistics.merged(self.pure.others[index], values.others[index], total)
-            for index, total in zip(self._changed, sums.others, strict=True)
+            moving_statistics.merged(values.others[index], total)
+            for index, total in zip(self._contributed, sums.others, strict=True)
         ]
 
 
@@ -202,15 +231,15 @@ class TrainingPass(ReplicaPass):
             gradients, losses, end, predictions = self._pieces(
                 start, share, divisors, loss_scale, norms
             )
-        summands = Summands(gradients, losses, [], [])
+        summands = Summands(gradients, losses, [])
         outcome = self.outcome(summands, start, end, share, replica, predictions)
         return outcome._replace(pieces=norms)
 
     def count(self, values: Values, share: Rows, replica: Any) -> list[tf.Tensor]:
         """This replica's summands of the divisors of masked and weighted losses."""
         values = self.pure.seeded(values, replica)
-        with self.pure.scope(values) as scope, self.context(share):
-            forward = self.pure.forward(share.x, True, scope, share.fraction)
+        with self.pure.scope(values, share.fraction) as scope, self.context(share):
+            forward = self.pure.forward(share.x, True, scope)
             shares = LossShares(self.model, share.fraction, counting=True)
             shares.total(share.data, forward.y_pred)
         present = tf.cast(share.examples > 0, tf.float32)
@@ -219,8 +248,8 @@ class TrainingPass(ReplicaPass):
     def _piece(self, values: Values, share: Rows, divisors: Any, loss_scale: Any) -> Any:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values.trainable)
-            with self.pure.scope(values) as scope, self.context(share):
-                forward = self.pure.forward(share.x, True, scope, share.fraction)
+            with self.pure.scope(values, share.fraction) as scope, self.context(share):
+                forward = self.pure.forward(share.x, True, scope)
                 loss, shares = self._loss(forward, share, divisors)
                 end = self.pure.new_values(scope, values)
             scaled = loss * loss_scale
@@ -304,10 +333,10 @@ class EvaluationPass(ReplicaPass):
     def run(self, values: Values, share: Rows, replica: Any) -> Outcome:
         """The pass itself; see `TrainingPass.run`."""
         start = self.pure.seeded(values, replica)
-        with self.pure.scope(start) as scope:
-            forward = self.pure.forward(share.x, False, scope, share.fraction)
+        with self.pure.scope(start, share.fraction) as scope:
+            forward = self.pure.forward(share.x, False, scope)
             end = self.pure.new_values(scope, start)
-        summands = Summands([], forward.added_losses, [], [])
+        summands = Summands([], forward.added_losses, [])
         predictions = with_attached(forward.y_pred)
         return self.outcome(summands, start, end, share, replica, predictions)
 
@@ -327,7 +356,7 @@ def complete(
     others = replica_pass.merged_others(values, sums)
     with tf.control_dependencies([*trainable, *optimizer, *others, *sums.losses]):
         done = tf.zeros(())
-    return Update(trainable, optimizer, others, sums.losses, sums.layer_metrics, done)
+    return Update(trainable, optimizer, others, sums.losses, done)
 
 
 def rows_count(share: Rows) -> Any:
@@ -362,7 +391,6 @@ def keep_if(condition: tf.Tensor, new: Values, old: Values, seeds: Sequence[int]
             pair[0] if index in seeds else choose(*pair)
             for index, pair in enumerate(zip(new.others, old.others, strict=True))
         ],
-        [choose(*pair) for pair in zip(new.layer_metrics, old.layer_metrics, strict=True)],
         new.global_seed,
     )
 

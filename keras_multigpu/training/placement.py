@@ -24,7 +24,8 @@ def place_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     for optimizer in optimizers:
         optimizer_internals.remember_variables(optimizer)
     place_variables(model.variables, strategy)
-    place_metrics(model.metrics_variables)
+    given = [v for metric in keras_internals.given_metrics(model) for v in metric.variables]
+    place_metrics([*model.metrics_variables, *given])
     place_optimizers(optimizers, strategy)
 
 
@@ -73,7 +74,15 @@ def build_optimizer(
     place_optimizers(parts, strategy)
 
 
-class NeedsOptimizer(Exception):
+class MadeOutside(Exception):
+    """A step needs what cannot be made inside of it; it is then made anew."""
+
+    def build(self) -> None:
+        """Make what is needed; called outside the step."""
+        raise NotImplementedError
+
+
+class NeedsOptimizer(MadeOutside):
     """An optimizer that a step uses has no variables, and inside a step none can be made.
 
     Args:
@@ -92,7 +101,7 @@ class NeedsOptimizer(Exception):
         self._arguments = optimizer, trainable, strategy
 
     def build(self) -> None:
-        """Make the variables; called outside the step."""
+        """Make the variables."""
         build_optimizer(*self._arguments)
 
 

@@ -174,7 +174,7 @@ class Seen:
     @property
     def statistics(self) -> list[tf.Tensor]:
         """What the replica adds to variables that layers change, such as moving means."""
-        return [*self._local.others, *self._local.layer_metrics]
+        return self._local.others
 
     @property
     def everyones_sums(self) -> list[tf.Tensor]:

@@ -1,8 +1,9 @@
 """A model's forward pass as a pure function of its variables' values.
 
 A pure function can be traced once and run on every replica, compiled by XLA, and run
-on pieces of a batch. `keras.StatelessScope` gives the variables the values that are
-passed in and catches every assignment, so the new values come out as results.
+on pieces of a batch. A stateless scope gives the variables the values that are
+passed in and catches every assignment, so the new values come out as results. What the
+model does not track is met there too, see `untracked`.
 """
 
 import contextlib
@@ -17,8 +18,12 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.checks import problem
 from keras_multigpu.training import randomness
+from keras_multigpu.training.caught_assignments import CatchingScope
+from keras_multigpu.training.caught_assignments import WeighedNumbers
+from keras_multigpu.training.caught_assignments import raise_assigned
+from keras_multigpu.training.placement import optimizers_of
+from keras_multigpu.training.untracked import NeedsVariables
 
 
 class Values(NamedTuple):
@@ -26,7 +31,6 @@ class Values(NamedTuple):
 
     trainable: Sequence[tf.Tensor]
     others: Sequence[tf.Tensor]
-    layer_metrics: Sequence[tf.Tensor]
     global_seed: tf.Tensor
 
 
@@ -69,30 +73,48 @@ class PureModel:
 
     def __init__(self, model: keras.Model) -> None:
         self.model = model
+        self._untracked = model.replication.untracked
         self.trainable = list(model.trainable_variables)
-        self.others = list(model.non_trainable_variables)
-        self.layer_metrics = layer_metric_variables(model)
+        self.others = [
+            *model.non_trainable_variables,
+            *layer_metric_variables(model),
+            *self._untracked.variables,
+        ]
         self.global_seed = keras_internals.global_seed_state()
         self._seeds = {id(state) for state in keras_internals.seed_states(model)}
+        self._seeds |= {id(v) for v in self.others if keras_internals.is_seed_state(v)}
 
-    def scope(self, values: Values) -> keras.StatelessScope:
-        """A stateless scope in which the model has these values."""
-        variables = [*self.trainable, *self.others, *self.layer_metrics, self.global_seed]
-        tensors = [*values.trainable, *values.others, *values.layer_metrics, values.global_seed]
-        return keras.StatelessScope(list(zip(variables, tensors, strict=True)), collect_losses=True)
+    def scope(self, values: Values, part: tf.Tensor) -> CatchingScope:
+        """A stateless scope in which the model has these values, for this part of the batch."""
+        # The running means of single losses are updated with global values, elsewhere.
+        trackers = loss_trackers(self.model)
+        zeros = [tf.zeros(variable.shape, variable.dtype) for variable in trackers]
+        return CatchingScope(
+            [*self.trainable, *self.others, self.global_seed, *trackers],
+            [*values.trainable, *values.others, values.global_seed, *zeros],
+            part,
+        )
 
-    def forward(self, x: Any, training: bool, scope: keras.StatelessScope, part: Any) -> Forward:
+    def whole_scope(self, values: Values) -> CatchingScope:
+        """The same for the global batch; the running means of single losses are real."""
+        return CatchingScope(
+            [*self.trainable, *self.others, self.global_seed],
+            [*values.trainable, *values.others, values.global_seed],
+            apart=loss_trackers(self.model),
+        )
+
+    def forward(self, x: Any, training: bool, scope: CatchingScope) -> Forward:
         """The forward pass inside `scope`.
 
         Args:
             x: The inputs.
             training: Whether to train.
-            scope: The scope the call is made in.
-            part: The rows' fraction of the global batch. Losses that layers add are taken
-                for means over examples and weighed with it, penalties of activity
+            scope: The scope the call is made in. Losses that layers add are taken for means
+                over examples and weighed with its part of the batch, penalties of activity
                 regularisers for sums; so their sum over replicas is one device's value.
         """
-        with remembered_activity_penalties(self.model) as penalties:
+        penalties_seen = remembered_activity_penalties(self.model)
+        with penalties_seen as penalties, WeighedNumbers.weighed():
             y_pred = keras_internals.called(self.model, x, training)
         summed = {id(penalty) for penalty in penalties}
         added = {id(loss) for loss in scope.losses}
@@ -102,58 +124,65 @@ class PureModel:
             if id(loss) not in added:
                 regularization.append(value)
             else:
-                added_losses.append(value if id(loss) in summed else value * part)
+                added_losses.append(value if id(loss) in summed else value * scope.part)
         return Forward(y_pred, added_losses, regularization)
 
-    def new_values(self, scope: keras.StatelessScope, values: Values) -> Values:
+    def new_values(self, scope: CatchingScope, values: Values) -> Values:
         """The values that the variables have inside `scope`."""
-        for variable, value in zip(self.trainable, values.trainable, strict=True):
-            if scope.get_current_value(variable) is not value:
-                raise_trainable_assigned(variable)
+        if scope.unknown:
+            raise NeedsVariables(self._untracked, scope.unknown.values())
+        require_no_weights(self.model, scope)
         return Values(
             values.trainable,
             [scope.get_current_value(variable) for variable in self.others],
-            [scope.get_current_value(variable) for variable in self.layer_metrics],
             scope.get_current_value(self.global_seed),
         )
 
     def seeded(self, values: Values, replica: tf.Tensor) -> Values:
-        """The values with the seeds of one replica, and layer metrics at zero."""
-        return Values(
-            values.trainable,
-            self._with_seeds(randomness.for_replica, values.others, replica),
-            [tf.zeros(variable.shape, variable.dtype) for variable in self.layer_metrics],
-            randomness.for_replica(values.global_seed, replica),
-        )
+        """The values with the seeds of one replica."""
+        return self._with_seeds(randomness.for_replica, values, replica)
 
-    def unseeded(self, others: Sequence[tf.Tensor], replica: tf.Tensor) -> list[tf.Tensor]:
-        """The values of `others` with the seeds of one device again."""
-        return self._with_seeds(randomness.for_one_device, others, replica)
+    def unseeded(self, values: Values, replica: tf.Tensor) -> Values:
+        """The values with the seeds of one device again."""
+        return self._with_seeds(randomness.for_one_device, values, replica)
 
     def _with_seeds(
-        self, change: Callable[..., tf.Tensor], others: Sequence[tf.Tensor], replica: tf.Tensor
-    ) -> list[tf.Tensor]:
-        return [
+        self, change: Callable[..., tf.Tensor], values: Values, replica: tf.Tensor
+    ) -> Values:
+        others = [
             change(value, replica) if id(variable) in self._seeds else value
-            for variable, value in zip(self.others, others, strict=True)
+            for variable, value in zip(self.others, values.others, strict=True)
         ]
+        return Values(values.trainable, others, change(values.global_seed, replica))
 
     def is_seed(self, variable: keras.Variable) -> bool:
         """Whether the variable is the state of a seed generator."""
         return id(variable) in self._seeds
 
 
-def raise_trainable_assigned(variable: keras.Variable) -> None:
-    """Raise because a layer sets its own trainable weight, which no gradient would reach."""
-    raise ValueError(
-        problem(
-            "A layer assigns a value to a trainable variable while it is called.",
-            "Expected forward passes that change non-trainable variables only.",
-            "Make the variable non-trainable, or use the assigned value without storing it "
-            "(`keras.layers.SpectralNormalization` is such a layer and cannot be distributed).",
-            variable=variable.path,
-        )
-    )
+def require_no_weights(model: keras.Model, scope: CatchingScope) -> None:
+    """Raise a `ValueError` where a variable was assigned that the optimizer updates or owns."""
+    owned = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
+    for variable in model.trainable_variables:
+        if id(variable) in scope.assigned:
+            raise_assigned(
+                "a trainable",
+                "Make the variable non-trainable, or use the assigned value without storing it "
+                "(`keras.layers.SpectralNormalization` is such a layer and cannot be distributed).",
+                variable,
+            )
+    for variable in owned:
+        if id(variable) in scope.assigned:
+            raise_assigned(
+                "an optimizer's", "Assign it in a callback, or use a schedule.", variable
+            )
+
+
+def loss_trackers(model: keras.Model) -> list[keras.Variable]:
+    """The variables of the running means of single losses, as far as they are made."""
+    compiled = keras_internals.compile_loss(model)
+    made = list(compiled.variables) if compiled else []
+    return [v for v in made if keras_internals.variable_storage(v) is not None]
 
 
 def layer_metric_variables(model: keras.Model) -> list[keras.Variable]:

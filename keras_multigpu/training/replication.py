@@ -33,6 +33,7 @@ from keras_multigpu.training.sync_batch_norm import said_of_batch_norm
 from keras_multigpu.training.sync_batch_norm import synchronized
 from keras_multigpu.training.sync_batch_norm import synchronized_layers
 from keras_multigpu.training.tracing import symbolic
+from keras_multigpu.training.untracked import Untracked
 from keras_multigpu.training.whole_batch import WholeBatchTrainStep
 
 logger = logging.getLogger("keras_multigpu")
@@ -56,6 +57,7 @@ class Replication:
         self._data_wait: tf.Variable | None = None
         self._functions: dict[Any, StepFunctions] = {}
         self._announced = False
+        self.untracked = Untracked(strategy)
 
     def announce(self, model: keras.Model) -> None:
         """Log once where the model trains, and what becomes of its BatchNormalization layers."""
@@ -71,6 +73,7 @@ class Replication:
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""
         self._functions = {}
+        self.untracked = Untracked(self.strategy)
 
     def watch(self, probe: Probe) -> None:
         """Let a probe into every training step.

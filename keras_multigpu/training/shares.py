@@ -1,6 +1,8 @@
 """Cuts a global batch into one share for each replica, inside the step.
 
-Shares are contiguous and in replica order; see `keras_multigpu.batch_sizes`.
+Shares are contiguous and in replica order; see `keras_multigpu.batch_sizes`. A leaf whose first
+axis is known to be 1 belongs to all examples, as in broadcasting: every replica has it whole.
+(Of a batch of one example it is the row that replicas without examples borrow.)
 """
 
 from typing import Any
@@ -17,14 +19,16 @@ HOST = "/device:CPU:0"
 
 def batch_size_of(batch: Any) -> int | tf.Tensor | None:
     """The number of examples in a batch: an integer where it is static, None in open specs."""
-    for leaf in keras.tree.flatten(batch):
-        if leaf is not None and leaf.shape.rank != 0:
-            static = leaf.shape[0]
-            if static is not None:
-                return int(static)
-            if isinstance(leaf, tf.TypeSpec):
-                return None
-            return leaf.nrows(tf.int32) if is_ragged(leaf) else tf.shape(leaf, tf.int32)[0]
+    leaves = [
+        leaf for leaf in keras.tree.flatten(batch) if leaf is not None and leaf.shape.rank != 0
+    ]
+    for leaf in sorted(leaves, key=is_one_row):
+        static = leaf.shape[0]
+        if static is not None:
+            return int(static)
+        if isinstance(leaf, tf.TypeSpec):
+            return None
+        return leaf.nrows(tf.int32) if is_ragged(leaf) else tf.shape(leaf, tf.int32)[0]
     raise ValueError(
         "The batch holds no array with a batch axis. Expected at least one tensor of rank 1 or "
         f"more, with the examples along its first axis. Received: batch={batch}"
@@ -55,7 +59,9 @@ def rows(data: Any, start: Any, stop: Any) -> Any:
     else:
         some = stop > start
         start, stop = tf.where(some, start, 0), tf.where(some, stop, 1)
-    return keras.tree.map_structure(lambda leaf: cut(leaf, start, stop), data)
+    return keras.tree.map_structure(
+        lambda leaf: leaf if is_one_row(leaf) else cut(leaf, start, stop), data
+    )
 
 
 def cut(leaf: Any, start: Any, stop: Any) -> Any:
@@ -79,7 +85,7 @@ def share_spec(spec: tuple[Any, Any, Any], replicas: int) -> Rows:
     rows = size // replicas if isinstance(size, int) and size % replicas == 0 and size else None
 
     def share(leaf: Any) -> Any:
-        if leaf is None or leaf.shape.rank == 0:
+        if leaf is None or leaf.shape.rank == 0 or is_one_row(leaf):
             return leaf
         shape = [rows, *leaf.shape[1:]]
         if isinstance(leaf, tf.RaggedTensorSpec):
@@ -88,6 +94,11 @@ def share_spec(spec: tuple[Any, Any, Any], replicas: int) -> Rows:
 
     integer = tf.TensorSpec((), tf.int32)
     return Rows(keras.tree.map_structure(share, spec), integer, integer)
+
+
+def is_one_row(leaf: Any) -> bool:
+    """Whether a leaf is known to have one row, whatever the number of examples."""
+    return leaf is not None and leaf.shape.rank != 0 and leaf.shape[0] == 1
 
 
 def is_ragged(leaf: Any) -> bool:

@@ -85,7 +85,6 @@ class Step:
         self._values_spec = Values(
             specs_of(pure.trainable),
             specs_of(pure.others),
-            specs_of(pure.layer_metrics),
             specs_of(pure.global_seed),
         )
         self._trainable = self._copies_of(pure.trainable)
@@ -112,10 +111,7 @@ class Step:
         ]
 
     def _values(self, replica: int, global_seed: tf.Tensor) -> Values:
-        zeros = [tf.zeros(spec.shape, spec.dtype) for spec in self._values_spec.layer_metrics]
-        return Values(
-            read(self._trainable, replica), read(self._others, replica), zeros, global_seed
-        )
+        return Values(read(self._trainable, replica), read(self._others, replica), global_seed)
 
     def _run(self, batch: Batch) -> list[Result]:
         """Run all replicas; their results."""
@@ -142,9 +138,6 @@ class Step:
             assign(changed, result.update.others, replica)
             assign(seeds, result.outcome.seeds, replica)
         self._pass.pure.global_seed.assign(results[0].outcome.global_seed)
-        totals = results[0].update.layer_metrics
-        for variable, total in zip(self._pass.pure.layer_metrics, totals, strict=True):
-            variable.assign_add(total)
 
     def _gathered(self, results: list[Result]) -> Any:
         """All replicas' predictions as one batch, in the order of the examples."""
@@ -203,6 +196,14 @@ def assign(
         if replica < len(parts):
             with tf.device(parts[replica].device):
                 parts[replica].assign(value, read_value=False)
+
+
+def computed_loss(model: keras.Model, batch: Batch, y_pred: Any, training: bool) -> tf.Tensor:
+    """`model.compute_loss` of a global batch; a Python number too becomes a float tensor."""
+    x, y, sample_weight = batch
+    loss = keras_internals.compute_loss(model, x, y, y_pred, sample_weight, training)
+    loss = tf.convert_to_tensor(loss)
+    return loss if loss.dtype.is_floating else tf.cast(loss, keras.config.floatx())
 
 
 def sums(context: Any, tensors: list[tf.Tensor]) -> list[tf.Tensor]:

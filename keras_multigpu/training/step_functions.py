@@ -14,7 +14,9 @@ import tensorflow as tf
 from keras_multigpu.training.dataset_feeding import normalized
 from keras_multigpu.training.feeding import Batch
 from keras_multigpu.training.feeding import Group
-from keras_multigpu.training.placement import NeedsOptimizer
+from keras_multigpu.training.placement import MadeOutside
+from keras_multigpu.training.shares import batch_size_of
+from keras_multigpu.training.shares import is_one_row
 from keras_multigpu.training.tracing import held_until
 from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.tracing import tensors_of
@@ -61,11 +63,21 @@ class StepFunctions:
             spec: The specs that all batches of its source share, if they are known.
         """
         spec = open_spec(batch) if spec is None else spec
-        return with_optimizers(lambda: self._step(spec)(batch))
+        return self._with_all(spec, lambda: self._step(spec)(batch))
 
     def make(self, spec: Batch) -> None:
         """Compile the step for batches of these specs before there are any."""
-        with_optimizers(lambda: self._step(spec))
+        self._with_all(spec, lambda: self._step(spec))
+
+    def _with_all(self, spec: Batch, call: Callable[[], Any]) -> Any:
+        """What `call` returns, after the step for `spec` has got all that it asks for."""
+        while True:
+            try:
+                return call()
+            except MadeOutside as needed:
+                needed.build()
+                # A step without a graph asks when it runs.
+                self._single.pop(key_of(spec), None)
 
     def _step(self, spec: Batch) -> Any:
         key = key_of(spec)
@@ -78,7 +90,7 @@ class StepFunctions:
         key = (key_of(spec), str(iterator.element_spec))
         if key not in self._looped:
             self._looped[key] = looped(
-                with_optimizers(lambda: self._step(spec)), iterator, self._data_wait
+                self._with_all(spec, lambda: self._step(spec)), iterator, self._data_wait
             )
         return self._looped[key]
 
@@ -108,15 +120,6 @@ class CompiledStep:
     def __call__(self, batch: Batch) -> Any:
         """Run the step on a global batch."""
         return self._graph(*(leaf for leaf in keras.tree.flatten(batch) if leaf is not None))
-
-
-def with_optimizers(call: Callable[[], Any]) -> Any:
-    """What `call` returns, after it has got all the optimizers that it asks for."""
-    while True:
-        try:
-            return call()
-        except NeedsOptimizer as needed:
-            needed.build()
 
 
 def compiled(step: Callable[[Batch], Any], spec: Batch) -> CompiledStep:
@@ -170,9 +173,12 @@ def key_of(spec: Batch) -> Hashable:
 
 def open_spec(batch: Batch) -> Batch:
     """The specs of a batch with its number of examples left open."""
+    one_example = batch_size_of(batch) == 1
 
     def opened(leaf: Any) -> Any:
         spec = specs_of(leaf)
+        if is_one_row(spec) and not one_example:
+            return spec
         if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
             return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
         if isinstance(spec, tf.SparseTensorSpec):

@@ -20,11 +20,14 @@ from keras_multigpu.training.passes import TrainingPass
 from keras_multigpu.training.passes import first_rows
 from keras_multigpu.training.passes import with_attached
 from keras_multigpu.training.probes import Probe
+from keras_multigpu.training.pure_model import PureModel
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.pure_model import Values
+from keras_multigpu.training.pure_model import loss_trackers
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.step import Batch
 from keras_multigpu.training.step import Result
+from keras_multigpu.training.step import computed_loss
 from keras_multigpu.training.step import read
 from keras_multigpu.training.step import sums
 from keras_multigpu.training.updating_step import UpdatingStep
@@ -62,19 +65,21 @@ class WholeBatchTrainStep(UpdatingStep):
         start = self._pass.pure.seeded(values, index)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(start.trainable)
-            with self._pass.pure.scope(start) as scope, self._pass.context(rows):
-                forward = self._pass.pure.forward(rows.x, True, scope, rows.fraction)
+            with (
+                self._pass.pure.scope(start, rows.fraction) as scope,
+                self._pass.context(rows),
+            ):
+                forward = self._pass.pure.forward(rows.x, True, scope)
                 end = self._pass.pure.new_values(scope, start)
             predictions = with_attached(forward.y_pred)
             own = [t for t in flat(first_rows(predictions, rows.examples)) if t is not None]
             added = [tf.where(rows.examples > 0, loss, 0.0) for loss in forward.added_losses]
         gathered = iter([context.all_gather(t, axis=0) for t in own])
-        y_pred, attached = keras.tree.map_structure(
+        everyones = keras.tree.map_structure(
             lambda t: None if t is None else next(gathered), predictions
         )
-        whole = WholeLoss(
-            self._model, batch, start.trainable, (y_pred, attached), sums(context, added)
-        )
+        common = self._pass.agreed(start, end, rows, index, lambda packs: sums(context, packs))
+        whole = WholeLoss(self._pass.pure, batch, common, everyones, sums(context, added))
         whole.compute(loss_scale(self._model.optimizer, optimizer_values))
         self._loss, self._trackers = whole.loss, whole.trackers
 
@@ -85,73 +90,76 @@ class WholeBatchTrainStep(UpdatingStep):
             total(gradient, direct, rows.fraction)
             for gradient, direct in zip(back, whole.of_trainable, strict=True)
         ]
-        summands = Summands(self._pass.connected(gradients), [], [], [])
+        summands = Summands(self._pass.connected(gradients), [], [])
         outcome = self._pass.outcome(summands, start, end, rows, index, predictions)
-        return self._completed(
+        result = self._completed(
             (values, optimizer_values), rows, replica, outcome, started, rows.fraction, self._loss
         )
+        return self._with_end(result, values, whole.end)
+
+    def _with_end(self, result: Result, values: Values, end: Values) -> Result:
+        """A result with the values that variables have after the loss of the whole batch."""
+        self._pass.changed_indices = self._pass.changed_by(values, end)
+        others = [end.others[index] for index in self._pass.changed_indices]
+        with tf.control_dependencies([result.update.done, *others]):
+            update = result.update._replace(others=others, done=tf.zeros(()))
+        seeds, global_seed = self._pass.seeds_of(end)
+        outcome = result.outcome._replace(seeds=seeds, global_seed=global_seed)
+        return result._replace(update=update, outcome=outcome)
 
 
 class WholeLoss:
     """The loss of a global batch and its gradients, computed by each replica alike.
 
     Args:
-        model: The model.
+        pure: The model.
         batch: The global batch.
-        trainable: The values of the trainable variables.
+        values: The values of the model's variables, with the seeds of one device.
         predictions: The predictions for the whole batch, and what Keras attaches to them.
         added_losses: The losses that layers have added, summed over replicas.
     """
 
     def __init__(
         self,
-        model: keras.Model,
+        pure: PureModel,
         batch: Batch,
-        trainable: Sequence[tf.Tensor],
+        values: Values,
         predictions: tuple[Any, list[Any]],
         added_losses: list[tf.Tensor],
     ) -> None:
-        self._model = model
+        self._pure = pure
         self._batch = batch
-        self._trainable = list(trainable)
+        self._values = values
         self._y_pred, attached = predictions
         keras_internals.attach(flat(self._y_pred), attached)
         self._outputs = [t for t in flat(predictions) if t is not None]
         self._added = [tf.identity(loss) for loss in added_losses]
 
     def compute(self, scale: tf.Tensor) -> None:
-        """Compute the loss, the trackers of single losses, and all gradients."""
-        predictions = self._outputs
+        """Compute the loss, the trackers of single losses, new values, and all gradients."""
+        predictions, trainable = self._outputs, list(self._values.trainable)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch([*predictions, *self._added, *self._trainable])
+            tape.watch([*predictions, *self._added, *trainable])
             with keras_internals.single_device():
-                self.loss, self.trackers = self._value()
+                self._compute()
             scaled = self.loss * tf.cast(scale, self.loss.dtype)
         self.of_predictions, self.of_added, self.of_trainable = tape.gradient(
-            scaled, [predictions, self._added, self._trainable]
+            scaled, [predictions, self._added, trainable]
         )
         self.of_predictions = dense(self.of_predictions, predictions)
         self.of_added = dense(self.of_added, self._added)
 
-    def _value(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        x, y, sample_weight = self._batch
-        mapping = list(zip(self._model.trainable_variables, self._trainable, strict=True))
-        with keras.StatelessScope(mapping, collect_losses=True) as scope:
-            keras_internals.tracked_losses(self._model, self._added)
-            loss = keras_internals.compute_loss(
-                self._model, x, y, self._y_pred, sample_weight, training=True
-            )
-        return loss, [
+    def _compute(self) -> None:
+        model = self._pure.model
+        with self._pure.whole_scope(self._values) as scope:
+            keras_internals.tracked_losses(model, self._added)
+            self.loss = computed_loss(model, self._batch, self._y_pred, training=True)
+            self.end = self._pure.new_values(scope, self._values)
+        self.trackers = [
             tf.convert_to_tensor(variable) if value is None else value
-            for variable in loss_trackers(self._model)
+            for variable in loss_trackers(model)
             for value in [scope.get_current_value(variable)]
         ]
-
-
-def loss_trackers(model: keras.Model) -> list[keras.Variable]:
-    """The variables of the running means of single losses."""
-    compiled = keras_internals.compile_loss(model)
-    return list(compiled.variables) if compiled else []
 
 
 def flat(structure: Any) -> list[Any]:

@@ -14,6 +14,10 @@ TABLE = [
     ("float32", "only_first_replica", 10.0, [2.0, 6.0, 9.0], 2.0),
     ("int32", "none", 10, [11, 12, 13], 11),
     ("bool", "none", False, [True, False, False], True),
+    ("int64", "sum", 10, [12, 11, 10], 13),
+    ("uint8", "sum", 10, [12, 11, 10], 13),
+    ("bfloat16", "none", 10.0, [2.0, 6.0, 9.0], 3.0),
+    ("float16", "none", 0.0, [2047.0, 2047.0, 0.0], 2047.0),
 ]
 
 
@@ -28,6 +32,15 @@ def test_the_common_value(dtype, aggregation, old, new, expected):
         )
         for replica, (value, part) in enumerate(zip(new, [0.75, 0.25, 0.0], strict=True))
     )
-    result = moving_statistics.merged(variable, old, total)
+    result = moving_statistics.merged(old, total)
     assert result.dtype == dtype
     np.testing.assert_allclose(result.numpy(), expected)
+
+
+def test_a_single_replica_keeps_its_value():
+    """Whatever the sums would be: also where old and new are infinite."""
+    for aggregation in ("none", "sum", "only_first_replica"):
+        variable = keras.Variable(0.0, aggregation=aggregation)
+        old, new = tf.constant(np.inf), tf.constant(3.0)
+        own = moving_statistics.contribution(variable, old, new, tf.constant(1.0), tf.constant(0))
+        assert float(moving_statistics.merged(old, own)) == 3.0

@@ -1,0 +1,129 @@
+"""Catches what the user's code does with variables while a step computes new values for them.
+
+A step is a function of the values of variables, so it must know every variable that a layer, a
+loss or a metric assigns or reads, also one that the model does not track: a global one, one of
+a loss, one of a plain Python object. A `CatchingScope` sees them all.
+"""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.checks import problem
+
+
+class CatchingScope(keras.StatelessScope):
+    """A stateless scope that notes what is assigned in it, and what it was given no value for.
+
+    Args:
+        variables: The variables whose values are known.
+        values: Their values.
+        part: The rows' fraction of the global batch. A `Mean` that is updated with a single
+            number takes it for a mean over the rows, so it weighs as much. None where the rows
+            are the global batch.
+        apart: Variables that are looked after elsewhere.
+
+    Attributes:
+        assigned: The variables that have new values, by identity.
+        unknown: The variables that were used without a known value, by identity.
+        updates: How often a variable was assigned.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[keras.Variable],
+        values: Sequence[tf.Tensor],
+        part: tf.Tensor | None = None,
+        apart: Sequence[keras.Variable] = (),
+    ) -> None:
+        super().__init__(list(zip(variables, values, strict=True)), collect_losses=True)
+        self.part = part
+        self.assigned: dict[int, keras.Variable] = {}
+        self.unknown: dict[int, keras.Variable] = {}
+        self.updates = 0
+        self._known = {id(variable) for variable in (*variables, *apart)}
+        self._graph = tf.compat.v1.get_default_graph()
+
+    def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
+        """Note a new value; no gradient flows through it, as through no assignment."""
+        variable, value = update
+        if tf.compat.v1.get_default_graph() is not self._graph:
+            raise_assigned_in_branch(variable)
+        self._meet(variable)
+        self.assigned[id(variable)] = variable
+        self.updates += 1
+        super().add_update((variable, tf.stop_gradient(value)))
+
+    def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
+        """The value of a variable inside the scope; None if it is not known here."""
+        self._meet(variable)
+        return super().get_current_value(variable)
+
+    def _meet(self, variable: keras.Variable) -> None:
+        made = keras_internals.variable_storage(variable) is not None
+        if made and id(variable) not in self._known:
+            self.unknown[id(variable)] = variable
+
+
+def raise_assigned_in_branch(variable: keras.Variable) -> None:
+    """Raise because only the inside of a condition or loop would know the new value."""
+    raise ValueError(
+        problem(
+            "A variable is assigned inside of a condition, a loop or a `tf.function`.",
+            "Expected assignments in the body of `call`, `compute_loss` or a loss.",
+            "Compute the new value there and assign it outside: "
+            "`variable.assign(keras.ops.where(condition, new, variable))`.",
+            variable=variable.path,
+        )
+    )
+
+
+def raise_assigned(kind: str, fix: str, variable: keras.Variable) -> None:
+    """Raise because a variable is assigned whose new value the step itself computes."""
+    raise ValueError(
+        problem(
+            f"A layer or a loss assigns a value to {kind} variable while it is called.",
+            "Expected forward passes and losses that change no variable that an update changes.",
+            fix,
+            variable=variable.path,
+        )
+    )
+
+
+UPDATE = keras.metrics.Mean.update_state
+
+
+class WeighedNumbers:
+    """Lets `Mean` weigh a single number with the part of the batch that it is the mean of."""
+
+    _lock = threading.Lock()
+    _users = 0
+
+    @classmethod
+    @contextlib.contextmanager
+    def weighed(cls) -> Iterator[None]:
+        """A context in which it does; replicas that are traced in turn may be in it together."""
+        with cls._lock:
+            cls._users += 1
+            keras.metrics.Mean.update_state = update_with_part
+        try:
+            yield
+        finally:
+            with cls._lock:
+                cls._users -= 1
+                if not cls._users:
+                    keras.metrics.Mean.update_state = UPDATE
+
+
+def update_with_part(metric: Any, values: Any, sample_weight: Any = None) -> Any:
+    """`Mean.update_state`, which weighs a single number as the scope says."""
+    part = getattr(keras_internals.stateless_scope(), "part", None)
+    if part is not None and sample_weight is None and keras.ops.ndim(values) == 0:
+        sample_weight = part
+    return UPDATE(metric, values, sample_weight)

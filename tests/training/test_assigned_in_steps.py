@@ -1,0 +1,361 @@
+"""What the user's code assigns during a step ends as it does in Keras on one device.
+
+The last batch has fewer examples, and with two replicas their shares are unequal.
+"""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+import keras_multigpu as kmg
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+DRAW = np.random.default_rng(0)
+X = DRAW.normal(size=(5, 3)).astype("float32")
+Y = DRAW.normal(size=(5, 1)).astype("float32")
+DTYPES = ("int32", "int64", "uint8", "bool", "float16", "bfloat16")
+
+
+class Holder:
+    """A plain Python object, in which Keras looks for no variables."""
+
+    def __init__(self):
+        self.mean = keras.Variable(0.5)
+        self.steps = keras.Variable(0, dtype="int32")
+        self.factor = keras.Variable(0.5)
+        self.size = keras.metrics.Mean()
+        self.noise = keras.random.SeedGenerator(3)
+
+
+class Busy(keras.layers.Layer):
+    """Counts in variables of all kinds, its own and those of a plain object."""
+
+    def __init__(self, holder, **kwargs):
+        super().__init__(**kwargs)
+        self.hidden = lambda: holder
+        self.single = keras.metrics.Mean(name="single")
+        self.rows = keras.metrics.Mean(name="rows")
+        self.seen = self.add_weight(
+            shape=(), dtype="int32", initializer="zeros", trainable=False, aggregation="sum"
+        )
+
+    def build(self, shape):
+        self.counters = [
+            self.add_weight(shape=(), dtype=dtype, initializer="zeros", trainable=False)
+            for dtype in DTYPES
+        ]
+
+    def call(self, x):
+        for counter in self.counters:
+            if counter.dtype == "bool":
+                counter.assign(ops.logical_not(counter))
+            else:
+                counter.assign(counter + ops.cast(1, counter.dtype))
+        self.seen.assign_add(ops.shape(x)[0])
+        self.single.update_state(ops.mean(x))
+        self.rows.update_state(ops.mean(ops.square(x), axis=-1))
+        holder = self.hidden()
+        holder.mean.assign(0.75 * holder.mean + ops.mean(x))
+        holder.steps.assign_add(1)
+        holder.size.update_state(ops.sum(x, axis=-1))
+        keras.random.normal((), seed=holder.noise)
+        return x * holder.factor
+
+    def numbers(self):
+        holder = self.hidden()
+        return [
+            *(np.asarray(ops.cast(v, "float32")) for v in (*self.counters, self.seen)),
+            holder.mean.numpy(),
+            holder.steps.numpy(),
+            float(holder.size.result()),
+            holder.noise.state.numpy(),
+        ]
+
+
+class Plain(keras.Model):
+    """One weight for each input, behind a layer that counts."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.busy = Busy(Holder())
+        self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+
+    def call(self, x):
+        return self.dense(self.busy(x))
+
+    def numbers(self):
+        return self.busy.numbers()
+
+
+class OwnLoss(Plain):
+    """Assigns in `compute_loss`, from what `call` has assigned before."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.kl = keras.metrics.Mean(name="kl")
+        self.bias = self.add_weight(shape=(), initializer="zeros", trainable=False)
+        self.outside = (lambda variable: lambda: variable)(keras.Variable(1.0))
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        errors = ops.square(y - y_pred - self.bias) + 0.1 * self.outside()
+        self.bias.assign(0.5 * self.bias + 0.1 * ops.max(errors) + self.busy.hidden().mean)
+        self.outside().assign(self.bias)
+        self.busy.counters[0].assign_add(2)
+        self.kl.update_state(ops.mean(ops.square(y_pred)))
+        return ops.mean(errors) + 0.1 * self.bias
+
+    def numbers(self):
+        return [*super().numbers(), self.bias.numpy(), self.outside().numpy()]
+
+
+class LargestSoFar(keras.losses.Loss):
+    """Divides by the largest error so far, which it keeps beside a metric."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = keras.Variable(0.1)
+        self.errors = keras.metrics.Mean()
+
+    def call(self, y_true, y_pred):
+        errors = ops.mean(ops.square(y_true - y_pred), axis=-1)
+        self.largest.assign(ops.maximum(self.largest, ops.max(errors)))
+        self.errors.update_state(errors)
+        return errors / self.largest
+
+
+class StatefulLoss(Plain):
+    """Compiled with a loss that has variables."""
+
+    def numbers(self):
+        return [*super().numbers(), self.loss.largest.numpy(), float(self.loss.errors.result())]
+
+
+def trained(kind, replicas, **options):
+    """All numbers after a fit, an evaluation and a prediction."""
+    keras.utils.set_random_seed(1)
+    model = kind()
+    if replicas:
+        model = kmg.distribute(model, kmg.strategy("mirrored", devices=replicas))
+    loss = {Plain: "mse", OwnLoss: None, StatefulLoss: LargestSoFar()}[kind]
+    model.compile(keras.optimizers.SGD(0.05), loss, **options)
+    size = {"batch_size": 3, "verbose": 0}
+    history = model.fit(X, Y, epochs=2, shuffle=False, **size).history
+    numbers = model.numbers()
+    logs = model.evaluate(X, Y, return_dict=True, **size)
+    model.predict(X, **size)
+    return [*history.items(), numbers, logs, model.numbers(), model.get_weights()]
+
+
+@functools.cache
+def on_one_device(kind):
+    """The same in Keras."""
+    return trained(kind, 0)
+
+
+def require_equal(found, expected):
+    """All numbers of two results are the same."""
+    flat = keras.tree.flatten(found), keras.tree.flatten(expected)
+    for one, other in zip(*flat, strict=True):
+        if not isinstance(one, str):
+            np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "replicas", "options"),
+    [
+        (Plain, 1, {}),
+        (Plain, 2, {}),
+        (Plain, 2, {"jit_compile": True}),
+        (Plain, 2, {"run_eagerly": True}),
+        (Plain, 2, {"steps_per_execution": 2}),
+        (OwnLoss, 1, {}),
+        (OwnLoss, 2, {}),
+        (OwnLoss, 2, {"run_eagerly": True}),
+        (StatefulLoss, 1, {}),
+        (StatefulLoss, 2, {"jit_compile": True}),
+    ],
+)
+def test_assignments_are_kept(kind, replicas, options):
+    """Of all types, in layers, losses, metrics and plain objects, as on one device."""
+    require_equal(trained(kind, replicas, **options), on_one_device(kind))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_metrics_that_layers_own_see_micro_batches_as_one(replicas):
+    """Each piece counts for its examples, whether a layer hands over rows or their mean."""
+    model = kmg.distribute(Plain(), kmg.strategy("mirrored", devices=replicas))
+    model.compile(keras.optimizers.SGD(0.0), "mse", micro_batches=2)
+    logs = model.train_on_batch(X, Y, return_dict=True)
+    np.testing.assert_allclose([logs["single"], logs["rows"]], [X.mean(), (X**2).mean()], rtol=1e-5)
+
+
+OPTIMIZER = keras.optimizers.SGD()
+
+
+def assigning(assign, **options):
+    """A model with a layer that assigns something."""
+
+    class Assigning(keras.layers.Layer):
+        def build(self, shape):
+            self.v = self.add_weight(shape=(), initializer="zeros", **options)
+
+        def call(self, x):
+            assign(self, x)
+            return x
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1), Assigning()])
+    model = kmg.distribute(model, kmg.strategy("mirrored", devices=2))
+    model.compile(OPTIMIZER, "mse")
+    return model
+
+
+def in_a_condition(layer, x):
+    def yes():
+        layer.v.assign(1.0)
+        return 1.0
+
+    ops.cond(ops.sum(x) > 0, yes, lambda: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("assign", "options", "message"),
+    [
+        (in_a_condition, {"trainable": False}, "inside of a condition.*Received: variable='.*'"),
+        (
+            lambda layer, x: layer.v.assign_add(1.0),
+            {},
+            "to a trainable variable.*Received: variable='.*'",
+        ),
+        (
+            lambda layer, x: OPTIMIZER.learning_rate.assign(0.5),
+            {"trainable": False},
+            "to an optimizer's variable.*Received: variable='.*learning_rate'",
+        ),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_name(assign, options, message):
+    """A value that exists in a branch only, and those that the step itself computes."""
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        assigning(assign, **options).train_on_batch(X, Y)
+
+
+def test_a_state_holds_what_the_model_does_not_track():
+    """A trial leaves no trace in a variable of a plain object either."""
+    model = kmg.distribute(Plain(), kmg.strategy("mirrored", devices=2))
+    model.compile("sgd", "mse")
+    model.train_on_batch(X, Y)
+    state, before = kmg.training.model_state.ModelState.of(model), model.numbers()
+    model.train_on_batch(X, Y)
+    state.restore(model)
+    require_equal(model.numbers(), before)
+
+
+@pytest.mark.parametrize("value", [0.0, 3, lambda y, p: 2.0])
+def test_a_loss_may_be_a_python_number(value):
+    """From `compute_loss` or a loss function; nothing is trained."""
+
+    class Constant(keras.Sequential):
+        def compute_loss(self, *args, **kwargs):
+            return value if not callable(value) else super().compute_loss(*args, **kwargs)
+
+    model = Constant([keras.Input((3,)), keras.layers.Dense(1)])
+    model = kmg.distribute(model, kmg.strategy("mirrored", devices=2))
+    model.compile("sgd", value if callable(value) else None)
+    before = model.get_weights()
+    expected = value(None, None) if callable(value) else value
+    assert model.fit(X, Y, batch_size=3, verbose=0).history["loss"] == [expected]
+    assert model.evaluate(X, Y, verbose=0) == expected
+    np.testing.assert_array_equal(model.get_weights()[0], before[0])
+
+
+def test_metrics_made_inside_a_scope():
+    """Of integers too, in training and validation."""
+
+    def history(strategy):
+        def made():
+            model = keras.Sequential(
+                [keras.Input((3,)), keras.layers.Dense(2, kernel_initializer="ones")]
+            )
+            metrics = [keras.metrics.MeanIoU(2, sparse_y_pred=False, name="iou"), "accuracy"]
+            model.compile(keras.optimizers.SGD(0.5), "mse", metrics=metrics)
+            return model
+
+        labels = (Y > 0).astype("int32")
+        if strategy is None:
+            model = made()
+        else:
+            with strategy.scope():
+                model = kmg.distribute(made())
+        both = {"validation_data": (X[:4], labels[:4]), "validation_batch_size": 3}
+        logs = model.fit(X, labels, 3, epochs=3, shuffle=False, verbose=0, **both).history
+        return [*sorted(logs.items()), model.evaluate(X, labels, verbose=0)]
+
+    found = history(kmg.strategy("mirrored", devices=2))
+    require_equal(found, history(None))
+
+
+def test_a_stateful_network_keeps_its_states_on_one_replica():
+    """From batch to batch, until they are set to zero."""
+
+    def outputs(place):
+        keras.utils.set_random_seed(1)
+        lstm = keras.layers.LSTM(2, stateful=True)
+        model = place(keras.Sequential([keras.Input(batch_shape=(2, 3, 1)), lstm]))
+        model.compile("sgd", "mse")
+        x, y = X[:4].reshape(4, 3, 1), np.zeros((4, 2))
+        model.fit(x, y, batch_size=2, shuffle=False, verbose=0)
+        states = [state.numpy() for state in lstm.states]
+        first = model.predict(x[:2], batch_size=2, verbose=0)
+        lstm.reset_states()
+        return [*states, first, model.predict(x[:2], batch_size=2, verbose=0)]
+
+    found = outputs(lambda model: kmg.distribute(model, kmg.strategy("one_device")))
+    require_equal(found, outputs(lambda model: model))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_jit_compiles_several_outputs_with_metrics(replicas):
+    """The running means of single losses live on one device only."""
+    x = keras.Input((3,))
+    outputs = [keras.layers.Dense(1, name=name)(x) for name in "ab"]
+    model = kmg.distribute(keras.Model(x, outputs), kmg.strategy("mirrored", devices=replicas))
+    for _ in range(2):
+        model.compile("sgd", ["mse", "mae"], metrics=[["mae"], ["mae"]], jit_compile=True)
+        logs = model.train_on_batch(X, [Y, Y], return_dict=True)
+        np.testing.assert_allclose(logs["loss"], logs["a_loss"] + logs["b_loss"], rtol=1e-5)
+
+
+def test_an_input_of_one_row_is_shared_by_all():
+    """It is no example of its own; a batch of one example is one."""
+
+    class Shifted(keras.Model):
+        def __init__(self, **kwargs):
+            super().__init__(**kwargs)
+            self.dense = keras.layers.Dense(1, kernel_initializer="ones")
+
+        def call(self, inputs):
+            return self.dense(inputs[0] + inputs[1])
+
+    def history(place):
+        model = place(Shifted())
+        model.compile(keras.optimizers.SGD(0.05), "mse")
+
+        single = [
+            model.train_on_batch((X[first:last], X[:1]), Y[first:last])
+            for first, last in ((0, 3), (3, 5), (4, 5))
+        ]
+        data = tf.data.Dataset.from_tensor_slices((X[:4], Y[:4])).batch(2)
+        data = data.map(lambda x, y: ((x, tf.constant(X[1:2])), y))
+        return [
+            single,
+            model.fit(data, verbose=0).history["loss"],
+            model.predict((X[:2], X[:2]), verbose=0),
+        ]
+
+    found = history(lambda model: kmg.distribute(model, kmg.strategy("mirrored", devices=2)))
+    require_equal(found, history(lambda model: model))
