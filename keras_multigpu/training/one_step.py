@@ -159,7 +159,9 @@ def whole_loss(
     What it assigns is assigned on all replicas.
     """
     with keras_internals.single_device():
-        with CatchingScope([], []) as scope:
+        # Keras takes the penalties of weights from the scope.
+        weights = model.trainable_variables
+        with CatchingScope(weights, [tf.convert_to_tensor(v) for v in weights]) as scope:
             keras_internals.tracked_losses(model, added_losses)
             loss = computed_loss(model, batch, y_pred, training=False)
         require_no_weights(model, scope)

@@ -16,16 +16,11 @@ from keras_multigpu.keras_internals import optimizer_internals
 
 
 def place_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
-    """Move a built model's variables to `strategy`; those already there stay.
-
-    Metrics are updated once a step, with the global batch, and so have one copy.
-    """
+    """Move a built model's variables to `strategy`; those already there stay."""
     optimizers = optimizers_of(model)
     for optimizer in optimizers:
         optimizer_internals.remember_variables(optimizer)
     place_variables(model.variables, strategy)
-    given = [v for metric in keras_internals.given_metrics(model) for v in metric.variables]
-    place_metrics([*model.metrics_variables, *given])
     place_optimizers(optimizers, strategy)
 
 
@@ -121,42 +116,6 @@ def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Str
             )
         keras_internals.make_convertible(moved)
         keras_internals.set_variable_storage(variable, moved)
-
-
-def place_metrics(variables: list[keras.Variable]) -> None:
-    """Undo the distribution of metric variables that were made inside a scope.
-
-    Each metric is updated once a step with the global batch, so it needs one copy.
-    """
-    for variable in variables:
-        storage = keras_internals.variable_storage(variable)
-        if isinstance(storage, tf.distribute.DistributedValues):
-            value = storage.numpy()
-            with tf.init_scope(), keras_internals.single_device():
-                moved = tf.Variable(value, dtype=storage.dtype, name=variable.name)
-            keras_internals.set_variable_storage(variable, moved)
-
-
-def place_summing_metrics(
-    variables: list[keras.Variable], strategy: tf.distribute.Strategy
-) -> None:
-    """Give metric variables a copy on each replica whose sum is their value.
-
-    A custom step updates metrics on every replica, each with its own rows.
-    """
-    for variable in variables:
-        storage = keras_internals.variable_storage(variable)
-        if home_device(strategy) is None and not lives_under(storage, strategy):
-            value = storage.numpy()
-            with tf.init_scope(), strategy.scope():
-                moved = tf.Variable(
-                    value,
-                    dtype=storage.dtype,
-                    name=variable.name,
-                    aggregation=tf.VariableAggregation.SUM,
-                    synchronization=tf.VariableSynchronization.ON_READ,
-                )
-            keras_internals.set_variable_storage(variable, moved)
 
 
 def variable_scope(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[object]:

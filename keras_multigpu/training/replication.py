@@ -19,12 +19,12 @@ from keras_multigpu.training.custom_step import CustomStep
 from keras_multigpu.training.feeding import Batch
 from keras_multigpu.training.loss_reduction import NeedsDivisors
 from keras_multigpu.training.loss_reduction import NeedsWholeBatch
+from keras_multigpu.training.metric_storages import MetricStorages
 from keras_multigpu.training.one_step import EvaluationStep
 from keras_multigpu.training.one_step import TrainStep
 from keras_multigpu.training.passes import TrainingPass
 from keras_multigpu.training.placement import build_optimizer
 from keras_multigpu.training.placement import place_model
-from keras_multigpu.training.placement import place_summing_metrics
 from keras_multigpu.training.probes import Probe
 from keras_multigpu.training.shares import HOST
 from keras_multigpu.training.shares import batch_size_of
@@ -57,7 +57,9 @@ class Replication:
         self._data_wait: tf.Variable | None = None
         self._functions: dict[Any, StepFunctions] = {}
         self._announced = False
-        self.untracked = Untracked(strategy)
+        self._metrics_in_parts: bool | None = None
+        self._metric_storages = MetricStorages(strategy)
+        self.untracked = Untracked(strategy, self._metric_storages)
 
     def announce(self, model: keras.Model) -> None:
         """Log once where the model trains, and what becomes of its BatchNormalization layers."""
@@ -73,7 +75,9 @@ class Replication:
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""
         self._functions = {}
-        self.untracked = Untracked(self.strategy)
+        self._metrics_in_parts = None
+        self._metric_storages = MetricStorages(self.strategy)
+        self.untracked = Untracked(self.strategy, self._metric_storages)
 
     def watch(self, probe: Probe) -> None:
         """Let a probe into every training step.
@@ -106,6 +110,7 @@ class Replication:
 
     def training(self, model: keras.Model) -> StepFunctions:
         """The compiled training steps; others where a schedule is adjusted, see `Rate`."""
+        self._arrange_metrics(model, "train_step")
         adjusted = adjustments(getattr(model, "optimizer", None))
         return self._of(
             ("train", self.pieces, self._probes, tuple(map(id, adjusted))),
@@ -115,10 +120,12 @@ class Replication:
 
     def evaluation(self, model: keras.Model) -> StepFunctions:
         """The compiled evaluation steps."""
+        self._arrange_metrics(model, "test_step")
         return self._of(("test",), lambda spec: self._evaluation_step(model, spec), model)
 
     def prediction(self, model: keras.Model) -> StepFunctions:
         """The compiled prediction steps."""
+        self._arrange_metrics(model, "predict_step")
         return self._of(("predict",), lambda spec: self._prediction_step(model, spec), model)
 
     def train_in_memory(self, model: keras.Model, batch: Batch, spec: Batch | None) -> Any:
@@ -168,6 +175,18 @@ class Replication:
             if key[0][0] != "train" or key[0][2] in ((), self._probes)
         }
 
+    def _arrange_metrics(self, model: keras.Model, method: str) -> None:
+        """Let metrics live where the step that comes next updates them."""
+        in_parts = is_overridden(model, method)
+        if in_parts != self._metrics_in_parts:
+            self._metrics_in_parts = in_parts
+            self._place_metrics(model)
+
+    def _place_metrics(self, model: keras.Model) -> None:
+        given = [v for metric in keras_internals.given_metrics(model) for v in metric.variables]
+        variables = [*model.metrics_variables, *given]
+        self._metric_storages.use(variables, bool(self._metrics_in_parts))
+
     def prepare(self, model: keras.Model, spec: Batch | None) -> None:
         """Build what is not built, and put all variables where they belong."""
         if self.strategy.num_replicas_in_sync > 1:
@@ -179,6 +198,7 @@ class Replication:
             with keras_internals.single_device():
                 keras_internals.symbolic_call(model, symbolic(spec[0]))
         place_model(model, self.strategy)
+        self._place_metrics(model)
         # As in Keras: where the model was built before, a step of the user's builds its
         # optimizers itself, each for the variables that it updates.
         if unbuilt or not is_overridden(model, "train_step"):
@@ -240,7 +260,7 @@ class Replication:
         if has_call(model):
             with keras_internals.single_device():
                 keras_internals.symbolic_build(model, symbolic(spec))
-        place_summing_metrics(model.metrics_variables, self.strategy)
+        self._place_metrics(model)
         return CustomStep(model, self.strategy, function, layers, probes)
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 import keras
 import tensorflow as tf
 
+from keras_multigpu.training.metric_storages import MetricStorages
 from keras_multigpu.training.placement import MadeOutside
-from keras_multigpu.training.placement import place_metrics
 from keras_multigpu.training.placement import place_variables
 
 
@@ -19,21 +19,23 @@ class Untracked:
 
     Args:
         strategy: Where the model lives.
+        metrics: Where the values of its metrics live.
 
     Attributes:
         variables: They, in the order in which they were met.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, metrics: MetricStorages) -> None:
         self.variables: list[keras.Variable] = []
         self._strategy = strategy
+        self._metrics = metrics
 
     def take(self, variables: Iterable[keras.Variable]) -> None:
         """Give variables a copy on each replica; those of metrics need one only."""
         known = {id(variable) for variable in self.variables}
         new = [variable for variable in variables if id(variable) not in known]
         metric_state = [v for v in new if is_metric_state(v)]
-        place_metrics(metric_state)
+        self._metrics.use(metric_state, in_parts=False)
         place_variables([v for v in new if not is_metric_state(v)], self._strategy)
         self.variables += new
 
