@@ -3,12 +3,16 @@
 What plain Keras returns on one device is the expectation; 3 replicas must return the same.
 """
 
+import functools
 import itertools
+import random
+import warnings
 
 import keras
 import numpy as np
 import pytest
 import replica_models as made
+import scipy.sparse
 import tensorflow as tf
 from keras import layers
 from replica_runs import difference
@@ -38,10 +42,32 @@ def compiled(model=made.mlp, **options):
     return model
 
 
+PAIRS = {}
+"""The models of `one_and_three`: their steps are compiled once for all tests."""
+
+
 def one_and_three(model=made.mlp, **options):
-    """The same compiled model twice: plain Keras, and on 3 replicas."""
-    replicated = kmg.distribute(compiled(model, **options), three_replicas())
-    return compiled(model, **options), replicated
+    """The same compiled model twice, as new: plain Keras, and on 3 replicas."""
+    key = model, repr(options)
+    if key not in PAIRS:
+        one, other = compiled(model, **options), compiled(model, **options)
+        if not one.built:
+            return one, kmg.distribute(other, three_replicas())
+        for each in (one, other):
+            if each.optimizer is not None:
+                each.optimizer.build(each.trainable_variables)
+        start = [variable.numpy() for variable in variables_of(one)]
+        PAIRS[key] = one, kmg.distribute(other, three_replicas()), start
+    *pair, start = PAIRS[key]
+    for one in pair:
+        for variable, value in zip(variables_of(one), start, strict=True):
+            variable.assign(value)
+    return pair
+
+
+def variables_of(model):
+    """What training changes in a model and its optimizer."""
+    return model.weights + (model.optimizer.variables if model.optimizer else [])
 
 
 def assert_close(expected, found):
@@ -58,10 +84,10 @@ def assert_close(expected, found):
 def assert_same_fit(arguments, model=made.mlp, **options):
     """`fit` ends with the same weights and the same history."""
     one, three = one_and_three(model, **options)
-    histories = [
-        model.fit(**{"verbose": 0, "shuffle": False, **arguments()}).history
-        for model in (one, three)
-    ]
+    histories = []
+    for model in (one, three):
+        keras.utils.set_random_seed(2)
+        histories.append(model.fit(**{"verbose": 0, "shuffle": False, **arguments()}).history)
     assert_close(*histories)
     assert_close(one.get_weights(), three.get_weights())
     return histories[1]
@@ -147,11 +173,54 @@ def looks_strings_up():
     return keras.Sequential([keras.Input((1,), dtype="string"), lookup, layers.Dense(1)])
 
 
+RAGGED = tf.RaggedTensor.from_row_lengths(np.arange(87) % 7, [1, 2, 3, 4, 5] * 5 + [3, 3, 3, 3])
+SPARSE = tf.sparse.from_dense(np.where(X > 0, X, 0))
+
+
+class ReadsRagged(keras.Model):
+    """A model of the user's own that takes rows of many lengths."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.out = layers.Embedding(7, 3), layers.Dense(1)
+
+    def call(self, x):
+        return self.out(tf.reduce_mean(self.embedding(x), axis=1))
+
+
+class Squares(keras.Model):
+    """A model of the user's own that Keras can build from a batch only."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = layers.Dense(1)
+
+    def call(self, x):
+        return self.out(x)
+
+
+def reads_sparse():
+    """A model whose input is sparse."""
+    return keras.Sequential([keras.Input((5,), sparse=True), layers.Dense(1)])
+
+
+class Triplets(keras.Model):
+    """How much nearer an anchor is to one example than to another."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = layers.Dense(2, use_bias=False)
+
+    def call(self, x):
+        anchor, near, far = (self.body(part) for part in x)
+        return keras.ops.sum((anchor - near) ** 2 - (anchor - far) ** 2, axis=1, keepdims=True)
+
+
 # Name, arguments of `fit`, and the model where it is not the usual one.
 FORMS = [
     ("arrays", lambda: {"x": X, "y": Y, "batch_size": 8}),
     ("default batch size", lambda: {"x": X, "y": Y}),
-    ("shuffled arrays", lambda: {"x": X, "y": Y, "batch_size": 29, "shuffle": True}),
+    ("shuffled arrays", lambda: {"x": X, "y": Y, "batch_size": 8, "shuffle": True}),
     ("tensors", lambda: {"x": tf.constant(X), "y": tf.constant(Y)}),
     ("float64 arrays", lambda: {"x": X.astype("float64"), "y": Y}),
     ("dataset", lambda: {"x": dataset()}),
@@ -175,6 +244,10 @@ INPUTS = [
     ("None", with_optional_input, [X, None]),
     ("text", reads_strings, tf.constant(STRINGS)),
     ("words", looks_strings_up, tf.constant(STRINGS)),
+    ("ragged", ReadsRagged, RAGGED),
+    ("sparse", reads_sparse, SPARSE),
+    ("sparse, read by a subclass", Squares, SPARSE),
+    ("three in a tuple", Triplets, (X, X[::-1], 2 * X)),
 ]
 
 
@@ -190,8 +263,8 @@ def test_fit_takes_data_in_every_form(arguments):
 @pytest.mark.parametrize(("model", "x"), [pytest.param(*form, id=name) for name, *form in INPUTS])
 def test_fit_takes_inputs_of_every_structure(model, x):
     """Structures, strings and None reach the model as they are; predictions too."""
-    assert_same_fit(lambda: {"x": x, "y": Y, "batch_size": 8}, model)
-    one, three = one_and_three(model)
+    assert_same_fit(lambda: {"x": x, "y": Y, "batch_size": 8}, model, optimizer="sgd")
+    one, three = one_and_three(model, optimizer="sgd")
     assert_close(*(model.predict(x, batch_size=8, verbose=0) for model in (one, three)))
     assert_close(*(model.evaluate(x, Y, batch_size=8, verbose=0) for model in (one, three)))
 
@@ -250,6 +323,152 @@ def test_a_finite_generator_is_one_epoch():
     expected = one.fit(dataset(), shuffle=False, verbose=0).history
     assert_close(expected, three.fit((batch for batch in BATCHES), verbose=0).history)
     assert_close(one.get_weights(), three.get_weights())
+
+
+def texts(lengths):
+    """Batches of sentences, each of another length and number."""
+    for length in lengths:
+        yield np.ones((length, length), "int32"), np.ones((length, 1), "float32")
+
+
+def test_batches_of_many_lengths_are_traced_once_or_twice():
+    """Python meets `call` as often for 3 lengths as for 12, in `fit` and batch by batch."""
+    calls = []
+
+    class Sentences(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.out = layers.Embedding(2, 3), layers.Dense(1)
+
+        def call(self, x):
+            calls.append(x.shape)
+            return self.out(keras.ops.mean(self.embedding(x), axis=1))
+
+    model = kmg.distribute(Sentences(), three_replicas())
+    model.compile("sgd", "mse")
+    model.fit(texts(range(1, 4)), steps_per_epoch=3, verbose=0)
+    for x, y in texts((1, 2)):
+        model.test_on_batch(x, y)
+        model.predict_on_batch(x)
+    before = len(calls)
+    model.fit(texts(range(1, 13)), steps_per_epoch=12, verbose=0)
+    for x, y in texts(range(1, 13)):
+        model.train_on_batch(x, y)
+        model.test_on_batch(x, y)
+        model.predict_on_batch(x)
+    assert len(calls) == before
+
+
+class ReadsNumbers(keras.Model):
+    """A model that only runs eagerly, because it looks at the numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = layers.Dense(1)
+
+    def call(self, x):
+        return self.out(x * float(x.numpy().shape[1]))
+
+
+class OnlyTrains(keras.Model):
+    """A model that has a `train_step` and cannot be called."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.error = layers.Dense(1), keras.metrics.MeanSquaredError(name="error")
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self.body(x)
+            loss = self.compute_loss(x, y, y_pred)
+        weights = self.body.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.error.update_state(y, y_pred)
+        return {"error": self.error.result()}
+
+
+@pytest.mark.filterwarnings("ignore:Layer 'reads_numbers' looks like it has unbuilt state")
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [(ReadsNumbers, {"run_eagerly": True}), (OnlyTrains, {"metrics": None})],
+    ids=["eager", "train step"],
+)
+def test_models_that_keras_never_calls_symbolically(model, options):
+    """They are built by the first batch that is there, as in Keras."""
+    assert_same_fit(lambda: {"x": X, "y": Y, "batch_size": 8, "epochs": 2}, model, **options)
+    if model is ReadsNumbers:
+        one, three = one_and_three(model, **options)
+        assert_close(*(each.train_on_batch(X, Y) for each in (one, three)))
+        assert_close(*(each.test_on_batch(X, Y) for each in (one, three)))
+        assert_close(*(each.predict(X, verbose=0) for each in (one, three)))
+
+
+def test_a_generator_of_scipy_matrices():
+    """Keras makes sparse tensors of them."""
+    sparse = scipy.sparse.csr_matrix(np.where(X > 0, X, 0))
+    batches = [(sparse[i : i + 8], Y[i : i + 8]) for i in range(0, 29, 8)]
+    assert_same_fit(
+        lambda: {"x": endless(batches), "steps_per_epoch": 4}, reads_sparse, optimizer="sgd"
+    )
+
+
+def test_a_generator_that_ends_early_ends_training():
+    """With Keras's warning, and with the history of the epochs that had data."""
+    one, three = one_and_three()
+    expected = one.fit(dataset(), shuffle=False, verbose=0).history
+    with pytest.warns(UserWarning, match="ran out of data"):
+        history = three.fit((batch for batch in BATCHES), steps_per_epoch=4, epochs=3, verbose=0)
+    assert history.epoch == [0]
+    assert_close(expected, history.history)
+    validation = (batch for batch in BATCHES)
+    with pytest.warns(UserWarning, match="ran out of data"):
+        history = three.fit(
+            X, Y, epochs=3, validation_data=validation, validation_steps=3, verbose=0
+        )
+    assert [len(history.history[name]) for name in ("loss", "val_loss")] == [3, 2]
+
+
+def test_a_flow_of_images_ends_its_epochs():
+    """`ImageDataGenerator` makes iterators without an end that are `PyDataset`s."""
+    images, kinds, _ = made.images(10)
+    shape = images.shape[1:]
+
+    def flat():
+        return keras.Sequential([keras.Input(shape), layers.Flatten(), layers.Dense(1)])
+
+    def flow():
+        # Keras 3 offers it under TensorFlow's name only.
+        generator = tf.keras.preprocessing.image.ImageDataGenerator()  # noqa: TID251
+        return generator.flow(images, kinds, batch_size=4, shuffle=False)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # About images of two channels.
+        assert_same_fit(lambda: {"x": flow(), "epochs": 2, "validation_data": flow()}, flat)
+
+
+class Noisy(layers.Layer):
+    """Draws from Keras's global random state."""
+
+    def call(self, x):
+        return x + keras.random.normal(keras.ops.shape(x))
+
+
+@pytest.mark.parametrize("first", [[], [Noisy()]], ids=["nothing", "global state"])
+def test_what_is_random_after_fit_is_as_in_keras(first):
+    """A second model starts with the same weights, and Python's and NumPy's numbers go on."""
+    found = []
+    for change in (lambda model: model, lambda model: kmg.distribute(model, three_replicas())):
+        keras.utils.set_random_seed(7)
+        model = change(keras.Sequential([keras.Input((5,)), *first, layers.Dense(1)]))
+        model.compile("sgd", "mse", metrics=["mae"])
+        model.fit(X, Y, batch_size=8, validation_split=0.2, verbose=0)
+        model.predict(X, verbose=0)
+        second = layers.Dense(2)
+        second.build((None, 5))
+        found.append([random.random(), np.random.rand(), second.kernel.numpy()])
+    np.testing.assert_array_equal(found[0][2], found[1][2])
+    assert found[0][:2] == found[1][:2]
 
 
 # Validation.
@@ -328,6 +547,34 @@ def test_callbacks_are_called_in_the_same_order_with_the_same_arguments():
         assert_close(one[2:], three[2:])
 
 
+class OldNames(keras.callbacks.Callback):
+    """A callback that knows Keras's old names of hooks only, and stops training with one."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def on_batch_begin(self, batch, logs=None):
+        self.calls.append(("begin", batch))
+
+    def on_batch_end(self, batch, logs=None):
+        self.calls.append(("end", batch, sorted(logs)))
+        self.model.stop_training = batch == 2
+
+
+@pytest.mark.parametrize("verbose", [0, 1, 2])
+def test_hooks_are_called_by_their_old_names_too(verbose):
+    """`on_batch_begin` and `on_batch_end`, in training only, whatever `fit` prints."""
+    calls = []
+    for model in one_and_three():
+        callback = OldNames()
+        options = {"batch_size": 8, "verbose": verbose, "callbacks": [callback]}
+        model.fit(X, Y, shuffle=False, **options)
+        model.evaluate(X, Y, **options)
+        calls.append(callback.calls)
+    assert calls[0] == calls[1] and len(calls[1]) == 6
+
+
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_epoch_end"])
 def test_training_stops_when_a_callback_says_so(hook):
     """`stop_training` ends the epoch after the batch, or training after the epoch."""
@@ -361,12 +608,15 @@ def test_evaluation_and_prediction_stop_when_a_callback_says_so(mode):
 # Prediction.
 
 
+def doubles():
+    """A model without weights."""
+    return keras.Sequential([keras.Input((1,)), layers.Rescaling(2.0)])
+
+
 @pytest.mark.parametrize("examples", [1, 2, 4, 5, 6, 7, 8, 11])
 def test_predictions_come_in_order_and_number(examples):
     """One prediction for each input, whatever is left for the last batch."""
-    model = kmg.distribute(
-        keras.Sequential([keras.Input((1,)), layers.Rescaling(2.0)]), three_replicas()
-    )
+    _, model = one_and_three(doubles, optimizer=None, loss=None, metrics=None)
     x = np.arange(examples, dtype="float32")[:, np.newaxis]
     np.testing.assert_array_equal(model.predict(x, batch_size=4, verbose=0), 2 * x)
     np.testing.assert_array_equal(model.predict_on_batch(x), 2 * x)
@@ -382,13 +632,15 @@ PREDICTED = [
 ]
 
 
+HEADS = {output: functools.partial(made.two_heads, output) for output in ("dict", "list")}
+
+
 @pytest.mark.parametrize("arguments", [pytest.param(form, id=name) for name, form in PREDICTED])
 @pytest.mark.parametrize("output", ["dict", "list"])
 def test_predict_keeps_the_structure_of_outputs(output, arguments):
     """Dicts and lists of outputs, for inputs in every form."""
-    one, three = one_and_three(
-        lambda: made.two_heads(output), loss=None, metrics=None, optimizer=None
-    )
+    heads = HEADS[output]
+    one, three = one_and_three(heads, loss=None, metrics=None, optimizer=None)
     assert_close(*(model.predict(verbose=0, **arguments()) for model in (one, three)))
     assert_close(*(model.predict_on_batch(X) for model in (one, three)))
 

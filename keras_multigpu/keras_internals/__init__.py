@@ -6,12 +6,14 @@ a later version changes one of them.
 """
 
 import contextlib
+import random
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src import backend
+from keras.src.backend.common import global_state
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.models.functional import Functional
 from keras.src.random import seed_generator
@@ -81,7 +83,33 @@ def is_seed_state(variable: keras.Variable) -> bool:
 
 def global_seed_state() -> keras.Variable:
     """The state that Keras's random functions use when they are given no seed."""
-    return seed_generator.global_seed_generator().state
+    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    if generator is None:
+        generator = UndrawnGenerator()
+        global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
+    return generator.state
+
+
+class UndrawnGenerator(keras.random.SeedGenerator):
+    """Keras's global seed generator, there before it is needed.
+
+    Keras makes it when a random function is first called without a seed, and draws its seed
+    from Python's random numbers then. Here they move on at that moment too, and not before:
+    otherwise a model that is made after `fit` would start with other weights.
+    """
+
+    def __init__(self) -> None:
+        before = random.getstate()
+        super().__init__(seed_generator.make_default_seed(), name="global_seed_generator")
+        random.setstate(before)
+        self._is_drawn = False
+
+    def next(self, ordered: bool = True) -> Any:
+        """The next seed."""
+        if not self._is_drawn:
+            seed_generator.make_default_seed()
+            self._is_drawn = True
+        return super().next(ordered)
 
 
 # The model.
@@ -175,27 +203,60 @@ def flatten_metrics(model: keras.Model, logs: dict[str, Any]) -> Any:
     return model._flatten_metrics_in_order(logs)
 
 
-symbolic_call = backend.compute_output_spec
-"""Runs a function on shapes alone, which builds what is not built yet."""
+def symbolic_call(function: Any, *arguments: Any) -> Any:
+    """Run a function on shapes alone, which builds what is not built yet; what it would return.
+
+    Args:
+        function: The function.
+        *arguments: Structures of `keras.KerasTensor`s; ragged ones as `tf.RaggedTensorSpec`s,
+            which Keras hands to layers as if they were dense.
+    """
+
+    def stand_in(leaf: Any) -> Any:
+        if not isinstance(leaf, tf.RaggedTensorSpec):
+            return leaf
+        inner = leaf.shape[leaf.ragged_rank + 1 :]
+        return tf.compat.v1.ragged.placeholder(leaf.dtype, leaf.ragged_rank, inner)
+
+    return backend.compute_output_spec(
+        lambda *given: function(*keras.tree.map_structure(stand_in, given)), *arguments
+    )
 
 
-def symbolic_build(model: keras.Model, batch: Any) -> None:
-    """Build the model, its compiled losses and metrics from the shapes of a batch."""
-    attributes = vars(model)
-    optimizer = attributes.get("optimizer")
-    # Keras would build it too, in a scope that it need not have been made in.
-    attributes["optimizer"] = None
-    try:
-        model._symbolic_build(data_batch=batch)
-    finally:
-        attributes["optimizer"] = optimizer
+def real_call(function: Any, *arguments: Any) -> Any:
+    """Run a function on tensors, which builds what is not built yet; nothing else is kept.
+
+    For code that cannot run on shapes, because it reads the numbers.
+    """
+    with keras.StatelessScope():
+        return function(*arguments)
 
 
-def build_metrics(model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> None:
-    """Create the variables of `compile(metrics=...)` from shapes."""
+def build_model(model: keras.Model, batch: Any, call: Any = symbolic_call) -> None:
+    """Build the model, its compiled losses and metrics.
+
+    Args:
+        model: The model.
+        batch: `(x, y, sample_weight)`.
+        call: `symbolic_call` where the batch is symbolic, `real_call` where it is tensors.
+    """
+    x, y, sample_weight = batch
+    losses, metrics = model._compile_loss, model._compile_metrics
+    if all(part is None or part.built for part in (*layers_of(model), losses, metrics)):
+        return
+    y_pred = call(lambda x: called(model, x, training=False), x)
+    build_metrics(model, x, y, y_pred, sample_weight, call)
+    if losses is not None and not losses.built:
+        call(losses, y, y_pred, sample_weight)
+
+
+def build_metrics(
+    model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, call: Any = symbolic_call
+) -> None:
+    """Create the variables of `compile(metrics=...)`; see `build_model`."""
     metrics = model._compile_metrics
     if metrics is not None and not metrics.built:
-        symbolic_call(model.compute_metrics, x, y, y_pred, sample_weight)
+        call(model.compute_metrics, x, y, y_pred, sample_weight)
 
 
 def activity_regularized_layers(model: keras.Model) -> list[keras.Layer]:

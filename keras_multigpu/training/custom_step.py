@@ -19,6 +19,7 @@ from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.keras_internals import step_hooks
+from keras_multigpu.training import output_rows
 from keras_multigpu.training import randomness
 from keras_multigpu.training.adjusted_schedule import state_of
 from keras_multigpu.training.feeding import Batch
@@ -209,8 +210,8 @@ def of_replicas(values: Sequence[tf.Tensor], rows: Sequence[Rows]) -> tf.Tensor:
 
 def rows_in_order(values: Sequence[tf.Tensor], rows: Sequence[Rows]) -> tf.Tensor:
     """The rows of all replicas."""
-    own = [value[: share.examples] for value, share in zip(values, rows, strict=True)]
-    return tf.concat(own, axis=0)
+    parts = [[value] for value in values]
+    return output_rows.joined(parts, [share.examples for share in rows], [None])[0]
 
 
 class CustomPrediction(CustomStep):
@@ -219,6 +220,8 @@ class CustomPrediction(CustomStep):
     def __call__(self, batch: Batch) -> Any:
         """The predictions for one global batch, in the order of its examples."""
         outputs, rows = self._run(batch)
+        if len(outputs) == 1:
+            return outputs[0]
 
         def joined(*parts: Any) -> Any:
             tensors = [tf.convert_to_tensor(part) for part in parts]

@@ -173,10 +173,18 @@ def as_tensor(leaf: Any) -> Any:
         return None
     if tf.is_tensor(leaf) or isinstance(leaf, tf.TypeSpec):
         return leaf
+    if hasattr(leaf, "tocoo"):
+        return sparse_tensor(leaf.tocoo())
     leaf = np.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
     if np.issubdtype(leaf.dtype, np.floating) and leaf.dtype.itemsize > 2:
         return tf.convert_to_tensor(leaf, keras.config.floatx())
     return tf.convert_to_tensor(leaf)
+
+
+def sparse_tensor(matrix: Any) -> tf.SparseTensor:
+    """A SciPy matrix in coordinates as a tensor."""
+    indices = np.stack([matrix.row, matrix.col], axis=1).astype("int64")
+    return tf.sparse.reorder(tf.SparseTensor(indices, as_tensor(matrix.data), matrix.shape))
 
 
 def weighted(batch: Batch, class_weight: dict[int, float]) -> Batch:

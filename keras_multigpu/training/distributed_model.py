@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 from keras_multigpu.replicas import default_strategy
+from keras_multigpu.training import fit_arguments
 from keras_multigpu.training import loops
 from keras_multigpu.training.custom_step import share_of_loss
 from keras_multigpu.training.custom_step import whole_losses
@@ -108,6 +109,8 @@ class DistributedModel(keras.Model):
 
     def prepare(self, spec: Batch | None) -> None:
         """Build the model and the optimizer, and move their variables to the replicas."""
+        if spec is not None:
+            fit_arguments.require_batches(self, spec)
         self.replication.prepare(self, spec)
 
     def fit(
@@ -131,6 +134,16 @@ class DistributedModel(keras.Model):
     ) -> keras.callbacks.History:
         """Train the model, as `keras.Model.fit`."""
         require_compiled(self)
+        fit_arguments.require_whole_number("epochs", epochs)
+        fit_arguments.require_fraction(validation_split)
+        fit_arguments.require_class_weights(class_weight)
+        fit_arguments.require_whole_numbers(
+            batch_size=batch_size,
+            initial_epoch=initial_epoch,
+            steps_per_epoch=steps_per_epoch,
+            validation_steps=validation_steps,
+            validation_batch_size=validation_batch_size,
+        )
         replicas = self.distribute_strategy.num_replicas_in_sync
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = keras_internals.split_validation(
@@ -171,6 +184,7 @@ class DistributedModel(keras.Model):
         require_compiled(self)
         if kwargs:
             raise ValueError(f"Arguments not recognized: {kwargs}")
+        fit_arguments.require_whole_numbers(batch_size=batch_size, steps=steps)
         replicas = self.distribute_strategy.num_replicas_in_sync
         feed = Feed(x, y, sample_weight, batch_size, steps, replicas=replicas)
         logs = loops.evaluate(self, feed, callbacks, verbose)
@@ -188,6 +202,7 @@ class DistributedModel(keras.Model):
 
         Of `Batches` with `on_error="skip"`, examples that cannot be read have rows of NaN.
         """
+        fit_arguments.require_whole_numbers(batch_size=batch_size, steps=steps)
         replicas = self.distribute_strategy.num_replicas_in_sync
         feed = Feed(x, None, None, batch_size, steps, replicas=replicas, predicting=True)
         return loops.predict(self, feed, callbacks, verbose)

@@ -69,6 +69,7 @@ class Feed:
         data: What came as `x`.
         waited: For how many seconds batches were waited for.
         done: How many batches of the epoch have come, those without examples too.
+        has_come: Whether there was any batch with examples, in whichever epoch.
     """
 
     def __init__(
@@ -106,6 +107,8 @@ class Feed:
             self._source = PythonSource(lambda: map(joined_batch, x), class_weight)
         elif is_generator(x):
             refuse_separate_targets(x, y, sample_weight)
+            if self._steps is None and hasattr(x, "__len__"):
+                self._steps = len(x)
             self._source = PythonSource(lambda: x, class_weight)
         else:
             self._source = DatasetSource(
@@ -122,6 +125,7 @@ class Feed:
         self._iterator: Any = None
         self._drawn = 0
         self.done = 0
+        self.has_come = False
         self._begin = 0
         self._counted: int | None = None
 
@@ -252,14 +256,15 @@ class Feed:
             drawn, group = group.size, self._without_empty(group)
             self.done = first + drawn
             if group.size:
+                self.has_come = True
                 yield first, group
             first += drawn
             if drawn < size:
                 self._iterator = None
                 break
-        if self._steps is not None and first < self._steps:
+        if first < (self._steps or int(self.has_come)):
             warnings.warn(RAN_OUT, stacklevel=3)
-        self._counted = first
+        self._counted = first or self._counted
         if self._left() == 0:
             self._iterator = None
         self._source.on_epoch_end()
@@ -307,8 +312,13 @@ def joined_batch(batch: Any) -> Any:
 
 
 def is_generator(x: Any) -> bool:
-    """Whether `x` is an iterator that can be read once."""
-    return isinstance(x, collections.abc.Iterator) and not isinstance(x, tf.data.Iterator)
+    """Whether `x` is an iterator that can be read once.
+
+    A flow of Keras's `ImageDataGenerator` is an iterator without an end, and a `PyDataset`.
+    """
+    return isinstance(x, collections.abc.Iterator) and not isinstance(
+        x, (tf.data.Iterator, keras.utils.PyDataset)
+    )
 
 
 def refuse_separate_targets(x: Any, y: Any, sample_weight: Any) -> None:

@@ -24,10 +24,10 @@ from keras_multigpu.training.run import TrainingRun
 if TYPE_CHECKING:
     from keras_multigpu.training.distributed_model import DistributedModel
 
-HOOKS = {
-    mode: (f"on_{mode}_batch_begin", f"on_{mode}_batch_end")
-    for mode in ("train", "test", "predict")
-}
+HOOKS = {mode: (f"on_{mode}_batch_begin", f"on_{mode}_batch_end") for mode in ("train", "test")}
+
+HEARD = {**HOOKS, "train": (*HOOKS["train"], "on_batch_begin", "on_batch_end")}
+"""What a callback may define to hear of single batches; the last two are Keras's old names."""
 
 
 def train(
@@ -57,7 +57,10 @@ def train(
             run.begin_epoch(epoch)
             callbacks.on_epoch_begin(epoch)
             run.through("on_epoch_begin")
-            logs = run_epoch(model, feed, callbacks, "train", model.train_group, run)
+            epoch_logs = run_epoch(model, feed, callbacks, "train", model.train_group, run)
+            if not epoch_logs:
+                break
+            logs = epoch_logs
             if validate is not None and validate.is_due(epoch):
                 logs.update(validate.logs(model, callbacks))
                 run.through("on_test_end")
@@ -86,6 +89,8 @@ def run_epoch(
 ) -> dict[str, Any]:
     """Run one epoch's steps of training or evaluation; the logs of the last one.
 
+    They are empty where earlier epochs have left nothing to read.
+
     Args:
         model: The model.
         feed: Where the batches come from.
@@ -112,7 +117,7 @@ def run_epoch(
             run.through("on_train_batch_end")
         if model.stop_training if mode == "train" else model.stop_evaluating:
             break
-    if not logs:
+    if not logs and not feed.has_come:
         raise_no_data("fit" if mode == "train" else "evaluate")
     return pythonic(logs)
 
@@ -126,7 +131,7 @@ class Validation:
     """
 
     def __init__(self, feed: Feed, frequency: Any) -> None:
-        if not isinstance(frequency, (int, list, tuple)):
+        if not isinstance(frequency, (int, list, tuple)) or frequency == 0:
             raise ValueError(
                 problem(
                     "`validation_freq` says neither how often nor when to validate.",
@@ -236,23 +241,29 @@ def callback_list(
     )
 
 
-def listens(callbacks: Any, mode: str) -> bool:
-    """Whether any callback does something with single batches.
+def listens(callbacks: keras.callbacks.CallbackList, mode: str) -> bool:
+    """Whether any callback, or the list itself, does something with single batches.
 
     If none does, the logs of a step need not leave the device.
     """
-    return any(
-        getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
-        or name in vars(callback)
+    return is_changed(callbacks, keras.callbacks.CallbackList, mode) or any(
+        is_changed(callback, keras.callbacks.Callback, mode)
         for callback in callbacks.callbacks
-        for name in HOOKS[mode]
         if not is_silent(callback)
     )
 
 
+def is_changed(callback: Any, base: type, mode: str) -> bool:
+    """Whether a hook for single batches is another than that of `base`, in class or object."""
+    return any(
+        getattr(getattr(callback, name), "__func__", None) is not getattr(base, name)
+        for name in HEARD[mode]
+    )
+
+
 def is_silent(callback: keras.callbacks.Callback) -> bool:
-    """Whether a progress bar shows no single batches."""
-    return isinstance(callback, keras.callbacks.ProgbarLogger) and callback.verbose != 1
+    """Whether a callback is Keras's progress bar and shows no single batches."""
+    return type(callback) is keras.callbacks.ProgbarLogger and callback.verbose != 1
 
 
 def joined(outputs: list[Any]) -> Any:

@@ -24,15 +24,18 @@ from keras_multigpu.training.one_step import EvaluationStep
 from keras_multigpu.training.one_step import TrainStep
 from keras_multigpu.training.passes import TrainingPass
 from keras_multigpu.training.placement import build_optimizer
+from keras_multigpu.training.placement import own_optimizers
 from keras_multigpu.training.placement import place_model
 from keras_multigpu.training.probes import Probe
 from keras_multigpu.training.shares import HOST
 from keras_multigpu.training.shares import batch_size_of
+from keras_multigpu.training.step_functions import MakeStep
 from keras_multigpu.training.step_functions import StepFunctions
 from keras_multigpu.training.sync_batch_norm import said_of_batch_norm
 from keras_multigpu.training.sync_batch_norm import synchronized
 from keras_multigpu.training.sync_batch_norm import synchronized_layers
 from keras_multigpu.training.tracing import symbolic
+from keras_multigpu.training.tracing import traced
 from keras_multigpu.training.untracked import Untracked
 from keras_multigpu.training.whole_batch import WholeBatchTrainStep
 
@@ -114,19 +117,23 @@ class Replication:
         adjusted = adjustments(getattr(model, "optimizer", None))
         return self._of(
             ("train", self.pieces, self._probes, tuple(map(id, adjusted))),
-            lambda spec: self._training_step(model, spec),
+            lambda spec, batch: self._training_step(model, spec, batch),
             model,
         )
 
     def evaluation(self, model: keras.Model) -> StepFunctions:
         """The compiled evaluation steps."""
         self._arrange_metrics(model, "test_step")
-        return self._of(("test",), lambda spec: self._evaluation_step(model, spec), model)
+        return self._of(
+            ("test",), lambda spec, batch: self._evaluation_step(model, spec, batch), model
+        )
 
     def prediction(self, model: keras.Model) -> StepFunctions:
         """The compiled prediction steps."""
         self._arrange_metrics(model, "predict_step")
-        return self._of(("predict",), lambda spec: self._prediction_step(model, spec), model)
+        return self._of(
+            ("predict",), lambda spec, batch: self._prediction_step(model, spec, batch), model
+        )
 
     def train_in_memory(self, model: keras.Model, batch: Batch, spec: Batch | None) -> Any:
         """Train on a batch; where memory runs out, again in twice as many pieces.
@@ -156,7 +163,7 @@ class Replication:
         finally:
             self.pieces = before
 
-    def _of(self, kind: Any, make: Callable[[Batch], Any], model: keras.Model) -> StepFunctions:
+    def _of(self, kind: Any, make: MakeStep, model: keras.Model) -> StepFunctions:
         key = (kind, bool(model.run_eagerly))
         if key not in self._functions:
             if self._probes:
@@ -187,30 +194,41 @@ class Replication:
         variables = [*model.metrics_variables, *given]
         self._metric_storages.use(variables, bool(self._metrics_in_parts))
 
-    def prepare(self, model: keras.Model, spec: Batch | None) -> None:
-        """Build what is not built, and put all variables where they belong."""
+    def prepare(self, model: keras.Model, spec: Batch | None, batch: Batch | None = None) -> None:
+        """Build what is not built, and put all variables where they belong.
+
+        Args:
+            model: The model.
+            spec: The specs of a batch, if they are known.
+            batch: A batch, which a model that runs eagerly needs: it may read the numbers.
+        """
         if self.strategy.num_replicas_in_sync > 1:
             refuse_stateful(model)
-        unbuilt = has_call(model) and not all(
-            layer.built for layer in keras_internals.layers_of(model)
-        )
-        if spec is not None and unbuilt:
+        unbuilt = has_call(model) and not is_built(model)
+        if unbuilt:
             with keras_internals.single_device():
-                keras_internals.symbolic_call(model, symbolic(spec[0]))
+                if batch is not None and model.run_eagerly:
+                    keras_internals.real_call(model, batch[0])
+                elif spec is not None and not model.run_eagerly:
+                    keras_internals.symbolic_call(model, symbolic(spec[0]))
         place_model(model, self.strategy)
         self._place_metrics(model)
+        if has_call(model) and not is_built(model):
+            return
         # As in Keras: where the model was built before, a step of the user's builds its
         # optimizers itself, each for the variables that it updates.
         if unbuilt or not is_overridden(model, "train_step"):
             optimizer = getattr(model, "optimizer", None)
             build_optimizer(optimizer, model.trainable_variables, self.strategy)
 
-    def _training_step(self, model: keras.Model, spec: Batch) -> Callable[[Batch], Any]:
-        self.prepare(model, spec)
+    def _training_step(
+        self, model: keras.Model, spec: Batch, batch: Batch | None
+    ) -> Callable[[Batch], Any]:
+        self.prepare(model, spec, batch)
         layers = synchronized_layers(model, self.sync_batch_norm)
         if is_overridden(model, "train_step"):
             refuse_pieces(self.pieces)
-            return self._custom_step(model, spec, model.train_step, layers, self._probes)
+            return self._custom_step(model, (spec, batch), model.train_step, layers, self._probes)
         context = (lambda rows: synchronized(layers, rows)) if layers else None
 
         def sum_of_examples(count_divisors: bool) -> TrainStep:
@@ -237,14 +255,18 @@ class Replication:
             [lambda: sum_of_examples(False), lambda: sum_of_examples(True), whole_batch]
         )
 
-    def _evaluation_step(self, model: keras.Model, spec: Batch) -> Callable[[Batch], Any]:
-        self.prepare(model, spec)
+    def _evaluation_step(
+        self, model: keras.Model, spec: Batch, batch: Batch | None
+    ) -> Callable[[Batch], Any]:
+        self.prepare(model, spec, batch)
         if is_overridden(model, "test_step"):
-            return self._custom_step(model, spec, model.test_step)
+            return self._custom_step(model, (spec, batch), model.test_step)
         return EvaluationStep(model, self.strategy, spec)
 
-    def _prediction_step(self, model: keras.Model, spec: Batch) -> Callable[[Batch], Any]:
-        self.prepare(model, spec)
+    def _prediction_step(
+        self, model: keras.Model, spec: Batch, batch: Batch | None
+    ) -> Callable[[Batch], Any]:
+        self.prepare(model, spec, batch)
         if is_overridden(model, "predict_step"):
             return CustomPrediction(model, self.strategy, model.predict_step)
         return EvaluationStep(model, self.strategy, spec, only_predicts=True).predict
@@ -252,14 +274,24 @@ class Replication:
     def _custom_step(
         self,
         model: keras.Model,
-        spec: Batch,
+        example: tuple[Batch, Batch | None],
         function: Callable[[Any], dict[str, Any]],
         layers: Sequence[keras.layers.BatchNormalization] = (),
         probes: Sequence[Probe] = (),
     ) -> CustomStep:
-        if has_call(model):
+        spec, batch = example
+        if not has_call(model) and not is_built(model):
+            with idle_optimizers(model):
+                traced(
+                    lambda *parts: function(keras.utils.pack_x_y_sample_weight(*parts)), spec, False
+                )
+            place_model(model, self.strategy)
+        elif has_call(model):
             with keras_internals.single_device():
-                keras_internals.symbolic_build(model, symbolic(spec))
+                if batch is not None and model.run_eagerly:
+                    keras_internals.build_model(model, batch, keras_internals.real_call)
+                else:
+                    keras_internals.build_model(model, symbolic(spec))
         self._place_metrics(model)
         return CustomStep(model, self.strategy, function, layers, probes)
 
@@ -321,6 +353,24 @@ def largest_share(batch: Batch, replicas: int) -> int:
 def has_call(model: keras.Model) -> bool:
     """Whether the model itself can be called; one with only a `train_step` cannot."""
     return type(model).call is not keras.Model.call
+
+
+def is_built(model: keras.Model) -> bool:
+    """Whether all layers have their variables."""
+    return all(layer.built for layer in keras_internals.layers_of(model))
+
+
+@contextlib.contextmanager
+def idle_optimizers(model: keras.Model) -> Iterator[None]:
+    """Let the model's optimizers do nothing."""
+    optimizers = own_optimizers(model)
+    for optimizer in optimizers:
+        vars(optimizer)["apply"] = lambda grads, trainable_variables=None: None
+    try:
+        yield
+    finally:
+        for optimizer in optimizers:
+            vars(optimizer).pop("apply", None)
 
 
 def is_overridden(model: keras.Model, method: str) -> bool:

@@ -261,7 +261,7 @@ class TrainingRun:
     def _make_step(self, spec: Batch) -> None:
         if self._model.run_eagerly:
             with keras_internals.single_device():
-                keras_internals.symbolic_build(self._model, symbolic(spec))
+                keras_internals.build_model(self._model, symbolic(spec))
         else:
             self._model.replication.training(self._model).make(spec)
 

@@ -20,11 +20,15 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.training.output_rows import joined
+from keras_multigpu.training.output_rows import may_be_odd
+from keras_multigpu.training.output_rows import refuse_computed
+from keras_multigpu.training.output_rows import refuse_output
+from keras_multigpu.training.output_rows import rows_for_each
+from keras_multigpu.training.output_rows import rows_per_example
 from keras_multigpu.training.passes import Outcome
 from keras_multigpu.training.passes import ReplicaPass
 from keras_multigpu.training.passes import Update
-from keras_multigpu.training.passes import first_rows
-from keras_multigpu.training.passes import one_after_another
 from keras_multigpu.training.placement import copies
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.pure_model import Values
@@ -77,6 +81,7 @@ class Step:
         self._strategy = strategy
         self._replicas = strategy.num_replicas_in_sync
         self._pass: Any = replica_pass
+        self._run_pass: Any = None
         self._inline = inline
         self._hub = strategy.extended.worker_devices[0]
         self._spec = spec
@@ -141,15 +146,35 @@ class Step:
 
     def _gathered(self, results: list[Result]) -> Any:
         """All replicas' predictions as one batch, in the order of the examples."""
-        with tf.device(self._hub):
-            y_pred, attached = one_after_another(
-                [
-                    first_rows((outcome.y_pred, outcome.attached), examples)
-                    for _, outcome, examples, _ in results
-                ]
-            )
-        keras_internals.attach(keras.tree.flatten(y_pred), attached)
-        return y_pred
+        outcomes = [result.outcome for result in results]
+        parts = [keras.tree.flatten(outcome.y_pred) for outcome in outcomes]
+        leaves, attached = parts[0], outcomes[0].attached
+        if len(results) > 1:
+            counts = self._rows_per_example(parts, results[0].examples)
+            examples = [result.examples for result in results]
+            with tf.device(self._hub):
+                leaves = joined(parts, examples, counts)
+                attached = joined(
+                    [outcome.attached for outcome in outcomes],
+                    examples,
+                    [count for count in counts for _ in range(2)],
+                )
+        keras_internals.attach(leaves, attached)
+        return keras.tree.pack_sequence_as(outcomes[0].y_pred, leaves)
+
+    def _rows_per_example(self, parts: list[list[Any]], examples: tf.Tensor) -> list[int | None]:
+        """How many rows each output has for an example; see `output_rows`."""
+        eager = bool(self._model.run_eagerly)
+        size = int(examples) if eager else batch_size_of(self._rows_spec.data)
+        if not may_be_odd(parts[0], size):
+            return [1] * len(parts[0])
+        if eager:
+            counts = [rows_for_each(leaf, int(examples)) for leaf in parts[0]]
+        else:
+            with tf.init_scope(), keras_internals.single_device():
+                counts = rows_per_example(self._model, self._spec[0])
+        refuse_computed(counts, self._run_pass, (self._values_spec, self._rows_spec), parts)
+        return counts
 
     def _logs(self, batch: Batch, loss: tf.Tensor, y_pred: Any) -> dict[str, Any]:
         """Update all metrics with the global batch, once; the logs."""
@@ -168,10 +193,18 @@ class Step:
         with keras_internals.single_device():
             if self._inline:
                 y_pred = keras_internals.symbolic_call(self._model, x)
+                self._refuse_odd(y_pred)
             else:
                 outputs = specs_of(run_pass.structured_outputs.y_pred)
                 y_pred = symbolic(without_batch_size(outputs))
             keras_internals.build_metrics(self._model, x, y, y_pred, sample_weight)
+
+    def _refuse_odd(self, y_pred: Any) -> None:
+        """Raise a `ValueError` for outputs that a loss of the whole batch cannot be told."""
+        counts = rows_per_example(self._model, self._spec[0]) if self._replicas > 1 else []
+        for count, leaf in zip(counts, keras.tree.flatten(y_pred), strict=False):
+            if leaf is not None and count not in (1, None):
+                refuse_output(leaf.shape)
 
 
 def after_all(results: list[Result]) -> contextlib.AbstractContextManager[None]:

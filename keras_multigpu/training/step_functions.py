@@ -21,14 +21,15 @@ from keras_multigpu.training.tracing import held_until
 from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.tracing import tensors_of
 
-MakeStep = Callable[[Batch], Callable[[Batch], Any]]
+MakeStep = Callable[[Batch, Batch | None], Callable[[Batch], Any]]
+"""Makes a step for batches of these specs; with the first of them, if it is at hand."""
 
 
 class StepFunctions:
     """The compiled form of one kind of step: training, evaluation or prediction.
 
     Args:
-        make_step: Makes the step for the specs of a global batch.
+        make_step: Makes the step.
         eager: Whether steps run without a graph.
         data_wait: Where the seconds add up that a graph of several steps waits for data.
     """
@@ -41,6 +42,7 @@ class StepFunctions:
         self._data_wait = data_wait
         self._single: dict[Hashable, Callable[[Batch], Any]] = {}
         self._looped: dict[Hashable, Any] = {}
+        self._forms: dict[Hashable, Batch] = {}
 
     @property
     def steps(self) -> list[Any]:
@@ -62,8 +64,8 @@ class StepFunctions:
             batch: The global batch.
             spec: The specs that all batches of its source share, if they are known.
         """
-        spec = open_spec(batch) if spec is None else spec
-        return self._with_all(spec, lambda: self._step(spec)(batch))
+        spec = self._common_spec(open_spec(batch)) if spec is None else spec
+        return self._with_all(spec, lambda: self._step(spec, batch)(batch))
 
     def make(self, spec: Batch) -> None:
         """Compile the step for batches of these specs before there are any."""
@@ -79,10 +81,21 @@ class StepFunctions:
                 # A step without a graph asks when it runs.
                 self._single.pop(key_of(spec), None)
 
-    def _step(self, spec: Batch) -> Any:
+    def _common_spec(self, spec: Batch) -> Batch:
+        """The specs of all batches of this form so far, open where they differ.
+
+        Sentences of many lengths so need two steps and not one for each length.
+        """
+        form = keras.tree.map_structure(form_of, spec)
+        known = self._forms.setdefault(key_of(form), spec)
+        common = keras.tree.map_structure(common_spec, known, spec)
+        self._forms[key_of(form)] = common
+        return common
+
+    def _step(self, spec: Batch, batch: Batch | None = None) -> Any:
         key = key_of(spec)
         if key not in self._single:
-            step = self._make_step(spec)
+            step = self._make_step(spec, batch)
             self._single[key] = step if self._eager else compiled(step, spec)
         return self._single[key]
 
@@ -169,6 +182,18 @@ def key_of(spec: Batch) -> Hashable:
     """A structure of specs as a key."""
     leaves = tuple(leaf for leaf in keras.tree.flatten(spec))
     return str(keras.tree.map_structure(lambda _: 0, spec)), leaves
+
+
+def form_of(spec: tf.TypeSpec | None) -> Hashable:
+    """What two leaves of batches must have in common to be taken by one step."""
+    if spec is None:
+        return None
+    return type(spec).__name__, spec.dtype, spec.shape.rank, getattr(spec, "ragged_rank", None)
+
+
+def common_spec(known: tf.TypeSpec | None, other: tf.TypeSpec | None) -> tf.TypeSpec | None:
+    """The spec of two leaves of the same form, open where they differ."""
+    return None if known is None else known.most_specific_common_supertype([other])
 
 
 def open_spec(batch: Batch) -> Batch:

@@ -46,10 +46,15 @@ def spec_of(value: Any) -> Any:
 
 
 def symbolic(specs: Any) -> Any:
-    """Specs as the symbolic tensors that Keras builds layers and metrics from."""
-    return keras.tree.map_structure(
-        lambda spec: None if spec is None else keras.KerasTensor(spec.shape, spec.dtype.name), specs
-    )
+    """Specs as what `keras_internals.symbolic_call` takes."""
+
+    def stand_in(spec: Any) -> Any:
+        if spec is None or isinstance(spec, tf.RaggedTensorSpec):
+            return spec
+        sparse = isinstance(spec, tf.SparseTensorSpec)
+        return keras.KerasTensor(spec.shape, spec.dtype.name, sparse=sparse)
+
+    return keras.tree.map_structure(stand_in, specs)
 
 
 def tensors_of(structure: Any) -> list[tf.Tensor]:

@@ -1,0 +1,116 @@
+"""What replicas' outputs become: rows by hand, and shapes that tell how many there are."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.training.output_rows import joined
+from keras_multigpu.training.output_rows import may_be_odd
+from keras_multigpu.training.output_rows import rows_for_each
+from keras_multigpu.training.output_rows import rows_per_example
+
+X = np.arange(30.0, dtype="float32").reshape(6, 5)
+SPEC = tf.TensorSpec([None, 5])
+
+
+class Outputs(keras.Model):
+    """A model of no weights but a table, whose output is a function of its input and that."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.table = self.add_weight(shape=(4, 3), initializer="ones", name="table")
+        self.function = function
+
+    def call(self, x):
+        return self.function(x, self.table)
+
+
+# Each with the number of rows for an example.
+WHOLE = {
+    "a row": (lambda x, table: 2 * x, 1),
+    "three rows": (lambda x, table: tf.reshape(tf.tile(x, [1, 3]), (-1, 5)), 3),
+    "numbers": (lambda x, table: x[:, 0], 1),
+    "a table": (lambda x, table: table * 2.0, 0),
+    "a scalar": (lambda x, table: tf.reduce_sum(table), 0),
+}
+
+COMPUTED = {
+    "sum": lambda x, table: tf.reduce_sum(x),
+    "mean": lambda x, table: tf.reduce_mean(x, axis=0, keepdims=True),
+    "transposed": lambda x, table: tf.transpose(x),
+    "all pairs": lambda x, table: x @ tf.transpose(x),
+}
+
+
+def on_two(function):
+    return kmg.distribute(Outputs(function), kmg.strategy("mirrored", devices=2))
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_outputs_come_back_whole(name):
+    """As one device gives them, whatever their first axis is; an odd batch at the end too."""
+    function, count = WHOLE[name]
+    one, two = Outputs(function), on_two(function)
+    assert rows_per_example(two, SPEC) == [count]
+    for batch_size in (2, 4, 5):
+        predicted = [model.predict(X, batch_size=batch_size, verbose=0) for model in (one, two)]
+        np.testing.assert_array_equal(*predicted)
+    np.testing.assert_array_equal(two.predict_on_batch(X[:1]), one.predict_on_batch(X[:1]))
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_replicas_cannot_compute_is_refused(name):
+    """On several replicas only."""
+    one = kmg.distribute(Outputs(COMPUTED[name]), kmg.strategy("one_device", devices=["CPU:0"]))
+    np.testing.assert_array_equal(
+        one.predict_on_batch(X), Outputs(COMPUTED[name]).predict_on_batch(X)
+    )
+    with pytest.raises(ValueError, match="from the batch as a whole.*Received: shape="):
+        on_two(COMPUTED[name]).predict_on_batch(X)
+
+
+def test_eager_models_show_their_outputs():
+    """Without a graph the numbers themselves tell."""
+    for function, _ in WHOLE.values():
+        two = on_two(function)
+        two.run_eagerly = True
+        np.testing.assert_array_equal(
+            two.predict_on_batch(X[:5]), Outputs(function).predict_on_batch(X[:5])
+        )
+    two = on_two(COMPUTED["mean"])
+    two.run_eagerly = True
+    with pytest.raises(ValueError, match="from the batch as a whole"):
+        two.predict_on_batch(X)
+
+
+def test_a_loss_of_the_whole_batch_needs_one_row_for_each_example():
+    """`fit` refuses what it cannot hand to such a loss."""
+    two = on_two(WHOLE["three rows"][0])
+    two.compile("sgd", lambda y, y_pred: tf.reduce_mean(y_pred))
+    with pytest.raises(ValueError, match="from the batch as a whole"):
+        two.fit(X, X, verbose=0)
+
+
+def test_replicas_rows_follow_one_another():
+    """Those of a replica without examples are left out; of tables the first one is all."""
+    rows, table = [tf.ones((2, 1)), 2 * tf.ones((4, 1)), tf.zeros((1, 1))], tf.eye(2)
+    whole, same, nothing = joined([[part, table, None] for part in rows], [1, 2, 0], [2, 0, 0])
+    assert whole.numpy()[:, 0].tolist() == [1, 1, 2, 2, 2, 2]
+    assert same is table and nothing is None
+
+
+def test_shapes_that_need_a_closer_look():
+    """Most models have one row for each example, and show it."""
+    assert not may_be_odd({"a": tf.ones((4, 3)), "b": None}, 4)
+    assert not may_be_odd(SPEC, None)
+    assert may_be_odd(tf.ones((4, 4)), 4) and may_be_odd(tf.TensorSpec([None, None]), None)
+    assert may_be_odd(tf.ones((3, 2)), None) and may_be_odd(tf.constant(1.0), 4)
+    assert may_be_odd(tf.ones((1, 2)), 1)
+    assert [rows_for_each(tf.ones(shape), 4) for shape in [(4,), (12, 1), (3, 4), ()]] == [
+        1,
+        3,
+        0,
+        0,
+    ]

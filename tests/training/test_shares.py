@@ -1,0 +1,71 @@
+"""How a global batch is cut: rows by hand for batches of every kind of tensor."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_multigpu.training.shares import batch_size_of
+from keras_multigpu.training.shares import cut
+from keras_multigpu.training.shares import share_of
+from keras_multigpu.training.shares import share_spec
+
+FIVE = np.arange(10.0, dtype="float32").reshape(5, 2)
+RAGGED = tf.ragged.constant([[1, 2], [3], [], [4, 5, 6], [7]])
+SPARSE = tf.sparse.from_dense(FIVE)
+
+
+@pytest.mark.parametrize(
+    ("size", "replicas", "expected"),
+    [
+        (5, 1, [[0, 1, 2, 3, 4]]),
+        (5, 2, [[0, 1, 2], [3, 4]]),
+        (4, 2, [[0, 1], [2, 3]]),
+        # The third replica borrows the first row, which does not count.
+        (2, 3, [[0], [1], [0]]),
+    ],
+)
+def test_shares_are_contiguous_and_in_order(size, replicas, expected):
+    """The first replicas take one row more where a batch does not divide evenly."""
+    batch = tf.range(size), None, None
+    shares = [share_of(batch, replica, replicas) for replica in range(replicas)]
+    assert [share.x.numpy().tolist() for share in shares] == expected
+    assert sum(int(share.examples) for share in shares) == size
+    assert {int(share.global_batch_size) for share in shares} == {size}
+    if size < replicas:
+        assert int(shares[-1].examples) == 0
+
+
+def test_every_part_of_a_batch_is_cut_at_the_same_rows():
+    """Structures, ragged and sparse tensors; scalars and None are shared by all."""
+    x = {"dense": tf.constant(FIVE), "ragged": RAGGED, "sparse": SPARSE, "none": None}
+    batch = x, tf.range(5), tf.constant(3.0)
+    share = share_of(batch, 1, 2)
+    assert share.x["dense"].numpy().tolist() == FIVE[3:].tolist()
+    assert share.x["ragged"].to_list() == [[4, 5, 6], [7]]
+    assert tf.sparse.to_dense(share.x["sparse"]).numpy().tolist() == FIVE[3:].tolist()
+    assert share.x["none"] is None and share.data[1].numpy().tolist() == [3, 4]
+    assert float(share.data[2]) == 3.0
+
+
+@pytest.mark.parametrize("leaf", [tf.constant(FIVE), RAGGED, SPARSE], ids=["dense", "ragged", "sp"])
+def test_the_number_of_examples_is_that_of_rows(leaf):
+    """In a graph with an open size too."""
+    assert int(batch_size_of(((leaf,), None, None))) == 5
+    assert cut(leaf, 1, 3).shape[0] == 2
+
+
+def test_specs_of_shares():
+    """Rows have a static size only where the batch has one that divides evenly."""
+    for size, rows in [(8, 4), (7, None), (None, None)]:
+        batch = tf.TensorSpec([size, 3]), tf.TensorSpec([], tf.int32), None
+        share = share_spec(batch, 2)
+        assert share.x.shape.as_list() == [rows, 3]
+        assert share.data[1] == batch[1] and share.data[2] is None
+    ragged = share_spec((tf.RaggedTensorSpec([8, None], tf.int32), None, None), 2)
+    assert ragged.x == tf.RaggedTensorSpec([4, None], tf.int32)
+
+
+def test_a_batch_without_a_batch_axis_is_named():
+    """Numbers alone cannot be cut."""
+    with pytest.raises(ValueError, match="no array with a batch axis"):
+        batch_size_of((tf.constant(1.0), None, None))
