@@ -408,9 +408,8 @@ def test_a_generator_of_scipy_matrices():
     """Keras makes sparse tensors of them."""
     sparse = scipy.sparse.csr_matrix(np.where(X > 0, X, 0))
     batches = [(sparse[i : i + 8], Y[i : i + 8]) for i in range(0, 29, 8)]
-    assert_same_fit(
-        lambda: {"x": endless(batches), "steps_per_epoch": 4}, reads_sparse, optimizer="sgd"
-    )
+    # Adam squares gradients, so it tells whether the rows of a kernel are added up first.
+    assert_same_fit(lambda: {"x": endless(batches), "steps_per_epoch": 4}, reads_sparse)
 
 
 def test_a_generator_that_ends_early_ends_training():

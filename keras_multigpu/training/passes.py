@@ -30,6 +30,7 @@ from keras_multigpu.training.sparse_gradients import is_sparse
 from keras_multigpu.training.sparse_gradients import of_table
 from keras_multigpu.training.sparse_gradients import square_norm
 from keras_multigpu.training.sparse_gradients import square_norm_of_all
+from keras_multigpu.training.sparse_gradients import summed_by_row
 
 
 class Summands(NamedTuple):
@@ -263,13 +264,13 @@ class TrainingPass(ReplicaPass):
 
     def connected(self, gradients: Sequence[Any]) -> list[Any]:
         """The gradients that exist, dense ones first; remembers whose they are."""
+        gradients = [summed_by_row(gradient) for gradient in gradients]
         known = [i for i, gradient in enumerate(gradients) if gradient is not None]
         self._sparse = [i for i in known if is_sparse(gradients[i])]
         self._dense = [i for i in known if i not in self._sparse]
-        variables = self.pure.trainable
         return [
-            *(tf.reshape(gradients[i], variables[i].shape) for i in self._dense),
-            *(of_table(gradients[i], variables[i]) for i in self._sparse),
+            *(tf.reshape(gradients[i], self.pure.trainable[i].shape) for i in self._dense),
+            *(of_table(gradients[i], self.pure.trainable[i]) for i in self._sparse),
         ]
 
     def _loss(self, forward: Any, share: Rows, divisors: Any) -> tuple[tf.Tensor, list[tf.Tensor]]:

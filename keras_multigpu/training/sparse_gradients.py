@@ -39,6 +39,20 @@ def of_table(gradient: tf.IndexedSlices, table: Any) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, tf.cast(gradient.indices, tf.int64), shape)
 
 
+def summed_by_row(gradient: Any) -> Any:
+    """A dense gradient in place of one whose rows were added up already, as of a sparse matrix.
+
+    Keras looks up each row of the kernel once for a whole batch then. Replicas that look it up
+    once each have to add up their rows as well, and not to put them one after another.
+    """
+    if not is_sparse(gradient) or tf.executing_eagerly():
+        return gradient
+    operation = gradient.indices.op
+    while operation.type in ("Reshape", "Cast", "Identity"):
+        operation = operation.inputs[0].op
+    return tf.convert_to_tensor(gradient) if operation.type == "Unique" else gradient
+
+
 def concatenated(first: tf.IndexedSlices, second: tf.IndexedSlices) -> tf.IndexedSlices:
     """The rows of two pieces of a batch."""
     return tf.IndexedSlices(
