@@ -546,6 +546,32 @@ def test_callbacks_are_called_in_the_same_order_with_the_same_arguments():
         assert_close(one[2:], three[2:])
 
 
+class EvaluatesInBetween(keras.callbacks.Callback):
+    """Evaluates and predicts in the middle of an epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.results = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            self.results.append(self.model.evaluate(X[:9], Y[:9], verbose=0))
+            self.results.append(self.model.predict(X[:9], verbose=0))
+
+
+def test_a_callback_may_evaluate_and_predict():
+    """Training goes on with the next batch; the logs are Keras's, too."""
+    results = []
+
+    def arguments():
+        callback = EvaluatesInBetween()
+        results.append(callback.results)
+        return {"x": X, "y": Y, "batch_size": 8, "epochs": 2, "callbacks": [callback]}
+
+    assert_same_fit(arguments)
+    assert_close(*results)
+
+
 class OldNames(keras.callbacks.Callback):
     """A callback that knows Keras's old names of hooks only, and stops training with one."""
 
@@ -676,6 +702,22 @@ def test_train_on_batch_takes_class_weights():
     weights = {0: 1.0, 1: 3.0, 2: 0.5}
     assert_close(*(model.train_on_batch(X, KINDS, class_weight=weights) for model in (one, three)))
     assert_close(one.get_weights(), three.get_weights())
+
+
+def adds_context():
+    """A model of two inputs, of which one may have a single row for all examples."""
+    first, second = keras.Input((5,)), keras.Input((5,))
+    return keras.Model([first, second], layers.Dense(1)(layers.Add()([first, second])))
+
+
+def test_a_single_row_is_for_all_examples():
+    """It is broadcast, as in Keras, and not cut."""
+    one, three = one_and_three(adds_context)
+    for size in (8, 1, 7):
+        batch = [X[:size], X[:1]], Y[:size]
+        assert_close(*(model.train_on_batch(*batch) for model in (one, three)))
+        assert_close(*(model.test_on_batch(*batch) for model in (one, three)))
+        assert_close(*(model.predict_on_batch(batch[0]) for model in (one, three)))
 
 
 def test_train_on_batch_splits_the_batch():

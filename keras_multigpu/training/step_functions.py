@@ -188,7 +188,8 @@ def form_of(spec: tf.TypeSpec | None) -> Hashable:
     """What two leaves of batches must have in common to be taken by one step."""
     if spec is None:
         return None
-    return type(spec).__name__, spec.dtype, spec.shape.rank, getattr(spec, "ragged_rank", None)
+    rank, is_row = spec.shape.rank, spec.shape[:1] == [1]
+    return type(spec).__name__, spec.dtype, rank, is_row, getattr(spec, "ragged_rank", None)
 
 
 def common_spec(known: tf.TypeSpec | None, other: tf.TypeSpec | None) -> tf.TypeSpec | None:

@@ -53,33 +53,6 @@ KERAS_ALONE: tuple[Difference, ...] = (
 # Tests that are to pass, by what is broken.
 TO_BE_MENDED: tuple[Difference, ...] = (
     Difference(
-        "Callbacks are called by the batch.",
-        "`on_batch_begin` and `on_batch_end` are called only where Keras's names for them are not.",
-        (
-            "trainers/trainer_test.py::TestTrainer::test_steps_per_epoch_*",
-            "trainers/trainer_test.py::TestTrainer::test_steps_per_execution_steps_per_epoch_*",
-            "trainers/trainer_test.py::TestTrainer::test_steps_per_execution_steps_count_*_*t",
-            "trainers/trainer_test.py::TestTrainer::test_steps_per_execution_steps_count_*_eager",
-            "trainers/trainer_test.py::TestTrainer::test_steps_per_execution_unrolled_steps_*",
-            "callbacks/terminate_on_nan_test.py::TerminateOnNaNTest::"
-            "test_raise_error_terminate_does_not_trigger_on_train_end",
-            "callbacks/terminate_on_nan_test.py::TerminateOnNaNTest::"
-            "test_raise_error_terminate_stops_on_later_batch",
-            "callbacks/terminate_on_nan_test.py::TerminateOnNaNTest::"
-            "test_terminate_on_nan_raise_error_raises_error",
-        ),
-    ),
-    Difference(
-        "All forms of data, and their ends.",
-        "Sparse matrices of SciPy, ragged tensors and generators that end early are not read.",
-        (
-            "trainers/trainer_test.py::TestTrainer::test_*_sparse_scipy_*",
-            "trainers/trainer_test.py::TestTrainer::test_trainer_with_raggeds_*",
-            "trainers/trainer_test.py::TestTrainer::test_fit_with_data_adapter_generator",
-            "trainers/trainer_test.py::TestTrainer::test_max_epochs_and_steps",
-        ),
-    ),
-    Difference(
         "What a model assigns in its step.",
         "It is lost.",
         ("trainers/trainer_test.py::TestTrainer::test_metric_update_in_compute_loss",),

@@ -54,6 +54,18 @@ def test_the_number_of_examples_is_that_of_rows(leaf):
     assert cut(leaf, 1, 3).shape[0] == 2
 
 
+def test_a_single_row_belongs_to_all_examples():
+    """Unless the batch has one example only."""
+    context = tf.constant([[7.0]])
+    for size, expected in [(4, [2, 2]), (1, [1, 0])]:
+        batch = (context, tf.ones((size, 2))), None, None
+        shares = [share_of(batch, replica, 2) for replica in (0, 1)]
+        assert [int(share.examples) for share in shares] == expected
+        assert all(share.x[0].numpy().tolist() == [[7]] for share in shares)
+    spec = (tf.TensorSpec([1, 1]), tf.TensorSpec([None, 2])), None, None
+    assert [leaf.shape.as_list() for leaf in share_spec(spec, 2).x] == [[1, 1], [None, 2]]
+
+
 def test_specs_of_shares():
     """Rows have a static size only where the batch has one that divides evenly."""
     for size, rows in [(8, 4), (7, None), (None, None)]:
