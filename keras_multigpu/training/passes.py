@@ -25,12 +25,13 @@ from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.pure_model import Values
 from keras_multigpu.training.shares import cut
 from keras_multigpu.training.shares import rows
+from keras_multigpu.training.sparse_gradients import added_up
 from keras_multigpu.training.sparse_gradients import concatenated
+from keras_multigpu.training.sparse_gradients import has_distinct_rows
 from keras_multigpu.training.sparse_gradients import is_sparse
 from keras_multigpu.training.sparse_gradients import of_table
 from keras_multigpu.training.sparse_gradients import square_norm
 from keras_multigpu.training.sparse_gradients import square_norm_of_all
-from keras_multigpu.training.sparse_gradients import summed_by_row
 
 
 class Summands(NamedTuple):
@@ -264,10 +265,10 @@ class TrainingPass(ReplicaPass):
 
     def connected(self, gradients: Sequence[Any]) -> list[Any]:
         """The gradients that exist, dense ones first; remembers whose they are."""
-        gradients = [summed_by_row(gradient) for gradient in gradients]
         known = [i for i, gradient in enumerate(gradients) if gradient is not None]
         self._sparse = [i for i in known if is_sparse(gradients[i])]
         self._dense = [i for i in known if i not in self._sparse]
+        self._distinct = {i for i in self._sparse if has_distinct_rows(gradients[i])}
         return [
             *(tf.reshape(gradients[i], self.pure.trainable[i].shape) for i in self._dense),
             *(of_table(gradients[i], self.pure.trainable[i]) for i in self._sparse),
@@ -321,7 +322,7 @@ class TrainingPass(ReplicaPass):
         gradients: list[Any] = [None] * len(values.trainable)
         known = [*sums.gradients, *slices]
         for index, gradient in zip(self._dense + self._sparse, known, strict=True):
-            gradients[index] = gradient
+            gradients[index] = added_up(gradient) if index in self._distinct else gradient
         new = [*values.trainable, *optimizer_values]
         if known:
             new = updated(self.model.optimizer, self.pure.trainable, new, gradients)
@@ -369,9 +370,8 @@ def rows_count(share: Rows) -> Any:
 def piece_of(share: Rows, size: Any, index: int, pieces: int) -> tuple[Rows, Any]:
     """One of several pieces of a replica's rows, and how many rows it really has."""
     start, stop = share_bounds(size, index, pieces)
-    present = tf.cast(share.examples > 0, tf.int32)
-    piece = rows(share.data, start, stop)
-    return Rows(piece, (stop - start) * present, share.global_batch_size), stop - start
+    examples = (stop - start) * tf.cast(share.examples > 0, tf.int32)
+    return Rows(rows(share.data, start, stop), examples, share.global_batch_size), stop - start
 
 
 def piece_norm(piece: Rows, gradients: Sequence[Any]) -> tf.Tensor:

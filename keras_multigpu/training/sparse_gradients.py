@@ -25,11 +25,12 @@ def rows_of_all(context: Any, gradient: tf.IndexedSlices, present: Any) -> tf.In
     if context.num_replicas_in_sync == 1:
         return gradient
     own = tf.where(present, tf.shape(gradient.indices)[0], 0)
-    return tf.IndexedSlices(
+    everyones = tf.IndexedSlices(
         context.all_gather(gradient.values[:own], axis=0),
         context.all_gather(gradient.indices[:own], axis=0),
         gradient.dense_shape,
     )
+    return added_up(everyones) if has_distinct_rows(gradient) else everyones
 
 
 def of_table(gradient: tf.IndexedSlices, table: Any) -> tf.IndexedSlices:
@@ -39,18 +40,25 @@ def of_table(gradient: tf.IndexedSlices, table: Any) -> tf.IndexedSlices:
     return tf.IndexedSlices(values, tf.cast(gradient.indices, tf.int64), shape)
 
 
-def summed_by_row(gradient: Any) -> Any:
-    """A dense gradient in place of one whose rows were added up already, as of a sparse matrix.
+def has_distinct_rows(gradient: tf.IndexedSlices) -> bool:
+    """Whether equal rows were added up already, as Keras's product with a sparse matrix does.
 
-    Keras looks up each row of the kernel once for a whole batch then. Replicas that look it up
-    once each have to add up their rows as well, and not to put them one after another.
+    Of several replicas' rows the equal ones have to be added up as well then: one device has
+    each row once. Only a graph tells.
     """
-    if not is_sparse(gradient) or tf.executing_eagerly():
-        return gradient
+    if tf.executing_eagerly():
+        return False
     operation = gradient.indices.op
     while operation.type in ("Reshape", "Cast", "Identity"):
         operation = operation.inputs[0].op
-    return tf.convert_to_tensor(gradient) if operation.type == "Unique" else gradient
+    return bool(operation.type == "Unique")
+
+
+def added_up(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    """The gradient with each row once."""
+    rows, positions = tf.unique(gradient.indices)
+    summed = tf.math.unsorted_segment_sum(gradient.values, positions, tf.shape(rows)[0])
+    return tf.IndexedSlices(summed, rows, gradient.dense_shape)
 
 
 def concatenated(first: tf.IndexedSlices, second: tf.IndexedSlices) -> tf.IndexedSlices:
@@ -78,9 +86,7 @@ def is_sparse(gradient: Any) -> bool:
 
 def square_norm(gradient: tf.IndexedSlices) -> tf.Tensor:
     """The sum of the squares of a sparse gradient; a row that comes twice counts as one."""
-    rows, positions = tf.unique(gradient.indices)
-    summed = tf.math.unsorted_segment_sum(gradient.values, positions, tf.shape(rows)[0])
-    return tf.reduce_sum(tf.square(tf.cast(summed, tf.float32)))
+    return tf.reduce_sum(tf.square(tf.cast(added_up(gradient).values, tf.float32)))
 
 
 def square_norm_of_all(gradients: Sequence[Any]) -> tf.Tensor:
