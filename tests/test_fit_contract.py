@@ -704,22 +704,6 @@ def test_train_on_batch_takes_class_weights():
     assert_close(one.get_weights(), three.get_weights())
 
 
-def adds_context():
-    """A model of two inputs, of which one may have a single row for all examples."""
-    first, second = keras.Input((5,)), keras.Input((5,))
-    return keras.Model([first, second], layers.Dense(1)(layers.Add()([first, second])))
-
-
-def test_a_single_row_is_for_all_examples():
-    """It is broadcast, as in Keras, and not cut."""
-    one, three = one_and_three(adds_context)
-    for size in (8, 1, 7):
-        batch = [X[:size], X[:1]], Y[:size]
-        assert_close(*(model.train_on_batch(*batch) for model in (one, three)))
-        assert_close(*(model.test_on_batch(*batch) for model in (one, three)))
-        assert_close(*(model.predict_on_batch(batch[0]) for model in (one, three)))
-
-
 def test_train_on_batch_splits_the_batch():
     """The replicas share the rows; they do not all take the whole batch."""
     sizes = []

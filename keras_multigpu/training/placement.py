@@ -7,6 +7,7 @@ each applies the same update to the same values.
 """
 
 import contextlib
+from collections.abc import Iterator
 
 import keras
 import tensorflow as tf
@@ -44,6 +45,19 @@ def own_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
     values = [getattr(model, "optimizer", None), *vars(model).values()]
     found = {id(v): v for v in values if isinstance(v, keras.optimizers.Optimizer)}
     return list(found.values())
+
+
+@contextlib.contextmanager
+def idle_optimizers(model: keras.Model) -> Iterator[None]:
+    """Let the model's optimizers do nothing."""
+    optimizers = own_optimizers(model)
+    for optimizer in optimizers:
+        vars(optimizer)["apply"] = lambda grads, trainable_variables=None: None
+    try:
+        yield
+    finally:
+        for optimizer in optimizers:
+            vars(optimizer).pop("apply", None)
 
 
 def with_inner(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:

@@ -24,7 +24,7 @@ from keras_multigpu.training.one_step import EvaluationStep
 from keras_multigpu.training.one_step import TrainStep
 from keras_multigpu.training.passes import TrainingPass
 from keras_multigpu.training.placement import build_optimizer
-from keras_multigpu.training.placement import own_optimizers
+from keras_multigpu.training.placement import idle_optimizers
 from keras_multigpu.training.placement import place_model
 from keras_multigpu.training.probes import Probe
 from keras_multigpu.training.shares import HOST
@@ -358,19 +358,6 @@ def has_call(model: keras.Model) -> bool:
 def is_built(model: keras.Model) -> bool:
     """Whether all layers have their variables."""
     return all(layer.built for layer in keras_internals.layers_of(model))
-
-
-@contextlib.contextmanager
-def idle_optimizers(model: keras.Model) -> Iterator[None]:
-    """Let the model's optimizers do nothing."""
-    optimizers = own_optimizers(model)
-    for optimizer in optimizers:
-        vars(optimizer)["apply"] = lambda grads, trainable_variables=None: None
-    try:
-        yield
-    finally:
-        for optimizer in optimizers:
-            vars(optimizer).pop("apply", None)
 
 
 def is_overridden(model: keras.Model, method: str) -> bool:
