@@ -6,27 +6,35 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-# The tests in groups that two processes work through, the longest first. TensorFlow gets slower
+# The tests by area, which two processes work through, the longest first. TensorFlow gets slower
 # with every graph that it has seen, so one process for all would take longer.
-TEST_GROUPS := $(addprefix test-,callbacks core data others augmentation)
-CORE := $(filter-out tests/test_docs.py tests/test_examples.py,$(wildcard tests/test_*.py))
+AREAS := training callbacks data augmentation docs commands core
+TESTS_training := tests/training \
+	$(addprefix tests/test_,replicas_agree.py fit_contract.py saving.py)
 TESTS_callbacks := tests/callbacks
-TESTS_core := $(CORE)
 TESTS_data := tests/data
 TESTS_augmentation := tests/augmentation
-TESTS_others := tests $(patsubst %,--ignore=%,tests/callbacks tests/data tests/augmentation $(CORE))
+TESTS_docs := $(addprefix tests/test_,docs.py examples.py readme_diff.py)
+TESTS_commands := tests/commands tests/test_verify.py
+# Whatever is in no other area.
+TESTS_core := tests $(addprefix --ignore=,$(foreach area,$(filter-out core,$(AREAS)),$(TESTS_$(area))))
 
 # A line of pytest's for each file that is through.
 PROGRESS := '\[ *[0-9]+%\]$$'
 
-.PHONY: test $(TEST_GROUPS) test-all keras-tests soak lint docs demo bench clean
+.PHONY: quick test $(AREAS:%=test-%) test-all keras-tests soak lint docs demo bench clean
+
+# What takes long is left out: `make quick`, or `make quick AREA=training`.
+quick: export PYTEST_ADDOPTS := -m 'not slow'
+quick: $(INSTALLED)
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(addprefix test-,$(or $(AREA),$(AREAS)))
 
 test: $(INSTALLED)
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(TEST_GROUPS)
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(AREAS:%=test-%)
 
-# The lines of two groups come mixed while tests run; what else pytest has to say comes in one piece.
-$(TEST_GROUPS): SHELL := /bin/bash
-$(TEST_GROUPS): test-%: $(INSTALLED)
+# The lines of two areas come mixed while tests run; what else pytest has to say comes in one piece.
+$(AREAS:%=test-%): SHELL := /bin/bash
+$(AREAS:%=test-%): test-%: $(INSTALLED)
 	@mkdir -p build; \
 	PYTHONUNBUFFERED=1 $(BIN)/python -m pytest $(TESTS_$*) 2>&1 | tee build/test-$*.txt \
 		| grep -a --line-buffered -E $(PROGRESS); \

@@ -15,6 +15,7 @@ on 2, 3, 4 and 8, as it stands.
 
 import contextlib
 import dataclasses
+import itertools
 import os
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -524,26 +525,14 @@ def in_turn(replicas: tuple[int, ...], cases: Iterable[Case]) -> list[Case]:
 
 
 # What depends on how a batch is split runs on several numbers of replicas, the rest on one.
+IN_TURN = [WEIGHTS, LOSSES, OUTPUTS, SEQUENCES, PENALTIES, MODELS, OPTIMIZERS, EXECUTION, METRICS]
+IN_TURN += [METHODS, RECIPES, CALLBACKS]
 CASES = [
-    *BATCHES,
-    *WEIGHTS,
+    *on((2, 8), BATCHES),
     *on((2, 3), BATCH_NORM),
     # Where 8 bits are left of a number, a batch of one example rounds differently.
     *on((2, 3), PRECISION),
-    *in_turn(
-        (2, 3),
-        [
-            *LOSSES,
-            *OUTPUTS,
-            *SEQUENCES,
-            *PENALTIES,
-            *MODELS,
-            *OPTIMIZERS,
-            *EXECUTION,
-            *METRICS,
-            *METHODS,
-            *RECIPES,
-            *CALLBACKS,
-        ],
-    ),
+    *in_turn((3, 2), itertools.chain(*IN_TURN)),
 ]
+# One row of each group, for those who cannot wait.
+QUICK = {group[0].name for group in [BATCHES, BATCH_NORM, PRECISION, *IN_TURN]}

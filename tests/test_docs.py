@@ -42,6 +42,7 @@ def errors(tmp_path_factory):
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=title)
+@pytest.mark.slow
 def test_the_code_of_a_page_runs(page, errors):
     """Its blocks run in order, and print what stands below them."""
     assert errors[str(page)] is None, errors[str(page)]

@@ -84,12 +84,14 @@ def test_no_example_is_left_out():
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.slow
 def test_an_example_learns_something(name, results):
     """After a short training it does better than the tenth that guessing would get right."""
     assert results[name] > 0.3
 
 
 @pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.slow
 def test_an_example_draws_whole_pictures(name, folder, printed):
     """PNG files, and nothing half written beside them."""
     for picture in PICTURES[name]:
@@ -109,6 +111,7 @@ def test_a_tutorial_shows_code_and_pictures(name):
 
 
 @pytest.mark.parametrize("name", ["imbalanced_classes", "train_from_directory", "train_from_tfds"])
+@pytest.mark.slow
 def test_a_tutorial_shows_what_is_printed_about_the_data(name, printed):
     """It does not depend on how long the training is."""
     lines = re.findall(r"^Batches.*$|^\{.*\}$", printed[name], flags=re.MULTILINE)

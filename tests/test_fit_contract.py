@@ -252,6 +252,7 @@ INPUTS = [
 
 
 @pytest.mark.parametrize("arguments", [pytest.param(form, id=name) for name, form in FORMS])
+@pytest.mark.slow
 def test_fit_takes_data_in_every_form(arguments):
     """The form of the data does not matter."""
     kinds = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
@@ -261,6 +262,7 @@ def test_fit_takes_data_in_every_form(arguments):
 
 
 @pytest.mark.parametrize(("model", "x"), [pytest.param(*form, id=name) for name, *form in INPUTS])
+@pytest.mark.slow
 def test_fit_takes_inputs_of_every_structure(model, x):
     """Structures, strings and None reach the model as they are; predictions too."""
     assert_same_fit(lambda: {"x": x, "y": Y, "batch_size": 8}, model, optimizer="sgd")
@@ -272,11 +274,13 @@ def test_fit_takes_inputs_of_every_structure(model, x):
 @pytest.mark.parametrize(
     "data", [lambda: {"x": X}, lambda: {"x": dataset(X)}], ids=["arrays", "dataset"]
 )
+@pytest.mark.slow
 def test_fit_needs_no_targets_where_a_layer_adds_the_loss(data):
     """A model trains without `y`."""
     assert_same_fit(lambda: {"epochs": 2, **data()}, without_targets, loss=None, metrics=None)
 
 
+@pytest.mark.slow
 def test_strings_looked_up_outside_the_model():
     """A dataset may turn strings into numbers."""
     lookup = layers.StringLookup(vocabulary=["red", "green", "blue"], output_mode="one_hot")
@@ -286,6 +290,7 @@ def test_strings_looked_up_outside_the_model():
     )
 
 
+@pytest.mark.slow
 def test_a_dataset_of_unknown_length_is_one_epoch():
     """It trains like the same dataset of known length.
 
@@ -298,6 +303,7 @@ def test_a_dataset_of_unknown_length_is_one_epoch():
     assert_close(one.get_weights(), three.get_weights())
 
 
+@pytest.mark.slow
 def test_a_distributed_dataset_is_read_whole():
     """A `DistributedDataset` trains like the dataset it was made of."""
     one, three = one_and_three()
@@ -309,6 +315,7 @@ def test_a_distributed_dataset_is_read_whole():
     assert_close(expected, three.evaluate(data, verbose=0, return_dict=True))
 
 
+@pytest.mark.slow
 def test_a_generator_loses_no_batch():
     """Two epochs of 2 batches take 4, and the 5th is the next."""
     left = iter([(X[i : i + 4], Y[i : i + 4]) for i in range(0, 20, 4)])
@@ -317,6 +324,7 @@ def test_a_generator_loses_no_batch():
     np.testing.assert_array_equal(next(left)[0], X[16:20])
 
 
+@pytest.mark.slow
 def test_a_finite_generator_is_one_epoch():
     """Without `steps_per_epoch` an epoch is all that a generator yields."""
     one, three = one_and_three()
@@ -487,6 +495,7 @@ VALIDATION = [
 
 
 @pytest.mark.parametrize("arguments", [pytest.param(form, id=name) for name, form in VALIDATION])
+@pytest.mark.slow
 def test_fit_validates_with_data_in_every_form(arguments):
     """The logs of validation are those of plain Keras, after the same epochs."""
     history = assert_same_fit(lambda: {"x": X, "y": Y, "batch_size": 8, "epochs": 3, **arguments()})
@@ -530,6 +539,7 @@ for hook in HOOKS:
     setattr(Recording, hook, recording(hook))
 
 
+@pytest.mark.slow
 def test_callbacks_are_called_in_the_same_order_with_the_same_arguments():
     """Every hook, its indices and its logs, in `fit` with validation, `evaluate`, `predict`."""
     calls = []
@@ -601,6 +611,7 @@ def test_hooks_are_called_by_their_old_names_too(verbose):
 
 
 @pytest.mark.parametrize("hook", ["on_train_batch_end", "on_epoch_end"])
+@pytest.mark.slow
 def test_training_stops_when_a_callback_says_so(hook):
     """`stop_training` ends the epoch after the batch, or training after the epoch."""
 
@@ -617,6 +628,7 @@ def test_training_stops_when_a_callback_says_so(hook):
 
 
 @pytest.mark.parametrize("mode", ["evaluate", "predict"])
+@pytest.mark.slow
 def test_evaluation_and_prediction_stop_when_a_callback_says_so(mode):
     """`stop_evaluating` and `stop_predicting` end the loop after the batch."""
     hook = {"evaluate": "on_test_batch_end", "predict": "on_predict_batch_end"}[mode]
@@ -662,6 +674,7 @@ HEADS = {output: functools.partial(made.two_heads, output) for output in ("dict"
 
 @pytest.mark.parametrize("arguments", [pytest.param(form, id=name) for name, form in PREDICTED])
 @pytest.mark.parametrize("output", ["dict", "list"])
+@pytest.mark.slow
 def test_predict_keeps_the_structure_of_outputs(output, arguments):
     """Dicts and lists of outputs, for inputs in every form."""
     heads = HEADS[output]
@@ -675,6 +688,7 @@ def test_predict_keeps_the_structure_of_outputs(output, arguments):
 
 @pytest.mark.parametrize("return_dict", [False, True])
 @pytest.mark.parametrize("metrics", [None, ["mae"]])
+@pytest.mark.slow
 def test_single_batches_give_what_keras_gives(metrics, return_dict):
     """Numbers, lists and dicts, as Keras returns them, for batches of several sizes."""
     results = []
@@ -695,6 +709,7 @@ def test_single_batches_give_what_keras_gives(metrics, return_dict):
     assert_close(*results)
 
 
+@pytest.mark.slow
 def test_train_on_batch_takes_class_weights():
     """Class weights of a single batch."""
     options = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
@@ -746,6 +761,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("mistake", [pytest.param(call, id=name) for name, call in MISTAKES])
+@pytest.mark.slow
 def test_mistakes_are_value_errors(mistake):
     """Bad input is refused by name, before anything is trained."""
     model = kmg.distribute(compiled(), three_replicas())

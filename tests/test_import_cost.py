@@ -5,6 +5,11 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+# Each asks a process of its own, in which TensorFlow starts.
+pytestmark = pytest.mark.slow
+
 OPTIONAL = ("PIL", "keras_cv", "matplotlib", "ray", "sklearn", "tensorflow_datasets")
 FRESH_PROCESS = """
 import json, sys, time
@@ -36,6 +41,7 @@ def import_in_a_fresh_process():
 first_import = functools.cache(import_in_a_fresh_process)
 
 
+@pytest.mark.slow
 def test_the_import_takes_under_100_milliseconds():
     """The best of three runs counts, for the machine may be busy; one fast run is enough."""
     seconds = first_import()["seconds"]

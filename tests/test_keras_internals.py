@@ -238,6 +238,7 @@ def test_datasets_of_single_examples(dataset):
     assert dataset_internals.gives_batches(dataset) is False
 
 
+@pytest.mark.slow
 def test_a_callback_finds_those_beside_it():
     """`fit` still calls hooks from a method of `CallbackList`, whose `self` it is."""
     found = []

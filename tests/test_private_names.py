@@ -77,6 +77,7 @@ def private_names(source: str, inherited: set[str]) -> list[str]:
     return sorted(set(found))
 
 
+@pytest.mark.slow
 def test_private_names_stay_behind_their_door():
     """No file outside `keras_internals` names anything private that is not its own."""
     inherited = inherited_private_names()

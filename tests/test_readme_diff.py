@@ -100,6 +100,7 @@ def test_the_diff_is_what_it_says():
     assert "import keras_multigpu as kmg" not in before
 
 
+@pytest.mark.slow
 def test_the_loader_is_replaced_by_one_with_the_same_classes(results):
     """And with as many examples, in the same order; here a batch holds them all."""
     assert results["+"]["classes"] == results["-"]["classes"]

@@ -326,6 +326,7 @@ except RuntimeError as error:
 """
 
 
+@pytest.mark.slow
 def test_logical_cpus_are_made_while_tensorflow_has_not_started():
     """The first call makes them; one that comes too late is told what to move, and where."""
     printed = subprocess.run(

@@ -1,6 +1,7 @@
 """N replicas train exactly as one device: the rows of `replica_cases.py`, on 2 to 8 replicas.
 
-With the environment variable `KMG_ALL_REPLICAS=1` every row runs on 2, 3, 4 and 8.
+`make quick` runs one row of each group. With the environment variable `KMG_ALL_REPLICAS=1` every
+row runs on 2, 3, 4 and 8.
 """
 
 import functools
@@ -9,7 +10,9 @@ import keras
 import numpy as np
 import pytest
 import replica_models as made
+from replica_cases import ALL_REPLICAS
 from replica_cases import CASES
+from replica_cases import QUICK
 from replica_cases import REPLICAS
 from replica_cases import Case
 from replica_cases import kinds
@@ -28,6 +31,11 @@ pytestmark = [
 ]
 
 BY_NAME = {case.name: case for case in CASES}
+QUICK_ROWS = [(name, BY_NAME[name].replicas[0]) for name in QUICK]
+ROWS = [
+    pytest.param(*row, marks=() if row in QUICK_ROWS else pytest.mark.slow)
+    for row in ((case.name, count) for case in CASES for count in case.replicas)
+]
 
 
 @functools.lru_cache(maxsize=1)
@@ -58,9 +66,7 @@ def copies_that_differ(model, strategy):
 
 # Keras says so of the output without a loss.
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning")
-@pytest.mark.parametrize(
-    ("name", "replicas"), [(case.name, count) for case in CASES for count in case.replicas]
-)
+@pytest.mark.parametrize(("name", "replicas"), ROWS)
 def test_n_replicas_end_where_one_device_does(name, replicas):
     """Weights, optimizer, history, evaluation and predictions are those of plain Keras."""
     strategy = kmg.strategy("mirrored", devices=replicas)
@@ -81,6 +87,8 @@ SWEEPS = {
         "convolution and BatchNorm", made.bn_convnet, kinds, made.images, sync_batch_norm=True
     ),
 }
+# A convolution takes long; what it adds is the statistics, also of replicas without examples.
+SWEPT = {"dense": REPLICAS, "convolution and BatchNorm": REPLICAS if ALL_REPLICAS else (3, 8)}
 
 
 def swept(case, model):
@@ -101,8 +109,11 @@ def swept_on_one_device(name):
     return swept(SWEEPS[name], SWEEPS[name].compiled())
 
 
-@pytest.mark.parametrize("replicas", REPLICAS)
-@pytest.mark.parametrize("name", SWEEPS)
+@pytest.mark.parametrize(
+    ("name", "replicas"),
+    [(name, count) for name, counts in SWEPT.items() for count in counts],
+)
+@pytest.mark.slow
 def test_a_last_batch_may_have_any_size(name, replicas):
     """No size of the last batch, from 1 to one less than a full one, changes the numbers."""
     expected = swept_on_one_device(name)
@@ -115,7 +126,8 @@ def test_a_last_batch_may_have_any_size(name, replicas):
     assert not copies_that_differ(model, strategy)
 
 
-@pytest.mark.parametrize("replicas", REPLICAS)
+@pytest.mark.parametrize("replicas", REPLICAS if ALL_REPLICAS else (2, 8))
+@pytest.mark.slow
 def test_an_overflow_on_one_replica_makes_all_skip_the_step(replicas):
     """The weights stay, and the loss scale is halved once, not once for each replica."""
     strategy = kmg.strategy("mirrored", devices=replicas)
@@ -133,6 +145,7 @@ def test_an_overflow_on_one_replica_makes_all_skip_the_step(replicas):
     assert not copies_that_differ(model, strategy)
 
 
+@pytest.mark.slow
 def test_two_models_take_turns():
     """Two models in one process, on the same replicas and on others, do not disturb each other."""
     x, y, _ = made.regression()
@@ -152,6 +165,7 @@ def test_two_models_take_turns():
     np.testing.assert_allclose(losses(on_replicas), expected, rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_callbacks_see_the_true_indices_of_grouped_steps():
     """Of 4 batches in groups of 3 the last group has one, and its index is 3."""
     seen = []

@@ -123,6 +123,7 @@ assert "keras_multigpu" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_saved_models_are_plain_keras_models(tmp_path):
     """They load, predict the same and train on where this package is never imported."""
     expected = {}
@@ -142,6 +143,7 @@ def test_saved_models_are_plain_keras_models(tmp_path):
 
 
 @BY_NAME
+@pytest.mark.slow
 def test_a_plain_keras_model_loads_and_goes_on(name, tmp_path):
     """What plain Keras saved trains on replicas, optimizer state included."""
     uninterrupted, path = compiled(name), tmp_path / "model.keras"
@@ -156,6 +158,7 @@ def test_a_plain_keras_model_loads_and_goes_on(name, tmp_path):
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 4), (8, 3), (3, 1)])
+@pytest.mark.slow
 def test_training_goes_on_with_another_number_of_replicas(before, after, tmp_path):
     """Saved on some replicas, loaded on others: as if one device had never stopped."""
     uninterrupted = compiled()
@@ -169,6 +172,7 @@ def test_training_goes_on_with_another_number_of_replicas(before, after, tmp_pat
     assert_close(optimizer_values(uninterrupted), optimizer_values(resumed))
 
 
+@pytest.mark.slow
 def test_a_model_moves_to_another_number_of_replicas():
     """`distribute` again keeps weights and optimizer state."""
     uninterrupted = compiled()
@@ -181,6 +185,7 @@ def test_a_model_moves_to_another_number_of_replicas():
 
 
 @BY_NAME
+@pytest.mark.slow
 def test_weights_travel_in_both_directions(name, tmp_path):
     """`save_weights` and `load_weights`, from replicas to one device and back."""
     path, model, plain = tmp_path / "model.weights.h5", trained(name), compiled(name)
@@ -199,6 +204,7 @@ def test_weights_travel_in_both_directions(name, tmp_path):
 
 
 @BY_NAME
+@pytest.mark.slow
 def test_an_exported_model_predicts_the_same(name, tmp_path):
     """`export` writes a SavedModel that TensorFlow serves."""
     model = trained(name)
@@ -207,6 +213,7 @@ def test_an_exported_model_predicts_the_same(name, tmp_path):
     assert_close([model.predict(X, verbose=0)], [exported.serve(X)])
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_weights_holds_the_best(tmp_path):
     """`ModelCheckpoint` writes weights that plain Keras reads."""
     path, plain = tmp_path / "best.weights.h5", compiled()
@@ -221,6 +228,7 @@ def test_a_checkpoint_of_weights_holds_the_best(tmp_path):
     assert_close(optimizer_values(model), optimizer_values(plain))
 
 
+@pytest.mark.slow
 def test_a_clone_is_a_model_of_its_own():
     """`clone_model` gives fresh weights and leaves the original alone."""
     model = trained()

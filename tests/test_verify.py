@@ -55,6 +55,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("build_model", RIGHT, ids=lambda build_model: build_model.__name__)
+@pytest.mark.slow
 def test_right_models_agree(build_model, capsys):
     """Full and partial batches, on two replicas; the table is printed."""
     result = kmg.verify(build_model, models.data, replicas=(2,), steps=3)
@@ -65,6 +66,7 @@ def test_right_models_agree(build_model, capsys):
 @pytest.mark.parametrize(
     ("build_model", "cause", "detail"), WRONG, ids=[case[0].__name__ for case in WRONG]
 )
+@pytest.mark.slow
 def test_wrong_models_are_caught_and_named(build_model, cause, detail):
     """They differ from the first step on, and the report says why."""
     (report,) = kmg.verify(build_model, models.data, replicas=(2,), steps=2).reports
@@ -76,6 +78,7 @@ def test_wrong_models_are_caught_and_named(build_model, cause, detail):
     assert report.fix
 
 
+@pytest.mark.slow
 def test_each_number_of_replicas_has_its_report():
     """The planted model that divides by the local batch, on two and on four replicas."""
     result = kmg.verify(models.divides_by_local_batch, models.data, steps=1)
@@ -86,6 +89,7 @@ def test_each_number_of_replicas_has_its_report():
     assert "2 and 4 replicas: `train_step` divides" in str(result)
 
 
+@pytest.mark.slow
 def test_a_hard_coded_batch_size_is_named():
     """The replicas crash where one device runs; the layer is named, and the error told."""
     build_model = models.hard_coded_batch_size
@@ -97,6 +101,7 @@ def test_a_hard_coded_batch_size_is_named():
     assert "-1" in report.fix
 
 
+@pytest.mark.slow
 def test_a_model_that_fails_on_one_device_is_no_matter_of_replicas():
     """The same model, and a last batch of four: that is the error, and it names the step."""
     with pytest.raises(ValueError, match="fails on one device already, in step 3"):
@@ -107,6 +112,7 @@ def test_a_model_that_fails_on_one_device_is_no_matter_of_replicas():
     ("build_model", "names"),
     [(models.unbuilt_with_dropout, ("dropped",)), (models.recurrent, ("lstm_cell",))],
 )
+@pytest.mark.slow
 def test_random_layers_are_switched_off_and_named(build_model, names):
     """Their draws differ by design, so they run in inference mode, and the table says so."""
     result = kmg.verify(build_model, models.data, replicas=(2,), steps=1)
@@ -114,6 +120,7 @@ def test_random_layers_are_switched_off_and_named(build_model, names):
     assert f"these ran in inference mode: {names[0]}" in " ".join(str(result).split())
 
 
+@pytest.mark.slow
 def test_amplified_rounding_is_no_difference():
     """Adam takes full steps along a gradient that is zero but for rounding; verify says so."""
     build_model = models.synchronised_batch_norm_with_adam
@@ -188,6 +195,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_script_is_verified_in_another_process(tmp_path):
     """TensorFlow has started there with one CPU device, and the function is in the script."""
     script = tmp_path / "my_script.py"
@@ -199,6 +207,7 @@ def test_a_script_is_verified_in_another_process(tmp_path):
     assert "One device against 2 logical CPU devices, after 2 training steps" in ended.stdout
 
 
+@pytest.mark.slow
 def test_functions_of_a_module_go_to_another_process_and_errors_come_back():
     """A `ValueError` there is a `ValueError` here, with the other process's traceback."""
     with pytest.raises(ValueError, match="a model that is not compiled") as error:

@@ -31,11 +31,13 @@ NINE = (
 """The operations of the paper."""
 
 
+@pytest.mark.slow
 def test_promises_of_all_layers():
     """It keeps what every layer promises."""
     check_layer(AugMix(2, (1, 2), seed=3), shapes=SHAPES[:3], xla=False)
 
 
+@pytest.mark.slow
 def test_saved_model(tmp_path):
     """A model with the layer is saved and loaded."""
     check_saved_model(AugMix(2, 1, seed=1), tmp_path)
@@ -98,6 +100,7 @@ def test_chains_are_mixed_by_their_shares():
     assert text == "12% solarize 0 + 38% posterize 1, solarize 0"
 
 
+@pytest.mark.slow
 def test_chains_are_not_frozen():
     """One traced function changes equal images differently, within a batch and between calls."""
     layer = AugMix(2, 1, seed=0)

@@ -32,6 +32,7 @@ def by_slices(images):
     return expected
 
 
+@pytest.mark.slow
 def test_what_every_layer_promises():
     """Shapes, types, seeds, configuration, XLA, and both places of running."""
     check_layer(CutMix(), labels=True)

@@ -67,18 +67,21 @@ def first_epoch():
     return by_number(batches(COUNT).epoch(0))
 
 
+@pytest.mark.slow
 def test_examples_are_augmented_differently(first_epoch):
     """No two of them alike."""
     assert len({image.tobytes() for image in first_epoch.values()}) == COUNT
 
 
 @pytest.mark.parametrize("size", [5])
+@pytest.mark.slow
 def test_the_batch_does_not_matter(size, first_epoch):
     """How many others an example is with, and who they are."""
     require_equal(by_number(batches(size).epoch(0)), first_epoch)
 
 
 @pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.slow
 def test_the_replica_does_not_matter(replicas, first_epoch):
     """Which share of a batch an example is in."""
     found = {}
@@ -89,6 +92,7 @@ def test_the_replica_does_not_matter(replicas, first_epoch):
 
 
 @pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.slow
 def test_the_number_of_threads_does_not_matter(threads, first_epoch):
     """Who comes first."""
     options = tf.data.Options()
@@ -96,6 +100,7 @@ def test_the_number_of_threads_does_not_matter(threads, first_epoch):
     require_equal(by_number(batches(3).epoch(0).with_options(options)), first_epoch)
 
 
+@pytest.mark.slow
 def test_seed_and_epoch_matter(first_epoch):
     """Another epoch and another seed give other images, again the same ones each time."""
     several = batches(COUNT)
@@ -119,6 +124,7 @@ class AlwaysAugmented(keras.Model):
 
 
 @pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.slow
 def test_replicas_draw_differently_in_a_model(replicas):
     """No two images alike, on whichever replica; and the seed replays them."""
     strategy = kmg.strategy("mirrored", devices=[f"CPU:{number}" for number in range(replicas)])
@@ -158,12 +164,14 @@ def on_two_replicas():
     return trained(2)
 
 
+@pytest.mark.slow
 def test_a_training_replays(on_two_replicas):
     """Two runs with one seed end with the same weights."""
     for one, other in zip(on_two_replicas.get_weights(), trained(2).get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_nothing_is_drawn_at_inference(on_two_replicas):
     """`predict` and `evaluate` see the images as they are."""
     *_, kernel, bias = [w for w in on_two_replicas.get_weights() if w.dtype == np.float32]

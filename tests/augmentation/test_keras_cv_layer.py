@@ -118,6 +118,7 @@ def pipeline_of(layer):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.slow
 def test_each_layer(name):
     """Each image is drawn for by its seeds alone; masks, boxes and labels go with it."""
     layer = KerasCVLayer(LAYERS[name]())
@@ -169,6 +170,7 @@ def test_boxes_are_refused_at_construction(name):
         (lambda: CV.RandomAspectRatio((0.8, 1.2)), "RandomAspectRatio gives each image another"),
     ],
 )
+@pytest.mark.slow
 def test_layers_are_refused_at_construction(make, message):
     """Those that are no function of one example and its seed, or cannot be batched."""
     with pytest.raises(ValueError, match=message):
@@ -182,6 +184,7 @@ def test_masks_are_refused():
         layer.require_support("segmentation_masks")
 
 
+@pytest.mark.slow
 def test_a_lost_box_is_marked_and_others_keep_their_places():
     """keras-cv takes lost boxes out; here each box stays in its row."""
     layer = KerasCVLayer(LAYERS["RandomFlip"](), bounding_box_format="xyxy")
@@ -191,6 +194,7 @@ def test_a_lost_box_is_marked_and_others_keep_their_places():
 
 
 @pytest.mark.parametrize("name", ["RandomFlip", "RandomChoice"])
+@pytest.mark.slow
 def test_in_a_model(name):
     """A batch, also an empty one, is drawn for by one seed; at inference nothing happens."""
     images = np.random.default_rng(0).uniform(0, 255, (8, 6, 5, 3)).astype(np.float32)
@@ -211,6 +215,7 @@ def test_sizes_at_inference():
     np.testing.assert_allclose(scaled, images / 2)
 
 
+@pytest.mark.slow
 def test_config_round_trip():
     """With the keras-cv layer inside."""
     layer = KerasCVLayer(CV.RandomRotation(0.1), seed=5, bounding_box_format="xywh")

@@ -107,6 +107,7 @@ def examples_for(name, count):
 
 
 @pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.slow
 def test_each_layer(name):
     """Each image is drawn for alone, in float32; masks, boxes and labels go with it."""
     layer = KerasLayer(LAYERS[name]())
@@ -223,6 +224,7 @@ def test_weights_are_used_and_saved(tmp_path):
     np.testing.assert_allclose(again(images), images - 2, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_config_round_trip():
     """With Keras's layer inside."""
     layer = KerasLayer(KERAS.RandomZoom(0.2), moves_pixels=True, seed=5, bounding_box_format="xywh")

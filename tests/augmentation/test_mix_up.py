@@ -22,6 +22,7 @@ def mixed(share, **data):
     return tf.nest.map_structure(np.asarray, result)
 
 
+@pytest.mark.slow
 def test_what_every_layer_promises():
     """Shapes, types, seeds, configuration, XLA, and both places of running."""
     check_layer(MixUp(), labels=True)

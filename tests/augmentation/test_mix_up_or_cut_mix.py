@@ -21,6 +21,7 @@ def drawn(**arguments):
     return found["share"].numpy(), (right - left) * (bottom - top) / 32**2
 
 
+@pytest.mark.slow
 def test_what_every_layer_promises():
     """Shapes, types, seeds, configuration, XLA, and both places of running."""
     check_layer(MixUpOrCutMix(), labels=True)

@@ -58,12 +58,14 @@ def rows_of(dataset):
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_replicas_do_not_change_a_training(replicas, settings):
     """The last batch has five rows, an odd number that replicas do not share evenly."""
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8, **{"augment": SWITCH, **settings})
     np.testing.assert_allclose(losses(batches, replicas), losses(batches, 1), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_training_is_that_of_keras_on_the_same_batches():
     """One device, stock Keras, and the mixed batches with their weights as plain data."""
     batches = kmg.data.from_arrays(
@@ -76,6 +78,7 @@ def test_a_training_is_that_of_keras_on_the_same_batches():
         np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_validation_is_not_mixed():
     """It has the images as they are, with one-hot labels."""
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8, augment=SWITCH)
@@ -90,6 +93,7 @@ def test_validation_is_not_mixed():
 
 
 @pytest.mark.parametrize(("source", "workers"), [("arrays", 2), ("arrays", 4), ("stream", 2)])
+@pytest.mark.slow
 def test_workers_read_what_one_process_reads(source, workers):
     """Parts of even sizes hold whole pairs."""
     settings = {"global_batch_size": 8, "augment": SWITCH, "seed": 3}
@@ -107,6 +111,7 @@ def test_workers_read_what_one_process_reads(source, workers):
         np.testing.assert_allclose(joined, values, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_epochs_are_mixed_anew_and_again():
     """What is drawn depends on the epoch, and is the same when it is read once more."""
     batches = kmg.data.from_arrays(X, Y, shuffle=False, augment=SWITCH)
@@ -115,6 +120,7 @@ def test_epochs_are_mixed_anew_and_again():
     np.testing.assert_array_equal(first[0], rows_of(batches.epoch(0))[0])
 
 
+@pytest.mark.slow
 def test_a_stream_on_replicas():
     """`from_dataset`, whose last batch has five rows."""
     dataset = tf.data.Dataset.from_tensor_slices((X, Y))
@@ -122,6 +128,7 @@ def test_a_stream_on_replicas():
     np.testing.assert_allclose(losses(batches, 2), losses(batches, 1), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_padding_is_not_mixed_into_examples():
     """Neither in a stream nor otherwise; the sizes of batches stay known."""
     dataset = tf.data.Dataset.from_tensor_slices((X, Y))
@@ -172,6 +179,7 @@ def test_class_weights_before_the_mix_cost_what_both_parts_cost():
     np.testing.assert_allclose(found, share * costs + (1 - share) * others, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_class_weights_of_fit_come_after_the_mix():
     """Keras gives a mixture the weight of the class with the larger part of its label."""
     labels = np.array([[0.6, 0.4, 0], [0.4, 0.6, 0]], "float32")
@@ -201,6 +209,7 @@ class Torn(ExampleSource):
 
 
 @pytest.mark.filterwarnings("ignore:Epoch . went without 1 damaged example")
+@pytest.mark.slow
 def test_skipped_examples_are_not_mixed():
     """The others find new partners, or with padding the partner of the lost one has none."""
     batches = Batches(
@@ -214,6 +223,7 @@ def test_skipped_examples_are_not_mixed():
     np.testing.assert_array_equal(images[2], X[2])
 
 
+@pytest.mark.slow
 def test_preview():
     """The mixed images are drawn below the originals."""
     pytest.importorskip("matplotlib")
@@ -253,6 +263,7 @@ class MixedLoss(keras.Model):
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.slow
 def test_in_a_model_each_row_draws_its_own_and_replays(replicas):
     """Rows 0, 2, 4 and 6 hold the same pair, in up to four replicas; their mixtures differ."""
     data = {"images": X[[0, 1] * 4], "labels": np.array([0, 1] * 4)}

@@ -20,12 +20,14 @@ from keras_multigpu.augmentation.rand_augment import RandAugment
 @pytest.mark.parametrize(
     ("value_range", "shapes"), (((0, 255), SHAPES), ((0, 1), ((3, 9, 7, 3), (0, 8, 8, 1))))
 )
+@pytest.mark.slow
 def test_promises_of_all_layers(value_range, shapes):
     """It keeps what every layer promises; host and model agree pixel by pixel."""
     layer = RandAugment(2, 12, magnitude_std=1.5, value_range=value_range, seed=3)
     check_layer(layer, value_range, shapes, xla=False)
 
 
+@pytest.mark.slow
 def test_saved_model(tmp_path):
     """A model with the layer is saved and loaded."""
     check_saved_model(RandAugment(seed=1), tmp_path)
@@ -109,6 +111,7 @@ def test_a_draw_depends_on_its_own_seeds_only():
         np.testing.assert_array_equal(values, tf.concat([part[name] for part in parts], axis=0))
 
 
+@pytest.mark.slow
 def test_keras_leaves_xla_out():
     """With `jit_compile="auto"` Keras compiles no model with this layer."""
     model = keras.Sequential([RandAugment(), keras.layers.Flatten(), keras.layers.Dense(1)])

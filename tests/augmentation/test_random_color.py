@@ -226,11 +226,13 @@ def test_alpha_stays(channels):
     ("arguments", "shapes"),
     [({"brightness": 0.3, "contrast": 0.5}, SHAPES[:1]), (EVERYTHING, SHAPES)],
 )
+@pytest.mark.slow
 def test_it_keeps_the_promises_of_a_layer(arguments, shapes):
     """Configuration, shapes, types, replay, pipeline, XLA."""
     check_layer(RandomColor(**arguments), shapes=shapes, host_tolerance=1e-5)
 
 
+@pytest.mark.slow
 def test_it_keeps_them_on_values_from_0_to_1():
     """The same with floats from 0 to 1."""
     layer = RandomColor(**EVERYTHING, value_range=(0, 1))

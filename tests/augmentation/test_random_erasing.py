@@ -130,6 +130,7 @@ def test_boxes_and_masks_stay():
 @pytest.mark.parametrize(
     ("fill_value", "shapes"), [("random", SHAPES), (3, SHAPES[:1]), ([1, 2, 3], SHAPES[:1])]
 )
+@pytest.mark.slow
 def test_it_keeps_the_promises_of_a_layer(fill_value, shapes):
     """Configuration, shapes, types, replay, pipeline, XLA."""
     check_layer(RandomErasing(1.0, fill_value=fill_value), shapes=shapes, host_tolerance=0)

@@ -73,11 +73,13 @@ def test_draws_cover_their_ranges():
     ("arguments", "shapes"),
     [({}, SHAPES), ({"factor": 0.5, "kernel_size": 5, "sigma": (1.0, 2.0)}, SHAPES[:1])],
 )
+@pytest.mark.slow
 def test_it_keeps_the_promises_of_a_layer(arguments, shapes):
     """Configuration, shapes, types, replay, pipeline, XLA."""
     check_layer(RandomGaussianBlur(**arguments), shapes=shapes, host_tolerance=1e-5)
 
 
+@pytest.mark.slow
 def test_it_is_saved_in_a_model(tmp_path):
     """A functional model with it comes back from a file."""
     check_saved_model(RandomGaussianBlur(sigma=(0.5, 1), seed=3), tmp_path)

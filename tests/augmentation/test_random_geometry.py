@@ -366,6 +366,7 @@ def test_the_configuration_comes_back():
         np.testing.assert_array_equal(value, again.draw(FOUR, SHAPE)[name])
 
 
+@pytest.mark.slow
 def test_a_model_with_the_layer_is_saved_and_loaded(tmp_path):
     """A functional model with mixed precision, off at inference; the shape is known."""
     inputs = keras.Input((12, 17, 3))
@@ -381,6 +382,7 @@ def test_a_model_with_the_layer_is_saved_and_loaded(tmp_path):
     np.testing.assert_array_equal(still, layer(IMAGES, training=False))
 
 
+@pytest.mark.slow
 def test_it_runs_under_xla():
     """With the same pixels as without."""
     layer = RandomGeometry(**EVERYTHING, seed=1)

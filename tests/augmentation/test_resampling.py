@@ -95,6 +95,7 @@ def test_unknown_sizes_give_the_same(on_host):
     np.testing.assert_allclose(change(IMAGES, MATRICES), expected, atol=0.02)
 
 
+@pytest.mark.slow
 def test_a_share_of_a_batch_gives_the_same_bits():
     """Whatever the number of images, as replicas have parts of a batch."""
     whole = in_a_graph(IMAGES, MATRICES, (9, 13))

@@ -143,6 +143,7 @@ def test_no_list_of_layers(layers):
         Sequence(layers)
 
 
+@pytest.mark.slow
 def test_a_saved_model_draws_the_same(tmp_path):
     """Layers of ours, of Keras and keras-cv come back with their arguments."""
     keras_cv = pytest.importorskip("keras_cv")

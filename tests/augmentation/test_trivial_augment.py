@@ -1,6 +1,7 @@
 """`TrivialAugment`: what it draws, and where it runs."""
 
 import numpy as np
+import pytest
 from layer_checks import check_layer
 from layer_checks import check_saved_model
 from policy_checks import check_evenly_drawn
@@ -10,11 +11,13 @@ from keras_multigpu.augmentation.policy_draws import OPERATIONS
 from keras_multigpu.augmentation.trivial_augment import TrivialAugment
 
 
+@pytest.mark.slow
 def test_promises_of_all_layers():
     """It keeps what every layer promises."""
     check_layer(TrivialAugment(seed=3), xla=False)
 
 
+@pytest.mark.slow
 def test_saved_model(tmp_path):
     """A model with the layer is saved and loaded."""
     check_saved_model(TrivialAugment(seed=1), tmp_path)

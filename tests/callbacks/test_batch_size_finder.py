@@ -66,6 +66,7 @@ def test_the_largest_size_is_found_by_doubling_and_halving(largest, minimum, max
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.slow
 def test_the_limit_of_a_replica_is_found_and_drawn(replicas, capsys, tmp_path, monkeypatch):
     """13 rows fit on each replica, so 13 are found, with any number of them."""
     drawn = []
@@ -126,6 +127,7 @@ def test_the_picture_of_a_single_size():
     assert "1 replica" in [text.get_text() for text in figure.texts]
 
 
+@pytest.mark.slow
 def test_a_margin_is_left_where_memory_is_the_limit(capsys):
     """A tenth of 13 is more than one example: 11 are used."""
     finder = search(network(13), BatchSizeFinder(None))
@@ -138,6 +140,7 @@ def test_the_search_is_no_finer_than_the_margin():
     assert largest_size(lambda size: size <= 1000, 1, None, 0.05) == (992, 1024)
 
 
+@pytest.mark.slow
 def test_no_margin_where_maximum_or_the_data_are_the_limit(capsys):
     """90 examples on four replicas are 22 for each."""
     finder = search(network(99, 4), BatchSizeFinder(None))
@@ -159,6 +162,7 @@ def test_no_margin_where_maximum_or_the_data_are_the_limit(capsys):
         [{"micro_batches": 2}, {"steps_per_execution": 4}, {}],
     ),
 )
+@pytest.mark.slow
 def test_training_is_the_same_as_without_the_search(replicas, source, compiled):
     """Weights, optimizer, seeds, metrics, history, order of the data and random numbers."""
     ends = []
@@ -195,6 +199,7 @@ def test_one_replica_that_fails_is_enough():
     assert search(model, finder, data).largest_replica_batch_size == 3
 
 
+@pytest.mark.slow
 def test_training_goes_on_if_xla_compiles_it():
     """Each size is compiled; the size that fits is bounded by `maximum` here."""
     finder = search(
@@ -203,6 +208,7 @@ def test_training_goes_on_if_xla_compiles_it():
     assert finder.best_replica_batch_size == 3
 
 
+@pytest.mark.slow
 def test_eager_steps_are_tried_eagerly():
     """`run_eagerly=True` needs no graph."""
     finder = search(network(5, run_eagerly=True), BatchSizeFinder(None, margin=0.0, verbose=0))
@@ -264,6 +270,7 @@ def test_a_model_that_does_not_fit_at_all(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_data_that_cannot_be_cut_anew_are_refused_before_the_search():
     """Batches of their own: a `PyDataset`, a generator."""
 
@@ -283,6 +290,7 @@ def test_data_that_cannot_be_cut_anew_are_refused_before_the_search():
     search(network(9), BatchSizeFinder(None, maximum=4, verbose=0), Own())
 
 
+@pytest.mark.slow
 def test_an_error_that_is_none_of_memory_is_not_swallowed():
     """A label that does not exist fails the search as it would fail training."""
     data = kmg.data.from_arrays(X, np.full(90, "a"), global_batch_size=4)
@@ -291,6 +299,7 @@ def test_an_error_that_is_none_of_memory_is_not_swallowed():
     assert not is_out_of_memory(caught.value)
 
 
+@pytest.mark.slow
 def test_long_searches_say_how_far_they_are(monkeypatch, capsys):
     """Short ones print one line only."""
     monkeypatch.setattr("keras_multigpu.callbacks.size_search.PATIENCE", 0.0)

@@ -121,6 +121,7 @@ def test_training_may_begin_in_the_middle_of_the_schedule(initial_epoch):
 @pytest.mark.parametrize(
     ("replicas", "compiled"), covering([1, 2, 4], [{}, {"steps_per_execution": 4}])
 )
+@pytest.mark.slow
 def test_one_trace_for_each_number_of_micro_batches(replicas, compiled):
     """Sizes alone need no new graph; weights are those of one device."""
     traces, pieces = [], []
@@ -149,6 +150,7 @@ def test_one_trace_for_each_number_of_micro_batches(replicas, compiled):
     assert model.replication.pieces == 1
 
 
+@pytest.mark.slow
 def test_the_velocity_follows_the_rate():
     """As SGD would do that keeps the rate out of the velocity: `w -= rate * v`."""
     for corrects in ("auto", False):
@@ -219,6 +221,7 @@ def test_training_fails_and_the_rate_is_unscaled():
     assert float(model.optimizer.learning_rate) == 0.5
 
 
+@pytest.mark.slow
 def test_empty_replicas():
     """The last batch of one example leaves three replicas without."""
     model = slope(4, keras.optimizers.SGD(0.5))

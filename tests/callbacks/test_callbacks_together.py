@@ -71,6 +71,7 @@ def columns(path):
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 3])
+@pytest.mark.slow
 def test_watching_changes_nothing(steps_per_execution, tmp_path):
     """Weights, optimizer, seeds and metrics, bit for bit; the logs of both agree."""
     ends = {}

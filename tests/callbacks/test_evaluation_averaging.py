@@ -77,6 +77,7 @@ def saved(model, path):
 
 
 @pytest.mark.parametrize("replicas", [2, 4])
+@pytest.mark.slow
 def test_stock_keras_has_a_model_for_each_replica(replicas, tmp_path):
     """The failing case: statistics differ, and only those of the first replica are saved."""
     model = stock(replicas)
@@ -95,6 +96,7 @@ def test_stock_keras_has_a_model_for_each_replica(replicas, tmp_path):
     ("replicas", "options"),
     [(2, {}), (4, {}), (4, {"steps_per_execution": 2}), (2, {"run_eagerly": True})],
 )
+@pytest.mark.slow
 def test_all_replicas_get_the_mean(replicas, options, tmp_path):
     """After an epoch; what was validated is what is saved."""
     model, path = stock(replicas, **options), tmp_path / "epoch.keras"
@@ -108,6 +110,7 @@ def test_all_replicas_get_the_mean(replicas, options, tmp_path):
 
 
 @pytest.mark.parametrize("when", ["fit", "validation", "evaluate", "predict"])
+@pytest.mark.slow
 def test_when_statistics_are_averaged(when):
     """At the end of epochs, unless switched off, and whenever inference begins."""
     model = stock(2)
@@ -124,6 +127,7 @@ def test_when_statistics_are_averaged(when):
     np.testing.assert_allclose(statistics(model)[0], [2.5, 2.5], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_logged_validation_is_that_of_the_mean():
     """The loss of the mean statistics, computed here in NumPy."""
     model = stock(2)
@@ -136,6 +140,7 @@ def test_the_logged_validation_is_that_of_the_mean():
     np.testing.assert_allclose(history["val_loss"], [expected], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_training_is_not_changed():
     """Trained weights are bit for bit those without it, over several epochs and two fits."""
     weights = []
@@ -148,6 +153,7 @@ def test_training_is_not_changed():
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_equal_copies_keep_their_bits_and_frozen_layers_are_left_out():
     """A third of three equal numbers three times may not be the number."""
     third = np.full((1, 1), 0.1, "float32") / 3
@@ -165,6 +171,7 @@ def test_equal_copies_keep_their_bits_and_frozen_layers_are_left_out():
     assert copies_of(model, norm.moving_mean) == [third[0]] * 3
 
 
+@pytest.mark.slow
 def test_statistics_that_are_not_finite_are_left_out():
     """With a warning that names the device; the others' mean is everybody's."""
     model = stock(4)
@@ -181,6 +188,7 @@ def test_statistics_that_are_not_finite_are_left_out():
     np.testing.assert_array_equal(statistics(model)[0], [np.inf] * 4)
 
 
+@pytest.mark.slow
 def test_it_is_compiled_once():
     """For a model, and anew for another one."""
     averaging, model = EvaluationAveraging(), stock(2)
@@ -206,6 +214,7 @@ def distributed():
         (lambda: stock(1), "EvaluationAveraging: there is one copy of the statistics"),
     ],
 )
+@pytest.mark.slow
 def test_where_it_is_not_needed_it_says_so_once(model, text, caplog):
     """And changes nothing, however often it is used."""
     model, averaging = model(), EvaluationAveraging()
@@ -217,6 +226,7 @@ def test_where_it_is_not_needed_it_says_so_once(model, text, caplog):
     assert averaging._mean is None
 
 
+@pytest.mark.slow
 def test_a_model_without_statistics():
     """There is nothing to do, and nothing to say."""
     made = stock(2, model=lambda: keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]))
@@ -235,6 +245,7 @@ def savers(folder):
 
 
 @pytest.mark.parametrize("number", range(3))
+@pytest.mark.slow
 def test_callbacks_that_save_come_later(number, tmp_path):
     """In front they are refused, unless nothing is to be averaged for them."""
     saver = savers(tmp_path)[number]
@@ -246,6 +257,7 @@ def test_callbacks_that_save_come_later(number, tmp_path):
     fit(model, savers(tmp_path)[number], EvaluationAveraging(before_saving=False))
 
 
+@pytest.mark.slow
 def test_saving_between_epochs_is_warned_of(tmp_path):
     """Those files have the statistics of the first replica."""
     checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "a.keras", save_freq=1)

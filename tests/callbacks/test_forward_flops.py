@@ -42,6 +42,7 @@ def test_operations_by_hand(build, expected):
     assert forward_flops(model, spec) == (None if expected is None else 2 * expected)
 
 
+@pytest.mark.slow
 def test_operations_of_a_known_network():
     """MobileNetV2's paper states 300 million multiplications for 224 x 224 pixels."""
     model = keras.applications.MobileNetV2(weights=None)

@@ -29,6 +29,7 @@ class Count(Probe):
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.slow
 def test_the_size_becomes_every_replicas_share(replicas, capsys):
     """`apply="replica_batch_size"`: the global batch grows, without micro-batches."""
     seen = Remember()
@@ -43,6 +44,7 @@ def test_the_size_becomes_every_replicas_share(replicas, capsys):
 
 
 @pytest.mark.parametrize(("replicas", "pieces"), [(1, 5), (2, 3), (4, 2)])
+@pytest.mark.slow
 def test_the_global_batch_is_kept_by_micro_batches(replicas, pieces, capsys):
     """Batches of 42 where 9 rows fit: the same numbers as on a device where all of them fit."""
     wide = network(1000, replicas)
@@ -61,6 +63,7 @@ def test_the_global_batch_is_kept_by_micro_batches(replicas, pieces, capsys):
     assert found["loss"] == pytest.approx(expected["loss"], rel=0.5)
 
 
+@pytest.mark.slow
 def test_micro_batches_without_random_layers_give_the_same_numbers():
     """The promise of `apply="micro_batches"`: one update of the same global batch."""
     histories = []
@@ -74,6 +77,7 @@ def test_micro_batches_without_random_layers_give_the_same_numbers():
     assert histories[0] == pytest.approx(histories[1], rel=2e-5)
 
 
+@pytest.mark.slow
 def test_pieces_are_tried_before_they_are_used():
     """Summing the gradients of pieces takes memory, too: here pieces of 8 fit alone only."""
 
@@ -100,6 +104,7 @@ def test_pieces_are_tried_before_they_are_used():
     assert {pieces for _, pieces, _ in seen.seen} == {4}
 
 
+@pytest.mark.slow
 def test_a_share_that_fits_needs_no_pieces(capsys):
     """With batches of five on four replicas, one of them without a second example."""
     seen = Remember()
@@ -113,6 +118,7 @@ def test_a_share_that_fits_needs_no_pieces(capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_probe_of_another_callback_sees_no_trial():
     """Else it would count examples that nobody trains on."""
     probe = Count()
@@ -126,6 +132,7 @@ def test_a_probe_of_another_callback_sees_no_trial():
     assert probe.steps.numpy() == 15
 
 
+@pytest.mark.slow
 def test_the_same_object_searches_in_every_fit():
     """And the second `fit` has the batch size of its own data."""
     finder, seen = BatchSizeFinder(margin=0.0, verbose=0), Remember()
@@ -136,6 +143,7 @@ def test_the_same_object_searches_in_every_fit():
 
 
 @pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.slow
 def test_the_rate_is_scaled_with_the_size_that_is_found(order):
     """9 examples on two replicas instead of a base of 6 in all: three times the rate."""
     finder = BatchSizeFinder(margin=0.0, verbose=0)
@@ -145,6 +153,7 @@ def test_the_rate_is_scaled_with_the_size_that_is_found(order):
     assert history["learning_rate"] == pytest.approx([0.3])
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_does_not_search():
     """`ResumableCheckpoint` gives a state; the run has its batch size by itself."""
 

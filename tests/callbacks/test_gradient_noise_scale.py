@@ -69,6 +69,7 @@ SHARES = [
     ("shares", "compiled"),
     covering(SHARES, [{}, {"steps_per_execution": 2}, {"run_eagerly": True}]),
 )
+@pytest.mark.slow
 def test_estimates_are_those_by_hand(shares, compiled):
     """Each step's estimates, and their exponential means, also with ragged and empty shares."""
     replicas, micro_batches, batch_size, groups = shares
@@ -101,6 +102,7 @@ def test_two_examples_computed_in_the_head():
 
 
 @pytest.mark.parametrize(("replicas", "micro_batches"), [(1, 4), (2, 1), (4, 1), (4, 2)])
+@pytest.mark.slow
 def test_the_noise_scale_of_gaussian_targets(replicas, micro_batches):
     """It is tr(C) / |w - mean|^2; every estimate lies within five of its standard deviations.
 
@@ -131,6 +133,7 @@ def test_the_noise_scale_of_gaussian_targets(replicas, micro_batches):
     assert relative < 0.15, "The test would see a wrong factor."
 
 
+@pytest.mark.slow
 def test_loss_scaling_and_sample_weights():
     """The scale of the loss drops out; a weight is part of the example's gradient."""
     weights = np.linspace(0.5, 2, 12).astype("float32")
@@ -143,6 +146,7 @@ def test_loss_scaling_and_sample_weights():
 
 
 @pytest.mark.parametrize(("jit_compile", "replicas"), covering([False, True], [1, 2]))
+@pytest.mark.slow
 def test_sparse_gradients_in_micro_batches(replicas, jit_compile):
     """An embedding's rows, one of them in several examples: y = w[x], loss (y - t)^2 / 2."""
     inputs = keras.Input((1,), dtype="int32")
@@ -178,6 +182,7 @@ class Let(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("case", ["forbidden", "one", "overflow"])
+@pytest.mark.slow
 def test_without_an_estimate_nothing_is_logged(case, caplog):
     """Steps that another callback forbids, with one group of examples, or not finite."""
     targets = np.full((4, 3), np.inf, "float32") if case == "overflow" else TARGETS[:4]
@@ -201,6 +206,7 @@ def test_a_gradient_that_is_all_noise_is_said_to_be(caplog):
     np.testing.assert_allclose(callback.state["noise"], [1, 0.01, 2, -1], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_no_noise_at_all():
     """Equal examples have the noise scale 0, and the smallest batch is suggested."""
     history = fit(point(4), np.full((8, 3), 0.1, "float32"), GradientNoiseScale(), 8)
@@ -217,6 +223,7 @@ def test_the_suggestion_can_be_shared(noise_scale, replicas, expected):
     assert suggested_batch_size(noise_scale, replicas) == expected
 
 
+@pytest.mark.slow
 def test_the_curve_has_a_point_every_so_many_steps():
     """Six steps an epoch, a point after each fourth and at the end; then a fit starts anew."""
     callback, model = GradientNoiseScale(every=4), point(2)
@@ -229,6 +236,7 @@ def test_the_curve_has_a_point_every_so_many_steps():
     assert [one.step for one in callback.curve] == [3], "Another strategy, other variables."
 
 
+@pytest.mark.slow
 def test_training_goes_on_with_its_state():
     """Two epochs in one go, and one epoch, its state given back, and another."""
     whole = GradientNoiseScale(every=2)
@@ -247,6 +255,7 @@ def test_training_goes_on_with_its_state():
 
 
 @pytest.mark.parametrize("measurable", [True, False])
+@pytest.mark.slow
 def test_the_picture_is_drawn(tmp_path, measurable):
     """Also where nothing could be measured."""
     path = tmp_path / "new" / "noise.png"
@@ -287,6 +296,7 @@ def test_where_it_cannot_be_measured(model, text):
 
 
 @pytest.mark.parametrize("name", ["csv", "monitor"])
+@pytest.mark.slow
 def test_callbacks_that_read_the_logs_come_later(tmp_path, name):
     """In front they are refused, behind they see both numbers."""
     file = tmp_path / "log.csv"
@@ -304,6 +314,7 @@ def test_callbacks_that_read_the_logs_come_later(tmp_path, name):
         assert float(read["noise_scale"]) == history["noise_scale"][0]
 
 
+@pytest.mark.slow
 def test_weights_are_those_without_it():
     """It looks on and changes nothing."""
     weights = []

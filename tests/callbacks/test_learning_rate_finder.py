@@ -74,6 +74,7 @@ SCHEDULES = {
     ("replicas", "rate", "compiled"),
     covering([1, 2, 4], list(SCHEDULES), [{"micro_batches": 2}, {"steps_per_execution": 3}, {}]),
 )
+@pytest.mark.slow
 def test_the_curve_is_the_one_computed_by_hand(replicas, rate, compiled, capsys):
     """Each loss belongs to the rate that led to it; the last batch leaves replicas without rows."""
     model = line(replicas, SCHEDULES[rate](), **compiled)
@@ -94,6 +95,7 @@ def test_the_curve_is_the_one_computed_by_hand(replicas, rate, compiled, capsys)
     assert f"a rate of {finder.suggested_rate:.2g} is suggested. There" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_curve_does_not_depend_on_the_number_of_replicas():
     """Within the promise of the same numbers."""
     one, two, four = (
@@ -108,6 +110,7 @@ def test_the_curve_does_not_depend_on_the_number_of_replicas():
     ("replicas", "rate", "source"),
     covering([1, 2, 4], list(SCHEDULES), ["batches", "arrays"]),
 )
+@pytest.mark.slow
 def test_training_is_the_same_as_without_the_search(replicas, rate, source):
     """Weights, optimizer, seeds, metrics, history, order of the data and random numbers."""
     ends = []
@@ -128,6 +131,7 @@ def test_training_is_the_same_as_without_the_search(replicas, rate, source):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.slow
 def test_the_suggested_rate_is_used(replicas, capsys):
     """A plain rate stays afterwards; the weights are those of training with it from the start."""
     finder = LearningRateFinder(1e-3, 100.0, steps=50, apply=True)
@@ -141,6 +145,7 @@ def test_the_suggested_rate_is_used(replicas, capsys):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.slow
 def test_a_schedule_is_scaled_to_begin_with_the_suggested_rate(replicas):
     """For this `fit`, after which the optimizer has the schedule that it was given."""
     finder = LearningRateFinder(1e-3, 100.0, steps=50, apply=True, verbose=0)
@@ -156,6 +161,7 @@ def test_a_schedule_is_scaled_to_begin_with_the_suggested_rate(replicas):
 
 
 @pytest.mark.parametrize(("order", "rate"), covering([1, -1], list(SCHEDULES)))
+@pytest.mark.slow
 def test_a_warm_up_is_no_part_of_the_search(order, rate):
     """The curve is the same with it, and it leads up to the rate as without the search."""
     curves, weights = [], []
@@ -173,6 +179,7 @@ def test_a_warm_up_is_no_part_of_the_search(order, rate):
     assert (weights[0], weights[2]) == (weights[1], weights[3])
 
 
+@pytest.mark.slow
 def test_the_same_object_searches_in_every_fit():
     """From the weights that the first `fit` left."""
     finder = LearningRateFinder(1e-3, 100.0, steps=50, verbose=0)
@@ -184,6 +191,7 @@ def test_the_same_object_searches_in_every_fit():
 
 
 @pytest.mark.parametrize("rate", list(SCHEDULES))
+@pytest.mark.slow
 def test_a_run_that_goes_on_does_not_search(rate):
     """It has the rate that the first part of the run had."""
     first = LearningRateFinder(1e-3, 100.0, steps=50, apply=True, verbose=0)
@@ -235,6 +243,7 @@ def test_a_loss_that_is_not_finite_ends_the_search():
 
 
 @pytest.mark.parametrize("apply", [False, True])
+@pytest.mark.slow
 def test_the_curve_is_drawn(tmp_path, apply):
     """A whole PNG, in a folder that is made."""
     path = tmp_path / "new" / "rates.png"

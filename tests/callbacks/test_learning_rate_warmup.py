@@ -60,6 +60,7 @@ CURVES = {
         list(CURVES), [{"steps_per_execution": 3}, {"run_eagerly": True}, {"jit_compile": True}]
     ),
 )
+@pytest.mark.slow
 def test_the_curves(curve, compiled):
     """From the initial rate to the target in four steps; several steps in a graph, too."""
     warmup = LearningRateWarmup(steps=4, initial_rate=0.1, curve=curve)
@@ -71,6 +72,7 @@ def test_the_curves(curve, compiled):
 
 
 @pytest.mark.parametrize(("replicas", "scaled"), covering([None, 2], [False, True]))
+@pytest.mark.slow
 def test_a_schedule_is_multiplied(replicas, scaled):
     """Each step's part times what the schedule says; afterwards the schedule is the user's."""
     schedule = keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5)
@@ -111,6 +113,7 @@ def test_the_velocity_is_left_alone_on_demand():
     np.testing.assert_allclose(model.get_weights()[0].item(), weight, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_empty_replicas_and_micro_batches():
     """A last batch of one example on four replicas, in pieces."""
     model = slope(4, keras.optimizers.SGD(0.8), micro_batches=2)
@@ -120,6 +123,7 @@ def test_empty_replicas_and_micro_batches():
     np.testing.assert_allclose(model.get_weights()[0].item(), -3.2 + 0.8, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_train_step_of_ones_own():
     """The rate is set before it."""
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
@@ -183,6 +187,7 @@ def test_what_does_not_fit_the_model_is_named():
         model.fit(generator(), verbose=0, callbacks=[LearningRateWarmup()])
 
 
+@pytest.mark.slow
 def test_a_stock_mirrored_model_warms_up():
     """The rate has a copy on each replica; all of them are set."""
     strategy = replicas_of(2)

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
 
 
 @pytest.mark.parametrize(("replicas", "value"), [(1, np.nan), (2, np.inf), (4, np.nan)])
+@pytest.mark.slow
 def test_a_bad_input_is_named_and_training_stops_before_it(replicas, value, caplog):
     """Example 13 stands in step 1, place 5: on two replicas on the second, on four the third."""
     x, y = data(13, value)
@@ -38,6 +39,7 @@ def test_a_bad_input_is_named_and_training_stops_before_it(replicas, value, capl
 
 
 @pytest.mark.parametrize("array", ["y", "sample_weight"])
+@pytest.mark.slow
 def test_a_bad_target_or_weight_is_named(array):
     """The prediction is finite; the loss is not."""
     x, y = data()
@@ -49,6 +51,7 @@ def test_a_bad_target_or_weight_is_named(array):
     assert (finding.step, finding.array, finding.position, finding.replicas) == (2, array, 5, (2,))
 
 
+@pytest.mark.slow
 def test_inputs_are_named_by_their_keys():
     """Of a dict of inputs, one bad leaf; a ragged last batch and a replica without examples."""
     inputs = {"a": keras.Input((2,), name="a"), "b": keras.Input((2,), name="b")}
@@ -72,6 +75,7 @@ class RootLoss(keras.losses.Loss):
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.slow
 def test_an_infinite_gradient_of_a_finite_loss(replicas):
     """The last of four examples is zero, so on several replicas the last one has it."""
     model, guard = line(replicas, loss=RootLoss()), NaNGuard()
@@ -89,6 +93,7 @@ def test_an_infinite_gradient_of_a_finite_loss(replicas):
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.slow
 def test_a_rate_that_overflows_a_weight(replicas):
     """The gradient of (w x)^2 is 2 w x^2 = 2; 2 times 3e38 is more than float32 holds."""
     model, guard = line(replicas, rate=3e38), NaNGuard()
@@ -100,6 +105,7 @@ def test_a_rate_that_overflows_a_weight(replicas):
     np.testing.assert_array_equal(model.get_weights()[0], [[1.0]])
 
 
+@pytest.mark.slow
 def test_a_sum_of_gradients_that_overflows():
     """Each replica's summand is 3e38; as the gradient of a global loss either is too large."""
 
@@ -113,6 +119,7 @@ def test_a_sum_of_gradients_that_overflows():
     assert (finding.what, finding.replicas) == ("gradient", (0, 1))
 
 
+@pytest.mark.slow
 def test_what_the_optimizer_remembers_may_overflow():
     """Adam squares a gradient of 1e20, and from then on a weight would never move again."""
 
@@ -128,6 +135,7 @@ def test_what_the_optimizer_remembers_may_overflow():
     assert guard.skipped_steps == 1
 
 
+@pytest.mark.slow
 def test_large_gradients_that_are_finite_do_not_count():
     """Squares overflow at 2e19 already; the guard's own arithmetic must not be what it finds."""
 
@@ -141,6 +149,7 @@ def test_large_gradients_that_are_finite_do_not_count():
     np.testing.assert_allclose(model.get_weights()[0], [[0.0]], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_for_finite_predictions():
     """The logarithm of zero."""
 
@@ -157,6 +166,7 @@ def test_a_loss_that_is_not_finite_for_finite_predictions():
     )
 
 
+@pytest.mark.slow
 def test_weights_that_were_not_finite_before():
     """They are named, and not the data."""
     model, guard = network(normalized=False), NaNGuard()
@@ -169,6 +179,7 @@ def test_weights_that_were_not_finite_before():
     assert finding.cause == "net/first/kernel had values that are not finite before this step."
 
 
+@pytest.mark.slow
 def test_embeddings_are_watched():
     """A sparse gradient that is infinite: the root of an embedding at zero."""
     inputs = keras.Input((1,), dtype="int32")
@@ -194,6 +205,7 @@ class Overflow(keras.losses.Loss):
         return 3e34 * (y_pred[:, 0] - keras.ops.stop_gradient(y_pred[:, 0]))
 
 
+@pytest.mark.slow
 def test_gradients_that_loss_scaling_overflows_do_not_count():
     """A scale of 2**15 makes them infinite; the optimizer halves it, twice, and goes on."""
     model = line(2, loss=Overflow())
@@ -207,6 +219,7 @@ def test_gradients_that_loss_scaling_overflows_do_not_count():
     np.testing.assert_allclose(model.get_weights()[0], [[1 - 2 * 0.3]], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_loss_scaling_does_not_hide_bad_data_or_gradients_that_are_always_infinite():
     """A loss counts at once; a gradient once the scale is down at one."""
     for x, steps in ((np.nan, 0), (0.0, 3)):

@@ -20,6 +20,7 @@ HOW = [{}, {"steps_per_execution": 3}, {"run_eagerly": True}, {"micro_batches": 
 
 
 @pytest.mark.parametrize("compiled", HOW)
+@pytest.mark.slow
 def test_a_skipped_step_leaves_the_training_of_the_others(compiled):
     """As if the batch had never been there, also in the middle of three steps in one graph."""
     x, y = data(13)
@@ -38,6 +39,7 @@ def test_a_skipped_step_leaves_the_training_of_the_others(compiled):
     assert [(f.epoch, f.step, f.position) for f in guard.findings] == [(0, 1, 5), (1, 1, 5)]
 
 
+@pytest.mark.slow
 def test_keras_stops_when_the_weights_are_gone():
     """`TerminateOnNaN` sees the loss of a step that has already changed the weights."""
     x, y = data(13)
@@ -53,6 +55,7 @@ def test_keras_stops_when_the_weights_are_gone():
     ("action", "check_every"),
     [("stop", 2), ("stop", 100), ("skip", 2), ("rollback", 2), ("rollback", 100)],
 )
+@pytest.mark.slow
 def test_a_later_check_finds_the_same(action, check_every):
     """Epoch and step are those of the bad batch, whenever Python asks."""
     x, y = data(24 + 13, examples=64)
@@ -68,6 +71,7 @@ def test_a_later_check_finds_the_same(action, check_every):
 @pytest.mark.parametrize(
     ("snapshot_every", "compiled"), [(None, {}), (2, {}), (3, {}), (3, {"steps_per_execution": 2})]
 )
+@pytest.mark.slow
 def test_the_model_goes_back_and_the_rate_down(snapshot_every, compiled, caplog):
     """Six steps, the last one is bad: back to the state after so many steps."""
     x, y = data(45, examples=48)
@@ -88,6 +92,7 @@ def test_the_model_goes_back_and_the_rate_down(snapshot_every, compiled, caplog)
     assert np.isfinite(history.history["loss"]).all()
 
 
+@pytest.mark.slow
 def test_a_schedule_is_lowered_too():
     """Its rate at a step is halved, and the schedule is the user's again afterwards."""
     x, y = data(13, examples=32)
@@ -105,6 +110,7 @@ def test_a_schedule_is_lowered_too():
     assert int(model.optimizer.iterations.numpy()) == 3
 
 
+@pytest.mark.slow
 def test_the_rate_falls_each_time_until_it_is_enough():
     """At a rate of 3e38 the weight overflows; a hundredth of it does not, once."""
     model = line(2, rate=3e38)
@@ -115,6 +121,7 @@ def test_the_rate_falls_each_time_until_it_is_enough():
     assert np.isfinite(model.get_weights()[0]).all()
 
 
+@pytest.mark.slow
 def test_going_back_too_often_ends_training():
     """Every batch is bad."""
     x, y = data()
@@ -125,6 +132,7 @@ def test_going_back_too_often_ends_training():
 
 
 @pytest.mark.parametrize("check_every", [1, 10])
+@pytest.mark.slow
 def test_skipping_too_often_ends_training(check_every):
     """Two bad batches in a row are two; with a good one between them they are not."""
     x, y = data(13, examples=64)
@@ -144,6 +152,7 @@ def test_skipping_too_often_ends_training(check_every):
         fit(model, x, y, guard)
 
 
+@pytest.mark.slow
 def test_an_epoch_without_a_step_has_no_loss():
     """Metrics at zero would look like a perfect model, to `ModelCheckpoint` for example."""
     x, y = data()

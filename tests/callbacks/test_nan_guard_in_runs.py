@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
 
 
 @pytest.mark.parametrize("distributed", [True, False])
+@pytest.mark.slow
 def test_between_steps_where_there_is_no_seeing_inside(distributed, caplog):
     """In a `train_step` of one's own and in stock `fit`, the logs and weights tell."""
 
@@ -67,6 +68,7 @@ def test_one_copy_of_a_weight_that_is_wrong():
     assert finding.variables[0].endswith("bias")
 
 
+@pytest.mark.slow
 def test_steps_that_are_tried_out_do_not_count():
     """Before the first epoch others may train on anything, such as at a rate that is too high."""
 
@@ -82,6 +84,7 @@ def test_steps_that_are_tried_out_do_not_count():
     assert guard.findings[0].cause == "line/kernel had values that are not finite before this step."
 
 
+@pytest.mark.slow
 def test_the_same_guard_in_two_fits():
     """It begins anew, and the step stays compiled."""
     x, y = data(13)
@@ -98,6 +101,7 @@ def test_the_same_guard_in_two_fits():
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.slow
 def test_the_example_of_batches_is_named(shuffle):
     """`Batches` know which example stands where; here each example holds its own number."""
     x = np.arange(24, dtype="float32")[:, None]
@@ -114,6 +118,7 @@ def test_the_example_of_batches_is_named(shuffle):
         assert finding.example.startswith("example 17 of ")
 
 
+@pytest.mark.slow
 def test_training_goes_on_with_its_state(tmp_path):
     """Stopped after any step and gone on with, skips and rollbacks end bit for bit the same."""
     x, y = data(13, examples=48)

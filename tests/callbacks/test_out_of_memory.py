@@ -51,6 +51,7 @@ def test_the_system_says_what_memory_there_is():
     assert left > 10**6
 
 
+@pytest.mark.slow
 def test_memory_that_really_runs_out():
     """A process that may have 1960 MB more, and rows of 64 MB: between 15 and 30 fit.
 

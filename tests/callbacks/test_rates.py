@@ -65,6 +65,7 @@ def steps(model, count=1):
 
 
 @pytest.mark.parametrize(("replicas", "scaled"), covering([None, 1, 2, 4], [False, True]))
+@pytest.mark.slow
 def test_a_plain_rate_is_scaled_and_set(replicas, scaled):
     """On all replicas, from the next step on, in steps that were compiled before."""
     model = slope(replicas, 0.5, scaled)
@@ -84,6 +85,7 @@ def test_a_plain_rate_is_scaled_and_set(replicas, scaled):
     ("replicas", "scaled", "compiled"),
     covering([None, 2, 1, 4], [False, True], [{}, {"jit_compile": True}, {"run_eagerly": True}]),
 )
+@pytest.mark.slow
 def test_a_schedule_is_scaled_set_and_given_back(replicas, scaled, compiled):
     """Steps compiled before the change see it, and after `restore` they are as before."""
     schedule = decay()
@@ -105,6 +107,7 @@ def test_a_schedule_is_scaled_set_and_given_back(replicas, scaled, compiled):
     assert np.allclose(again.next, 0.8 / 64)
 
 
+@pytest.mark.slow
 def test_an_adjusted_schedule_is_traced_once():
     """A second `adjust` finds the steps of the first."""
     model = slope(2, decay())

@@ -51,6 +51,7 @@ def begun(tmp_path_factory):
         ({"callbacks": [ResumableCheckpoint("y")]}, "A second `ResumableCheckpoint` came with"),
     ],
 )
+@pytest.mark.slow
 def test_what_does_not_belong_together_is_refused(begun, change, phrase):
     """By name, before a step is trained, and the checkpoints stay as they are."""
     change = dict(change)
@@ -82,6 +83,7 @@ def test_callbacks_that_come_or_go_are_named(begun, caplog):
     assert "EarlyStopping is new since the checkpoint was saved" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_replica_batch_size_that_means_another_size_is_refused(tmp_path):
     """With the way out."""
     data = batches(global_batch_size=None, replica_batch_size=2)
@@ -90,6 +92,7 @@ def test_a_replica_batch_size_that_means_another_size_is_refused(tmp_path):
         fit(network(4), data, [], checkpoint_in(tmp_path), epochs=1)
 
 
+@pytest.mark.slow
 def test_a_state_that_cannot_be_saved_is_named(tmp_path):
     """With the callback and the way to the value."""
 

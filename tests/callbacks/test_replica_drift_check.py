@@ -133,6 +133,7 @@ def again(replicas):
     ("replicas", "options"),
     covering([2, 4], [{}, {"steps_per_execution": 2}, {"run_eagerly": True}, {"micro_batches": 2}]),
 )
+@pytest.mark.slow
 def test_replicas_that_agree_are_left_alone(replicas, options):
     """Every second step and at the end of an epoch, also with an empty replica."""
     check = ReplicaDriftCheck(every=2)
@@ -143,6 +144,7 @@ def test_replicas_that_agree_are_left_alone(replicas, options):
         assert check.drifts == []
 
 
+@pytest.mark.slow
 def test_a_train_step_of_ones_own_can_be_checked():
     """So can any model whose variables have copies."""
     check = ReplicaDriftCheck(every=3)
@@ -154,6 +156,7 @@ def test_a_train_step_of_ones_own_can_be_checked():
 
 
 @pytest.mark.parametrize("make", [again, stock])
+@pytest.mark.slow
 def test_the_error_names_variable_device_and_step(make):
     """One of two copies is changed after step 3 of epoch 1; the next check is after step 4."""
     check = ReplicaDriftCheck(every=4, ignore=["*norm/moving_*"])
@@ -169,6 +172,7 @@ def test_the_error_names_variable_device_and_step(make):
 
 
 @pytest.mark.parametrize("bit", [0, 22, 31])
+@pytest.mark.slow
 def test_a_single_bit_is_found(bit):
     """The lowest bit, one of the mantissa, the sign; at the end of the epoch."""
     check = ReplicaDriftCheck(action="warn")
@@ -179,6 +183,7 @@ def test_a_single_bit_is_found(bit):
 
 
 @pytest.mark.parametrize("odd", [0, 2])
+@pytest.mark.slow
 def test_one_of_four_is_outvoted(odd):
     """Also the first replica is wrong where three others agree."""
     check = ReplicaDriftCheck(action="warn")
@@ -191,6 +196,7 @@ def test_one_of_four_is_outvoted(odd):
 
 
 @pytest.mark.parametrize(("replicas", "odd"), [(4, 0), (2, 1)])
+@pytest.mark.slow
 def test_repaired_replicas_go_on_as_if_nothing_had_happened(replicas, odd):
     """The final weights are those of a training that nobody has disturbed."""
     weights = []
@@ -208,6 +214,7 @@ def test_repaired_replicas_go_on_as_if_nothing_had_happened(replicas, odd):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_optimizer_variables_and_seeds_are_compared():
     """A moment of Adam, and the state of a seed generator; NaN is equal to NaN."""
     check = ReplicaDriftCheck(action="warn", every=7)
@@ -222,6 +229,7 @@ def test_optimizer_variables_and_seeds_are_compared():
     assert names[1].endswith("first_kernel_momentum")
 
 
+@pytest.mark.slow
 def test_many_variables_make_one_short_message():
     """Five are named, the others counted; what is not finite is said to be."""
 
@@ -236,6 +244,7 @@ def test_many_variables_make_one_short_message():
     assert len(check.drifts) == 6
 
 
+@pytest.mark.slow
 def test_stock_keras_drifts_by_design_and_the_error_says_so():
     """Each replica has moving statistics of its own; nothing else differs."""
     model = stock(2)
@@ -249,6 +258,7 @@ def test_stock_keras_drifts_by_design_and_the_error_says_so():
 @pytest.mark.parametrize(
     "make", [network, stock, lambda replicas: compiled(keras.Sequential(layers()))]
 )
+@pytest.mark.slow
 def test_one_replica_has_nothing_to_compare(make, caplog):
     """Which is said."""
     check = ReplicaDriftCheck(every=1)
@@ -268,6 +278,7 @@ def test_between_checks_nothing_is_computed(monkeypatch):
     assert asked == [5, 7]
 
 
+@pytest.mark.slow
 def test_checksums_are_compiled_once():
     """In two `fit`s in a row; anew only for another model."""
     check, model = ReplicaDriftCheck(every=2), again(2)

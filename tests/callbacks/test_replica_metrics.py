@@ -79,6 +79,7 @@ SHARES = {
     ),
     ids=str,
 )
+@pytest.mark.slow
 def test_each_replica_has_its_own_numbers(replicas, compiled):
     """Loss, metric, examples and norm, whatever way the step runs."""
     history = fit(line(replicas, **compiled), ReplicaMetrics(["mae"]))
@@ -96,6 +97,7 @@ def test_each_replica_has_its_own_numbers(replicas, compiled):
     )
 
 
+@pytest.mark.slow
 def test_stock_keras_shows_the_mean_only():
     """What the callback is for: the log of two replicas hides that one has another loss."""
     history = fit(line(2), ReplicaMetrics())
@@ -103,6 +105,7 @@ def test_stock_keras_shows_the_mean_only():
     assert history["replica_0/loss"][0] < 30 < 45 < history["replica_1/loss"][0]
 
 
+@pytest.mark.slow
 def test_a_replica_without_examples_has_no_loss():
     """NaN, and left out of minimum and spread; its examples are zero."""
     history = fit(line(2), ReplicaMetrics(["mae"]), x=X[:1], y=Y[:1])
@@ -115,6 +118,7 @@ def test_a_replica_without_examples_has_no_loss():
 
 
 @pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}, {"run_eagerly": True}])
+@pytest.mark.slow
 def test_times_leave_out_the_step_that_was_compiled(compiled):
     """Speeds of replicas add up to the speed of all; the parts fit into the step."""
     callback = ReplicaMetrics()
@@ -133,6 +137,7 @@ def test_times_leave_out_the_step_that_was_compiled(compiled):
             assert value[of + "examples"] == 20
 
 
+@pytest.mark.slow
 def test_metrics_mean_what_they_mean_in_compile():
     """Names, objects, ones that are built when they see predictions, and "accuracy"."""
     keras.utils.set_random_seed(0)
@@ -164,6 +169,7 @@ def test_a_metric_that_is_built_late_and_one_for_each_class():
     np.testing.assert_allclose(history["replica_1/f1_score"], [1 / 3], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_several_outputs():
     """Metrics by output; a list would leave open whose they are."""
     inputs = keras.Input((1,))
@@ -179,6 +185,7 @@ def test_several_outputs():
         fit(model, ReplicaMetrics({"six": ["mae"]}), x=X[:4], y=targets)
 
 
+@pytest.mark.slow
 def test_a_file_of_comma_separated_values(tmp_path):
     """A row for each replica and measurement; nothing where there is no value."""
     path = tmp_path / "folder" / "replicas.csv"
@@ -200,6 +207,7 @@ def test_a_file_of_comma_separated_values(tmp_path):
     assert [row["examples"] for row in rows[4:8]] == ["1", "1", "0", "0"]
 
 
+@pytest.mark.slow
 def test_the_same_callback_goes_on_and_a_new_one_begins_anew(tmp_path):
     """Two calls of `fit` with one object add to its file; the header stands there once."""
     path = tmp_path / "replicas.csv"
@@ -212,6 +220,7 @@ def test_the_same_callback_goes_on_and_a_new_one_begins_anew(tmp_path):
     assert len(path.read_text().splitlines()) == 1 + 2
 
 
+@pytest.mark.slow
 def test_a_file_of_json_lines(tmp_path):
     """A record for each measurement: strict JSON, with null where there is no value."""
     path = tmp_path / "replicas.jsonl"
@@ -228,6 +237,7 @@ def test_a_file_of_json_lines(tmp_path):
     assert records[1]["replicas"][0]["step_time"] > 0
 
 
+@pytest.mark.slow
 def test_tensorboard_has_a_run_for_each_replica(tmp_path):
     """Under the same tag, so that their curves lie over each other."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -250,6 +260,7 @@ def test_tensorboard_has_a_run_for_each_replica(tmp_path):
     np.testing.assert_allclose(found, [(3, expected), (6, expected)], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_picture_is_drawn_at_the_end(tmp_path):
     """A whole PNG."""
     fit(line(2), ReplicaMetrics(picture=tmp_path / "replicas.png", every=1), epochs=2)
@@ -258,6 +269,7 @@ def test_a_picture_is_drawn_at_the_end(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["replicas.png"]
 
 
+@pytest.mark.slow
 def test_a_model_whose_gradients_are_all_sparse():
     """An embedding and a loss that has no losses of examples: there is nothing dense to sum."""
     layers = [keras.Input((1,), dtype="int32"), keras.layers.Embedding(3, 1, "ones")]
@@ -316,6 +328,7 @@ class Forbid(Probe):
         return measured[0][0] < 50.0
 
 
+@pytest.mark.slow
 def test_a_forbidden_step_is_left_out_of_the_loss():
     """Of three steps the last, with the squares of 9 and 10, is forbidden."""
 
@@ -329,6 +342,7 @@ def test_a_forbidden_step_is_left_out_of_the_loss():
     assert history["replica_0/examples"] == [2]
 
 
+@pytest.mark.slow
 def test_it_changes_nothing():
     """Weights and logs are those of training without it."""
     results = []

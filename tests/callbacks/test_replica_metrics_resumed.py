@@ -42,6 +42,7 @@ class GoOn(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])
+@pytest.mark.slow
 def test_a_resumed_training_goes_on_with_sums_and_file(tmp_path, ending):
     """Killed a step after the checkpoint: the lines since then go, no half line is kept."""
     path, whole_path = tmp_path / f"replicas.{ending}", tmp_path / f"whole.{ending}"
@@ -66,6 +67,7 @@ def test_a_resumed_training_goes_on_with_sums_and_file(tmp_path, ending):
         assert one.split("examples")[0][:20] == other.split("examples")[0][:20]
 
 
+@pytest.mark.slow
 def test_a_state_of_other_replicas_begins_the_epoch_anew(tmp_path):
     """Sums of two replicas say nothing about four."""
     callback = ReplicaMetrics()

@@ -30,6 +30,7 @@ def classifier(units, activation, loss):
     return model
 
 
+@pytest.mark.slow
 def test_a_second_model_has_metrics_of_its_own(tmp_path):
     """Accuracy is that of two classes, and then that of four; the file goes on."""
     path = tmp_path / "replicas.csv"
@@ -46,6 +47,7 @@ def test_a_second_model_has_metrics_of_its_own(tmp_path):
     assert len(path.read_text().splitlines()) == 1 + 2 * 2
 
 
+@pytest.mark.slow
 def test_a_model_that_was_compiled_anew_begins_anew():
     """The same model and `compile`: measurements go on; another `compile`: they begin anew."""
     model, callback = line(2), ReplicaMetrics(["mae"])

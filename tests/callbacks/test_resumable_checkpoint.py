@@ -53,6 +53,7 @@ def whole(tmp_path_factory):
         ([(0, None, "on_epoch_end"), (2, None, "on_epoch_begin")], True),
     ],
 )
+@pytest.mark.slow
 def test_it_goes_on_as_if_nothing_had_happened(tmp_path, whole, stops, last):
     """Weights, optimizer, seeds, metrics, history, rates and files, wherever it stands."""
     assert_same(whole, run(tmp_path / "b", stops, last=last))
@@ -75,6 +76,7 @@ STOPS = [[(1, None)], [(0, 4), (1, None)]]
 
 @pytest.mark.parametrize("settings", [*SETTINGS, *(ALONE if ALL_REPLICAS else [])], ids=str)
 @pytest.mark.parametrize("stops", STOPS if ALL_REPLICAS else STOPS[:1])
+@pytest.mark.slow
 def test_it_goes_on_under_every_setting(tmp_path, settings, stops):
     """Steps in one graph, pieces, threads, replicas without examples, more optimizers."""
 
@@ -92,6 +94,7 @@ def test_it_goes_on_under_every_setting(tmp_path, settings, stops):
     assert_same(one, other)
 
 
+@pytest.mark.slow
 def test_another_number_of_replicas(tmp_path):
     """From one to two to four: equal up to the rounding of sums, as without a stop."""
     settings = {"network": {"dropout": 0.0, "normalized": False}}
@@ -109,6 +112,7 @@ SOURCES = ["arrays", "shuffled", "sequence", "repeated dataset", "generator", "d
 
 
 @pytest.mark.parametrize(("source", "replicas"), covering(SOURCES, [(1,), (2,)]))
+@pytest.mark.slow
 def test_data_that_are_read_from_the_front(tmp_path, caplog, source, replicas):
     """What comes before is read again, and a line says so."""
     steps = 5 if source in ("repeated dataset", "generator") else None
@@ -134,6 +138,7 @@ def test_data_that_are_read_from_the_front(tmp_path, caplog, source, replicas):
 
 
 @pytest.mark.parametrize("source", ["batches", "generator"])
+@pytest.mark.slow
 def test_a_run_that_has_ended_trains_no_further(tmp_path, caplog, source):
     """It has the same model and history again, also where early stopping has put weights back."""
     data, arguments = batches, {"epochs": 9}
@@ -158,6 +163,7 @@ def test_a_run_that_has_ended_trains_no_further(tmp_path, caplog, source):
     assert "is of a run that has ended: no epoch is trained" in caplog.text
 
 
+@pytest.mark.slow
 def test_more_epochs_go_on_from_the_end(tmp_path):
     """Three epochs and then five are five."""
     whole, parts = network(1), network(1)
@@ -169,6 +175,7 @@ def test_more_epochs_go_on_from_the_end(tmp_path):
     assert one.history == other.history
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_costs_steps_and_changes_nothing(tmp_path, whole, caplog):
     """The one before is taken, which a line says."""
     (tmp_path / "b").mkdir()

@@ -37,6 +37,7 @@ def rate_callbacks():
     ("place", "hook"),
     [((1, 2), "on_train_batch_end"), ((2, 0), "on_epoch_begin"), ((1, None), "on_epoch_end")],
 )
+@pytest.mark.slow
 def test_a_growing_batch_and_a_warm_up_go_on(tmp_path, optimizer, place, hook):
     """Stopped in the warm-up, before growth, and between the last step and the epoch's end."""
     whole = network(optimizer=optimizer)
@@ -54,6 +55,7 @@ def test_a_growing_batch_and_a_warm_up_go_on(tmp_path, optimizer, place, hook):
     assert_same_values(values_of(whole), values_of(model))
 
 
+@pytest.mark.slow
 def test_a_run_that_has_ended_leaves_the_rate_as_it_did_then(tmp_path):
     """Run again, a script with two phases begins its second one with the same rate."""
     rates = []
@@ -64,6 +66,7 @@ def test_a_run_that_has_ended_leaves_the_rate_as_it_did_then(tmp_path):
     np.testing.assert_allclose(rates, [0.02, 0.02], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_with_more_epochs_the_batch_grows_where_it_would_have(tmp_path):
     """One epoch, and then three: the batches have the sizes of three at once."""
     for epochs in (1, 3):
@@ -73,6 +76,7 @@ def test_with_more_epochs_the_batch_grows_where_it_would_have(tmp_path):
     assert history["global_batch_size"] == [4, 8, 8]
 
 
+@pytest.mark.slow
 def test_fewer_replicas_take_their_larger_shares_in_more_pieces(tmp_path):
     """On four replicas one example each, on two at most one at a time: two pieces."""
     scaling = {"base_batch_size": 4, "max_replica_batch_size": 1}
@@ -84,6 +88,7 @@ def test_fewer_replicas_take_their_larger_shares_in_more_pieces(tmp_path):
     assert note.pieces == {2}
 
 
+@pytest.mark.slow
 def test_a_metric_of_several_numbers_stays_in_the_history(tmp_path):
     """Also where a run was stopped between the last step and the end of the epoch."""
     model = network(metrics=[keras.metrics.MeanSquaredError(), PerColumn()])
@@ -118,6 +123,7 @@ class PerColumn(keras.metrics.Metric):
         return self.sums + 0.0
 
 
+@pytest.mark.slow
 def test_a_checkpoint_does_not_say_that_callbacks_are_gone(tmp_path, caplog):
     """They are there; only they have no state before they begin."""
     for epochs in (1, 2):
@@ -125,6 +131,7 @@ def test_a_checkpoint_does_not_say_that_callbacks_are_gone(tmp_path, caplog):
     assert "not among the callbacks" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_lowered_rate_is_given_back_where_training_fails():
     """A schedule is the compiled one again after an exception of somebody else."""
     model = network(optimizer="schedule")

@@ -30,6 +30,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_batches_of_a_changed_size(tmp_path):
     """The size of now, the size that is asked for next, and the progress bar's number of steps."""
 
@@ -50,6 +51,7 @@ def test_batches_of_a_changed_size(tmp_path):
 
 
 @pytest.mark.parametrize("swap_on_epoch", [False, True])
+@pytest.mark.slow
 def test_swapped_weights(tmp_path, swap_on_epoch):
     """Averages that change places with the weights while they are validated, or between epochs."""
     settings = {"network": {"optimizer": "ema"}, "replicas": (1,), "validation_data": batches()}
@@ -62,6 +64,7 @@ def test_swapped_weights(tmp_path, swap_on_epoch):
     assert_same(one, run(tmp_path / "b", stops, extra=swap, **settings))
 
 
+@pytest.mark.slow
 def test_the_steps_of_tensorboard_go_on(tmp_path):
     """They are counted from the first process on."""
 
@@ -78,6 +81,7 @@ def test_the_steps_of_tensorboard_go_on(tmp_path):
     assert numbers == [18]
 
 
+@pytest.mark.slow
 def test_global_generators_go_on(tmp_path):
     """Those of Python and of NumPy, from which callbacks of a user's own may draw."""
 
@@ -92,6 +96,7 @@ def test_global_generators_go_on(tmp_path):
     assert drawn == expected
 
 
+@pytest.mark.slow
 def test_when_it_saves(tmp_path):
     """After steps over all epochs, after minutes, at the end of epochs, and in the end."""
 
@@ -111,6 +116,7 @@ def test_when_it_saves(tmp_path):
     assert places(every_epochs=None, every_minutes=5) == [(3, 0)]
 
 
+@pytest.mark.slow
 def test_two_fits_with_one_object(tmp_path):
     """The second goes on where the first one has ended; after an error the folder is free again."""
     model, checkpoint = network(1), checkpoint_in(tmp_path / "run")
@@ -126,6 +132,7 @@ def test_two_fits_with_one_object(tmp_path):
     assert_same_values(values_of(whole), values_of(model))
 
 
+@pytest.mark.slow
 def test_a_thread_that_cannot_write_ends_training(tmp_path):
     """The error comes at the next step, and the checkpoints before are still there."""
 

@@ -101,6 +101,7 @@ def reported(model, *callbacks, x=None, epochs=2, **arguments):
     ),
     ids=str,
 )
+@pytest.mark.slow
 def test_the_parts_add_up_to_the_wall_time(replicas, compiled):
     """In every epoch, none of them negative; the ragged batch has examples for few replicas."""
     model = network(replicas, **compiled)
@@ -123,6 +124,7 @@ def test_the_parts_add_up_to_the_wall_time(replicas, compiled):
 
 
 @pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}])
+@pytest.mark.slow
 def test_waiting_for_data_is_found(compiled):
     """Outside of graphs and inside; each batch comes 100 ms late."""
     model = network(2, **compiled)
@@ -133,6 +135,7 @@ def test_waiting_for_data_is_found(compiled):
     assert "kmg.data.from_*" in report.verdict
 
 
+@pytest.mark.slow
 def test_computation_is_found():
     """A layer that takes 100 ms."""
     report = reported(network(1, Nap(LONG_NAP))).report
@@ -141,6 +144,7 @@ def test_computation_is_found():
     assert report.verdict.startswith("compute-bound: ")
 
 
+@pytest.mark.slow
 def test_the_host_is_found():
     """Another callback that takes 100 ms after each step."""
     report = reported(network(2), Dawdle()).report
@@ -149,6 +153,7 @@ def test_the_host_is_found():
     assert "compile(steps_per_execution=8)" in report.verdict
 
 
+@pytest.mark.slow
 def test_waiting_for_the_slowest_is_computation_and_no_all_reduce():
     """One of two replicas takes 300 ms instead of 100: the other one waits for 200."""
     x = np.tile(np.repeat([[0.0], [99.0]], 4, axis=0), (4, 4)).astype("float32")
@@ -177,6 +182,7 @@ def test_the_parts_by_hand():
     assert short.parts == {"data_wait": 2.5, "compute": 5.0, "all_reduce": 0.5, "host": 0.0}
 
 
+@pytest.mark.slow
 def test_operations_and_utilisation():
     """24 operations forward, three times as many in training, of a peak that is told."""
     report = reported(network(2), peak_flops=1e6).report
@@ -190,6 +196,7 @@ def test_operations_and_utilisation():
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.slow
 def test_scaling_is_measured_and_changes_nothing(replicas):
     """A model bit for bit as it is without, and the generators of random numbers, too."""
     results = []
@@ -214,12 +221,14 @@ def test_scaling_is_measured_and_changes_nothing(replicas):
     model.fit(X, Y, batch_size=8, verbose=0)
 
 
+@pytest.mark.slow
 def test_scaling_of_replicas_that_only_wait():
     """Where a step is a nap of 100 ms, two replicas do twice as much in the same time."""
     scaling = reported(network(2, Nap(LONG_NAP)), scaling_steps=3).report.scaling
     assert 0.7 < scaling.efficiency < 1.2
 
 
+@pytest.mark.slow
 def test_what_cannot_be_scaled():
     """A generator is refused before training, a model that cannot be copied after it."""
     with pytest.raises(ValueError, match="no batch can be read twice.*Received: data='generator'"):
@@ -246,6 +255,7 @@ def test_what_cannot_be_scaled():
 
 
 @pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}])
+@pytest.mark.slow
 def test_a_train_step_of_ones_own(compiled):
     """What happens inside is not seen, and the report says so."""
     model = kmg.distribute(OwnStep(Nap(), keras.layers.Dense(3)), replicas_of(2))
@@ -261,6 +271,7 @@ def test_a_train_step_of_ones_own(compiled):
     assert "step, as a whole" in str(report)
 
 
+@pytest.mark.slow
 def test_validation_is_left_out():
     """It takes 100 ms a batch and is no part of the wall time."""
     report = ThroughputReport(verbose=0)
@@ -269,6 +280,7 @@ def test_validation_is_left_out():
     assert report.report.wall < 5 * LONG_NAP
 
 
+@pytest.mark.slow
 def test_it_prints_one_table(capsys):
     """At the end, or after each epoch, or never."""
     model = network(2)
@@ -289,6 +301,7 @@ def test_it_prints_one_table(capsys):
     ]
 
 
+@pytest.mark.slow
 def test_a_training_of_which_everything_was_compiled(capsys):
     """One step tells nothing."""
     report = reported(network(2), x=slow_data().take(1), epochs=1)
@@ -297,6 +310,7 @@ def test_a_training_of_which_everything_was_compiled(capsys):
     assert "every step" in str(report.reports[0])
 
 
+@pytest.mark.slow
 def test_files(tmp_path):
     """JSON after each epoch, a picture at the end; the same object serves two trainings."""
     path, picture = tmp_path / "report.json", tmp_path / "report.png"

@@ -37,6 +37,7 @@ def epochs_in(path):
     return [one["epoch"] for one in json.loads(path.read_text())["epochs"]]
 
 
+@pytest.mark.slow
 def test_a_resumed_training_has_the_reports_of_all_epochs(tmp_path):
     """Stopped after two of three epochs; the operations are known in all of them."""
     path = tmp_path / "speed.json"
@@ -64,6 +65,7 @@ def test_a_report_comes_back_from_its_state():
     assert Throughput.from_state(report._replace(scaling=None).state).scaling is None
 
 
+@pytest.mark.slow
 def test_a_second_fit_begins_its_file_anew(tmp_path):
     """The file is that of the last `fit`."""
     path, model = tmp_path / "speed.json", network(1)
@@ -82,6 +84,7 @@ class SeveralOnly(keras.layers.Layer):
         return x
 
 
+@pytest.mark.slow
 def test_operations_that_cannot_be_counted_end_no_training(caplog):
     """They are not told, and the reason is in the log."""
     layers = [keras.Input((4,)), SeveralOnly(), keras.layers.Dense(1)]
@@ -96,6 +99,7 @@ def test_operations_that_cannot_be_counted_end_no_training(caplog):
     assert "no single examples" in told[0]
 
 
+@pytest.mark.slow
 def test_an_epoch_that_was_only_compiled_has_no_speed():
     """One step, and it was compiled: not zero examples a second."""
     report = ThroughputReport(verbose=0)

@@ -29,6 +29,7 @@ pytestmark = [
 @pytest.mark.parametrize(
     ("replicas", "momentum", "schedule"), covering([None, 2], [0.0, 0.9], [False, True])
 )
+@pytest.mark.slow
 def test_two_fits_are_one(replicas, momentum, schedule):
     """The second `fit` goes on in the middle of the warm-up; between them the rate is whole."""
     rate = keras.optimizers.schedules.ExponentialDecay(0.8, 5, 0.5) if schedule else 0.8
@@ -44,6 +45,7 @@ def test_two_fits_are_one(replicas, momentum, schedule):
     np.testing.assert_allclose(*weights, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_training_fails_and_the_rate_is_whole_again():
     """However `fit` ends."""
 
@@ -62,6 +64,7 @@ def test_training_fails_and_the_rate_is_whole_again():
 
 
 @pytest.mark.parametrize("replicas", [None, 2])
+@pytest.mark.slow
 def test_who_assigns_a_rate_wins(replicas):
     """A lower rate is used as it is from then on; a higher one is where the warm-up leads."""
 
@@ -85,6 +88,7 @@ def test_who_assigns_a_rate_wins(replicas):
 
 
 @pytest.mark.parametrize(("first", "length"), covering(["plateau", "warmup"], [(7, 0.5), (3, 0.8)]))
+@pytest.mark.slow
 def test_reduce_lr_on_plateau(first, length):
     """During the warm-up its reduced rate is used as printed, afterwards it halves the target."""
     steps, expected = length
@@ -101,6 +105,7 @@ def test_reduce_lr_on_plateau(first, length):
     np.testing.assert_allclose(used[[10, 15]], [0.4, 0.2], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_learning_rate_scheduler_sets_the_target():
     """Its rate of each epoch, warmed up; the same rate again is no news."""
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.8)
@@ -146,6 +151,7 @@ def whole_run(schedule):
 
 
 @pytest.mark.parametrize(("stop", "schedule"), covering([(0, 4), (1, 3), (2, 2)], [False, True]))
+@pytest.mark.slow
 def test_a_resumed_run_ends_bit_for_bit_the_same(schedule, stop):
     """Stopped in the warm-up, behind the growth of the batch, and after all."""
     whole, history = whole_run(schedule)
@@ -183,6 +189,7 @@ def test_a_resumed_run_ends_bit_for_bit_the_same(schedule, stop):
         assert rest[name] == values[stop[0] :], name
 
 
+@pytest.mark.slow
 def test_a_file_of_a_step_in_the_warmup_loads_with_keras_alone(tmp_path):
     """It names the user's schedule, and has the optimizer's variables and no others."""
     schedule = keras.optimizers.schedules.ExponentialDecay(0.8, 5, 0.5)

@@ -203,6 +203,7 @@ def test_names_that_are_no_text_are_printed(photos, capfd):
     assert "  \\udcff\\n.jpg: it is empty\n" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_progress_is_shown_on_a_terminal(photos):
     """The whole program, on a terminal of its own; the line is erased in the end."""
     damage(photos)

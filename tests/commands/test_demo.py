@@ -28,6 +28,7 @@ def demo(folder):
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
+@pytest.mark.slow
 def test_the_convnet_learns(demo):
     """On two replicas, with Keras's progress bar, to 97% of new digits."""
     assert demo.returncode == 0, demo.stdout + demo.stderr
@@ -38,6 +39,7 @@ def test_the_convnet_learns(demo):
     assert float(accuracy[1]) >= 0.97
 
 
+@pytest.mark.slow
 def test_the_table_compares_all_ways(demo):
     """In each case this package is as near to one device as rounding lets it be."""
     text = demo.stdout
@@ -47,6 +49,7 @@ def test_the_table_compares_all_ways(demo):
     assert len(re.findall("two replicas, stock Keras", text)) == 3
 
 
+@pytest.mark.slow
 def test_the_picture_is_whole(demo, folder):
     """A PNG from its first byte to its last, and no half-written file beside it."""
     assert f"{folder}/loss_curves.png" in demo.stdout

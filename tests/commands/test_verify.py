@@ -18,6 +18,7 @@ def unchanged_path(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
 
 
+@pytest.mark.slow
 def test_the_current_directory_is_importable(tmp_path):
     """The whole program, in a directory that no test has imported from."""
     shutil.copy(Path(__file__).parents[1] / "verified_models.py", tmp_path / "mine.py")
@@ -28,6 +29,7 @@ def test_the_current_directory_is_importable(tmp_path):
     assert "One device against 3 logical CPU devices, after 1 training step" in ended.stdout
 
 
+@pytest.mark.slow
 def test_a_difference_exits_with_one(capsys):
     """The planted model that divides by the local batch, on two and on three replicas."""
     argv = ["verify", "verified_models:divides_by_local_batch", *DATA]

@@ -40,6 +40,7 @@ def test_every_example_exactly_once_over_all_workers(size, shards, epoch):
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 4, 8])
+@pytest.mark.slow
 def test_replicas_share_the_same_global_batches(replicas):
     """The number of replicas decides who reads an example, never when."""
     batches = numbered(29, global_batch_size=8)
@@ -340,6 +341,7 @@ def test_functions_augment_the_batch():
     ],
     ids=["function", "layer", "layers"],
 )
+@pytest.mark.slow
 def test_draws_depend_on_seed_epoch_and_example_alone(augment):
     """The same for other batch sizes and shares; another for another epoch or seed."""
     images = np.random.default_rng(0).uniform(0, 255, (9, 6, 6, 3)).astype("float32")
@@ -386,6 +388,7 @@ def test_layers_that_mix_examples_are_refused(layer):
         kmg.data.from_arrays(np.ones((2, 2, 2, 1)), augment=keras.Sequential([layer()]))
 
 
+@pytest.mark.slow
 def test_layers_of_keras_cv_by_themselves_are_refused():
     """Their draws would not replay; in a `Sequence` they do."""
     keras_cv = pytest.importorskip("keras_cv")
@@ -400,6 +403,7 @@ def test_layers_of_keras_cv_by_themselves_are_refused():
 
 
 @pytest.mark.parametrize("masks", [np.ones((2, 8, 8, 1), "uint8"), np.ones((2, 8, 8), "uint8")])
+@pytest.mark.slow
 def test_images_are_not_moved_without_their_masks(masks):
     """A lone layer of Keras gets no masks; in a `Sequence` it moves both."""
     images = np.ones((2, 8, 8, 1), "float32")

@@ -210,6 +210,7 @@ model.fit(batches, verbose=0)
 """
 
 
+@pytest.mark.slow
 def test_several_damaged_files_end_fit_and_the_process(tmp_path):
     """With `DamagedExample`, although others fail at the same time, and without a hang at exit."""
     paths = [tmp_path / f"{number:02}.png" for number in range(40)]
@@ -221,6 +222,7 @@ def test_several_damaged_files_end_fit_and_the_process(tmp_path):
     assert re.search(r"\n\S*DamagedExample: \S*png cannot be read: it is", process.stderr)
 
 
+@pytest.mark.slow
 def test_training_goes_on_as_if_damaged_files_were_not_there(tmp_path):
     """Two replicas that skip them end with the weights of one device on the same batches without.
 

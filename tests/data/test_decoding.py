@@ -207,6 +207,7 @@ def test_a_random_crop_is_a_part_of_the_whole(kind, any_backend):
         assert differs.max() == 0 or kind == "JPEG"
 
 
+@pytest.mark.slow
 def test_of_a_large_jpeg_only_the_part_is_decoded(any_backend):
     """Where it lies high enough; it is what it is in the whole, except at its edges."""
     large = np.repeat(np.repeat(picture(), 14, axis=0), 14, axis=1)
@@ -290,6 +291,7 @@ def test_both_backends_agree():
         assert np.abs(ours.astype(int) - other).max() <= limit
 
 
+@pytest.mark.slow
 def test_opencv_is_optional():
     """The decoder is imported without it."""
     if importlib.util.find_spec("cv2") is None:

@@ -26,6 +26,7 @@ def million():
     return table, retained, peak
 
 
+@pytest.mark.slow
 def test_a_million_files_cost_less_than_50_mb(million):
     table, retained, peak = million
     assert len(table) == 1_000_000
@@ -36,6 +37,7 @@ def test_a_million_files_cost_less_than_50_mb(million):
     assert peak < 50e6
 
 
+@pytest.mark.slow
 def test_batches_of_a_million_files_cost_less_than_50_mb(million):
     """The whole index: paths, labels, and the order of the epochs."""
     table, retained, _ = million

@@ -55,6 +55,7 @@ def assert_same(model, other):
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_training_is_that_of_one_device(replicas, settings):
     """Weights, logs and metrics after three epochs, with a last batch of five examples."""
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8, **settings)
@@ -66,6 +67,7 @@ def test_training_is_that_of_one_device(replicas, settings):
         np.testing.assert_allclose(history.history[name][-1], values[-1], rtol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_several_steps_in_one_call():
     """`steps_per_execution` reads the same batches, inside the graph."""
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
@@ -74,6 +76,7 @@ def test_several_steps_in_one_call():
     assert_same(model, by_hand(batches, range(2))[0])
 
 
+@pytest.mark.slow
 def test_a_later_epoch_has_its_own_order():
     """`initial_epoch=1` goes on where one epoch stopped."""
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
@@ -83,6 +86,7 @@ def test_a_later_epoch_has_its_own_order():
     assert_same(model, by_hand(batches, range(3))[0])
 
 
+@pytest.mark.slow
 def test_steps_per_epoch_goes_on_where_it_stopped():
     """Two epochs of two steps are the first epoch of four."""
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
@@ -91,6 +95,7 @@ def test_steps_per_epoch_goes_on_where_it_stopped():
     assert_same(model, by_hand(batches, range(1))[0])
 
 
+@pytest.mark.slow
 def test_a_later_epoch_of_a_few_steps_begins_where_the_last_one_ended():
     """Two epochs of three steps, and two more, are four epochs of three steps."""
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
@@ -101,6 +106,7 @@ def test_a_later_epoch_of_a_few_steps_begins_where_the_last_one_ended():
     assert_same(parts, whole)
 
 
+@pytest.mark.slow
 def test_padding_does_not_change_a_training():
     """`DistributedModel` needs none, and Keras would count it in the loss."""
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
@@ -150,6 +156,7 @@ def test_data_without_an_end_needs_steps():
         compiled(2).fit(batches)
 
 
+@pytest.mark.slow
 def test_data_of_unknown_length_goes_on_from_epoch_to_epoch():
     """With `steps_per_epoch`, as data of a known length does."""
     dataset = tf.data.Dataset.from_tensor_slices((X, Y))
@@ -164,6 +171,7 @@ def test_data_of_unknown_length_goes_on_from_epoch_to_epoch():
     assert_same(other, model)
 
 
+@pytest.mark.slow
 def test_class_weight_of_fit():
     """Keras's own argument works, too, and equals `balance="class_weight"`."""
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
@@ -173,6 +181,7 @@ def test_class_weight_of_fit():
     assert_same(model, other)
 
 
+@pytest.mark.slow
 def test_a_replica_batch_size_grows_with_the_replicas():
     """Four a replica on two replicas are batches of eight."""
     batches = kmg.data.from_arrays(X, Y, replica_batch_size=4)
@@ -182,6 +191,7 @@ def test_a_replica_batch_size_grows_with_the_replicas():
     assert_same(model, by_hand(batches.with_(global_batch_size=8), range(1))[0])
 
 
+@pytest.mark.slow
 def test_evaluation_and_prediction_keep_the_sources_order():
     """Predictions belong to the examples as they came, and every example counts once."""
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8, balance="oversample")
@@ -223,6 +233,7 @@ class Torn(ExampleSource):
         return f"page {index}"
 
 
+@pytest.mark.slow
 def test_a_damaged_example_is_named():
     """The error is this package's own, with the example and the cause."""
     model = compiled(2)
@@ -236,6 +247,7 @@ def test_a_damaged_example_is_named():
 
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("damaged", [{3}, {0, 5, 6, 28}, set(range(8, 16))], ids=str)
+@pytest.mark.slow
 def test_skipped_examples_count_nowhere(replicas, damaged):
     """Weights and logs are those of one device whose batches never had these examples.
 
@@ -258,6 +270,7 @@ def test_skipped_examples_count_nowhere(replicas, damaged):
         np.testing.assert_allclose(history[name], values, rtol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_quarantine_lists_each_damaged_example_once():
     """Over epochs and copies; and each epoch has its one warning."""
     batches = Batches(Torn({3, 7}), on_error="skip", global_batch_size=8)

@@ -78,6 +78,7 @@ def test_asks_where_it_cannot_know(dataset):
         from_dataset(dataset)
 
 
+@pytest.mark.slow
 def test_told_what_the_elements_are():
     made = from_dataset(generated(NUMBERS, NUMBERS), batched=True, shuffle=False)
     assert lists(made.epoch(0)) == [list(range(10))]
@@ -108,6 +109,7 @@ def test_replica_batch_size_replaces_the_own_one():
 
 
 @pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.slow
 def test_every_example_once_in_each_epoch(shards):
     """For an odd size, shuffled, whatever the number of workers; the global batches are equal."""
     made = from_dataset(Slices(np.arange(23)).batch(4), shuffle_buffer=8, global_batch_size=5)
@@ -152,6 +154,7 @@ def test_structures(element, expected, batched):
 
 
 @pytest.mark.parametrize("remainder", ["keep", "pad"])
+@pytest.mark.slow
 def test_ragged_examples(remainder):
     """Ragged parts are batched, shuffled, cut into shares and filled up."""
     x = tf.ragged.constant([[1, 2], [3], [], [4, 5, 6], [7]])
@@ -173,6 +176,7 @@ def test_infinite():
         made.with_(cache="memory")
 
 
+@pytest.mark.slow
 def test_memory_reads_the_dataset_once():
     """Later epochs and `evaluation` read the cache, which is shuffled fully."""
     reads = []
@@ -242,6 +246,7 @@ def test_what_cannot_be_used(arguments, error, message):
 
 
 @pytest.mark.parametrize("fit", [{}, {"class_weight": {0: 1.0, 1: 3.0}}])
+@pytest.mark.slow
 def test_trains_as_on_one_device(fit):
     """Two replicas give one device's numbers, also with class weights."""
     generator = np.random.default_rng(1)
@@ -304,6 +309,7 @@ def test_examples_of_a_batch_must_have_one_shape():
     assert r"first=[(2,), ()], another=[(3,), ()]" in str(failure)
 
 
+@pytest.mark.slow
 def test_batches_may_differ_in_shape():
     """As those of `padded_batch` do, each padded to its own longest example."""
     made = from_dataset(lengths(2, 2, 3, 3, 1), shuffle=False, global_batch_size=2)

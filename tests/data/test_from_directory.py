@@ -272,6 +272,7 @@ def test_the_fingerprint_changes_with_the_files_the_labels_and_the_settings(tmp_
     assert len(others | {before}) == 6
 
 
+@pytest.mark.slow
 def test_fit_trains_on_two_replicas(two_classes):
     """Channel 0 of a cat is below 20 and that of a dog is not."""
     keras.utils.set_random_seed(1)

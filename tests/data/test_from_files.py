@@ -263,6 +263,7 @@ def test_the_fingerprint_changes_with_labels_weights_and_settings(paths):
 
 
 @pytest.mark.parametrize("kind", ["regression", "mask"])
+@pytest.mark.slow
 def test_fit_trains_on_two_replicas(paths, kind):
     """An image's number is in its pixels; shares of 3 and 2."""
     keras.utils.set_random_seed(1)

@@ -331,6 +331,7 @@ def test_other_flows_run_as_they_are(case, tmp_path, caplog):
     assert_same(joined(batches), of_generator(flow))
 
 
+@pytest.mark.slow
 def test_other_flows_shuffle_themselves(caplog):
     x, y = arrays()
     batches = from_flow(Inverting().flow(x, np.arange(10), batch_size=4, seed=5))
@@ -360,6 +361,7 @@ def test_wrong_arguments_are_named(folder):
 
 
 @pytest.mark.parametrize("kind", ["directory", "dataframe", "arrays", "subclass"])
+@pytest.mark.slow
 def test_each_flow_trains_on_two_replicas(kind, folder):
     changes = {"rotation_range": 20, "horizontal_flip": True, "rescale": 1 / 255}
     arguments = {"class_mode": "sparse", "target_size": (6, 5), "batch_size": 4}

@@ -64,6 +64,7 @@ def test_the_format_decides_what_is_offered(spots):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shards", [1, 2, 3])
+@pytest.mark.slow
 def test_every_example_once_in_each_epoch(spots, kind, shards):
     """Whatever the number of workers and of files; joined, the shares are the same batches."""
     made = spots(kind, global_batch_size=5, seed=1, shuffle_buffer=6)
@@ -92,6 +93,7 @@ def test_images_and_classes(spots, kind):
 
 
 @pytest.mark.parametrize("kind", ["records", "files"])
+@pytest.mark.slow
 def test_splits_can_be_cut_and_joined(spots, kind):
     first, second = (
         sum(numbers(spots(kind, split).epoch(0)), []) for split in ("train[:40%]", "train[40%:]")
@@ -101,6 +103,7 @@ def test_splits_can_be_cut_and_joined(spots, kind):
     assert spots(kind, "train+test").num_examples == 30
 
 
+@pytest.mark.slow
 def test_the_order_goes_on_anywhere(spots):
     for kind in ("records", "files"):
         made = spots(kind, global_batch_size=5)
@@ -139,6 +142,7 @@ def test_what_a_stream_does_not_offer(spots):
         spots("stream", balance="oversample")
 
 
+@pytest.mark.slow
 def test_records_are_read_by_many_threads(spots):
     """All threads use one reader."""
     source = spots("records")._source
@@ -187,6 +191,7 @@ def test_all_features(prepared, kind):
 
 
 @pytest.mark.parametrize("kind", ["records", "stream"])
+@pytest.mark.slow
 def test_damage_is_named(prepared, kind):
     """As in a folder: an error with a name, or left out and listed."""
     made = from_tfds(
@@ -202,6 +207,7 @@ def test_damage_is_named(prepared, kind):
 
 
 @pytest.mark.parametrize("kind", ["records", "stream"])
+@pytest.mark.slow
 def test_images_are_decoded_like_files(prepared, kind, tmp_path):
     """The pixels are those of `ImageDecoder`; a random crop is drawn anew and can be replayed."""
     arguments = {"features": ("image", "number"), "data_dir": prepared[kind], "on_error": "skip"}
@@ -228,6 +234,7 @@ def test_images_are_decoded_like_files(prepared, kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["records", "stream"])
+@pytest.mark.slow
 def test_decoders(spots, kind, tmp_path):
     """A user's decoder comes before ours; what it gives is found out."""
     skip = {"image": tfds.decode.SkipDecoding()}
@@ -246,6 +253,7 @@ def test_decoders(spots, kind, tmp_path):
         made.with_(cache=tmp_path / "cache").epoch(0)
 
 
+@pytest.mark.slow
 def test_read_config(spots):
     """TFDS's own reading options hold for streams, except those that cut the data."""
     config = tfds.ReadConfig(interleave_cycle_length=2, interleave_block_length=1)
@@ -258,6 +266,7 @@ def test_read_config(spots):
 
 
 @pytest.mark.parametrize(("kind", "cache"), [("records", None), *[(k, "memory") for k in KINDS]])
+@pytest.mark.slow
 def test_caches(spots, kind, cache, tmp_path):
     """In memory or, with random access, in a folder: shuffled fully."""
     cache = cache or tmp_path / "cache"
@@ -284,6 +293,7 @@ def test_prepares_in_the_format_that_is_asked_for(tmp_path):
     assert isinstance(from_tfds(builder, "test")._source, TfdsStream)
 
 
+@pytest.mark.slow
 def test_only_one_process_prepares(tmp_path):
     """Two processes start together: one generates the data, the other waits and uses it."""
     script = (
@@ -325,6 +335,7 @@ def test_only_one_process_prepares(tmp_path):
     assert sum("Another process is preparing" in errors for _, errors in outputs) == 1
 
 
+@pytest.mark.slow
 def test_image_folder(tmp_path):
     """TFDS's own reader of folders, whose images TFDS would decode one size only."""
     for split, count in (("train", 5), ("val", 2)):
@@ -399,6 +410,7 @@ def test_missing_data_and_missing_package(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.slow
 def test_trains_on_two_replicas(spots, kind):
     """Two replicas give one device's numbers."""
     made = spots(kind, global_batch_size=8)

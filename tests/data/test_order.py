@@ -63,6 +63,7 @@ def test_neighbours_do_not_stay_neighbours():
 
 
 @pytest.mark.parametrize("size", [3, 4, 5])
+@pytest.mark.slow
 def test_short_lists_come_in_all_orders_alike(size):
     """Each of the permutations comes up, and none three times as often as another."""
     orders = Counter(tuple(epoch(Order(size, seed=seed), 0)) for seed in range(6000))

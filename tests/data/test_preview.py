@@ -45,6 +45,7 @@ def texts_of(examples):
 
 
 @pytest.mark.parametrize("kind", ["arrays", "stream"])
+@pytest.mark.slow
 def test_originals_stand_above_their_augmentations(tmp_path, kind):
     labels = np.zeros(4, np.int64)
     if kind == "arrays":
@@ -90,6 +91,7 @@ def test_titles_and_labels_are_written_as_they_are():
     assert [axes.get_ylabel() for axes in figure.axes[::2]] == rows
 
 
+@pytest.mark.slow
 def test_draws_differ():
     images = np.tile(np.arange(24, dtype=np.uint8)[:, None, None], (32, 1, 24, 1))
     flip = augmentation(keras.layers.RandomFlip("vertical"), training=True)

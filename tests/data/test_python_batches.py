@@ -85,6 +85,7 @@ def test_workers_read_at_once():
     assert data.most_at_once == 3
 
 
+@pytest.mark.slow
 def test_batches_are_shuffled_by_seed_and_epoch():
     batches = from_flow(Numbers(workers=2))
     orders = [joined(batches, epoch)[0].tolist() for epoch in range(5)]
@@ -231,6 +232,7 @@ def image_generator():
 
 
 @pytest.mark.parametrize("kind", ["dataset", "generator"])
+@pytest.mark.slow
 def test_each_source_trains_on_two_replicas(kind):
     flow = ImageDataset(workers=2) if kind == "dataset" else image_generator
     model = keras.Sequential(
@@ -264,6 +266,7 @@ def broken():
     "flow", [Broken(), Broken(workers=3), broken], ids=["one worker", "workers", "generator"]
 )
 @pytest.mark.parametrize("cache", [None, "memory"])
+@pytest.mark.slow
 def test_own_errors_reach_the_user_of_fit(flow, cache):
     """As themselves, not as an error of TensorFlow."""
     model = keras.Sequential([keras.Input(()), keras.layers.Reshape((1,)), keras.layers.Dense(1)])

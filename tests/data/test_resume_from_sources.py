@@ -40,6 +40,7 @@ def trained(data, folder, *callbacks, shuffle_seed=3):
 
 
 @pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.slow
 def test_training_goes_on_from_every_source(source, places, tmp_path):
     """Stopped in the second epoch; images come in another order in each epoch."""
 

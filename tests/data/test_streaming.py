@@ -68,6 +68,7 @@ def lists(dataset):
         ("pad", [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 8, 8]], [[1] * 4, [1] * 4, [1, 1, 0, 0]], 3),
     ],
 )
+@pytest.mark.slow
 def test_the_remainder(remainder, inputs, weights, steps):
     """A last batch of two is kept, dropped, or filled with examples of weight zero."""
     made = batches(shuffle=False, remainder=remainder)
@@ -90,6 +91,7 @@ def test_padding_multiplies_given_weights():
 
 @pytest.mark.parametrize("remainder", ["keep", "drop", "pad"])
 @pytest.mark.parametrize("shards", [2, 5])
+@pytest.mark.slow
 def test_shares_joined_are_the_batches(remainder, shards):
     """Each worker gets the same number of batches; together they hold each example once."""
     made = batches(count=11, remainder=remainder)
@@ -124,6 +126,7 @@ def test_starts_anywhere():
     assert sorted(stream.read) == sorted(flat[5:])
 
 
+@pytest.mark.slow
 def test_the_order_is_a_function_of_seed_and_epoch():
     """Other epochs and seeds have other orders; TensorFlow's global seed changes nothing."""
     made = batches(count=50, size=50)
@@ -134,6 +137,7 @@ def test_the_order_is_a_function_of_seed_and_epoch():
     assert lists(made.with_(seed=1).epoch(0)) != first
 
 
+@pytest.mark.slow
 def test_endless_epochs_are_the_epochs_in_turn():
     """One dataset goes through all epochs, from any place on, and is traced once."""
     stream = Numbers(10)
@@ -169,6 +173,7 @@ def test_two_readers_of_one_dataset():
     assert lists(second) == [[4, 5, 6, 7], [8, 9]]
 
 
+@pytest.mark.slow
 def test_seeds_belong_to_the_position():
     """What `augment` draws is the same for each position, whatever the share and the start."""
 
@@ -211,6 +216,7 @@ def test_damage_is_left_out(remainder, expected, weights):
     assert sorted(made.quarantine) == [("number 1", "it is odd"), ("number 5", "it is odd")]
 
 
+@pytest.mark.slow
 def test_memory_reads_once_and_shuffles_fully():
     """The second epoch and copies of the batches finish nothing; a buffer of five mattered not."""
     stream = Numbers(200)
@@ -240,6 +246,7 @@ def test_rows_of_predictions_are_kept(damaged):
     assert made.marks_missing and not made.may_lose_examples
 
 
+@pytest.mark.slow
 def test_memory_keeps_damage():
     """Damaged examples are skipped and warned of in each epoch, as without a cache."""
     made = batches(damaged=[5], on_error="skip", cache="memory", shuffle=False)

@@ -134,6 +134,7 @@ def test_each_source_has_a_row():
     assert list(table()) == list(SOURCES)
 
 
+@pytest.mark.slow
 def test_order(row):
     """Every example once; shuffled as the table says; from any position on; the same in shares."""
     cells, make = row
@@ -153,6 +154,7 @@ def test_order(row):
     assert [joined(parts) for parts in zip(*shares, strict=True)] == epochs[1]
 
 
+@pytest.mark.slow
 def test_what_is_offered(row, tmp_path):
     """Whatever the table does not offer is an error."""
     cells, make = row

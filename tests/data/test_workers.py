@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 import keras_multigpu as kmg
 
@@ -22,6 +23,7 @@ print(json.dumps([batch.numpy().tolist() for batch, _ in part]))
 """
 
 
+@pytest.mark.slow
 def test_workers_agree_on_the_batches_without_talking():
     """Three processes, started alone, cut the same batches into three parts."""
     started = [

@@ -73,6 +73,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in FORMS.items()])
+@pytest.mark.slow
 def test_every_form_trains_as_plain_keras(make):
     """However the model was made, three replicas end with one device's weights."""
     plain = weights_after_training(keras.Model(*ends()))
@@ -98,6 +99,7 @@ def test_functional_use_does_not_change_the_class():
     assert OwnStep.__bases__ == (kmg.DistributedModel,)
 
 
+@pytest.mark.slow
 def test_distribute_keeps_what_the_model_has_learned():
     """Weights, optimizer state and compiled losses and metrics come along, twice."""
     plain, model = keras.Model(*ends()), keras.Model(*ends())
@@ -127,6 +129,7 @@ def test_distribute_keeps_what_the_model_has_learned():
     ],
     ids=["one device", "central storage"],
 )
+@pytest.mark.slow
 def test_other_kinds_of_strategies(other):
     """A single device and shared variables give the same weights."""
     plain = weights_after_training(keras.Model(*ends()))
@@ -145,6 +148,7 @@ def test_bad_arguments_are_named():
         kmg.distribute(sequential(), strategy(2)).fit(X, Y)
 
 
+@pytest.mark.slow
 def test_repeated_calls_compile_nothing_new():
     """The second `fit`, `evaluate` and `predict` use the steps of the first."""
     model = kmg.distribute(keras.Model(*ends()), strategy(2))
@@ -199,6 +203,7 @@ class Registered(kmg.DistributedModel):
 @pytest.mark.filterwarnings(
     "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
 )
+@pytest.mark.slow
 def test_a_saved_subclass_comes_back_compiled(tmp_path):
     """Loading a model of the user's own class restores its optimizer, too."""
     model = kmg.distribute(Registered(), strategy(2))
@@ -210,6 +215,7 @@ def test_a_saved_subclass_comes_back_compiled(tmp_path):
     assert loaded.evaluate(X, Y, verbose=0) == pytest.approx(model.evaluate(X, Y, verbose=0))
 
 
+@pytest.mark.slow
 def test_distribute_works_inside_a_scope():
     """With the strategy's scope open, everything is made and moved as without."""
     with strategy(2).scope():
@@ -245,6 +251,7 @@ class LogsItsLoss(keras.Model):
         return {"loss": loss, "twice": 2 * loss}
 
 
+@pytest.mark.slow
 def test_own_steps_log_what_they_return_and_can_synchronise_batch_norm():
     """The logs are the global values; BatchNorm sees the global batch on request."""
     histories = []

@@ -50,6 +50,7 @@ def assert_same(first, second):
     ["mse", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")],
     ids=["mean", "weighted mean"],
 )
+@pytest.mark.slow
 def test_pieces_change_nothing(pieces, loss):
     """Any number of pieces trains as one, also more pieces than examples."""
     plain = trained(dense(), loss)
@@ -64,6 +65,7 @@ class Hungry(keras.layers.Layer):
         return x + 0.0 * tf.reduce_max(tf.random.uniform([size])) / 1e30
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_leaves_nothing_half_done():
     """A step that fails changes no weight, no optimizer variable and no metric."""
     model = kmg.distribute(dense(Hungry()), strategy(2))
@@ -77,6 +79,7 @@ def test_running_out_of_memory_leaves_nothing_half_done():
     assert all(not np.any(variable.numpy()) for variable in model.metrics_variables)
 
 
+@pytest.mark.slow
 def test_auto_takes_twice_as_many_pieces_until_memory_suffices(caplog):
     """`"auto"` retries the same step, says so, and ends with the same numbers."""
     plain = trained(dense())

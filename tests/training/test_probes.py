@@ -80,6 +80,7 @@ X = np.array([[1.0], [2.0], [3.0]], np.float32)
 
 
 @pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}, {"run_eagerly": True}])
+@pytest.mark.slow
 def test_each_replica_has_its_own_loss_and_gradient(compiled):
     """Three examples on two replicas: two and one; the gradient of (w x)^2 is 2 w x^2."""
     probe = Remember()
@@ -101,6 +102,7 @@ def test_an_empty_replica_has_nothing():
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.slow
 def test_a_forbidden_step_changes_nothing(replicas):
     """Of two steps the one with the large loss leaves weights, iterations and metrics alone."""
     data = tf.data.Dataset.from_tensor_slices((np.array([[1.0], [100.0]], "float32"), [0.0, 0.0]))
@@ -112,6 +114,7 @@ def test_a_forbidden_step_changes_nothing(replicas):
     np.testing.assert_allclose(history.history["mae"], [1.0])
 
 
+@pytest.mark.slow
 def test_steps_stay_compiled_for_the_same_probe_only():
     """The step of an old probe is dropped when a new one comes; the one without stays."""
     model, probe = line(2), Remember()
@@ -135,6 +138,7 @@ def losses_seen(model, *data):
     return probe.seen.numpy()[:, 1]
 
 
+@pytest.mark.slow
 def test_a_loss_divided_by_weights_is_the_replicas_own():
     """Weights 10 and 0.1: squares 1, 4 on the first replica, 9, 16 on the second."""
     model = line(2)
@@ -165,6 +169,7 @@ def test_a_sum_is_the_replicas_own_sum():
     np.testing.assert_allclose(losses_seen(model, x, np.zeros((4, 1))), [5.0, 25.0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_masked_steps_count_for_no_replica():
     """One value a step; the second replica has one step each, and four that are padding."""
     x = np.array([[1, 2], [1, 2], [3, 0], [3, 0]])
@@ -177,6 +182,7 @@ def test_masked_steps_count_for_no_replica():
     np.testing.assert_allclose(losses_seen(model, x, np.zeros((4, 2, 1))), [2.5, 9.0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_sparse_inputs_can_be_watched():
     """They train without a probe, so they must with one that takes times and rows."""
 

@@ -76,6 +76,7 @@ def noisy_classifier():
     return model
 
 
+@pytest.mark.slow
 def test_seed_states_are_those_of_one_device():
     """After training, the generators stand where plain Keras's stand, on all replicas."""
     x = np.ones((13, 4), "float32")
@@ -91,6 +92,7 @@ def test_seed_states_are_those_of_one_device():
                 np.testing.assert_array_equal(copy.numpy(), expected)
 
 
+@pytest.mark.slow
 def test_a_training_run_with_noise_replays():
     """Equal seeds give bit-equal weights."""
     x = np.random.default_rng(0).random((13, 4), "float32")

@@ -65,6 +65,7 @@ def dataset():
 @pytest.mark.parametrize("source", [batches, dataset])
 @pytest.mark.parametrize("steps", [None, 4])
 @pytest.mark.parametrize("stop", [(0, 3), (1, 2), (1, None)])
+@pytest.mark.slow
 def test_training_goes_on_in_the_middle_of_an_epoch(source, steps, stop):
     """Stopped after any step and gone on with in a new model, it ends bit for bit the same."""
     last = steps or 6
@@ -104,6 +105,7 @@ def test_training_goes_on_in_the_middle_of_an_epoch(source, steps, stop):
 @pytest.mark.parametrize(
     ("steps", "grown", "resumed"), [(None, (1, 0), (1, 11)), (3, (0, 12), (1, 0))]
 )
+@pytest.mark.slow
 def test_the_dataset_is_made_once_for_each_place(steps, grown, resumed, monkeypatch):
     """To make it traces what it consists of: also where size and place change together."""
     made = []
@@ -131,6 +133,7 @@ def test_the_dataset_is_made_once_for_each_place(steps, grown, resumed, monkeypa
 
 
 @pytest.mark.parametrize("source", ["batches", "arrays", "dataset"])
+@pytest.mark.slow
 def test_the_batch_size_changes_between_epochs(source):
     """Two epochs of batches of four, then of eleven: steps, bar and examples follow."""
     x, extra = {
@@ -155,6 +158,7 @@ def test_the_batch_size_changes_between_epochs(source):
     assert model.replication.pieces == 1
 
 
+@pytest.mark.slow
 def test_steps_per_epoch_and_another_batch_size_leave_out_no_example():
     """Epochs of three steps: the data go on where they were, in examples."""
     read = []
@@ -183,6 +187,7 @@ def test_steps_per_epoch_and_another_batch_size_leave_out_no_example():
     assert [number for batch in read for number in batch] == [*range(24), *range(6)]
 
 
+@pytest.mark.slow
 def test_a_batch_size_that_the_data_decide_is_refused():
     """A generator's batches cannot be cut anew."""
 
@@ -201,6 +206,7 @@ def test_a_batch_size_that_the_data_decide_is_refused():
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.slow
 def test_a_state_is_given_back_bit_for_bit(replicas):
     """Weights, seeds, optimizer and metrics, after steps that changed them all."""
     model = network(replicas)
@@ -217,6 +223,7 @@ def test_a_state_is_given_back_bit_for_bit(replicas):
         np.testing.assert_array_equal(after.values[name], value, name)
 
 
+@pytest.mark.slow
 def test_a_state_of_another_model_is_refused():
     """Nothing is changed, and the difference is named."""
     model = network()
