@@ -69,7 +69,7 @@ class PresentStep:
         return tensor
 
     def origins(self, tensor: tf.Tensor) -> frozenset[str]:
-        """What a tensor depends on: the replica's own `rows`, or `shared` values.
+        """What a tensor depends on: the replica's own `rows`, `pairs` of them, `shared` values.
 
         Random numbers count as rows, for each replica draws its own.
         """
@@ -102,8 +102,11 @@ class PresentStep:
         self._kept += [tensor] if eager else []
 
     def _of(self, kind: str, inputs: Any) -> frozenset[str]:
+        found = [self._origins.get(key, frozenset[str]()) for key in inputs]
         own = {"rows"} if "Random" in kind else set[str]()
-        return frozenset(own.union(*(self._origins.get(key, ()) for key in inputs)))
+        if kind == "MatMul" and all("rows" in origins for origins in found):
+            own.add("pairs")
+        return frozenset(own.union(*found))
 
 
 def present_step() -> PresentStep:

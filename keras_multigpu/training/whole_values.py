@@ -49,6 +49,14 @@ OF_OWN_ROWS = (
     "one device."
 )
 
+OF_PAIRS = (
+    "The `train_step` of %s multiplies rows of a batch with each other, as contrastive losses do, "
+    "and a replica has the rows of its share only, so there are other pairs than on one device. "
+    "Expected a step that takes each row by itself. Write such a loss as a function or a "
+    "`keras.losses.Loss` that returns one number, for `compile` or to call in the step, or "
+    "override `compute_loss` instead of `train_step`: there the rows of all replicas are present."
+)
+
 _warned: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
 
 
@@ -80,8 +88,9 @@ def loss_of_all(
         with keras_internals.single_device():
             return original(loss, *everyones)
     total = tf.reduce_sum(tf.cast(values, tf.float32))
+    tell_of_pairs(step, total)
     if loss.reduction == "sum":
-        return sum_of_all(step, [total])[0]
+        return sum_of_all(step, [total])[0] if "rows" in step.origins(total) else total
     count = tf.size(values) if divisor is None else divisor
     return tf.math.divide_no_nan(*sum_of_all(step, [total, tf.cast(count, tf.float32)]))
 
@@ -132,6 +141,7 @@ def values_of_user_code(input_tensor: Any, axis: Any) -> tuple[PresentStep | Non
     rank = values.shape.rank
     if rank == 0 or not (axis is None or (rank and covers(axis, rank))):
         return None, None
+    tell_of_pairs(step, values)
     return step, values
 
 
@@ -160,26 +170,28 @@ def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
         if step is None or target is None:
             return original(self, target, sources, output_gradients, unconnected_gradients)
         flat = tf.nest.flatten(sources)
-        of_variables = [i for i, source in enumerate(flat) if is_variable(source)]
-        if of_variables:
+        if any(map(is_variable, flat)):
             step.require_outermost("A gradient with respect to variables is taken")
+        elif step.is_nested:
+            return original(self, target, sources, output_gradients, unconnected_gradients)
+        in_common = [i for i, source in enumerate(flat) if is_in_common(step, source)]
         with left_alone():
-            arriving = parts_of_one(step, target, output_gradients, bool(of_variables))
+            arriving = parts_of_one(step, target, output_gradients, bool(in_common))
             found = tf.nest.flatten(
                 original(self, target, sources, arriving, unconnected_gradients)
             )
             summed = summed_gradients(
-                step, [flat[i] for i in of_variables], [found[i] for i in of_variables]
+                step, [flat[i] for i in in_common], [found[i] for i in in_common]
             )
-        for i, value in zip(of_variables, summed, strict=True):
+        for i, value in zip(in_common, summed, strict=True):
             found[i] = value
-        step.with_gradient.update(id(flat[i]) for i in of_variables)
+        step.with_gradient.update(id(flat[i]) for i in in_common)
         return tf.nest.pack_sequence_as(sources, found)
 
     return gradient
 
 
-def parts_of_one(step: PresentStep, target: Any, output_gradients: Any, of_variables: bool) -> Any:
+def parts_of_one(step: PresentStep, target: Any, output_gradients: Any, in_common: bool) -> Any:
     """What arrives at a target: one N-th on each replica where all have the same number.
 
     A target of the replica's own rows gets all of it, as the rows of others are not in it.
@@ -187,8 +199,10 @@ def parts_of_one(step: PresentStep, target: Any, output_gradients: Any, of_varia
     targets = [tf.convert_to_tensor(t) for t in tf.nest.flatten(target)]
     origins = frozenset[str]().union(*(step.origins(t) for t in targets))
     scalar = any(t.shape.rank == 0 for t in targets)
-    if "rows" in origins and scalar and of_variables:
-        warn_once(step)
+    if in_common:
+        tell_of_pairs(step, *targets)
+    if "rows" in origins and scalar and in_common:
+        warn_once(step, OF_OWN_ROWS)
     if "rows" in origins and "shared" not in origins:
         return output_gradients
     given = [None] * len(targets)
@@ -202,11 +216,17 @@ def parts_of_one(step: PresentStep, target: Any, output_gradients: Any, of_varia
     return tf.nest.pack_sequence_as(target, parts)
 
 
-def warn_once(step: PresentStep) -> None:
-    """Say once for each model that nobody can know what a gradient is of."""
+def tell_of_pairs(step: PresentStep, *tensors: tf.Tensor) -> None:
+    """Warn of numbers that were made of pairs of rows."""
+    if any("pairs" in step.origins(tensor) for tensor in tensors):
+        warn_once(step, OF_PAIRS)
+
+
+def warn_once(step: PresentStep, text: str) -> None:
+    """Say once for each model why its step may not be that of one device."""
     if step.replica == 0 and step.model not in _warned:
         _warned.add(step.model)
-        logger.warning(OF_OWN_ROWS, type(step.model).__name__)
+        logger.warning(text, type(step.model).__name__)
 
 
 def summed_gradients(
@@ -216,11 +236,15 @@ def summed_gradients(
     result = list(gradients)
     dense = [i for i, g in enumerate(gradients) if g is not None and not is_sparse(g)]
     tensors = [
-        zero_unless(step.present, tf.reshape(tf.convert_to_tensor(result[i]), variables[i].shape))
+        zero_unless(step.present, tf.ensure_shape(tf.convert_to_tensor(result[i]), v.shape))
         for i in dense
+        for v in [variables[i]]
     ]
-    packing = Packing(tensors)
-    totals = packing.unpack(sums(step.context, packing.pack(tensors)))
+    if all(tensor.shape.is_fully_defined() for tensor in tensors):
+        packing = Packing(tensors)
+        totals = packing.unpack(sums(step.context, packing.pack(tensors)))
+    else:
+        totals = sums(step.context, tensors)
     for i, value in zip(dense, totals, strict=True):
         result[i] = step.shared(value)
     for i, value in enumerate(result):
@@ -230,8 +254,15 @@ def summed_gradients(
 
 
 def is_variable(source: Any) -> bool:
-    """Whether a source of gradients is a variable, of which each replica has a copy."""
+    """Whether a source of gradients is a variable."""
     return isinstance(source, keras.Variable | tf.Variable)
+
+
+def is_in_common(step: PresentStep, source: Any) -> bool:
+    """Whether all replicas have the same source of gradients: a variable, or made of some."""
+    if is_variable(source):
+        return True
+    return isinstance(source, tf.Tensor) and "rows" not in step.origins(source)
 
 
 def sum_of_all(step: PresentStep, own: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -150,6 +150,35 @@ def test_a_loss_of_a_replicas_own_rows_is_told_once(loss, caplog):
     assert "Write `ops.mean(values)` instead of dividing by `ops.shape(x)[0]`" in record.message
 
 
+def test_rows_that_meet_each_other_are_told(caplog):
+    """A product of rows with rows, as in contrastive losses, has the pairs of a share only."""
+    logs_of(lambda model, x, p: ops.mean(ops.matmul(p, ops.transpose(p))))
+    (record,) = caplog.records
+    assert "multiplies rows of a batch with each other" in record.message
+
+
+def test_gradients_of_tensors():
+    """A row's is its own; that of a tensor made of weights is of all rows; Jacobians are local."""
+    seen = {}
+
+    def loss(model, x, y_pred):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            scale = ops.square(model.scale)
+            value = ops.mean(ops.square(x) * scale)
+        of_rows, seen["scale"] = tape.gradient(value, [x, scale])
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            squares = ops.square(x)
+        jacobian = tape.batch_jacobian(squares, x)
+        return ops.concatenate([of_rows, jacobian[:, 0], of_rows * 0 + seen["scale"]], axis=1)
+
+    value, _ = logs_of(loss)
+    np.testing.assert_allclose(value[:, 0], [2 * v / 5 for v in VALUES], rtol=1e-6)
+    np.testing.assert_allclose(value[:, 1], [2 * v for v in VALUES], rtol=1e-6)
+    np.testing.assert_allclose(value[:, 2], [514 / 5] * 5, rtol=1e-6)
+
+
 def test_nothing_is_said_of_a_loss_of_the_batch(caplog):
     """Lists of values, sums, means and `compute_loss` are right as they are."""
     logs_of(lambda model, x, p: ops.abs(p[:, 0]))
