@@ -1,7 +1,9 @@
-"""Errors in three parts: what came, what was expected, how to fix it."""
+"""Errors in three parts: what came, what was expected, how to fix it; and how names are printed."""
 
+import logging
 import math
 import numbers
+import warnings
 from collections.abc import Iterable
 
 
@@ -18,7 +20,40 @@ def problem(what: str, expected: str, fix: str, **received: object) -> str:
         The message, ending in `Received: name=value, ...`.
     """
     values = ", ".join(f"{name}={value!r}" for name, value in received.items())
-    return f"{what} {expected} {fix} Received: {values}"
+    # Arrays are printed in several lines.
+    lines = "\n".join(map(printable, values.split("\n")))
+    return f"{printable(f'{what} {expected} {fix}')} Received: {lines}"
+
+
+def printable(text: str) -> str:
+    """A text in one line that does nothing to a terminal.
+
+    File names may hold anything. Line ends, escape characters and bytes that are no text are shown
+    as Python writes them in a string.
+    """
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
+def warn(text: str, stacklevel: int = 1) -> None:
+    """Give a warning, whose names may hold anything.
+
+    Args:
+        text: The warning.
+        stacklevel: As in `warnings.warn`: 1 blames the caller of this function.
+    """
+    warnings.warn(printable(text), stacklevel=stacklevel + 1)
+
+
+def _print_names_safely(record: logging.LogRecord) -> bool:
+    if isinstance(record.args, tuple):
+        record.args = tuple(
+            arg if isinstance(arg, numbers.Number) else printable(str(arg)) for arg in record.args
+        )
+    return True
+
+
+# All modules of the package log there.
+logging.getLogger("keras_multigpu").addFilter(_print_names_safely)
 
 
 def require_choice(name: str, value: object, choices: Iterable[object]) -> None:

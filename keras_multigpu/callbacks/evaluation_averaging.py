@@ -1,7 +1,6 @@
 """`EvaluationAveraging`: one set of BatchNorm statistics for all replicas, in Keras's own `fit`."""
 
 import logging
-import warnings
 from typing import Any
 
 import keras
@@ -9,6 +8,7 @@ import keras
 from keras_multigpu.callbacks.statistics_mean import StatisticsMean
 from keras_multigpu.callbacks.statistics_mean import copied_statistics
 from keras_multigpu.checks import problem
+from keras_multigpu.checks import warn
 from keras_multigpu.keras_internals.callback_internals import callbacks_beside
 from keras_multigpu.training.distributed_model import DistributedModel
 from keras_multigpu.training.placement import home_device
@@ -80,7 +80,7 @@ class EvaluationAveraging(keras.callbacks.Callback):
         if self._mean is None or not self._mean.fits(statistics):
             self._mean = StatisticsMean(statistics)
         if bad := self._mean.run():
-            warnings.warn(
+            warn(
                 problem(
                     "A replica's BatchNorm statistics are not finite, and were left out of the "
                     "mean.",
@@ -130,7 +130,7 @@ def check_order(
                 )
             )
         if getattr(other, "save_freq", "epoch") != "epoch":
-            warnings.warn(
+            warn(
                 problem(
                     f"{type(other).__name__} saves between epochs, when BatchNorm statistics are "
                     "those of the first replica.",

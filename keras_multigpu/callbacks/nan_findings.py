@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.callbacks.finite_probe import ROWS
+from keras_multigpu.checks import printable
 from keras_multigpu.training.placement import copies
 
 ARRAYS = {
@@ -65,7 +66,7 @@ class Finding:
         if self.position is not None:
             name = f" ({self.example})" if self.example else ""
             parts.append(f" First one: example {self.position} of the batch{name}.")
-        return "".join(parts)
+        return printable("".join(parts))
 
 
 NAMES = {

@@ -1,7 +1,6 @@
 """`NaNGuard`: says what is not finite, where, and keeps it out of the model."""
 
 import logging
-import warnings
 from typing import Any
 from typing import NoReturn
 
@@ -27,6 +26,7 @@ from keras_multigpu.callbacks.rates import Rate
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import warn
 
 UNSEEN = "elsewhere a step is seen only when its weights are there, and cannot be skipped"
 
@@ -220,7 +220,7 @@ class NaNGuard(keras.callbacks.Callback):
 
     def _skip(self, finding: Finding) -> None:
         if len(self.findings) == 1:
-            warnings.warn(
+            warn(
                 f"{finding} The step is skipped; so are others like it, without a word. "
                 "`skipped_steps` in the logs counts them.",
                 stacklevel=2,

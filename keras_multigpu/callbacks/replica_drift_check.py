@@ -2,7 +2,6 @@
 
 import fnmatch
 import logging
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from keras_multigpu.callbacks.replica_checksums import copied_variables
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import warn
 from keras_multigpu.training.distributed_model import DistributedModel
 from keras_multigpu.training.placement import home_device
 from keras_multigpu.training.replication import require_one_process
@@ -132,7 +132,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         text = self._text(found, all(variable.is_statistic for variable in variables))
         if self.action == "raise":
             raise RuntimeError(text)
-        warnings.warn(text, stacklevel=2)
+        warn(text, stacklevel=2)
         if self.action == "repair":
             for variable, of_variable in zip(variables, checks.tolist(), strict=True):
                 repair(variable, of_variable)

@@ -14,9 +14,9 @@ from typing import Any
 from typing import NamedTuple
 from typing import TextIO
 
+from keras_multigpu.checks import printable
 from keras_multigpu.checks import problem
 from keras_multigpu.commands.moving import move
-from keras_multigpu.commands.moving import printable
 from keras_multigpu.commands.usage import UsageError
 
 AT_ONCE = 256
@@ -76,12 +76,20 @@ def add_parser(subparsers: Any) -> None:
         metavar="N",
         help="how many images to decode at once (default: one for each core)",
     )
+    parser.add_argument(
+        "--max-pixels",
+        type=positive,
+        default=None,
+        metavar="N",
+        help="how many pixels an image may have, as in training (default: about 89 million)",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Check the images; 0 if all are intact, 1 if not, 2 if they could not be checked."""
     folder = Path(arguments.folder)
+    check = checker(arguments.max_pixels)
     target = None if arguments.move_to is None else Path(arguments.move_to)
     require_usable(folder, target)
     contents = contents_of(folder)
@@ -96,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     with without_library_messages() as terminal:
         verdicts = [*contents.folders]
-        verdicts += checked(folder, contents.images, arguments.jobs, terminal)
+        verdicts += checked(folder, contents.images, check, arguments.jobs, terminal)
     report(folder, contents, verdicts)
     damaged = [name for name, verdict in verdicts if verdict.damage]
     if target is not None:
@@ -164,19 +172,23 @@ def suffix(name: str) -> str:
 
 
 def checked(
-    folder: Path, images: list[str], jobs: int | None, terminal: TextIO | None
+    folder: Path,
+    images: list[str],
+    check: Callable[[str], Verdict],
+    jobs: int | None,
+    terminal: TextIO | None,
 ) -> list[tuple[str, Verdict]]:
     """`(path, verdict)` of each image of which something is to be said, in their order.
 
     Args:
         folder: Where the images are.
         images: Their paths below it.
+        check: Reads and decodes the image at a path.
         jobs: The number of threads; None for one a core.
         terminal: Where to show the progress, if anywhere.
     """
     from keras_multigpu.data.loading import CORES
 
-    check = checker()
     progress = Progress(len(images), terminal)
     verdicts = []
     remaining = iter(images)
@@ -191,8 +203,12 @@ def checked(
     return verdicts
 
 
-def checker() -> Callable[[str], Verdict]:
-    """A function that reads and decodes the image at a path."""
+def checker(max_pixels: int | None) -> Callable[[str], Verdict]:
+    """A function that reads and decodes the image at a path.
+
+    Args:
+        max_pixels: The most pixels that an image may have; None for as many as in training.
+    """
     import numpy as np
     import tensorflow as tf
 
@@ -200,6 +216,7 @@ def checker() -> Callable[[str], Verdict]:
     from keras_multigpu.data.decoding import ImageDecoder
     from keras_multigpu.data.decoding import cause_of
     from keras_multigpu.data.decoding import read_file
+    from keras_multigpu.data.image_header import MAX_PIXELS
     from keras_multigpu.data.image_header import read_header
 
     # TensorFlow would take the memory of all GPUs, from the training that may be running there. If
@@ -207,7 +224,10 @@ def checker() -> Callable[[str], Verdict]:
     with contextlib.suppress(RuntimeError):
         tf.config.set_visible_devices([], "GPU")
     # The size does not matter: an image is decoded whole, and making one pixel of it takes no time.
-    decoder = ImageDecoder((1, 1))
+    try:
+        decoder = ImageDecoder((1, 1), max_pixels=max_pixels or MAX_PIXELS)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     seed = np.zeros(2, np.int32)
 
     def check(path: str) -> Verdict:
@@ -304,14 +324,14 @@ def counted(number: int, noun: str) -> str:
 
 
 def positive(text: str) -> int:
-    """The number of jobs."""
+    """A positive integer."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(
             problem(
-                "this is no number of jobs.",
+                "this is not a positive integer.",
                 "Expected an integer of at least 1.",
                 "Write for example `--jobs 4`.",
-                jobs=text,
+                value=text,
             )
         )
     return int(text)

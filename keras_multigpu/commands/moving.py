@@ -6,6 +6,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from keras_multigpu.checks import printable
+
 
 def move(source: Path, target: Path, names: Sequence[str]) -> None:
     """Move files to another folder, where they keep their paths, and print what was done.
@@ -57,8 +59,3 @@ def move_one(source: Path, target: Path) -> None:
         finally:
             partial.unlink(missing_ok=True)
         source.unlink()
-
-
-def printable(name: str) -> str:
-    """A path that can be printed: bytes that are no text, and line ends, are shown as escapes."""
-    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in name)

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu import replicas as devices
+from keras_multigpu.checks import printable
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.data import augmenting
@@ -221,7 +222,7 @@ class Batches:
         else:
             steps = self.steps_per_epoch
             parts.append(f"{'?' if steps is None else f'{steps:,}'} x {self.global_batch_size}")
-        return f"Batches({', '.join(parts + changes_of(settings))})"
+        return printable(f"Batches({', '.join(parts + changes_of(settings))})")
 
     # Datasets of them.
 

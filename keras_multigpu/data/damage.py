@@ -1,11 +1,11 @@
 """Examples that cannot be read: how they are named, kept out and remembered."""
 
 import threading
-import warnings
 from collections import deque
 from typing import NamedTuple
 
 from keras_multigpu.checks import problem
+from keras_multigpu.checks import warn
 
 MOST_FAILURES = 64
 """How many errors are remembered: more than are ever read at once."""
@@ -81,7 +81,7 @@ class Quarantine:
             return
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         count = "1 damaged example" if len(names) == 1 else f"{len(names)} damaged examples"
-        warnings.warn(
+        warn(
             f"Epoch {epoch + 1} went without {count}: {', '.join(listed)}{more}. "
             "`batches.quarantine` lists them all.",
             stacklevel=2,

@@ -10,10 +10,13 @@ import numpy as np
 
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.data.damage import DamagedExample
 from keras_multigpu.data.decoding_backends import Box
 from keras_multigpu.data.decoding_backends import backend
 from keras_multigpu.data.decoding_backends import cut
+from keras_multigpu.data.image_header import MAX_PIXELS
+from keras_multigpu.data.image_header import MOST_PIXELS
 from keras_multigpu.data.image_header import read_header
 
 CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
@@ -29,7 +32,7 @@ INTERPOLATIONS = (
 )
 
 MAX_BYTES = 2**31
-"""No image of `MAX_PIXELS` takes more, even without compression."""
+"""No image of `MOST_PIXELS` takes more, even without compression."""
 
 AREAS = (0.08, 1.0)
 ASPECTS = (math.log(3 / 4), math.log(4 / 3))
@@ -57,6 +60,8 @@ class ImageDecoder:
             aspect ratio of 3/4 to 4/3, as the training of Inception (Szegedy et al., "Going deeper
             with convolutions", 2014) and most since. Of a JPEG that part alone is decoded where
             this takes less time.
+        max_pixels: The most pixels (height times width) that an image may have; a larger one
+            counts as damaged, and is not decoded.
     """
 
     def __init__(
@@ -68,14 +73,17 @@ class ImageDecoder:
         crop_to_aspect_ratio: bool = False,
         pad_to_aspect_ratio: bool = False,
         crop: str | None = None,
+        max_pixels: int = MAX_PIXELS,
     ) -> None:
         height, width = require_size(image_size)
         require_choice("color_mode", color_mode, CHANNELS)
         require_choice("interpolation", interpolation, INTERPOLATIONS)
         require_choice("crop", crop, (None, "random"))
         require_one(crop_to_aspect_ratio, pad_to_aspect_ratio, crop)
+        require_limit(max_pixels)
         self.shape = (height, width, CHANNELS[color_mode])
         self.draws = crop == "random"
+        self.max_pixels = max_pixels
         self._color_mode = color_mode
         self._crops = crop_to_aspect_ratio
         self._pads = pad_to_aspect_ratio
@@ -91,6 +99,7 @@ class ImageDecoder:
             color_mode=self._color_mode,
             interpolation=self._interpolation,
             crop_to_aspect_ratio=True,
+            max_pixels=self.max_pixels,
         )
 
     def fingerprint(self) -> str:
@@ -125,7 +134,7 @@ class ImageDecoder:
             raise DamagedExample(damage.cause, name or None) from None
 
     def _decoded(self, data: bytes, seed: np.ndarray) -> np.ndarray:
-        header = read_header(data)
+        header = read_header(data, self.max_pixels)
         height, width, _ = self.shape
         if self.draws and header.kind == "JPEG":
             box = random_box(header.height, header.width, seed)
@@ -260,5 +269,19 @@ def require_one(crop_to_aspect_ratio: bool, pad_to_aspect_ratio: bool, crop: str
                 crop_to_aspect_ratio=crop_to_aspect_ratio,
                 pad_to_aspect_ratio=pad_to_aspect_ratio,
                 crop=crop,
+            )
+        )
+
+
+def require_limit(max_pixels: Any) -> None:
+    """Raise a `ValueError` unless images of so many pixels can be decoded."""
+    require_positive_integer("max_pixels", max_pixels)
+    if max_pixels > MOST_PIXELS:
+        raise ValueError(
+            problem(
+                "`max_pixels` allows images that cannot be decoded.",
+                f"Expected at most {MOST_PIXELS:,}, half a gigabyte for one image.",
+                "Make larger images smaller before.",
+                max_pixels=max_pixels,
             )
         )

@@ -1,7 +1,6 @@
 """A folder with a subfolder of images for each class, as `Batches`."""
 
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,11 +12,13 @@ import numpy as np
 
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import warn
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.decoding import ImageDecoder
 from keras_multigpu.data.image_files import ImageFiles
 from keras_multigpu.data.image_folder import image_folder
 from keras_multigpu.data.image_folder import say
+from keras_multigpu.data.image_header import MAX_PIXELS
 from keras_multigpu.data.settings import Batching
 from keras_multigpu.data.settings import completed
 from keras_multigpu.data.settings import require_known
@@ -44,6 +45,7 @@ def from_directory(
     crop_to_aspect_ratio: bool = False,
     pad_to_aspect_ratio: bool = False,
     crop: str | None = None,
+    max_pixels: int = MAX_PIXELS,
     validation_split: float | None = None,
     subset: Literal["training", "validation"] | None = None,
     follow_links: bool = False,
@@ -64,6 +66,7 @@ def from_directory(  # type: ignore[misc]  # The first overload stands for all a
     crop_to_aspect_ratio: bool = False,
     pad_to_aspect_ratio: bool = False,
     crop: str | None = None,
+    max_pixels: int = MAX_PIXELS,
     validation_split: float | None = None,
     subset: str | None = None,
     follow_links: bool = False,
@@ -101,6 +104,9 @@ def from_directory(  # type: ignore[misc]  # The first overload stands for all a
             often leaves classes out of training: a warning then says so.
         follow_links: Whether to visit subfolders that are symbolic links.
         verbose: Whether to print how many files and classes were found.
+        max_pixels: The most pixels (height times width) that an image may have. A larger one
+            counts as damaged and is not decoded: a file of a few kB can claim any size. The
+            default takes a quarter of a gigabyte to decode.
         **batching: Arguments of `Batches`.
 
     Returns:
@@ -125,6 +131,7 @@ def from_directory(  # type: ignore[misc]  # The first overload stands for all a
         crop_to_aspect_ratio=crop_to_aspect_ratio,
         pad_to_aspect_ratio=pad_to_aspect_ratio,
         crop=crop,
+        max_pixels=max_pixels,
     )
     source = image_folder(
         os.fspath(path), labels, label_mode, class_names, decoder, follow_links, verbose
@@ -176,7 +183,7 @@ def parts_of(
         missing = np.setdiff1d(source.labels[validation], source.labels[training])
         if missing.size:
             names = ", ".join(source.class_names[number] for number in missing[:5])
-            warnings.warn(
+            warn(
                 f"validation_split={fraction} leaves no training image of {missing.size} of the "
                 f"{len(source.class_names)} classes: {names}{' ...' * (missing.size > 5)}. "
                 "Split with `.split(...)` of the batches, which keeps each class's proportion"

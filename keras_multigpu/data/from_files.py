@@ -15,6 +15,7 @@ from keras_multigpu.data.file_lists import FileList
 from keras_multigpu.data.file_lists import listed
 from keras_multigpu.data.file_table import FileTable
 from keras_multigpu.data.image_files import ImageFiles
+from keras_multigpu.data.image_header import MAX_PIXELS
 from keras_multigpu.data.labelling import as_array
 from keras_multigpu.data.labelling import class_targets
 from keras_multigpu.data.labelling import found_task
@@ -45,6 +46,7 @@ def from_files(
     crop_to_aspect_ratio: bool = False,
     pad_to_aspect_ratio: bool = False,
     crop: str | None = None,
+    max_pixels: int = MAX_PIXELS,
     **batching: Unpack[Batching],
 ) -> Batches:
     """Image files as `Batches`: a list of paths, a CSV file, or a pandas table.
@@ -87,6 +89,9 @@ def from_files(
         pad_to_aspect_ratio: Whether to fill images up to that aspect ratio, likewise.
         crop: `"random"` cuts a part of random size and place out of each image, another one in
             each epoch; a mask must have the size of its image then and is cut alike.
+        max_pixels: The most pixels (height times width) that an image may have. A larger one
+            counts as damaged and is not decoded: a file of a few kB can claim any size. The
+            default takes a quarter of a gigabyte to decode.
         **batching: Arguments of `Batches`.
 
     Example:
@@ -101,6 +106,7 @@ def from_files(
         "crop_to_aspect_ratio": crop_to_aspect_ratio,
         "pad_to_aspect_ratio": pad_to_aspect_ratio,
         "crop": crop,
+        "max_pixels": max_pixels,
     }
     decoder = ImageDecoder(image_size, color_mode=color_mode, interpolation=interpolation, **fit)
     columns = Columns(path_column, label_columns, weight_column)
@@ -142,7 +148,7 @@ def targets_of(
         label_mode: How to give classes.
         class_names: Names of classes.
         mask_size: The size of masks.
-        fit: How images and masks are cropped or padded.
+        fit: How images and masks are cropped or padded, and how large they may be.
     """
     labels = as_array(files.labels, files.columns, files.paths, may_be_empty=task == "multi_label")
     found = found_task(labels, task, label_mode)

@@ -6,6 +6,7 @@ from typing import Unpack
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.image_header import MAX_PIXELS
 from keras_multigpu.data.settings import Batching
 from keras_multigpu.data.settings import require_known
 from keras_multigpu.data.source import Source
@@ -34,6 +35,7 @@ def from_tfds(
     crop_to_aspect_ratio: bool = False,
     pad_to_aspect_ratio: bool = False,
     crop: str | None = None,
+    max_pixels: int = MAX_PIXELS,
     decoders: dict[str, Any] | None = None,
     read_config: Any = None,
     data_dir: Any = None,
@@ -77,6 +79,9 @@ def from_tfds(
         file_format: In which format to write data that is prepared now, instead of `array_record`
             or the builder's own.
         shuffle_buffer: How many examples of a stream wait, not decoded, to be drawn from.
+        max_pixels: The most pixels (height times width) that an image may have. A larger one
+            counts as damaged and is not decoded: a file of a few kB can claim any size. The
+            default takes a quarter of a gigabyte to decode.
         **batching: Arguments of `Batches`.
 
     Example:
@@ -103,6 +108,7 @@ def from_tfds(
         crop_to_aspect_ratio=crop_to_aspect_ratio,
         pad_to_aspect_ratio=pad_to_aspect_ratio,
         crop=crop,
+        max_pixels=max_pixels,
     )
     source: Source | Stream
     if has_random_access(builder):

@@ -2,15 +2,16 @@
 
 import logging
 import os
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_multigpu.checks import printable
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import warn
 from keras_multigpu.data.decoding import ImageDecoder
 from keras_multigpu.data.image_files import ImageFiles
 from keras_multigpu.data.scanning import EXTENSIONS
@@ -187,7 +188,7 @@ def warn_of_images_outside(path: str) -> None:
     """Give a warning if images lie beside the class folders, where Keras passes over them."""
     count = images_directly_in(path)
     if count:
-        warnings.warn(
+        warn(
             f"{count} images lie directly in {path} and belong to no class, so they are not used: "
             "only its subfolders are classes.",
             stacklevel=4,
@@ -205,6 +206,6 @@ def images_directly_in(path: str) -> int:
 def say(sentence: str) -> None:
     """Print a sentence where Keras would, or log it if Keras is told not to print."""
     if keras.config.is_interactive_logging_enabled():
-        print(sentence, flush=True)  # noqa: T201
+        print(printable(sentence), flush=True)  # noqa: T201
     else:
-        _log.info(sentence)
+        _log.info("%s", sentence)

@@ -10,8 +10,12 @@ from typing import NamedTuple
 
 from keras_multigpu.data.damage import DamagedExample
 
-MAX_PIXELS = 2**29 // 3
-"""About 179 million, half a gigabyte of RGB. TensorFlow and Pillow refuse larger ones, too."""
+MAX_PIXELS = 2**28 // 3
+"""About 89 million, a quarter of a gigabyte of RGB: what is decoded unless the user says otherwise.
+Pillow warns of larger ones. A file of a few kB can claim any size."""
+
+MOST_PIXELS = 2**29 // 3
+"""What can be decoded at all: TensorFlow and Pillow refuse larger ones, too."""
 
 KINDS = "JPEG, PNG, GIF, BMP or WebP"
 
@@ -43,11 +47,12 @@ class Header(NamedTuple):
     end: int = 0
 
 
-def read_header(data: bytes) -> Header:
+def read_header(data: bytes, max_pixels: int = MOST_PIXELS) -> Header:
     """Read the header; raise `DamagedExample` if this is no whole image of a decent size.
 
     Args:
         data: The content of a file.
+        max_pixels: The most pixels that an image may have.
     """
     reader = reader_of(data)
     if reader is None:
@@ -60,8 +65,8 @@ def read_header(data: bytes) -> Header:
         raise cut_off(data) from None
     if header.height < 1 or header.width < 1:
         raise DamagedExample(f"its header gives {header.width} x {header.height} pixels")
-    if header.height * header.width > MAX_PIXELS:
-        raise too_large(header.height, header.width)
+    if header.height * header.width > max_pixels:
+        raise too_large(header, max_pixels)
     return header
 
 
@@ -70,10 +75,10 @@ def cut_off(data: bytes) -> DamagedExample:
     return DamagedExample(f"it is truncated: its end is missing after {len(data):,} bytes")
 
 
-def too_large(height: int, width: int) -> DamagedExample:
+def too_large(header: Header, max_pixels: int) -> DamagedExample:
     """The error for an image that would take too much memory."""
     return DamagedExample(
-        f"it has {width} x {height} pixels, more than the {MAX_PIXELS:,} that are decoded"
+        f"it has {header.width} x {header.height} pixels, more than max_pixels={max_pixels:,}"
     )
 
 

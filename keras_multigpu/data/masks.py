@@ -34,6 +34,7 @@ class MaskTargets(Targets):
         crop_to_aspect_ratio: As for the images.
         pad_to_aspect_ratio: As for the images; what is filled up is class zero.
         crop: As for the images.
+        max_pixels: As for the images.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class MaskTargets(Targets):
         crop_to_aspect_ratio: bool,
         pad_to_aspect_ratio: bool,
         crop: str | None,
+        max_pixels: int,
     ) -> None:
         self._masks = masks
         self._image_size = image_size
@@ -57,6 +59,7 @@ class MaskTargets(Targets):
                 crop_to_aspect_ratio=crop_to_aspect_ratio,
                 pad_to_aspect_ratio=pad_to_aspect_ratio,
                 crop=crop,
+                max_pixels=max_pixels,
             )
             for color_mode in ("grayscale", "rgb")
         )
@@ -91,10 +94,11 @@ class MaskTargets(Targets):
             crop_to_aspect_ratio=True,
             pad_to_aspect_ratio=False,
             crop=None,
+            max_pixels=self._grey.max_pixels,
         )
 
     def _decoded(self, data: bytes, seed: np.ndarray) -> np.ndarray:
-        read_header(data)  # Finds damage that must not be met below.
+        read_header(data, self._grey.max_pixels)  # Finds damage that must not be met below.
         if data.startswith(_SIGNATURE):
             depth, colors = data[_DEPTH], data[_COLORS]
             if depth == 16:

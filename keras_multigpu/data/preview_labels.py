@@ -5,6 +5,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_multigpu.checks import printable
+
 MOST_NUMBERS = 4
 """How many numbers of a target are written."""
 
@@ -25,7 +27,7 @@ def label_texts(y: Any, count: int, class_names: list[str] | None) -> list[str]:
         values = np.asarray(leaf)
         for number in range(count):
             texts[number].append(prefix + target_text(values[number, ...], class_names))
-    return [", ".join(parts) for parts in texts]
+    return [printable(", ".join(parts)) for parts in texts]
 
 
 def target_text(value: np.ndarray, class_names: list[str] | None) -> str:

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import time
 import traceback
-import warnings
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -20,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import problem
+from keras_multigpu.checks import warn
 from keras_multigpu.training.dataset_feeding import DatasetSource
 from keras_multigpu.training.dataset_feeding import PythonSource
 from keras_multigpu.training.dataset_feeding import normalized
@@ -263,7 +263,7 @@ class Feed:
                 self._iterator = None
                 break
         if first < (self._steps or int(self.has_come)):
-            warnings.warn(RAN_OUT, stacklevel=3)
+            warn(RAN_OUT, stacklevel=3)
         self._counted = first or self._counted
         if self._left() == 0:
             self._iterator = None

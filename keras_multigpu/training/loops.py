@@ -7,7 +7,6 @@ steps run in one call.
 
 import math
 import time
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 from typing import Any
@@ -16,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import problem
+from keras_multigpu.checks import warn
 from keras_multigpu.training.feeding import Feed
 from keras_multigpu.training.feeding import Group
 from keras_multigpu.training.logs import pythonic
@@ -42,7 +42,7 @@ def train(
     """Run the epochs of `fit`."""
     most = keras.config.max_epochs()
     if most and most < epochs:
-        warnings.warn(f"Limiting epochs to {most}", stacklevel=3)
+        warn(f"Limiting epochs to {most}", stacklevel=3)
         epochs = most
     model.prepare(feed.spec)
     model.replication.announce(model)

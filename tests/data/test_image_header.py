@@ -13,7 +13,7 @@ from picture_files import with_size
 
 from keras_multigpu.data.damage import DamagedExample
 from keras_multigpu.data.decoding import ImageDecoder
-from keras_multigpu.data.image_header import MAX_PIXELS
+from keras_multigpu.data.image_header import MOST_PIXELS
 from keras_multigpu.data.image_header import read_header
 
 SEED = np.array([1, 2], np.int32)
@@ -146,20 +146,38 @@ def webp_of_size(height, width):
 @pytest.mark.parametrize(
     ("content", "pixels"),
     [
-        (jpeg_of_size(65000, 65000), "65000 x 65000"),
+        (jpeg_of_size(13000, 13000), "13000 x 13000"),
         (with_size(PNG, 100_000, 2_000_000), "2000000 x 100000"),
-        (gif_of_size(65000, 65000), "65000 x 65000"),
-        (webp_of_size(16000, 15000), "15000 x 16000"),
+        (gif_of_size(13000, 13000), "13000 x 13000"),
+        (webp_of_size(13000, 13000), "13000 x 13000"),
     ],
     ids=["JPEG", "PNG", "GIF", "WebP"],
 )
 def test_a_decompression_bomb_is_refused_by_its_header(content, pixels, any_backend):
-    """A small file that would take gigabytes; the cause says how large it is."""
+    """A small file that would take half a gigabyte; the cause says how large it is."""
     with pytest.raises(DamagedExample) as error:
         ImageDecoder((75, 100)).decode(content, SEED)
-    assert (
-        error.value.cause == f"it has {pixels} pixels, more than the 178,956,970 that are decoded"
-    )
+    assert error.value.cause == f"it has {pixels} pixels, more than max_pixels=89,478,485"
+
+
+@pytest.mark.parametrize("settings", [{}, {"crop": "random"}])
+def test_the_limit_is_an_argument(settings, any_backend):
+    """Exactly so many pixels are decoded, in evaluation too."""
+    content = encoded(picture(75, 100), "JPEG")
+    for max_pixels in (7500, 7499):
+        decoder = ImageDecoder((8, 8), max_pixels=max_pixels, **settings)
+        for each in (decoder, decoder.still()):
+            if max_pixels == 7500:
+                each.decode(content, SEED)
+                continue
+            with pytest.raises(DamagedExample, match="100 x 75 pixels, more than max_pixels=7,499"):
+                each.decode(content, SEED)
+
+
+@pytest.mark.parametrize("max_pixels", [0, -1, 1.5, None, 2**29 // 3 + 1])
+def test_no_limit_is_refused_by_name(max_pixels):
+    with pytest.raises(ValueError, match=r"Received: max_pixels="):
+        ImageDecoder((8, 8), max_pixels=max_pixels)
 
 
 def test_a_bmp_cannot_be_a_bomb():
@@ -170,7 +188,7 @@ def test_a_bmp_cannot_be_a_bomb():
 
 def test_the_limit_is_that_of_tensorflow():
     """One column more than the limit is refused here; TensorFlow names it, too."""
-    width = MAX_PIXELS // 65000
+    width = MOST_PIXELS // 65000
     assert read_header(jpeg_of_size(65000, width)).width == width
     with pytest.raises(DamagedExample, match="more than"):
         read_header(jpeg_of_size(65000, width + 1))

@@ -1,0 +1,102 @@
+"""File names may hold anything: whatever is printed of them does nothing to a terminal."""
+
+import ast
+import logging
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from picture_files import encoded
+from picture_files import picture
+
+import keras_multigpu as kmg
+from keras_multigpu.checks import printable
+from keras_multigpu.checks import problem
+from keras_multigpu.commands import main
+from keras_multigpu.data.damage import DamagedExample
+from keras_multigpu.data.preview_labels import label_texts
+
+PACKAGE = Path(kmg.__file__).parent
+HOSTILE = "a\x1b]0;owned\x07\x1b[2J\r\nb\u202e\x9b"
+"""A terminal's title is set, its screen is cleared, lines end, and text runs backwards."""
+
+SHOWN = r"a\x1b]0;owned\x07\x1b[2J\r\nb\u202e\x9b"
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Two classes of a hostile name in a folder of one, with a damaged file of one."""
+    folder = tmp_path / HOSTILE
+    for name in (f"{HOSTILE}1", f"{HOSTILE}2"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / f"{HOSTILE}.png").write_bytes(encoded(picture(8, 8)))
+    (folder / name / f"{HOSTILE}damaged.png").write_bytes(b"no image")
+    (folder / f"{HOSTILE}.png").write_bytes(encoded(picture(8, 8)))
+    return folder
+
+
+def test_a_name_is_shown_as_python_writes_it():
+    assert printable(HOSTILE) == SHOWN
+    assert printable("Ünïcode photos/1.jpg") == "Ünïcode photos/1.jpg"
+    assert printable("\udcff") == r"\udcff"
+
+
+def test_an_error_is_one_line_but_for_arrays():
+    text = problem(f"{HOSTILE} came.", "Expected that.", "Do this.", x=np.eye(2), path=HOSTILE)
+    assert text == (
+        f"{SHOWN} came. Expected that. Do this. Received: "
+        f"x=array([[1., 0.],\n       [0., 1.]]), path={HOSTILE!r}"
+    )
+
+
+def test_everything_that_data_say_is_printed_safely(photos, tmp_path, capfd, caplog):
+    """Warnings, the log, what is printed, representations, errors and titles."""
+    caplog.set_level(logging.INFO, "keras_multigpu")
+    said = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        data = kmg.data.from_directory(
+            photos, image_size=(8, 8), on_error="skip", validation_split=0.4, subset="training"
+        )
+        whole = kmg.data.from_directory(photos, image_size=(8, 8), on_error="skip")
+        list(whole.epoch(0))
+        whole.with_(cache=tmp_path / HOSTILE / "cache").epoch(0)
+        for cache in (tmp_path / HOSTILE).glob("cache/*/leaf_0.npy"):
+            cache.write_bytes(b"")
+        again = kmg.data.from_directory(photos, image_size=(8, 8), on_error="skip")
+        again.with_(cache=tmp_path / HOSTILE / "cache").epoch(0)
+    said += [str(warning.message) for warning in caught]
+    said += [repr(data), repr(whole), repr(whole.quarantine)]
+    said += label_texts(np.array([0, 1]), 2, whole.class_names)
+    said += [str(DamagedExample(f"its mask {HOSTILE}: it is empty", HOSTILE))]
+    assert len(said) >= 7 and "is not whole and is made anew" in caplog.text
+    output = capfd.readouterr()
+    lines = [*said, *caplog.messages, *output.out.splitlines(), *output.err.splitlines()]
+    assert [line for line in lines if not line.isprintable()] == []
+    assert sum(SHOWN in line for line in lines) >= 8
+    # What programs use stays what it is.
+    assert whole.quarantine[0].name == str(photos / f"{HOSTILE}2" / f"{HOSTILE}damaged.png")
+
+
+def test_check_images_prints_them_safely(photos, tmp_path, capfd):
+    target = tmp_path / f"{HOSTILE}moved"
+    assert main(["check-images", str(photos), "--move-to", str(target)]) == 1
+    assert main(["check-images", str(tmp_path / f"{HOSTILE}nowhere")]) == 2
+    output = capfd.readouterr()
+    lines = [*output.out.split("\n"), *output.err.split("\n")]
+    assert all(line.isprintable() for line in lines)
+    assert sum(SHOWN in line for line in lines) == 4
+
+
+def test_warnings_are_given_through_one_function():
+    """`checks.warn` prints names safely; the log does it by a filter of its logger."""
+    calls = [
+        (path.name, node.lineno)
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("warnings.warn", "logging.getLogger")
+        and [ast.unparse(argument) for argument in node.args] != ["'keras_multigpu'"]
+    ]
+    assert [name for name, _ in calls] == ["checks.py"]
