@@ -2,10 +2,12 @@
 
 import contextlib
 import errno
+import io
 import json
 import logging
 import os
 import shutil
+import zlib
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -35,7 +37,12 @@ class Writer:
         self._files: list[int] = []
 
     def __enter__(self) -> Self:
-        self._files = [os.open(path, os.O_WRONLY) for path in self._paths]
+        for path in self._paths:
+            try:
+                self._files.append(os.open(path, os.O_WRONLY))
+            except OSError as error:
+                self.__exit__()
+                raise unwritable(path, error) from error
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -77,13 +84,52 @@ def runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
         yield from zip(bounds[:-1], bounds[1:], strict=True)
 
 
+def sums_of(leaves: Sequence[np.ndarray]) -> np.ndarray:
+    """A checksum of each example; never zero, which stands for an example that is not there.
+
+    Args:
+        leaves: The arrays of some examples.
+    """
+    sums = np.zeros(len(leaves[0]), np.uint32)
+    for row in range(len(sums)):
+        total = 0
+        for leaf in leaves:
+            total = zlib.crc32(leaf[row].tobytes(), total)
+        sums[row] = total or 1
+    return sums
+
+
 def mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
-    """A file of that shape and type, not loaded; a `ValueError` if it is another or not whole."""
-    array = np.load(path, mmap_mode="r")
-    if array.shape != shape or array.dtype.itemsize != dtype.itemsize:
-        raise ValueError(f"{path.name} holds {array.dtype}{array.shape}, not {dtype}{shape}")
-    # Types such as bfloat16 are unknown to the file format, and come back as bytes.
-    return array.view(dtype)
+    """A file that `write_empty` made, not loaded; a `ValueError` if it is another or not whole.
+
+    Its header is compared and not read: whatever stands there does no harm.
+    """
+    start = header(shape, dtype)
+    with regular(path).open("rb") as file:
+        length = os.fstat(file.fileno()).st_size
+        if file.read(len(start)) != start or length != len(start) + size_of(shape, dtype):
+            raise ValueError(f"{path.name} is not the whole file of {dtype}{shape} that was made")
+    return np.memmap(path, dtype, "r", len(start), shape)
+
+
+def regular(path: Path) -> Path:
+    """The path of a regular file; a `ValueError` where it is none. A pipe would be waited for."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path.name} is not a regular file")
+    return path
+
+
+def header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
+    """How a `.npy` file begins."""
+    file = io.BytesIO()
+    content = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, content)
+    return file.getvalue()
+
+
+def size_of(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    """The bytes of an array."""
+    return int(np.prod(shape)) * dtype.itemsize
 
 
 def write_empty(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
@@ -95,9 +141,8 @@ def write_empty(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
         dtype: Its type.
     """
     with path.open("wb") as file:
-        header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(file, header)
-        file.truncate(file.tell() + int(np.prod(shape)) * dtype.itemsize)
+        file.write(header(shape, dtype))
+        file.truncate(file.tell() + size_of(shape, dtype))
 
 
 def write_about(folder: Path, name: str, damaged: dict[int, str]) -> None:
@@ -113,17 +158,21 @@ def write_about(folder: Path, name: str, damaged: dict[int, str]) -> None:
     os.replace(partial, folder / "cache.json")
 
 
-def read_about(folder: Path) -> dict[int, str]:
+def read_about(folder: Path, count: int) -> dict[int, str]:
     """The cause of each damaged example that `write_about` wrote; a `ValueError` if it did not.
 
     Args:
         folder: The cache.
+        count: How many examples there are.
     """
     try:
-        damaged = json.loads((folder / "cache.json").read_text())["damaged"]
-        return {int(row): str(cause) for row, cause in damaged.items()}
-    except (AttributeError, KeyError, TypeError) as error:
+        damaged = json.loads(regular(folder / "cache.json").read_text())["damaged"]
+        causes = {int(row): str(cause) for row, cause in damaged.items()}
+    except (AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError("cache.json holds something else") from error
+    if any(not 0 <= row < count for row in causes):
+        raise ValueError("cache.json holds examples that do not exist")
+    return causes
 
 
 def create(folder: Path, fill: Callable[[Path], None]) -> None:

@@ -58,10 +58,13 @@ class MemoryCache:
                 source.prepare()
                 self._fill(source, rows)
 
-    def read(self, out: Sequence[np.ndarray], indices: np.ndarray) -> list[tuple[int, str]]:
+    def read(
+        self, source: Source, out: Sequence[np.ndarray], indices: np.ndarray
+    ) -> list[tuple[int, str]]:
         """Copy examples that have been prepared.
 
         Args:
+            source: Where the examples come from.
             out: One array for each leaf.
             indices: The examples.
 

@@ -88,7 +88,7 @@ class CachedSource(Source):
         self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
     ) -> list[tuple[int, str]]:
         """As `Source.read`."""
-        return self._cache.read(out, indices)
+        return self._cache.read(self._source, out, indices)
 
     def example_name(self, index: int) -> str:
         """As `Source.example_name`."""

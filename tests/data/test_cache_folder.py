@@ -5,6 +5,7 @@ import json
 import logging
 import multiprocessing
 import os
+import re
 import resource
 import shutil
 import signal
@@ -30,7 +31,7 @@ def test_other_settings_have_another_cache(tmp_path):
     for source in (Numbers(10), Numbers(10, settings="grey"), Numbers(9)):
         cached(source, tmp_path).prepare()
         assert len(source.read_ones) == source.num_examples
-    assert len(list(tmp_path.glob("*/have.npy"))) == 3
+    assert len(list(tmp_path.glob("*/sums.npy"))) == 3
     again = Numbers(10)
     cached(again, tmp_path).prepare()
     assert again.read_ones == []
@@ -41,9 +42,9 @@ def test_the_files_are_plain_arrays(tmp_path):
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
     assert sorted(path.name for path in folder.iterdir()) == [
         "cache.json",
-        "have.npy",
         "leaf_0.npy",
         "leaf_1.npy",
+        "sums.npy",
     ]
     assert np.load(folder / "leaf_0.npy")[:, 0, 1, 0].tolist() == list(range(10))
     assert np.load(folder / "leaf_1.npy").tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
@@ -57,18 +58,64 @@ def test_bfloat16_comes_back(tmp_path):
     assert numbers_of(batches.epoch(0)) == list(range(10))
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing", "foreign", "no json"])
+def cut(leaf):
+    leaf.write_bytes(leaf.read_bytes()[:-1])
+
+
+def longer(leaf):
+    leaf.write_bytes(leaf.read_bytes() + b"0")
+
+
+def bad_header(leaf):
+    """Where NumPy's own reader fails with an error of Python's tokenizer."""
+    leaf.write_bytes(leaf.read_bytes().replace(b"'descr'", b'"""descr'))
+
+
+def negative_size(leaf):
+    leaf.write_bytes(leaf.read_bytes().replace(b"(10,", b"(-9,"))
+
+
+def pipe(leaf):
+    leaf.unlink()
+    os.mkfifo(leaf)
+
+
+def foreign(leaf):
+    np.save(leaf, np.zeros((10, 7)))
+
+
+def no_sums(leaf):
+    (leaf.parent / "sums.npy").write_bytes(b"PK\x03\x04")
+
+
+def json_of(text):
+    def write(leaf):
+        (leaf.parent / "cache.json").write_text(text, encoding="latin-1")
+
+    return write
+
+
+JSONS = {
+    "half": "{",
+    "deep": '{"damaged":' * 100_000,
+    "no text": "\xff\xfe",
+    "list": '{"damaged": []}',
+    "words": '{"damaged": {"one": "cause"}}',
+    "too many": '{"damaged": {"10": "cause"}}',
+    "long": '{"damaged": {"' + "1" * 5000 + '": "cause"}}',
+}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(cut, longer, Path.unlink, bad_header, negative_size, pipe, foreign, no_sums),
+        *(pytest.param(json_of(text), id=f"json {name}") for name, text in JSONS.items()),
+    ],
+)
 def test_a_cache_that_is_not_whole_is_made_anew(tmp_path, damage, caplog):
     cached(Numbers(10), tmp_path).prepare()
-    leaf = next(tmp_path.glob("*/leaf_0.npy"))
-    if damage == "cut":
-        leaf.write_bytes(leaf.read_bytes()[:-1])
-    elif damage == "missing":
-        leaf.unlink()
-    elif damage == "foreign":
-        np.save(leaf, np.zeros((10, 7)))
-    else:
-        (leaf.parent / "cache.json").write_text("{")
+    damage(next(tmp_path.glob("*/leaf_0.npy")))
     again = Numbers(10)
     with caplog.at_level(logging.INFO, "keras_multigpu"):
         batches = Batches(again, global_batch_size=10, shuffle=False, cache=tmp_path)
@@ -76,6 +123,52 @@ def test_a_cache_that_is_not_whole_is_made_anew(tmp_path, damage, caplog):
     assert len(again.read_ones) == 10
     (line,) = caplog.messages
     assert "is not whole and is made anew" in line
+
+
+def changed_on_disk(folder, name, place):
+    """One byte of a file becomes another, `place` bytes from its end."""
+    path = next(folder.glob(f"*/{name}"))
+    content = bytearray(path.read_bytes())
+    content[-place] ^= 1
+    path.write_bytes(content)
+    return path
+
+
+# An example has four bytes of pixels, four of its class and four of its checksum.
+@pytest.mark.parametrize(
+    ("name", "place"), [("leaf_0.npy", 4 * 3), ("leaf_1.npy", 4 * 3), ("sums.npy", 4 * 3)]
+)
+def test_a_changed_byte_is_found_when_its_example_is_first_read(tmp_path, name, place, caplog):
+    """The eighth example of ten is read anew, once and for all."""
+    cached(Numbers(10), tmp_path).prepare()
+    changed_on_disk(tmp_path, name, place)
+    for found in (True, False):
+        again = Numbers(10)
+        batches = Batches(again, global_batch_size=4, shuffle=False, cache=tmp_path)
+        for epoch in range(2):
+            for x, y in batches.epoch(epoch):
+                np.testing.assert_array_equal(y, x[:, 0, 0, 0] % 3)
+            assert numbers_of(batches.epoch(epoch)) == list(range(10))
+        assert again.read_ones == [7] * found
+    (line,) = caplog.messages
+    assert re.fullmatch(r"1 example in the cache .* changed on the disk; read anew\.", line)
+
+
+def test_a_changed_byte_that_cannot_be_mended_is_named(tmp_path):
+    """Here the next process cannot get the lock, for there is a folder in its place."""
+    cached(Numbers(10), tmp_path).prepare()
+    folder = changed_on_disk(tmp_path, "leaf_0.npy", 1).parent
+    batches = Batches(Numbers(10), global_batch_size=10, cache=tmp_path)
+    dataset = batches.epoch(0)
+    folder.with_suffix(".lock").unlink()
+    folder.with_suffix(".lock").mkdir()
+    with pytest.raises(tf.errors.OpError, match="holds other bytes than were written"):
+        list(dataset)
+    assert str(batches.failure) == (
+        "The cache holds other bytes than were written, and they cannot be replaced. Expected "
+        "examples whose checksums fit. Check the disk, and remove the cache's folder: it is made "
+        f"anew. Received: cache={str(folder)!r}, examples=[9]"
+    )
 
 
 def test_the_home_folder_can_be_named(tmp_path, monkeypatch):
@@ -106,7 +199,7 @@ def test_a_full_disk_loses_nothing(tmp_path):
             kept.prepare()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert np.load(leaf.parent / "have.npy").sum() >= 300
+    assert np.count_nonzero(np.load(leaf.parent / "sums.npy")) >= 300
     source.read_ones.clear()
     kept.prepare()
     assert len(source.read_ones) <= 700
@@ -212,7 +305,10 @@ def test_a_killed_process_leaves_its_work_and_no_lock(tmp_path, start):
     folder = tmp_path / "cache"
     killed, _ = start(folder, 0.02)
     # The name has sixteen letters as soon as the files in it are whole.
-    while not (have := list(folder.glob("?" * 16 + "/have.npy"))) or np.load(have[0]).sum() < 50:
+    while (
+        not (sums := list(folder.glob("?" * 16 + "/sums.npy")))
+        or np.count_nonzero(np.load(sums[0])) < 50
+    ):
         assert killed.is_alive()
         time.sleep(0.01)
     heir = start(folder)
@@ -223,7 +319,7 @@ def test_a_killed_process_leaves_its_work_and_no_lock(tmp_path, start):
     # The heir reads what is missing; what was read but not yet flushed is read again.
     read_again = result(*heir)
     assert 0 < read_again <= 150
-    assert np.load(have[0]).sum() == 199
+    assert np.count_nonzero(np.load(sums[0])) == 199
 
 
 def test_a_whole_cache_can_be_read_where_it_cannot_be_written(start):
