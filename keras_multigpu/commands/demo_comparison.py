@@ -2,14 +2,13 @@
 
 import contextlib
 import json
-import os
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from keras_multigpu import new_process
 from keras_multigpu.commands.demo_cases import BATCH_SIZE
 from keras_multigpu.commands.demo_cases import CASES
 from keras_multigpu.commands.demo_cases import EPOCHS
@@ -50,11 +49,11 @@ class Comparison(contextlib.AbstractContextManager["Comparison"]):
         self._deadlines[way] = time.monotonic() + SECONDS
         with open(self._path(way, "log"), "wb") as log:
             self._processes[way] = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "keras_multigpu.commands.demo_trainings"),
+                new_process.command(
+                    "keras_multigpu.commands.demo_trainings",
                     *(way, str(self._digits), str(self._path(way, "json"))),
-                ],
-                env=os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
+                ),
+                env=new_process.environment(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )

@@ -23,6 +23,7 @@ from typing import Any
 
 import keras
 
+from keras_multigpu import new_process
 from keras_multigpu.checks import problem
 from keras_multigpu.verification import in_this_process
 from keras_multigpu.verification.batches import first_batches
@@ -61,18 +62,15 @@ def run(
 
 def ask(request: dict[str, Any]) -> Any:
     """What `answer` returns in a new process."""
-    environment = os.environ | {
-        INSIDE: "1",
-        # This process may hold all memory of the GPUs.
-        "CUDA_VISIBLE_DEVICES": "-1",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
     with tempfile.TemporaryDirectory() as folder:
         question, reply = Path(folder, "question"), Path(folder, "reply")
         question.write_bytes(pickle.dumps(request))
-        command = [sys.executable, "-m", __name__, str(question), str(reply)]
         ended = subprocess.run(
-            command, env=environment, stderr=subprocess.PIPE, text=True, check=False
+            new_process.command(__name__, str(question), str(reply)),
+            env=new_process.environment(**{INSIDE: "1"}),
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
         )
         if reply.exists():
             return pickle.loads(reply.read_bytes())

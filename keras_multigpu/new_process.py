@@ -1,0 +1,33 @@
+"""How new Python processes of this package are started."""
+
+import os
+import sys
+from pathlib import Path
+
+FOUND_HERE = str(Path(__file__).parents[1])
+"""The folder from which this package was imported."""
+
+
+def command(module: str, *arguments: str) -> list[str]:
+    """What starts a module of this package as a program.
+
+    The working folder is not searched for modules: a `random.py` of the user's would be taken for
+    Python's own.
+
+    Args:
+        module: Its name.
+        *arguments: What follows on the command line.
+    """
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """The environment of a process that trains on CPUs and finds the same modules as this one.
+
+    Args:
+        **variables: More of it.
+    """
+    # An empty entry stands for the working folder, and a clone is on the path only by that.
+    path = os.pathsep.join([*filter(None, sys.path), FOUND_HERE])
+    # This process may hold all memory of the GPUs.
+    return os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": path} | variables

@@ -1,0 +1,43 @@
+"""New processes find the modules of the one that starts them, and none of the working folder."""
+
+import ast
+import subprocess
+from pathlib import Path
+
+import keras_multigpu
+from keras_multigpu import new_process
+
+PACKAGE = Path(keras_multigpu.__file__).parent
+
+
+def test_a_file_in_the_working_folder_is_not_taken_for_a_module_of_python(tmp_path, monkeypatch):
+    """`tempfile` needs `random`; `''` is on the path of an interactive Python."""
+    (tmp_path / "random.py").write_text("raise SystemExit('the working folder was searched')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    ended = subprocess.run(
+        new_process.command("tempfile"),
+        env=new_process.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_the_package_is_found_where_it_was_imported_from(monkeypatch):
+    """Also where the working folder alone led there, as in a clone."""
+    monkeypatch.setattr("sys.path", ["", "/somewhere"])
+    path = new_process.environment(MORE="1")["PYTHONPATH"]
+    assert path == f"/somewhere:{PACKAGE.parent}"
+
+
+def test_no_other_module_starts_python():
+    """Each process is started in this way."""
+    with_python = [
+        path.name
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable"
+    ]
+    assert with_python == ["new_process.py"]
