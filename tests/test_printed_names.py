@@ -61,11 +61,11 @@ def test_everything_that_data_say_is_printed_safely(photos, tmp_path, capfd, cap
         )
         whole = kmg.data.from_directory(photos, image_size=(8, 8), on_error="skip")
         list(whole.epoch(0))
-        whole.with_(cache=tmp_path / HOSTILE / "cache").epoch(0)
-        for cache in (tmp_path / HOSTILE).glob("cache/*/leaf_0.npy"):
-            cache.write_bytes(b"")
+        cache = tmp_path / f"{HOSTILE}cache"
+        whole.with_(cache=cache).epoch(0)
+        next(cache.glob("*/leaf_0.npy")).write_bytes(b"")
         again = kmg.data.from_directory(photos, image_size=(8, 8), on_error="skip")
-        again.with_(cache=tmp_path / HOSTILE / "cache").epoch(0)
+        again.with_(cache=cache).epoch(0)
     said += [str(warning.message) for warning in caught]
     said += [repr(data), repr(whole), repr(whole.quarantine)]
     said += label_texts(np.array([0, 1]), 2, whole.class_names)
