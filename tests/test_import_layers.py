@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "keras_multigpu"
 # From the bottom up. A part is a module of the package or a folder with all its modules.
 # `__init__` re-exports the public names; only the commands stand above it.
 LAYERS = (
-    {"batch_sizes", "checks", "keras_internals"},
+    {"batch_sizes", "checks", "keras_internals", "new_process"},
     {"pictures", "replicas", "seeded_layers"},
     {"data", "augmentation", "training", "cluster"},
     {"callbacks", "verification"},

@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,8 +27,9 @@ BATCHES_AT_ONCE = min(CORES, 4)
 _THREADS_PER_BATCH = CORES // BATCHES_AT_ONCE
 _LEAST_PIECE = 4
 _QUIET = 5
-_pool: ThreadPoolExecutor | None = None
-_pool_lock = threading.Lock()
+# Their threads start when they are first needed. Nobody has to wait for one that reads.
+_READING = ThreadPoolExecutor(1000, thread_name_prefix="keras_multigpu_read")
+_SHARING = ThreadPoolExecutor(CORES, thread_name_prefix="keras_multigpu_share")
 
 
 class Loader:
@@ -167,17 +169,21 @@ def read_in_pieces(
         part = source.read([leaf[low:high] for leaf in out], indices[low:high], seeds[low:high])
         return [(low + row, cause) for row, cause in part]
 
-    parts = threads().map(read, bounds[:-1], bounds[1:])
+    parts = _SHARING.map(read, bounds[:-1], bounds[1:])
     return [entry for part in parts for entry in part]
 
 
-def threads() -> ThreadPoolExecutor:
-    """Threads that share the work on a batch."""
-    global _pool
-    with _pool_lock:
-        if _pool is None:
-            _pool = ThreadPoolExecutor(CORES, thread_name_prefix="keras_multigpu_read")
-        return _pool
+def in_lasting_thread(call: Callable[..., Any], *arguments: Any) -> Any:
+    """What a call returns, made by a thread that stays until Python ends.
+
+    tf.data has new threads for each iterator. In each of them OpenCV and TensorFlow would keep
+    something of their own, and leave it behind.
+
+    Args:
+        call: What to call.
+        *arguments: Its arguments.
+    """
+    return _READING.submit(call, *arguments).result()
 
 
 class Gate:

@@ -12,6 +12,7 @@ from keras_multigpu.data.augmenting import Augment
 from keras_multigpu.data.loading import BATCHES_AT_ONCE
 from keras_multigpu.data.loading import GATE
 from keras_multigpu.data.loading import Loader
+from keras_multigpu.data.loading import in_lasting_thread
 from keras_multigpu.data.source import Example
 from keras_multigpu.data.source import filled
 from keras_multigpu.data.source import present
@@ -48,7 +49,7 @@ def batches_of(
         with GATE:
             loader = known()
             assert loader is not None, "The dataset that was being read is gone."
-            return loader(int(step))
+            return in_lasting_thread(loader, int(step))
 
     def load(step: tf.Tensor) -> Any:
         tensors = tf.numpy_function(loaded, [step], dtypes, name="read_batch")

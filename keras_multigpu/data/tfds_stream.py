@@ -11,6 +11,7 @@ from keras_multigpu.checks import problem
 from keras_multigpu.data.damage import DamagedExample
 from keras_multigpu.data.decoding import ImageDecoder
 from keras_multigpu.data.loading import GATE
+from keras_multigpu.data.loading import in_lasting_thread
 from keras_multigpu.data.loading import read_in_pieces
 from keras_multigpu.data.source import Example
 from keras_multigpu.data.source import Source
@@ -134,7 +135,8 @@ def decoded(
             out = np.zeros((len(images), *decoder.shape), np.uint8)
             causes = np.full(len(images), b"", object)
             source = EncodedImages(decoder, images)
-            for row, cause in read_in_pieces(source, [out], np.arange(len(images)), seeds):
+            rows = np.arange(len(images))
+            for row, cause in in_lasting_thread(read_in_pieces, source, [out], rows, seeds):
                 causes[row] = cause.encode()
             return out, causes
 

@@ -92,7 +92,7 @@ DAMAGES = {
     text: "it is no JPEG, PNG, GIF, BMP or WebP image, it begins with b'<html>404 No'",
     truncated_jpeg: f"it is truncated: its end is missing after {len(JPEG) // 2:,} bytes",
     truncated_png: f"it is truncated: its end is missing after {len(PNG) // 2:,} bytes",
-    bomb: "it has 60000 x 60000 pixels, more than the 178,956,970 that are decoded",
+    bomb: "it has 60000 x 60000 pixels, more than max_pixels=89,478,485",
     folder: "it is a directory",
     missing: "it does not exist, or not any more",
     dangling: "it does not exist, or not any more",

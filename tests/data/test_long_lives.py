@@ -1,0 +1,50 @@
+"""Reading leaves nothing behind in memory, epoch after epoch."""
+
+import ctypes
+import gc
+import sys
+
+import pytest
+import tensorflow as tf
+from small_image_files import write_two_classes
+
+import keras_multigpu as kmg
+from keras_multigpu.data.pipeline import plain_options
+
+EPOCHS = 60
+
+
+class Memory(ctypes.Structure):
+    """What the C library tells of its memory."""
+
+    _fields_ = [  # noqa: RUF012 - the name is ctypes's.
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks used free keepcost".split()
+    ]
+
+
+def growth(dataset):
+    """By how many bytes and Python objects an epoch makes this process grow."""
+    library = ctypes.CDLL("libc.so.6")
+    library.mallinfo2.restype = Memory
+    seen = []
+    for epoch in range(EPOCHS + 20):
+        for _ in dataset:
+            pass
+        if epoch in (19, EPOCHS + 19):
+            gc.collect()
+            seen.append((library.mallinfo2().used, len(gc.get_objects())))
+    return [(after - before) / EPOCHS for before, after in zip(*seen, strict=True)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks glibc for the memory in use")
+def test_image_files_leave_nothing_behind(tmp_path, any_backend):
+    """TensorFlow keeps about a kB of every iterator; nothing is added to that."""
+    files = kmg.data.from_directory(
+        write_two_classes(tmp_path), image_size=(8, 8), global_batch_size=8, verbose=False
+    )
+    plain = tf.data.Dataset.range(4).map(lambda number: number + 1, num_parallel_calls=2)
+    bytes_of_plain, _ = growth(plain.prefetch(2).with_options(plain_options()))
+    bytes_of_files, objects = growth(files.epoch(0))
+    assert bytes_of_files < bytes_of_plain + 500
+    assert objects < 0.2
