@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "keras_multigpu"
 # `__init__` re-exports the public names; only the commands stand above it.
 LAYERS = (
     {"batch_sizes", "checks", "keras_internals", "new_process"},
-    {"pictures", "replicas", "seeded_layers"},
+    {"identities", "pictures", "replicas", "seeded_layers"},
     {"data", "augmentation", "training", "cluster"},
     {"callbacks", "verification"},
     {"__init__"},

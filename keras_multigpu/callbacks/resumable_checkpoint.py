@@ -22,6 +22,7 @@ from keras_multigpu.callbacks.fit_run import run_of
 from keras_multigpu.callbacks.stop_signals import StopSignals
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.training.model_identity import identity_of_model
 from keras_multigpu.training.model_state import ModelState
 from keras_multigpu.training.run import TrainingRun
 
@@ -87,6 +88,8 @@ class ResumableCheckpoint(keras.callbacks.Callback):
         self._writer: BackgroundWriter | None = None
         self._found: Any = None
         self._data: dict[str, Any] = {}
+        self._made: dict[str, Any] | None = None
+        self._rates: list[Any] = []
         self._validating = False
         self._steps = 0
         self._last_step = 0
@@ -104,12 +107,13 @@ class ResumableCheckpoint(keras.callbacks.Callback):
         resumed_run.refuse_others(self, run.callbacks)
         self._files.open()
         self._run.after_end(self._close)
-        self._data = resumed_run.description_of(self._run)
+        self._data = resumed_run.identity_of_data(self._run)
         self.resumed_from, self._found = self._files.newest() or (None, None)
         if self.resumed_from is not None:
             resumed_run.refuse_other_data(self._data, self._found["data"], self.resumed_from)
             resumed_run.refuse_later_start(self._run, self._found["run"], self.resumed_from)
         self._writer = BackgroundWriter(self._files) if self._background else None
+        self._rates = []
         self._validating = False
         self._signals.listen()
         self._run.after_begin(self._begin)
@@ -119,9 +123,12 @@ class ResumableCheckpoint(keras.callbacks.Callback):
         self._run.after_each("on_epoch_end", self._epoch_done)
 
     def _begin(self) -> None:
+        self._rates = resumed_run.written_rates(self.model)
+        # Before a callback changes what is trained.
+        self._made = identity_of_model(self.model) if self.model.built else None
         if self.resumed_from is not None:
             resumed_run.go_on(self._run, self._found, self.resumed_from)
-            resumed_run.refuse_other_model(self.model, self._found["model"], self.resumed_from)
+            resumed_run.refuse_other_model(self.model, self._rates, self._found, self.resumed_from)
             report_changes(self._run.callbacks, self._found["callbacks"])
             self._restore()
         self._steps, self._last_step, self._saved_at = 0, self._run.step, time.monotonic()
@@ -129,6 +136,7 @@ class ResumableCheckpoint(keras.callbacks.Callback):
     def _restore(self) -> None:
         ModelState(self._found["model"]).restore(self.model)
         restore_states(self._run.callbacks, self._found["callbacks"])
+        resumed_run.apply_rates(self.model, self._rates, self._found["rates"])
         random.setstate(self._found["random"]["python"])
         np.random.set_state(self._found["random"]["numpy"])
 
@@ -194,10 +202,14 @@ class ResumableCheckpoint(keras.callbacks.Callback):
             self._end()
 
     def _save(self, run_state: dict[str, Any], stopped: bool = False) -> None:
+        if self._made is None:
+            self._made = identity_of_model(self.model)
         tree = {
             "run": run_state,
             "stopped": stopped,
             "model": ModelState.of(self.model).values,
+            "made": self._made,
+            "rates": self._rates,
             "callbacks": states_of(self._run.callbacks),
             "random": {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)},
             "data": self._data,
@@ -236,6 +248,8 @@ class ResumableCheckpoint(keras.callbacks.Callback):
         error = self._writer.close() if self._writer is not None else None
         self._writer = self._found = None
         self._files.close()
+        if self._rates:
+            resumed_run.remember_rates(self.model, self._rates)
         if error is not None:
             _log.warning("The last checkpoint was not written. %s", error)
         self._signals.close()

@@ -1,23 +1,31 @@
 """Whether a checkpoint belongs to this run, and how the run goes on with it."""
 
 import logging
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
-import numpy as np
 
 from keras_multigpu.callbacks.checkpoint_format import Encoded
 from keras_multigpu.checks import problem
-from keras_multigpu.data.batches import Batches
+from keras_multigpu.identities import changes
+from keras_multigpu.training.model_identity import identity_of_model
+from keras_multigpu.training.model_identity import rates_of
 from keras_multigpu.training.model_state import ModelState
+from keras_multigpu.training.placement import optimizers_of
 from keras_multigpu.training.run import TrainingRun
 
 _log = logging.getLogger("keras_multigpu")
 
 NEW_FOLDER = "Or choose another folder to begin anew."
+
+MAY_CHANGE = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue")
+"""The numbers of an optimizer that may be others when a run goes on, besides the learning rate."""
+
+_left: WeakKeyDictionary[keras.optimizers.Optimizer, tuple[Any, Any]] = WeakKeyDictionary()
+"""For each optimizer the rate that the last `fit` has left, and the one that the user wrote."""
 
 
 def encoded(tree: Any) -> Encoded:
@@ -56,28 +64,20 @@ def go_on(run: TrainingRun, found: dict[str, Any], path: Path) -> None:
     run.restore(state)
 
 
-def description_of(run: TrainingRun) -> dict[str, Any]:
-    """What has to be the same for the data to be the same."""
-    data = run.data
-    described = {
-        "kind": type(data).__name__,
+def identity_of_data(run: TrainingRun) -> dict[str, Any]:
+    """What has to be the same for a position in the data to mean the same."""
+    return {
+        "kind": type(run.data).__name__,
+        "examples": run.num_examples,
         "global_batch_size": run.global_batch_size,
         "steps_per_epoch": run.steps_per_epoch,
-        "examples": len(data) if isinstance(data, np.ndarray) else None,
-        "settings": None,
+        "data": run.identity_of_data(),
     }
-    if isinstance(data, Batches):
-        # Without the source's name: data may have moved. A cache changes no example.
-        _, _, settings = repr(data).removesuffix(")").partition(", ")
-        settings = re.sub(r", cache=('[^']*'|\w+\('[^']*'\))", "", settings)
-        described["examples"] = data.num_examples
-        described["settings"] = re.sub(r" at 0x[0-9a-f]+", "", settings)
-    return described
 
 
 def refuse_other_data(now: dict[str, Any], then: dict[str, Any], path: Path) -> None:
     """Raise a `ValueError` where a position in the data would mean something else."""
-    changed = [name for name in now if now[name] != then[name]]
+    changed = changes(then, now)
     if not changed:
         return
     fix = "Use the data of the run, as they were."
@@ -88,14 +88,27 @@ def refuse_other_data(now: dict[str, Any], then: dict[str, Any], path: Path) -> 
         )
     raise ValueError(
         problem(
-            f"The data have changed since {path} was saved: "
-            + "; ".join(f"{name} was {then[name]!r}" for name in changed)
-            + ".",
+            f"The data have changed since {path} was saved: {told(changed)}.",
             "Expected the same examples in the same batches.",
             f"{fix} {NEW_FOLDER}",
-            **{name: now[name] for name in changed},
+            changes=len(changed),
         )
     )
+
+
+def told(changed: dict[str, tuple[Any, Any]]) -> str:
+    """The first changes, a phrase for each."""
+    phrases = [
+        f"{place} was {shortened(then)} and is {shortened(now)}"
+        for place, (then, now) in list(changed.items())[:3]
+    ]
+    return "; ".join([*phrases, *(["..."] if len(changed) > 3 else [])])
+
+
+def shortened(value: Any) -> str:
+    """The beginning of a value's text."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def refuse_later_start(run: TrainingRun, state: dict[str, Any], path: Path) -> None:
@@ -111,18 +124,60 @@ def refuse_later_start(run: TrainingRun, state: dict[str, Any], path: Path) -> N
         )
 
 
-def refuse_other_model(model: keras.Model, values: dict[str, np.ndarray], path: Path) -> None:
-    """Raise a `ValueError` where a checkpoint is that of another model; nothing is changed."""
-    differences = ModelState(values).differences(model)
-    if differences:
+def refuse_other_model(
+    model: keras.Model, rates: list[Any], found: dict[str, Any], path: Path
+) -> None:
+    """Raise a `ValueError` where a checkpoint is that of another model; nothing is changed.
+
+    What may have changed is said.
+    """
+    changed = changes(found["made"], identity_of_model(model))
+    refused = {place: pair for place, pair in changed.items() if not may_change(place)}
+    differences = ModelState(found["model"]).differences(model)
+    if refused or differences:
         raise ValueError(
             problem(
-                f"{path} is of another model: {'; '.join(differences[:3])}.",
-                "Expected the same layers, optimizer, loss and metrics.",
+                f"{path} is of another model: {told(refused) or '; '.join(differences[:3])}.",
+                "Expected the same layers, optimizer, loss and metrics; of an optimizer "
+                f"the rate and {', '.join(f'`{name}`' for name in MAY_CHANGE)} may change.",
                 f"Build and compile the model as it was. {NEW_FOLDER}",
-                differences=len(differences),
+                differences=len(refused or differences),
             )
         )
+    changed |= changes(found["rates"], rates, "learning_rate")
+    if changed:
+        _log.warning("Since %s was saved, %s. What is written now counts.", path, told(changed))
+
+
+def may_change(place: str) -> bool:
+    """Whether an entry of a model's identity is a number that the optimizer uses from now on."""
+    group, _, name = place.rpartition(".")
+    return group.startswith("optimizers[") and name in MAY_CHANGE
+
+
+def written_rates(model: keras.Model) -> list[Any]:
+    """The learning rates that the user has written, and not those that a `fit` has left."""
+    known = [_left.get(part, (None, None)) for part in optimizers_of(model)]
+    return [
+        written if rate == left else rate
+        for rate, (left, written) in zip(rates_of(model), known, strict=True)
+    ]
+
+
+def remember_rates(model: keras.Model, written: list[Any]) -> None:
+    """Note which rates this `fit` leaves, so that nobody takes them for the user's."""
+    rates = zip(rates_of(model), written, strict=True)
+    _left.update(zip(optimizers_of(model), rates, strict=True))
+
+
+def apply_rates(model: keras.Model, now: list[Any], then: list[Any]) -> None:
+    """Let the learning rate be the one that the user has written, if it was another one before.
+
+    Otherwise it stays what callbacks have made of it. A schedule is in the optimizer already.
+    """
+    for optimizer, new, old in zip(optimizers_of(model), now, then, strict=True):
+        if new != old and isinstance(new, float):
+            optimizer.learning_rate = new
 
 
 def refuse_others(own: keras.callbacks.Callback, callbacks: Sequence[Any]) -> None:

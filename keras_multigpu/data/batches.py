@@ -26,6 +26,7 @@ from keras_multigpu.data.pipeline import batches_of
 from keras_multigpu.data.pipeline import weight_specs
 from keras_multigpu.data.plan import Place
 from keras_multigpu.data.plan import Plan
+from keras_multigpu.data.settings import CHANGEABLE
 from keras_multigpu.data.settings import REPLICA_BATCH_SIZE
 from keras_multigpu.data.settings import Use
 from keras_multigpu.data.settings import changes_of
@@ -39,6 +40,7 @@ from keras_multigpu.data.source import Stream
 from keras_multigpu.data.source import present
 from keras_multigpu.data.targets import class_weights
 from keras_multigpu.data.targets import counts_of
+from keras_multigpu.identities import identity_of
 
 
 class Batches:
@@ -223,6 +225,15 @@ class Batches:
             steps = self.steps_per_epoch
             parts.append(f"{'?' if steps is None else f'{steps:,}'} x {self.global_batch_size}")
         return printable(f"Batches({', '.join(parts + changes_of(settings))})")
+
+    def identity(self) -> dict[str, Any]:
+        """What decides which examples come in which order, as plain values, for a checkpoint."""
+        settings = {n: v for n, v in self._settings.items() if n not in CHANGEABLE}
+        if isinstance(self._source, Stream):
+            # What is read once has one order, and is then shuffled fully.
+            settings["cache"] = self._settings["cache"] is not None
+        source = self._plain.identity()
+        return {"source": source, "training": self._use.training, **identity_of(settings)}
 
     # Datasets of them.
 

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -94,9 +95,9 @@ class CachedSource(Source):
         """As `Source.example_name`."""
         return self._source.example_name(index)
 
-    def fingerprint(self) -> str:
-        """As `Source.fingerprint`."""
-        return self._source.fingerprint()
+    def identity(self, exact: bool = False) -> dict[str, Any]:
+        """As `Source.identity`."""
+        return self._source.identity(exact)
 
 
 class CachedPart(Subset):

@@ -102,10 +102,11 @@ class ImageDecoder:
             max_pixels=self.max_pixels,
         )
 
-    def fingerprint(self) -> str:
-        """The settings as a text."""
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides the pixels, besides the file."""
         way = "random" if self.draws else "crop" if self._crops else "pad" if self._pads else "fit"
-        return f"image {self.shape} {self._interpolation} {way}"
+        return {"shape": list(self.shape), "interpolation": self._interpolation, "way": way}
 
     def decode_file(self, path: str, seed: np.ndarray) -> np.ndarray:
         """The image in a file, as a `uint8` array of `shape`.

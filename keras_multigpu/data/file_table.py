@@ -38,6 +38,14 @@ class FileTable:
         """
         return os.path.join(self._folders[self._folder_of[index]], self._names[index])
 
+    def common_folder(self) -> str:
+        """The innermost folder that all files are in; an empty text if there is none."""
+        folders = [self._folders[number] for number in range(len(self._folders))]
+        try:
+            return os.path.commonpath(folders)
+        except ValueError:  # No files at all, or some with an absolute path and some without.
+            return ""
+
 
 class Texts:
     """A list of short texts, one after another in one piece of memory.

@@ -2,7 +2,6 @@
 
 import abc
 import copy
-import hashlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +21,8 @@ from keras_multigpu.data.flow_transforms import flipped
 from keras_multigpu.data.flow_transforms import warp
 from keras_multigpu.data.image_files import state_of
 from keras_multigpu.data.source import Source
-from keras_multigpu.data.targets import digest
+from keras_multigpu.identities import identity_of
+from keras_multigpu.identities import of_array
 
 _SETTINGS = (
     "rotation_range",
@@ -42,6 +42,7 @@ _SETTINGS = (
     "featurewise_center",
     "featurewise_std_normalization",
     "zca_whitening",
+    "preprocessing_function",
     "mean",
     "std",
     "zca_whitening_matrix",
@@ -145,19 +146,18 @@ class FlowSource(Source):
         warp(image, matrix, result, self._generator.fill_mode, self._generator.cval)
         return result
 
-    def fingerprint(self) -> str:
-        """As `Source.fingerprint`: the examples, the targets and the generator's settings."""
-        content = hashlib.sha256()
-        for name in _SETTINGS:
-            value = getattr(self._generator, name)
-            content.update(f"{name} {value!r}".encode())
-            if isinstance(value, np.ndarray):
-                content.update(value.tobytes())
-        return f"{self.content()}; {self._targets.fingerprint()}; {content.hexdigest()}"
+    def identity(self, exact: bool = False) -> dict[str, Any]:
+        """As `Source.identity`: the images, the targets and the generator's settings."""
+        settings = {name: identity_of(getattr(self._generator, name)) for name in _SETTINGS}
+        return {
+            "images": self.content(exact),
+            "targets": self._targets.identity(exact),
+            "generator": settings,
+        }
 
     @abc.abstractmethod
-    def content(self) -> str:
-        """A text that changes with the images."""
+    def content(self, exact: bool) -> Any:
+        """What decides the images before they are changed, as `identity`."""
 
 
 def is_only_scaled(generator: Any) -> bool:
@@ -206,9 +206,10 @@ class FlowFiles(FlowSource):
         """The path of one file."""
         return self._files.path(index)
 
-    def content(self) -> str:
-        """As `FlowSource.content`: paths, sizes and times of change, and how files are loaded."""
-        return f"{state_of(self._files)}; {self._loading}; {self._resample}"
+    def content(self, exact: bool) -> Any:
+        """As `FlowSource.content`: the files, and how they are loaded."""
+        files = state_of(self._files, exact)
+        return {"files": files, **self._loading._asdict(), "resample": self._resample}
 
 
 class FlowArrays(FlowSource):
@@ -227,6 +228,6 @@ class FlowArrays(FlowSource):
         """As `FlowSource.load`."""
         return self._x[index]
 
-    def content(self) -> str:
-        """As `FlowSource.content`: a hash of all pixels."""
-        return digest(self._x)
+    def content(self, exact: bool) -> Any:
+        """As `FlowSource.content`."""
+        return of_array(self._x, whole=exact)

@@ -12,7 +12,7 @@ from keras_multigpu.data.from_arrays import class_labels
 from keras_multigpu.data.from_arrays import spec_of
 from keras_multigpu.data.from_arrays import weight_spec_of
 from keras_multigpu.data.source import present
-from keras_multigpu.data.targets import digest
+from keras_multigpu.identities import of_array
 
 
 class FlowTargets:
@@ -76,12 +76,12 @@ class FlowTargets:
         for target, part in zip(out, self._parts, strict=True):
             target[...] = part[indices]
 
-    def fingerprint(self) -> str:
-        """A text that changes with any of them."""
-        return " ".join(
-            digest(part if isinstance(part, np.ndarray) and part.dtype != object else text(part))
+    def identity(self, exact: bool) -> list[Any]:
+        """What decides them, as `Source.identity`."""
+        return [
+            part.identity(exact) if isinstance(part, Classes) else of_array(part, whole=exact)
             for part in self._parts
-        )
+        ]
 
 
 class Classes:
@@ -120,11 +120,7 @@ class Classes:
             vectors[row, self._numbers[start:end]] = 1
         return vectors
 
-    def __repr__(self) -> str:
-        return f"{self._numbers.tolist()} {self._ends.tolist()} {self.spec}"
-
-
-def text(part: Any) -> np.ndarray:
-    """Anything as an array of the bytes of its text."""
-    content = part.tolist() if isinstance(part, np.ndarray) else part
-    return np.frombuffer(repr(content).encode(), np.uint8)
+    def identity(self, exact: bool) -> Any:
+        """What decides them, as `Source.identity`."""
+        parts = [of_array(part, whole=exact) for part in (self._numbers, self._ends)]
+        return {"classes": parts, "spec": str(self.spec)}

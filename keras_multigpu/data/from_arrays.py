@@ -1,6 +1,5 @@
 """Arrays in memory, or memory-mapped, as `Batches`."""
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 from typing import Unpack
@@ -16,7 +15,8 @@ from keras_multigpu.data.settings import require_known
 from keras_multigpu.data.source import Example
 from keras_multigpu.data.source import Source
 from keras_multigpu.data.source import present
-from keras_multigpu.data.targets import bytes_of
+from keras_multigpu.identities import identity_of
+from keras_multigpu.identities import of_array
 
 MOST_CLASSES = 2**20
 
@@ -73,13 +73,10 @@ class ArraySource(Source):
             target[...] = array[indices]
         return []
 
-    def fingerprint(self) -> str:
-        """As `Source.fingerprint`: a hash of all values."""
-        digest = hashlib.sha256(str(self.spec).encode())
-        for array in self._arrays:
-            for start in range(0, len(array), 1024):
-                digest.update(bytes_of(array[start : start + 1024]))
-        return digest.hexdigest()
+    def identity(self, exact: bool = False) -> dict[str, Any]:
+        """As `Source.identity`."""
+        arrays = [of_array(array, whole=exact) for array in self._arrays]
+        return {"spec": identity_of(self.spec), "arrays": arrays}
 
 
 def as_array(leaf: Any) -> np.ndarray | None:

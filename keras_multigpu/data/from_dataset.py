@@ -4,6 +4,7 @@ from typing import Any
 from typing import Unpack
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import problem
@@ -15,8 +16,10 @@ from keras_multigpu.data.settings import Batching
 from keras_multigpu.data.settings import require_known
 from keras_multigpu.data.source import Stream
 from keras_multigpu.data.stream_order import buffer_shuffled
+from keras_multigpu.data.stream_order import in_python
 from keras_multigpu.data.stream_order import mapped
 from keras_multigpu.data.streaming import require_sliceable
+from keras_multigpu.identities import identity_of
 from keras_multigpu.keras_internals import dataset_internals
 
 SHUFFLE_BUFFER = 1024
@@ -86,16 +89,42 @@ class DatasetStream(Stream):
             require_rows(dataset.element_spec)
         self._batched = is_batched(dataset) if batched is None else batched
         self._buffer = shuffle_buffer
+        self._reshuffles = dataset_internals.reshuffles(dataset)
+        self._caches = dataset_internals.caches(dataset)
+        self._readings = 0
         self.class_names = getattr(dataset, "class_names", None)
         self.infinite = bool(dataset.cardinality() == tf.data.INFINITE_CARDINALITY)
         self.batch_size, self.num_examples = counts(dataset, self._batched)
 
+    def identity(self) -> dict[str, Any]:
+        """As `Stream.identity`: how the dataset was made, and not what is in it."""
+        made = identity_of(dataset_internals.recipe(self._dataset))
+        return {**super().identity(), "made": made, "shuffle_buffer": self._buffer}
+
     def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
         """As `Stream.examples`."""
-        examples = self._dataset.map(tf.autograph.experimental.do_not_convert(as_example))
+        dataset = self._in_order_of(epoch) if self._reshuffles else self._dataset
+        examples = dataset.map(tf.autograph.experimental.do_not_convert(as_example))
         if self._batched:
             examples = examples.unbatch()
         return buffer_shuffled(examples, self._buffer, epoch, seed) if shuffle else examples
+
+    def _in_order_of(self, epoch: tf.Tensor) -> tf.data.Dataset:
+        """The dataset as it is when it is read for this epoch.
+
+        Its own shuffles count the readings, so those of earlier epochs that this process has not
+        done are begun. What is cached has to be read whole, or would be cached in another order.
+        """
+
+        def missing(epoch: np.ndarray) -> np.ndarray:
+            count = max(int(epoch) - self._readings, 0)
+            self._readings += count + 1
+            return np.array(count)
+
+        count = in_python(missing, [epoch], tf.int64, [])
+        before = self._dataset if self._caches else self._dataset.take(1)
+        begun = tf.data.Dataset.range(count).flat_map(lambda _: before)
+        return begun.filter(lambda *_: False).concatenate(self._dataset)
 
 
 def as_example(*element: Any) -> tuple[Any, Any, Any]:

@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -113,9 +114,9 @@ class MaskTargets(Targets):
             raise DamagedExample("it has colours, and a mask has one class number for each pixel")
         return pixels[..., :1]
 
-    def fingerprint(self) -> str:
-        """As `Targets.fingerprint`."""
-        return f"masks {state_of(self._masks)}, {self._grey.fingerprint()}"
+    def identity(self, exact: bool = False) -> dict[str, Any]:
+        """As `Targets.identity`."""
+        return {"files": state_of(self._masks, exact), "masks": self._grey.settings}
 
 
 def require_same_size(mask: bytes, image: bytes) -> None:

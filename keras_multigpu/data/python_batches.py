@@ -25,6 +25,7 @@ from keras_multigpu.data.source import Example
 from keras_multigpu.data.source import Stream
 from keras_multigpu.data.source import filled
 from keras_multigpu.data.source import present
+from keras_multigpu.identities import identity_of
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -49,6 +50,10 @@ class PythonBatches(Stream):
     def report_to(self, quarantine: Quarantine) -> None:
         """As `Stream.report_to`."""
         self._quarantine = quarantine
+
+    def identity(self) -> dict[str, Any]:
+        """As `Stream.identity`."""
+        return {**super().identity(), "spec": identity_of(self.spec)}
 
     @abc.abstractmethod
     def batches(self, epoch: int, shuffle: bool, seed: int) -> Iterator[Any]:

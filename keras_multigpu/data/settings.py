@@ -46,6 +46,9 @@ DEFAULTS = Batching(
     on_error="raise",
 )
 
+CHANGEABLE = ("global_batch_size", "replica_batch_size", "cache", "on_error")
+"""What does not decide which examples come in which order. The batch size, `fit` has settled."""
+
 
 class Use(NamedTuple):
     """What copies of `Batches` have in common, apart from their settings.

@@ -65,9 +65,16 @@ class Source(abc.ABC):
         """How to name one example in a message: its file, if it has one."""
         return f"example {index} of {self.name}"
 
-    def fingerprint(self) -> str:
-        """A text that changes with the examples and the settings: the key of a cache."""
-        raise NotImplementedError(f"{self.name} has no fingerprint.")
+    def identity(self, exact: bool = False) -> dict[str, Any]:
+        """What decides the examples, as plain values; not the place that they are read from.
+
+        Args:
+            exact: Whether two that differ at all are told apart, for a cache: by where the files
+                are and when they were changed, and by all content of large arrays.
+        """
+        if exact:
+            raise NotImplementedError(f"What {self.name} reads is not known exactly.")
+        return {"kind": type(self).__name__, "examples": self.num_examples}
 
 
 class ExampleSource(Source):
@@ -119,6 +126,10 @@ class Stream(abc.ABC):
             shuffle: Whether to shuffle, as well as the stream can.
             seed: Decides the shuffle, together with the epoch.
         """
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the examples, as far as it is known before they are read."""
+        return {"kind": type(self).__name__, "name": self.name, "examples": self.num_examples}
 
     def report_to(self, quarantine: Quarantine) -> None:  # noqa: B027 - most have nothing to say.
         """Remember errors of Python there from now on: TensorFlow hands on only their text."""

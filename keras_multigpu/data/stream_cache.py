@@ -52,6 +52,10 @@ class CachedStream(Stream):
                     require_memory(self.num_examples * size_of_one(leaves), self.name)
                 self._examples = examples.cache()
 
+    def identity(self) -> dict[str, Any]:
+        """As `Stream.identity`."""
+        return self.stream.identity()
+
     def report_to(self, quarantine: Quarantine) -> None:
         """As `Stream.report_to`."""
         self.stream.report_to(quarantine)

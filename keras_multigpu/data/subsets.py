@@ -1,8 +1,8 @@
 """Parts of a source: some of its examples, in an order of their own."""
 
 import functools
-import hashlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from keras_multigpu.data.order import Order
 from keras_multigpu.data.settings import Batching
 from keras_multigpu.data.source import Source
 from keras_multigpu.data.source import Stream
+from keras_multigpu.identities import of_array
 
 
 class Subset(Source):
@@ -63,10 +64,9 @@ class Subset(Source):
         """As `Source.example_name`."""
         return self.source.example_name(int(self.indices[index]))
 
-    def fingerprint(self) -> str:
-        """As `Source.fingerprint`."""
-        chosen = hashlib.sha256(self.indices.tobytes()).hexdigest()
-        return f"{chosen} of {self.source.fingerprint()}"
+    def identity(self, exact: bool = False) -> dict[str, Any]:
+        """As `Source.identity`."""
+        return {"part": of_array(self.indices, whole=exact), "of": self.source.identity(exact)}
 
 
 def taken(source: Source | Stream, count: int, settings: Batching) -> Source:

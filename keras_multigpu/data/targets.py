@@ -1,13 +1,14 @@
 """What belongs to each image: a class, or some numbers."""
 
 import abc
-import hashlib
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
+from keras_multigpu.identities import of_array
 
 LABEL_MODES = ("int", "categorical", "binary", None)
 
@@ -36,8 +37,8 @@ class Targets(abc.ABC):
         return self
 
     @abc.abstractmethod
-    def fingerprint(self) -> str:
-        """A text that changes with the targets."""
+    def identity(self, exact: bool = False) -> dict[str, Any]:
+        """What decides the targets, as `Source.identity`."""
 
 
 class ClassTargets(Targets):
@@ -85,9 +86,10 @@ class ClassTargets(Targets):
             out[...] = labels.reshape(out.shape)
         return []
 
-    def fingerprint(self) -> str:
-        """As `Targets.fingerprint`."""
-        return f"{self._mode}, {self._classes} classes: {digest(self.labels)}"
+    def identity(self, exact: bool = False) -> dict[str, Any]:
+        """As `Targets.identity`."""
+        labels = of_array(self.labels, whole=exact)
+        return {"mode": self._mode, "classes": self._classes, "labels": labels}
 
 
 class ValueTargets(Targets):
@@ -117,9 +119,9 @@ class ValueTargets(Targets):
         out[...] = self._values[indices]
         return []
 
-    def fingerprint(self) -> str:
-        """As `Targets.fingerprint`."""
-        return f"values {self._values.shape[1:]}: {digest(self._values)}"
+    def identity(self, exact: bool = False) -> dict[str, Any]:
+        """As `Targets.identity`."""
+        return {"values": of_array(self._values, whole=exact)}
 
 
 def counts_of(labels: np.ndarray, class_names: list[str] | None) -> dict[str, int]:
@@ -143,20 +145,3 @@ def class_weights(counts: list[int]) -> dict[int, float]:
     return {
         number: total / (classes * count) if count else 0.0 for number, count in enumerate(counts)
     }
-
-
-def digest(array: np.ndarray | None) -> str:
-    """A short text that changes with the content of an array."""
-    if array is None:
-        return "none"
-    content = hashlib.sha256(f"{array.dtype} {array.shape}".encode())
-    content.update(bytes_of(array))
-    return content.hexdigest()[:32]
-
-
-def bytes_of(array: np.ndarray) -> bytes | memoryview:
-    """The content of an array as bytes to hash; `bfloat16` and the like offer none themselves."""
-    if array.dtype == object:
-        # Its own bytes are addresses.
-        return repr(array.tolist()).encode()
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -14,6 +14,7 @@ from keras_multigpu.data.decoding import CHANNELS
 from keras_multigpu.data.decoding import ImageDecoder
 from keras_multigpu.data.source import Example
 from keras_multigpu.data.tfds_preparation import imported
+from keras_multigpu.identities import identity_of
 
 COLOR_MODES = {count: mode for mode, count in CHANNELS.items()}
 
@@ -148,10 +149,10 @@ class Features:
         skip = imported().decode.SkipDecoding
         return not all(isinstance(decoder, skip) for decoder in self._given.values())
 
-    def fingerprint(self) -> str:
-        """A text that changes with what is read, and how."""
-        images = {name: decoder.fingerprint() for name, decoder in self.images.items()}
-        return f"{self.keys} {images} {sorted(self._given)}"
+    def identity(self) -> dict[str, Any]:
+        """What is read, and how."""
+        images = {name: decoder.settings for name, decoder in self.images.items()}
+        return {"keys": self.keys, "images": images, "decoders": identity_of(self._given)}
 
 
 def placed(keys: Any, values: dict[str, Any]) -> Any:

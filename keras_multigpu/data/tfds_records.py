@@ -100,9 +100,9 @@ class TfdsRecords(Source):
         """As `Source.example_name`."""
         return f"example {index} of {self.name}"
 
-    def fingerprint(self) -> str:
-        """As `Source.fingerprint`."""
-        if self._features.has_functions():
+    def identity(self, exact: bool = False) -> dict[str, Any]:
+        """As `Source.identity`."""
+        if exact and self._features.has_functions():
             raise ValueError(
                 problem(
                     f"{self.name} cannot be cached in a folder.",
@@ -111,7 +111,8 @@ class TfdsRecords(Source):
                     source=self.name,
                 )
             )
-        return f"{self.name} in {self._builder.data_path}: {self._features.fingerprint()}"
+        place = {"folder": str(self._builder.data_path)} if exact else {}
+        return {"name": self.name, **place, "features": self._features.identity()}
 
 
 def as_leaf(value: Any) -> Any:

@@ -51,6 +51,11 @@ class TfdsStream(Stream):
         self.draws = features.draws
         self._spec = features.spec(self._element_spec)
 
+    def identity(self) -> dict[str, Any]:
+        """As `Stream.identity`."""
+        features = self._features.identity()
+        return {**super().identity(), "features": features, "shuffle_buffer": self._buffer}
+
     def _element_spec(self) -> Any:
         return self._read(None, shuffle=False).element_spec
 

@@ -123,6 +123,47 @@ def layers_of(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers())
 
 
+def wiring(model: keras.Model) -> list[Any]:
+    """The operations of a functional model, and what comes into each, by numbers.
+
+    It is empty for other models.
+
+    The public `get_config` has it by names, which Keras counts, and fails where a layer has no
+    config.
+    """
+    operations = model.operations if isinstance(model, Functional) else []
+    numbers = {id(operation): number for number, operation in enumerate(operations)}
+
+    def place(tensor: Any) -> list[int]:
+        operation, node, output = tensor._keras_history
+        before = nodes_of(operation).index(operation._inbound_nodes[node])
+        return [numbers[id(operation)], before, output]
+
+    def nodes_of(operation: Any) -> list[Any]:
+        # A layer that is used elsewhere, too, has more nodes.
+        return [
+            node
+            for node in operation._inbound_nodes
+            if all(id(tensor._keras_history.operation) in numbers for tensor in node.input_tensors)
+        ]
+
+    def of_node(node: Any) -> Any:
+        arguments = node.arguments.args, node.arguments.kwargs
+        return keras.tree.map_structure(
+            lambda leaf: place(leaf) if isinstance(leaf, keras.KerasTensor) else leaf, arguments
+        )
+
+    # A layer says more about itself elsewhere.
+    plain = [None if isinstance(each, keras.Layer) else each for each in operations]
+    inner = [
+        [operation, *map(of_node, nodes_of(each))]
+        for operation, each in zip(plain, operations, strict=True)
+    ]
+    if not operations:
+        return []
+    return [inner, *([place(tensor) for tensor in ends] for ends in (model.inputs, model.outputs))]
+
+
 def compile_loss(model: keras.Model) -> Any:
     """The object that `compile(loss=...)` made, None without a loss."""
     return model._compile_loss

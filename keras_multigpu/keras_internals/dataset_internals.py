@@ -80,6 +80,67 @@ def batching_of(dataset: tf.data.Dataset) -> tuple[int | None, int | None]:
     return size, examples
 
 
+UNSEEN = {"_OptionsDataset", "_PrefetchDataset"}
+"""Elements and their order stay as they are."""
+
+
+def recipe(dataset: tf.data.Dataset) -> list[Any]:
+    """How a dataset was made: its elements' spec, and its steps from the last to the first.
+
+    Args:
+        dataset: The dataset.
+    """
+    return [str(dataset.element_spec), int(dataset.cardinality()), steps_of(dataset)]
+
+
+def steps_of(dataset: tf.data.Dataset) -> list[Any]:
+    """The kinds of the steps that made a dataset, with the settings of those that shuffle."""
+    kind = type(dataset).__name__
+    before = [step for part in dataset._inputs() for step in steps_of(part)]
+    shuffles = any(step[0] == "_ShuffleDataset" for step in before)
+    if kind in UNSEEN or (kind == "CacheDataset" and not shuffles):
+        return before
+    if kind == "_ShuffleDataset":
+        return [[kind, constant(dataset._buffer_size), shuffle_seeds(dataset)], *before]
+    return [[kind], *before]
+
+
+def shuffle_seeds(dataset: tf.data.Dataset) -> tuple[int | None, int | None]:
+    """The two seeds of a step that shuffles; zeros where it has none."""
+    return constant(dataset._seed), constant(dataset._seed2)
+
+
+def reshuffles(dataset: tf.data.Dataset) -> bool:
+    """Whether each reading of a dataset has another order, which its shuffles count.
+
+    Args:
+        dataset: The dataset.
+    """
+    kind = type(dataset).__name__
+    own = kind == "_ShuffleDataset" and dataset._reshuffle_each_iteration is not False
+    # What lies below a cache is read once.
+    return kind != "CacheDataset" and (own or any(map(reshuffles, dataset._inputs())))
+
+
+def is_unseeded(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset shuffles without a seed, so that no other process can repeat its order.
+
+    Args:
+        dataset: The dataset.
+    """
+    own = type(dataset).__name__ == "_ShuffleDataset" and shuffle_seeds(dataset) == (0, 0)
+    return own or any(map(is_unseeded, dataset._inputs()))
+
+
+def caches(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset keeps what it has once read to the end.
+
+    Args:
+        dataset: The dataset.
+    """
+    return type(dataset).__name__ == "CacheDataset" or any(map(caches, dataset._inputs()))
+
+
 def constant(value: Any) -> int | None:
     """The integer in an eager tensor, None if it is known only when a graph runs."""
     number = tf.get_static_value(value)

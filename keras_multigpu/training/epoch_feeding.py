@@ -21,6 +21,7 @@ OFFERED = (
     "failure_in",
     "for_replicas",
     "global_batch_size",
+    "identity",
     "position_after",
     "prediction",
     "steps_per_epoch",

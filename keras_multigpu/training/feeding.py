@@ -20,6 +20,8 @@ import tensorflow as tf
 
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import warn
+from keras_multigpu.identities import identity_of
+from keras_multigpu.keras_internals import dataset_internals
 from keras_multigpu.training.dataset_feeding import DatasetSource
 from keras_multigpu.training.dataset_feeding import PythonSource
 from keras_multigpu.training.dataset_feeding import normalized
@@ -121,6 +123,8 @@ class Feed:
                 class_weight=class_weight,
             )
         self.data = x
+        self._brought = {"y": y, "sample_weight": sample_weight, "class_weight": class_weight}
+        self._shuffle = shuffle
         self.waited = 0.0
         self._iterator: Any = None
         self._drawn = 0
@@ -162,6 +166,16 @@ class Feed:
     def num_examples(self) -> int | None:
         """The number of examples of the data; None if unknown."""
         return self._source.num_examples
+
+    def identity(self) -> dict[str, Any]:
+        """What decides which examples come in which order, as far as it can be known."""
+        if knows_epochs(self.data):
+            known = self.data.identity()
+        elif isinstance(self.data, tf.data.Dataset):
+            known = {"made": identity_of(dataset_internals.recipe(self.data))}
+        else:
+            known = {"x": identity_of(self.data), "shuffle": self._shuffle}
+        return {**known, **identity_of(self._brought)}
 
     @property
     def marks_missing(self) -> bool:

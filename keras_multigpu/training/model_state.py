@@ -8,18 +8,25 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
+from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.training.placement import copies
 from keras_multigpu.training.placement import optimizers_of
+
+RATE = "rate"
+"""The group of the learning rates that are numbers."""
+
+Value = np.ndarray | tuple[np.ndarray, ...]
+"""A variable's value; of one whose copies on the replicas add up to it, all of them."""
 
 
 class ModelState(NamedTuple):
     """The values of a model's weights, seeds, optimizers and metrics.
 
     Attributes:
-        values: An array for each variable, under the name that `variables_of` gives it.
+        values: The value of each variable, under the name that `variables_of` gives it.
     """
 
-    values: dict[str, np.ndarray]
+    values: dict[str, Value]
 
     @classmethod
     def of(cls, model: keras.Model) -> "ModelState":
@@ -41,21 +48,28 @@ class ModelState(NamedTuple):
                     differences=len(differences),
                 )
             )
-        for name, variable in variables.items():
-            give(variable, self.values[name], model.distribute_strategy)
+        for name in variables.keys() & self.values.keys():
+            give(variables[name], self.values[name], model.distribute_strategy)
 
     def differences(self, model: keras.Model) -> list[str]:
         """What keeps this state from fitting a model, a phrase for each variable."""
         variables = variables_of(model)
         found = [
-            f"{variables[name].path} has shape {tuple(variables[name].shape)} and the state "
-            f"has {self.values[name].shape[-len(variables[name].shape) or 1 :]}"
-            for name in variables.keys() & self.values.keys()
-            if not fits(variables[name], self.values[name])
+            f"{variable.path} is {kind_of(value_of(variable))} and the state has "
+            f"{kind_of(self.values[name])}"
+            for name, variable in variables.items()
+            if name in self.values and kind_of(value_of(variable)) != kind_of(self.values[name])
         ]
-        found += [f"{variables[name].path} is new" for name in variables.keys() - self.values]
-        found += [f"{name} is gone" for name in self.values.keys() - variables]
+        new = variables.keys() - self.values.keys()
+        found += [f"{variables[name].path} is new" for name in sorted(new) if not is_rate(name)]
+        gone = self.values.keys() - variables.keys()
+        found += [f"{name} is gone" for name in sorted(gone) if not is_rate(name)]
         return found
+
+
+def is_rate(name: str) -> bool:
+    """Whether a variable is a learning rate, which a user may replace by a schedule."""
+    return name.startswith(f"{RATE}/")
 
 
 def variables_of(model: keras.Model) -> dict[str, keras.Variable]:
@@ -64,7 +78,10 @@ def variables_of(model: keras.Model) -> dict[str, keras.Variable]:
     Numbers and not paths, because Keras counts layers as they are made: a model that is built
     twice has other paths, in the same order.
     """
+    rates = [optimizer_internals.compiled_rate(part) for part in optimizers_of(model)]
     groups = {
+        # Apart, so that a schedule can take the place of a number.
+        RATE: [rate for rate in rates if isinstance(rate, keras.Variable)],
         "weights": model.variables,
         "optimizer": [v for optimizer in optimizers_of(model) for v in optimizer.variables],
         "metrics": model.metrics_variables,
@@ -84,34 +101,33 @@ def unique(variables: list[keras.Variable]) -> list[keras.Variable]:
     return list({id(variable): variable for variable in variables}.values())
 
 
-def value_of(variable: keras.Variable) -> np.ndarray:
+def value_of(variable: keras.Variable) -> Value:
     """A variable's value; of one whose copies add up, the copies."""
     storage = keras_internals.variable_storage(variable)
     if adds_up(storage):
-        return np.stack([part.numpy() for part in storage.values])
+        return tuple(part.numpy() for part in storage.values)
     return np.array(storage.numpy())
 
 
-def fits(variable: keras.Variable, value: np.ndarray) -> bool:
-    """Whether a value has the shape that the variable has, whatever the number of its copies."""
-    shape = tuple(variable.shape)
-    return value.shape == shape or value.shape[1:] == shape
+def kind_of(value: Value) -> str:
+    """The type and shape of a value, or of its copies, however many there are."""
+    first = value[0] if isinstance(value, tuple) else value
+    return f"{first.dtype.name} of shape {first.shape}"
 
 
-def give(variable: keras.Variable, value: np.ndarray, strategy: tf.distribute.Strategy) -> None:
+def give(variable: keras.Variable, value: Value, strategy: tf.distribute.Strategy) -> None:
     """Let a variable have a value, on all replicas."""
     storage = keras_internals.variable_storage(variable)
-    had_copies = value.ndim > len(variable.shape)
+    had = value if isinstance(value, tuple) else (value,)
+    total = had[0] if len(had) == 1 else np.sum(had, axis=0, dtype=had[0].dtype)
     if not adds_up(storage):
-        value = value.sum(axis=0) if had_copies else value
         for part in copies(storage, strategy):
-            part.assign(value)
+            part.assign(total)
         return
     parts = storage.values
-    if not had_copies or len(value) != len(parts):
-        total = value.sum(axis=0) if had_copies else value
-        value = np.stack([total] + [np.zeros_like(total)] * (len(parts) - 1))
-    for part, own in zip(parts, value, strict=True):
+    if len(had) != len(parts):
+        had = (total, *[np.zeros_like(total)] * (len(parts) - 1))
+    for part, own in zip(parts, had, strict=True):
         part.assign(own)
 
 

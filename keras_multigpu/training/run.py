@@ -82,6 +82,10 @@ class TrainingRun:
         """What `fit` was given as `x`."""
         return self._feed.data
 
+    def identity_of_data(self) -> dict[str, Any]:
+        """What decides which examples come in which order, as far as it can be known."""
+        return self._feed.identity()
+
     @property
     def replicas(self) -> int:
         """The number of replicas."""
@@ -223,6 +227,7 @@ class TrainingRun:
             "step": self.step,
             "global_batch_size": self.global_batch_size,
             "micro_batches": self.micro_batches,
+            "compiled_micro_batches": self._pieces,
             "anchor": None if anchor is None else list(anchor),
             "next_batch_size": self._next_size,
             "largest_share": self._largest_share,
@@ -245,7 +250,9 @@ class TrainingRun:
             self._tell_steps()
         self._next_size = state["next_batch_size"]
         self._largest_share = state["largest_share"]
-        pieces = state["micro_batches"]
+        # What the user now asks for counts, unless that is the same as before.
+        is_same = self._pieces == state["compiled_micro_batches"]
+        pieces = state["micro_batches"] if is_same else self._pieces
         if self._largest_share and size is not None:
             # Fewer replicas than before have larger shares.
             pieces = max(pieces, self._pieces_of(size, self._largest_share))

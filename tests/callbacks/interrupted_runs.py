@@ -79,6 +79,8 @@ class Remembering(keras.callbacks.Callback):
 
 OPTIMIZERS = {
     None: lambda: keras.optimizers.SGD(0.02, momentum=0.9),
+    "rms": lambda: keras.optimizers.RMSprop(0.02, momentum=0.9),
+    "clipped": lambda: keras.optimizers.SGD(0.005, momentum=0.9, clipnorm=1.0),
     "adam": lambda: keras.optimizers.Adam(0.02),
     "ema": lambda: keras.optimizers.SGD(0.02, use_ema=True, ema_overwrite_frequency=5),
     "accumulation": lambda: keras.optimizers.SGD(0.02, gradient_accumulation_steps=4),

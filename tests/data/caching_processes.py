@@ -32,7 +32,7 @@ class SlowNumbers(ExampleSource):
             raise DamagedExample("torn in two")
         return np.full(1024, index, np.float32), None, None
 
-    def fingerprint(self):
+    def identity(self, exact=False):
         return "slow numbers"
 
 

@@ -27,7 +27,7 @@ class Numbers(ExampleSource):
             raise DamagedExample("torn in two")
         return np.full((2, 2, 1), index % 256, np.uint8), index % 3, None
 
-    def fingerprint(self):
+    def identity(self, exact=False):
         return f"numbers, {self.settings}"
 
 

@@ -251,24 +251,24 @@ def test_a_damaged_file_is_named(tmp_path):
         list(ours(tmp_path).epoch(0))
 
 
-def test_the_fingerprint_changes_with_the_files_the_labels_and_the_settings(tmp_path):
+def test_the_identity_changes_with_the_files_the_labels_and_the_settings(tmp_path):
     write_images(tmp_path, ["cat/a.png", "dog/b.png"])
 
-    def fingerprint(**arguments):
-        return ours(tmp_path, **arguments)._source.fingerprint()
+    def identity(**arguments):
+        return str(ours(tmp_path, **arguments)._source.identity(exact=True))
 
-    before = fingerprint()
-    assert fingerprint() == before
-    assert fingerprint(seed=1, shuffle=False) == before
+    before = identity()
+    assert identity() == before
+    assert identity(seed=1, shuffle=False) == before
     others = {
-        fingerprint(label_mode="categorical"),
-        fingerprint(color_mode="grayscale"),
-        fingerprint(class_names=["dog", "cat"]),
-        fingerprint(class_names=["dog"]),
+        identity(label_mode="categorical"),
+        identity(color_mode="grayscale"),
+        identity(class_names=["dog", "cat"]),
+        identity(class_names=["dog"]),
     }
     write_image(tmp_path / "cat" / "a.png", 9)
     os.utime(tmp_path / "cat" / "a.png", (1, 1))
-    others.add(fingerprint())
+    others.add(identity())
     assert len(others | {before}) == 6
 
 

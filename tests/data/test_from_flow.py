@@ -187,16 +187,19 @@ def test_draws_depend_on_seed_and_epoch_alone(folder):
 
 
 def test_only_what_is_not_drawn_is_cached(folder):
-    """Also by its fingerprint: files, settings and targets are in it."""
+    """Also by its identity: files, settings and targets are in it."""
     flows = {
         "plain": of_folder(folder, shuffle=False),
         "scaled": of_folder(folder, shuffle=False, generator={"rescale": 0.1}),
         "smaller": of_folder(folder, shuffle=False, target_size=(4, 4)),
         "sparse": of_folder(folder, shuffle=False, class_mode="sparse"),
     }
-    prints = {name: from_flow(flow)._source.fingerprint() for name, flow in flows.items()}
+    prints = {
+        name: str(from_flow(flow)._source.identity(exact=True)) for name, flow in flows.items()
+    }
     assert len(set(prints.values())) == len(flows)
-    assert from_flow(of_folder(folder, shuffle=False))._source.fingerprint() == prints["plain"]
+    again = from_flow(of_folder(folder, shuffle=False))._source.identity(exact=True)
+    assert str(again) == prints["plain"]
     assert not from_flow(flows["scaled"])._source.draws
     for changes in (
         {"horizontal_flip": True},

@@ -1,0 +1,228 @@
+"""What an object was made of, as plain values: two objects that were made alike have the same.
+
+    layers, losses, optimizers   class and configuration, without names, seeds and initial values
+    functions                    name, code, defaults, and the values that they take from outside
+    arrays                       type, shape and a digest, of large ones of a sample
+    anything else                the name of its class, and what it keeps of its arguments
+
+Names are left out because Keras counts them: a cell of a notebook that runs twice makes `dense_1`.
+"""
+
+import contextlib
+import dis
+import functools
+import hashlib
+import inspect
+import json
+import math
+import types
+from collections.abc import Callable
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+SAMPLED_BYTES = 2**24
+"""So many bytes of an array are looked at; that takes about 10 ms."""
+
+PIECES = 256
+"""In so many places of a larger array, at even distances."""
+
+LONG = 1000
+"""Of longer lists than this there is a digest only."""
+
+UNIMPORTANT = ("name", "seed", "module", "registered_name", "build_config")
+"""What a configuration says about names, and about draws and values that a checkpoint brings."""
+
+Where = tuple[int, ...]
+"""The ids of the objects that this one is a part of."""
+
+
+def identity_of(value: Any, inside: Where = ()) -> Any:
+    """What a value was made of, as something that JSON can hold.
+
+    Args:
+        value: Anything.
+        inside: The objects that it is a part of, where it is one.
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # NaN is not even equal to itself.
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        if len(value) > LONG:
+            return of_array(np.fromiter(value, object, len(value)))
+        return [identity_of(item, inside) for item in value]
+    if isinstance(value, dict):
+        return of_dict(value, inside)
+    if isinstance(value, np.generic):
+        return identity_of(value.item(), inside)
+    if isinstance(value, (keras.Variable, tf.Variable)):
+        return f"a variable of shape {tuple(value.shape)}"
+    if isinstance(value, (Path, np.dtype, tf.DType, tf.TypeSpec, keras.DTypePolicy)):
+        return str(value)
+    if hasattr(value, "__array__") and hasattr(value, "shape"):
+        return of_array(np.asarray(value))
+    if id(value) in inside:
+        return "itself"
+    inside = (*inside, id(value))
+    if isinstance(value, (types.FunctionType, types.MethodType)):
+        return of_function(value, inside)
+    if isinstance(value, functools.partial):
+        parts = [value.func, value.args, value.keywords]
+        return {"partial": [identity_of(part, inside) for part in parts]}
+    named = value if isinstance(value, (type, types.BuiltinFunctionType)) else None
+    return named.__qualname__ if named is not None else of_object(value, inside)
+
+
+def of_object(value: Any, inside: Where = ()) -> dict[str, Any]:
+    """The class of an object, its configuration, and what it keeps of its constructor's arguments.
+
+    Keras's configuration of a function is its name, or bytes that name a file; so functions are
+    looked up among the arguments, too.
+    """
+    config: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # An own class's may raise anything.
+        config = dict(value.get_config())
+    identity = of_config(config, inside)
+    with contextlib.suppress(ValueError, TypeError):  # Some classes have no signature.
+        for name in inspect.signature(value.__class__).parameters:
+            kept = getattr(value, name, None)
+            is_function = isinstance(kept, (types.FunctionType, functools.partial))
+            if is_important(name) and (is_function or name not in config) and kept is not None:
+                identity[name] = identity_of(kept, inside)
+    return {"class": value.__class__.__qualname__, **identity}
+
+
+def of_config(config: dict[Any, Any], inside: Where = ()) -> dict[str, Any]:
+    """The identities of the entries of a configuration that matter."""
+    return {
+        str(name): identity_of(value, inside)
+        for name, value in config.items()
+        if is_important(name)
+    }
+
+
+def of_dict(value: dict[Any, Any], inside: Where) -> dict[str, Any]:
+    """That of a dict, which may be an object that Keras has turned into one."""
+    kind, config = value.get("class_name"), value.get("config")
+    if not isinstance(kind, str) or kind.endswith("DTypePolicy"):
+        return {str(name): identity_of(item, inside) for name, item in value.items()}
+    if kind == "__lambda__":  # Bytes that name a file.
+        config = None
+    known = of_config(config, inside) if isinstance(config, dict) else identity_of(config, inside)
+    return {"class": kind, "config": known}
+
+
+def is_important(name: Any) -> bool:
+    """Whether an entry of a configuration decides what is computed from a checkpoint on."""
+    return name not in UNIMPORTANT and not str(name).endswith("_initializer")
+
+
+def of_function(function: Callable[..., Any], inside: Where = ()) -> Any:
+    """A function's name; of one that is not installed with a library also what it does.
+
+    That is its code, its defaults, what it closes over, and plain global values. Functions that
+    it calls in turn are not looked into.
+    """
+    owner = getattr(function, "__self__", None)
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    code = getattr(function, "__code__", None)
+    if code is None or {"site-packages", "dist-packages"} & {*Path(code.co_filename).parts}:
+        return function.__qualname__
+    closed = [read_cell(cell) for cell in function.__closure__ or ()]
+    known = {
+        "code": hashlib.sha256(json.dumps(of_code(code, function.__doc__)).encode()).hexdigest(),
+        "defaults": [function.__defaults__, function.__kwdefaults__],
+        "closed_over": closed,
+        "globals": {name: function.__globals__.get(name) for name in plain_globals(function)},
+        "of": owner,
+    }
+    parts = {name: identity_of(part, inside) for name, part in known.items()}
+    return {"function": function.__qualname__, **parts}
+
+
+def of_code(code: types.CodeType, text: str | None = None) -> list[Any]:
+    """What a function does, without where it stands and what its text says."""
+    constants = [
+        of_code(constant) if isinstance(constant, types.CodeType) else repr(constant)
+        for constant in code.co_consts
+        if constant is None or constant != text
+    ]
+    return [code.co_code.hex(), constants, code.co_names, code.co_varnames, code.co_freevars]
+
+
+def plain_globals(function: Any) -> list[str]:
+    """The global names that a function reads, and that stand for numbers or texts."""
+    asked = [step for step in dis.get_instructions(function) if step.opname == "LOAD_GLOBAL"]
+    names = sorted({str(step.argval) for step in asked})
+    plain = (bool, int, float, str, tuple)
+    return [name for name in names if isinstance(function.__globals__.get(name), plain)]
+
+
+def read_cell(cell: types.CellType) -> Any:
+    """What a function closes over; None before it is there."""
+    with contextlib.suppress(ValueError):
+        return cell.cell_contents
+    return None
+
+
+def of_array(array: np.ndarray | None, whole: bool = False) -> dict[str, Any] | None:
+    """The type, shape and digest of an array.
+
+    Args:
+        array: The array, which may be memory-mapped; None for none.
+        whole: Whether all of a large array is looked at, and not 16 MB in 256 places.
+    """
+    if array is None:
+        return None
+    content = hashlib.sha256()
+    is_small = array.nbytes <= SAMPLED_BYTES
+    for rows in [array] if is_small else pieces(array, whole):
+        content.update(bytes_of(rows))
+    kind = "object" if array.dtype == object else array.dtype.name
+    return {"dtype": kind, "shape": list(array.shape), "digest": content.hexdigest()[:32]}
+
+
+def pieces(array: np.ndarray, whole: bool) -> Iterator[np.ndarray]:
+    """Rows of a large array: all, or from many places, the first and the last among them."""
+    places = max(min(PIECES, SAMPLED_BYTES * len(array) // array.nbytes), 2)
+    rows = max(SAMPLED_BYTES * len(array) // array.nbytes // places, 1)
+    starts = np.linspace(0, len(array) - rows, places).astype(int)
+    for start in range(0, len(array), rows) if whole else starts:
+        yield array[start : start + rows]
+
+
+def bytes_of(array: np.ndarray) -> bytes | memoryview:
+    """The content of an array as bytes to hash; `bfloat16` and the like offer none themselves."""
+    if array.dtype == object:
+        # Its own bytes are addresses.
+        return repr(array.tolist()).encode()
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def changes(then: Any, now: Any, place: str = "") -> dict[str, tuple[Any, Any]]:
+    """Where two identities differ: for each place what was there, and what is there now.
+
+    Args:
+        then: An identity.
+        now: Another one.
+        place: Where they stand themselves, such as `"optimizer"`.
+    """
+    if isinstance(then, dict) and isinstance(now, dict):
+        if then.get("class") != now.get("class"):
+            return {place: (then.get("class", then), now.get("class", now))}
+        pairs = [
+            (f"{place}.{name}".lstrip("."), then.get(name), now.get(name))
+            for name in dict.fromkeys([*then, *now])
+        ]
+    elif isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        pairs = [
+            (f"{place}[{number}]", *pair) for number, pair in enumerate(zip(then, now, strict=True))
+        ]
+    else:
+        return {} if then == now else {place: (then, now)}
+    return {key: value for pair in pairs for key, value in changes(*pair[1:], pair[0]).items()}

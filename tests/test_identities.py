@@ -1,0 +1,157 @@
+"""`identities`: two objects that were made alike have the same one, and others another one."""
+
+import functools
+import json
+import time
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_multigpu.identities import changes
+from keras_multigpu.identities import identity_of
+from keras_multigpu.identities import of_array
+
+STRENGTH = 0.1
+
+
+class Own(keras.layers.Layer):
+    """A layer without a config of its own."""
+
+    def __init__(self, strength, table, function):
+        super().__init__()
+        self.strength, self.function = strength, function
+
+    def call(self, x):
+        return x
+
+
+def same(one, other):
+    """Whether they are equal, also once they were JSON."""
+    one, other = (json.loads(json.dumps(identity_of(value))) for value in (one, other))
+    return not changes(one, other)
+
+
+def scaled(factor):
+    """A function that closes over a number."""
+    return lambda x: x * factor
+
+
+def twice(x):
+    """Doubles."""
+    return 2 * x
+
+
+def halved(x, by=2):
+    return x / by
+
+
+def by_strength(x):
+    return x * STRENGTH
+
+
+@pytest.mark.parametrize(
+    ("one", "same_one", "other"),
+    [
+        (lambda: keras.layers.Dense(3), lambda: keras.layers.Dense(3, name="x"), None),
+        (lambda: keras.layers.Dense(3), None, lambda: keras.layers.Dense(4)),
+        (lambda: keras.layers.Dense(3), None, lambda: keras.layers.EinsumDense("ab,bc->ac", 3)),
+        (
+            lambda: keras.layers.RandomRotation(0.1),
+            lambda: keras.layers.RandomRotation(0.1, seed=5),
+            lambda: keras.layers.RandomRotation(0.9),
+        ),
+        (
+            lambda: keras.layers.Lambda(lambda x: x + 1),
+            lambda: keras.layers.Lambda(lambda x: x + 1),
+            lambda: keras.layers.Lambda(lambda x: x + 2),
+        ),
+        (
+            lambda: Own(1, [2], scaled(3)),
+            lambda: Own(1, [4], scaled(3)),  # The table is not kept, and so not known.
+            lambda: Own(1, [2], scaled(4)),
+        ),
+        (lambda: Own(1, [], twice), None, lambda: Own(2, [], twice)),
+        (lambda: scaled(2), lambda: scaled(2), lambda: scaled(3)),
+        (lambda: twice, lambda: twice, lambda: halved),
+        (
+            lambda: functools.partial(halved, by=3),
+            lambda: functools.partial(halved, by=3),
+            lambda: functools.partial(halved, by=4),
+        ),
+        (lambda: float("nan"), lambda: float("nan"), lambda: float("inf")),
+        (lambda: list(range(9999)), lambda: list(range(9999)), lambda: list(range(1, 10000))),
+        (lambda: np.zeros(3, "f4"), lambda: tf.zeros(3), lambda: np.zeros(3, "f8")),
+        (lambda: np.array(["a", None]), lambda: np.array(["a", None]), lambda: np.array(["b", 0])),
+        (
+            lambda: np.ones(3, ml_dtypes.bfloat16),
+            lambda: np.ones(3, ml_dtypes.bfloat16),
+            lambda: np.ones(3, "f2"),
+        ),
+        (
+            lambda: keras.optimizers.schedules.CosineDecay(0.1, 10),
+            lambda: keras.optimizers.schedules.CosineDecay(0.1, 10),
+            lambda: keras.optimizers.schedules.CosineDecay(0.1, 20),
+        ),
+        (
+            lambda: keras.mixed_precision.DTypePolicy("float32"),
+            None,
+            lambda: keras.mixed_precision.DTypePolicy("float16"),
+        ),
+    ],
+)
+def test_what_was_made_alike_is_the_same(one, same_one, other):
+    """Made again, with another name; and not with another argument."""
+    assert same(one(), (same_one or one)())
+    assert other is None or not same(one(), other())
+
+
+def test_global_numbers_of_a_function_are_in_it(monkeypatch):
+    """As in a notebook, whose cells set them."""
+    before = identity_of(by_strength)
+    monkeypatch.setitem(globals(), "STRENGTH", 0.9)
+    assert changes(before, identity_of(by_strength)) == {"globals.STRENGTH": (0.1, 0.9)}
+
+
+def test_functions_of_libraries_are_known_by_name():
+    """A later version may write them in another way."""
+    assert identity_of(keras.activations.relu) == "relu"
+
+
+def test_a_function_that_holds_itself_comes_to_an_end():
+    """As a recursive one inside another."""
+
+    def again(x):
+        return again(x - 1) if x else 0
+
+    assert identity_of(again)["closed_over"] == ["itself"]
+
+
+def test_a_large_array_takes_no_time_and_is_known_by_places():
+    """First and last rows, and many between them; views and small ones in whole."""
+    large = np.zeros((300, 128, 1024), np.float32)
+    began = time.perf_counter()
+    before = of_array(large)
+    assert time.perf_counter() - began < 1, "157 MB, of which 16 are looked at."
+    for change in (0, 299, np.s_[::20]):
+        other = large.copy()
+        other[change] = 1
+        assert of_array(other) != before
+    other = large.copy()
+    other[150, 7] = 1
+    assert of_array(other, whole=True) != of_array(large, whole=True)
+    assert of_array(large[:5, ::2]) == of_array(np.zeros((5, 64, 1024), np.float32))
+
+
+def test_changes_name_the_place():
+    """In dicts and lists; of another class only its name."""
+    then = {"a": [1, {"b": 2}], "c": {"class": "SGD", "momentum": 1}, "d": [1], "e": 0}
+    now = {"a": [1, {"b": 3}], "c": {"class": "Adam"}, "d": [1, 2]}
+    assert changes(then, now) == {
+        "a[1].b": (2, 3),
+        "c": ("SGD", "Adam"),
+        "d": ([1], [1, 2]),
+        "e": (0, None),
+    }
