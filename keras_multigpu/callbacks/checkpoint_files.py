@@ -14,20 +14,27 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import socket
+import stat
 from pathlib import Path
 from typing import Any
+from typing import BinaryIO
 
 from keras_multigpu.callbacks.checkpoint_format import NUMBER
 from keras_multigpu.callbacks.checkpoint_format import Damaged
 from keras_multigpu.callbacks.checkpoint_format import Encoded
-from keras_multigpu.callbacks.checkpoint_format import Newer
+from keras_multigpu.callbacks.checkpoint_format import OtherFormat
 from keras_multigpu.callbacks.checkpoint_format import decoded
 from keras_multigpu.checks import problem
 
 _log = logging.getLogger("keras_multigpu")
 
 ENDING = ".kmg"
+NAME = re.compile(rf"checkpoint-([0-9]+){ENDING}(\..*)?")
+"""A checkpoint's name, or that of one which is half written, or set aside."""
+CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""A link leads to files of others, and a pipe is waited for without an end."""
 _held: set[Path] = set()
 """The folders that this process holds: its own lock would not keep it out."""
 
@@ -67,10 +74,11 @@ class CheckpointFolder:
         path = self.path.resolve()
         if path in _held:
             raise in_use(path, "this process")
-        file = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+        file = opened(path / "lock", os.O_RDWR | os.O_CREAT, most_names=1)
         try:
             if not locked(file):
-                raise in_use(path, os.read(file, 200).decode().strip() or "another process")
+                holder = os.read(file, 200).decode(errors="replace").strip()
+                raise in_use(path, holder or "another process")
             os.ftruncate(file, 0)
             os.write(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
         except BaseException:
@@ -80,8 +88,9 @@ class CheckpointFolder:
         _held.add(path)
 
     def checkpoints(self) -> list[Path]:
-        """The checkpoints, the oldest first."""
-        return sorted(self.path.glob(f"checkpoint-*{ENDING}"), key=number_of)
+        """The checkpoints, the oldest first; what has such a name and no number is not one."""
+        found = self.path.glob(f"checkpoint-*{ENDING}")
+        return sorted((path for path in found if NAME.fullmatch(path.name)), key=number_of)
 
     def newest(self) -> tuple[Path, Any] | None:
         """The newest checkpoint that is whole, and what is in it; None if there are none at all.
@@ -89,11 +98,14 @@ class CheckpointFolder:
         Damaged ones are set aside, and named in the log.
         """
         found = self.checkpoints()
+        for path in {*self.path.glob(f"checkpoint-*{ENDING}")}.difference(found):
+            _log.warning("%s has no number, and is left alone.", path)
         for path in reversed(found):
             try:
-                return path, decoded(path)
-            except Newer as cause:
-                raise too_new(path, str(cause)) from cause
+                with os.fdopen(opened(path, os.O_RDONLY), "rb") as file:
+                    return path, decoded(file)
+            except OtherFormat as cause:
+                raise of_other_format(path, str(cause)) from cause
             except Damaged as cause:
                 self._set_aside(path, str(cause))
             except OSError as error:
@@ -107,6 +119,8 @@ class CheckpointFolder:
     def _set_aside(self, path: Path, cause: str) -> None:
         aside = path.with_name(f"{path.name}.damaged")
         try:
+            while os.path.lexists(aside):
+                aside = aside.with_name(f"{aside.name}.again")
             os.replace(path, aside)
         except OSError as error:
             raise unwritable(self.path, error) from error
@@ -114,11 +128,14 @@ class CheckpointFolder:
 
     def write(self, content: Encoded) -> Path:
         """Add a checkpoint, and then drop those that are too many."""
-        numbers = [number_of(path) for path in self.path.glob(f"checkpoint-*{ENDING}*")]
+        taken = [path for path in self.path.iterdir() if NAME.fullmatch(path.name)]
+        numbers = [number_of(path) for path in taken]
         path = self.path / f"checkpoint-{max(numbers, default=0) + 1:06}{ENDING}"
         partial = path.with_name(f"{path.name}.partial")
         try:
-            write_through(partial, content)
+            made = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | CAREFULLY, 0o666)
+            with os.fdopen(made, "wb") as file:
+                write_through(file, content)
             os.replace(partial, path)
             bring_to_disk(self.path)
         except OSError as error:
@@ -131,13 +148,32 @@ class CheckpointFolder:
         return path
 
 
-def write_through(path: Path, content: Encoded) -> None:
+def opened(path: Path, flags: int, most_names: int | None = None) -> int:
+    """An open file; a `ValueError` for a link, a pipe or anything else that is no plain file.
+
+    Args:
+        path: The file.
+        flags: How to open it.
+        most_names: How many names it may have; one that is written here has no other.
+    """
+    try:
+        file = os.open(path, flags | CAREFULLY, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise not_plain(path) from error
+        raise
+    state = os.fstat(file)
+    if not stat.S_ISREG(state.st_mode) or (most_names and state.st_nlink > most_names):
+        os.close(file)
+        raise not_plain(path)
+    return file
+
+
+def write_through(file: BinaryIO, content: Encoded) -> None:
     """Write a file, and wait until the disk has it."""
-    with path.open("wb") as file:
-        for part in content.parts():
-            file.write(part)
-        file.flush()
-        os.fsync(file.fileno())
+    content.write_to(file)
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def bring_to_disk(folder: Path) -> None:
@@ -172,9 +208,22 @@ def locked(file: int) -> bool:
 
 
 def number_of(path: Path) -> int:
-    """The number in a checkpoint's name; zero for another file's."""
-    digits = path.name.removeprefix("checkpoint-").partition(".")[0]
-    return int(digits) if digits.isdigit() else 0
+    """The number in a checkpoint's name."""
+    found = NAME.fullmatch(path.name)
+    assert found is not None
+    return int(found[1])
+
+
+def not_plain(path: Path) -> ValueError:
+    """The error of a link, a pipe or a folder that has the name of a file of this package."""
+    return ValueError(
+        problem(
+            f"{path} is a link, a pipe or a folder, or a file that has other names.",
+            "Expected a file of its own: nothing else is read, written or waited for.",
+            "Look at where it comes from and remove it, or choose another folder.",
+            file=str(path),
+        )
+    )
 
 
 def in_use(folder: Path, holder: str) -> ValueError:
@@ -213,13 +262,13 @@ def unreadable(path: Path, error: OSError) -> OSError:
     return type(error)(error.errno, text)
 
 
-def too_new(path: Path, cause: str) -> ValueError:
-    """The error of a checkpoint that a later version has written."""
+def of_other_format(path: Path, cause: str) -> ValueError:
+    """The error of a checkpoint that another version has written."""
     return ValueError(
         problem(
-            f"A later version of keras_multigpu has written this checkpoint: {cause}.",
-            f"Expected format {NUMBER} or an earlier one.",
-            "Update keras_multigpu, or choose another folder to begin anew.",
+            f"Another version of keras_multigpu has written this checkpoint: {cause}.",
+            f"Expected format {NUMBER}.",
+            "Use that version, or choose another folder to begin anew.",
             file=str(path),
         )
     )

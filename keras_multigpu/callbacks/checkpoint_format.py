@@ -1,37 +1,52 @@
-"""The format of a checkpoint: a tree of plain values and arrays as the bytes of one file.
+"""The format of a checkpoint: a tree of plain values and arrays as one file.
 
-    keras_multigpu checkpoint 1       the format's name and number, a line
-    length of the header              eight bytes
-    header                            JSON: the tree, in which an array is the number of its place
-    arrays                            one after another, each from a multiple of 64 bytes on
-    SHA-256                           of all bytes before it; whatever the number, it stands here
+    checkpoint-000018.kmg          a ZIP archive without compression, as `numpy.savez` writes
+      tree.json                    the format's number, and the tree; arrays stand in it by name
+      model.weights.0.1.npy        an array
+      ...
 
-There is no pickle in it, so reading a file runs no code.
+`numpy.load` opens it, and any program for ZIP archives. Each part has a CRC-32. There is no pickle
+in it, so reading a file runs no code.
 """
 
-import hashlib
+import errno
 import json
-from collections.abc import Iterator
-from pathlib import Path
+import re
+import zipfile
+import zlib
 from typing import Any
+from typing import BinaryIO
 
 import numpy as np
 
-NAME = b"keras_multigpu checkpoint "
-NUMBER = 1
-ALIGNMENT = 64
-DIGEST = hashlib.sha256().digest_size
+OLD = b"keras_multigpu checkpoint "
+"""How a file of format 1 begins, which was never released."""
+NUMBER = 2
+TREE = "tree.json"
 PLAIN = (bool, int, float, str, type(None))
 KIND = "kind"
 """The key of a JSON object that stands for something that JSON has no word for."""
+
+BROKEN = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    LookupError,
+    MemoryError,
+    OverflowError,
+    RuntimeError,  # Among them are too deep a recursion, and features that no ZIP file here has.
+    TypeError,
+    ValueError,
+)
+"""What reading a file raises that is not as it was written."""
 
 
 class Damaged(Exception):
     """A file that is not whole, or not as it was written."""
 
 
-class Newer(Exception):
-    """A file of a later format than this package knows."""
+class OtherFormat(Exception):
+    """A file of another format than this package knows."""
 
 
 class Encoded:
@@ -42,34 +57,22 @@ class Encoded:
     """
 
     def __init__(self, tree: Any) -> None:
-        self.arrays: list[np.ndarray] = []
-        self._places: list[dict[str, Any]] = []
-        self._size = 0
+        self.arrays: dict[str, np.ndarray] = {}
         described = self._described(tree, "the state")
-        header = {"tree": described, "arrays": self._places}
-        self._header = json.dumps(header).encode()
+        self._header = json.dumps({"format": NUMBER, "tree": described}).encode()
 
     @property
     def num_bytes(self) -> int:
         """About how long the file is."""
-        return self._size + len(self._header)
+        return sum(array.nbytes for array in self.arrays.values()) + len(self._header)
 
-    def parts(self) -> Iterator[bytes | memoryview]:
-        """The file, in parts."""
-        digest = hashlib.sha256()
-        for part in self._body():
-            digest.update(part)
-            yield part
-        yield digest.digest()
-
-    def _body(self) -> Iterator[bytes | memoryview]:
-        first = NAME + b"%d\n" % NUMBER
-        header = first + len(self._header).to_bytes(8, "little") + self._header
-        yield header + padding(len(header))
-        for array in self.arrays:
-            content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            yield content.data
-            yield padding(content.nbytes)
+    def write_to(self, file: BinaryIO) -> None:
+        """Write the file."""
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(TREE, self._header)
+            for name, array in self.arrays.items():
+                with archive.open(name, "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
 
     def _described(self, value: Any, where: str) -> Any:
         if type(value) in PLAIN:
@@ -92,69 +95,67 @@ class Encoded:
         array = np.asarray(value)
         if array.dtype.hasobject or array.dtype.names:
             raise TypeError(f"{where} is an array of {array.dtype}")
-        self._places.append({"offset": self._size, "shape": array.shape, "dtype": name_of(array)})
-        self._size += array.nbytes + len(padding(array.nbytes))
-        self.arrays.append(array)
-        kind = "array" if isinstance(value, np.ndarray) else "scalar"
-        return {KIND: kind, "place": len(self._places) - 1}
+        words = re.findall("[A-Za-z0-9_]+", where.removeprefix("the state"))
+        name = ".".join([*words, str(len(self.arrays)), "npy"])
+        place = {KIND: "array" if isinstance(value, np.ndarray) else "scalar", "name": name}
+        if array.dtype.kind == "V":
+            # NumPy's files do not know types such as bfloat16.
+            place["dtype"] = array.dtype.name
+            array = array.view(f"u{array.itemsize}")
+        self.arrays[name] = array
+        return place
 
 
-def decoded(path: Path) -> Any:
+def decoded(file: BinaryIO) -> Any:
     """The tree in a file.
 
     Raises:
         Damaged: The file is not as it was written.
-        Newer: Its format is later than this one.
+        OtherFormat: Its format is not this one.
     """
-    content = path.read_bytes()
-    body, digest = memoryview(content)[:-DIGEST], content[-DIGEST:]
-    line, _, _ = content[:64].partition(b"\n")
-    if not line.startswith(NAME):
-        raise Damaged("it does not begin as a checkpoint does")
-    if hashlib.sha256(body).digest() != digest:
-        raise Damaged("its checksum is not that of its content")
-    number = int(line[len(NAME) :])
-    if number > NUMBER:
-        raise Newer(f"it has format {number}")
-    start = len(line) + 9
-    end = start + int.from_bytes(body[start - 8 : start], "little")
-    header = json.loads(bytes(body[start:end]))
-    first = end + len(padding(end))
-    return rebuilt(header["tree"], [read(body, place, first) for place in header["arrays"]])
+    if file.read(len(OLD)) == OLD:
+        raise OtherFormat("it has format 1, which was never released")
+    size = file.seek(0, 2)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            if any(info.compress_type or info.file_size > size for info in archive.infolist()):
+                raise Damaged("a part of it is longer than the file")
+            header = json.loads(archive.read(TREE))
+            if header["format"] != NUMBER:
+                raise OtherFormat(f"it has format {header['format']}")
+            return rebuilt(header["tree"], archive)
+    except BROKEN as error:
+        raise Damaged(f"{type(error).__name__}: {str(error)[:200]}") from error
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # A place before the file's beginning.
+            raise
+        raise Damaged("a part of it is outside of the file") from error
 
 
-def read(body: memoryview, place: dict[str, Any], first: int) -> np.ndarray:
-    """One array, without copying it."""
-    dtype = np.dtype(place["dtype"])
-    count = int(np.prod(place["shape"], dtype=np.int64))
-    offset = first + place["offset"]
-    content = np.frombuffer(body, np.uint8, count * dtype.itemsize, offset if count else 0)
-    return content.view(dtype).reshape(place["shape"])
-
-
-def rebuilt(described: Any, arrays: list[np.ndarray]) -> Any:
+def rebuilt(described: Any, archive: zipfile.ZipFile) -> Any:
     """The tree that a header describes."""
     if isinstance(described, list):
-        return [rebuilt(item, arrays) for item in described]
+        return [rebuilt(item, archive) for item in described]
     if not isinstance(described, dict):
         return described
     kind = described.get(KIND)
     if kind is None:
-        return {key: rebuilt(item, arrays) for key, item in described.items()}
+        return {key: rebuilt(item, archive) for key, item in described.items()}
     if kind in ("array", "scalar"):
-        array = arrays[described["place"]]
+        array = read(archive, described["name"])
+        array = array.view(described.get("dtype", array.dtype))
         return array if kind == "array" else array[()]
-    items = rebuilt(described["items"], arrays)
+    items = rebuilt(described["items"], archive)
     if kind == "tuple":
         return tuple(items)
-    return dict(zip(rebuilt(described["keys"], arrays), items, strict=True))
+    return dict(zip(rebuilt(described["keys"], archive), items, strict=True))
 
 
-def name_of(array: np.ndarray) -> str:
-    """The name under which NumPy finds a type again; types such as bfloat16 have only a name."""
-    return array.dtype.name if array.dtype.kind == "V" else array.dtype.str
-
-
-def padding(size: int) -> bytes:
-    """Zeros up to the next multiple of 64 bytes."""
-    return bytes(-size % ALIGNMENT)
+def read(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """One array; a `ValueError` if there is more or less of it than its shape says."""
+    with archive.open(name) as member:
+        array = np.lib.format.read_array(member, allow_pickle=False)
+        # The checksum is looked at when all is read.
+        if member.read(1):
+            raise ValueError(f"{name} is longer than its array")
+    return array

@@ -110,6 +110,7 @@ class ResumableCheckpoint(keras.callbacks.Callback):
         self._data = resumed_run.identity_of_data(self._run)
         self.resumed_from, self._found = self._files.newest() or (None, None)
         if self.resumed_from is not None:
+            resumed_run.require_run(self._found, self.resumed_from)
             resumed_run.refuse_other_data(self._data, self._found["data"], self.resumed_from)
             resumed_run.refuse_later_start(self._run, self._found["run"], self.resumed_from)
         self._writer = BackgroundWriter(self._files) if self._background else None

@@ -21,6 +21,9 @@ _log = logging.getLogger("keras_multigpu")
 
 NEW_FOLDER = "Or choose another folder to begin anew."
 
+PARTS = {"run", "stopped", "model", "made", "rates", "callbacks", "random", "data"}
+"""What a checkpoint is read for."""
+
 MAY_CHANGE = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue")
 """The numbers of an optimizer that may be others when a run goes on, besides the learning rate."""
 
@@ -41,6 +44,20 @@ def encoded(tree: Any) -> Encoded:
                 callbacks=sorted(tree["callbacks"]),
             )
         ) from cause
+
+
+def require_run(found: Any, path: Path) -> None:
+    """Raise a `ValueError` for a file of the right format with something else in it."""
+    missing = PARTS - found.keys() if isinstance(found, dict) else PARTS
+    if missing:
+        raise ValueError(
+            problem(
+                f"{path} is not the checkpoint of a run: it has no {sorted(missing)[0]!r}.",
+                f"Expected {', '.join(sorted(PARTS))}.",
+                f"Look at where it comes from and remove it. {NEW_FOLDER}",
+                file=str(path),
+            )
+        )
 
 
 def go_on(run: TrainingRun, found: dict[str, Any], path: Path) -> None:

@@ -6,6 +6,7 @@ It prints `fit` when it begins, a line for each step, and leaves `result.npz` an
 """
 
 import argparse
+import io
 import json
 import os
 import time
@@ -53,17 +54,17 @@ def pause_in(stage, save):
 
     replace, fsync = os.replace, os.fsync
 
-    def write_through(path, content):
-        saves.append(path)
-        parts = list(content.parts())
-        with path.open("wb") as file:
-            file.writelines(parts[: len(parts) // 2])
-            file.flush()
-            waits("write")
-            file.writelines(parts[len(parts) // 2 :])
-            file.flush()
-            waits("sync")
-            fsync(file.fileno())
+    def write_through(file, content):
+        saves.append(file)
+        content.write_to(whole := io.BytesIO())
+        parts = whole.getbuffer()
+        file.write(parts[: len(parts) // 2])
+        file.flush()
+        waits("write")
+        file.write(parts[len(parts) // 2 :])
+        file.flush()
+        waits("sync")
+        fsync(file.fileno())
 
     def replace_slowly(source, target):
         waits("rename")

@@ -1,23 +1,24 @@
 """Checkpoints as files: what is written comes back, and what is damaged is noticed."""
 
 import errno
+import itertools
+import json
 import logging
 import os
 import resource
 import subprocess
 import sys
+import zipfile
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from keras_multigpu.callbacks import checkpoint_files
 from keras_multigpu.callbacks.background_writer import BackgroundWriter
 from keras_multigpu.callbacks.checkpoint_files import CheckpointFolder
-from keras_multigpu.callbacks.checkpoint_format import NAME
 from keras_multigpu.callbacks.checkpoint_format import Damaged
 from keras_multigpu.callbacks.checkpoint_format import Encoded
-from keras_multigpu.callbacks.checkpoint_format import decoded
+from keras_multigpu.callbacks.checkpoint_format import decoded as decoded_file
 
 TREE = {
     "empty": {},
@@ -38,8 +39,15 @@ TREE = {
 
 def written(path, tree):
     """A file with a tree."""
-    path.write_bytes(b"".join(Encoded(tree).parts()))
+    with path.open("wb") as file:
+        Encoded(tree).write_to(file)
     return path
+
+
+def decoded(path):
+    """The tree in a file."""
+    with path.open("rb") as file:
+        return decoded_file(file)
 
 
 def folder(path, keep=2):
@@ -72,12 +80,22 @@ def test_a_tree_comes_back_as_it_was(tmp_path):
     assert_same(decoded(written(tmp_path / "a", TREE)), TREE)
 
 
-def test_changes_after_encoding_do_not_matter():
+def test_anyone_can_open_it(tmp_path):
+    """NumPy, and whatever reads ZIP archives."""
+    path = written(tmp_path / "a.kmg", {"model": {"weights/0": np.arange(3)}, "epoch": 7})
+    with np.load(path) as arrays:
+        np.testing.assert_array_equal(arrays["model.weights.0.0"], [0, 1, 2])
+        assert json.loads(arrays["tree.json"])["tree"]["epoch"] == 7
+
+
+def test_changes_after_encoding_do_not_matter(tmp_path):
     """Lists and dicts that go on growing while a thread writes."""
     tree = {"losses": [1.0]}
     encoded = Encoded(tree)
     tree["losses"].append(2.0)
-    assert b'"losses": [1.0]}' in b"".join(encoded.parts())
+    with (tmp_path / "a").open("wb") as file:
+        encoded.write_to(file)
+    assert decoded(tmp_path / "a") == {"losses": [1.0]}
 
 
 @pytest.mark.parametrize(
@@ -95,15 +113,21 @@ def test_what_cannot_be_saved_is_named(value, phrase):
 
 
 def test_every_damaged_byte_is_noticed(tmp_path):
-    """A flipped bit anywhere, and a file that ends too early."""
-    path = written(tmp_path / "a", {"array": np.arange(9.0)})
+    """A flipped bit anywhere that changes what is read, and a file that ends too early."""
+    tree = {"array": np.arange(9.0)}
+    path = written(tmp_path / "a", tree)
     content = path.read_bytes()
-    for place in range(len(content)):
+    harmless = 0
+    for place, bit in itertools.product(range(len(content)), (1, 16, 128)):
         damaged = bytearray(content)
-        damaged[place] ^= 1
+        damaged[place] ^= bit
         path.write_bytes(damaged)
-        with pytest.raises(Damaged):
-            decoded(path)
+        try:
+            assert_same(decoded(path), tree)  # Dates of parts, and the like.
+            harmless += 1
+        except Damaged:
+            pass
+    assert harmless < len(content), "Of three flips for each byte."
     for length in range(0, len(content), 7):
         path.write_bytes(content[:length])
         with pytest.raises(Damaged):
@@ -136,7 +160,7 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_is_taken(tmp_path, caplog
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
         path, content = files.newest()
     assert (path.name, content) == ("checkpoint-000001.kmg", 0)
-    assert "checkpoint-000002.kmg is damaged: its checksum" in caplog.text
+    assert "checkpoint-000002.kmg is damaged: BadZipFile" in caplog.text
     assert (tmp_path / "checkpoint-000002.kmg.damaged").exists()
     assert files.write(Encoded(2)).name == "checkpoint-000003.kmg"
     files.close()
@@ -154,17 +178,125 @@ def test_if_all_are_damaged_nothing_begins_anew_by_itself(tmp_path):
     files.close()
 
 
-def test_a_newer_format_is_refused(tmp_path):
-    """It is not taken for a damaged one, which an older one could stand in for."""
-    import hashlib
+def crafted(path, header, **members):
+    """A file of the right kind with anything in it."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("tree.json", header if isinstance(header, str) else json.dumps(header))
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return path
 
+
+def test_another_format_is_refused(tmp_path):
+    """It is not taken for a damaged one, which an older one could stand in for."""
     files = folder(tmp_path)
-    body = NAME + b"12\nwhatever comes then"
     path = tmp_path / "checkpoint-000001.kmg"
-    path.write_bytes(body + hashlib.sha256(body).digest())
-    with pytest.raises(ValueError, match=r"later version .* has format 12\. Expected format 1 "):
+    crafted(path, {"format": 12, "tree": None})
+    with pytest.raises(ValueError, match=r"Another version .* has format 12\. Expected format 2"):
+        files.newest()
+    path.write_bytes(b"keras_multigpu checkpoint 1\n" + bytes(99))
+    with pytest.raises(ValueError, match=r"Another version .* format 1, which was never released"):
         files.newest()
     assert path.exists()
+    files.close()
+
+
+ARRAY = {"kind": "array", "name": "a.npy"}
+
+
+def header_of(shape, dtype="<f8"):
+    """The beginning of an array in NumPy's format."""
+    text = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.parametrize(
+    ("tree", "members"),
+    [
+        ('{"format": 2, "tree": ' + "[" * 100_000 + "]" * 100_000 + "}", {}),
+        ("[]", {}),
+        ({"format": 2}, {}),
+        ({"format": 2, "tree": ARRAY}, {}),
+        ({"format": 2, "tree": {**ARRAY, "name": "../../etc/passwd"}}, {"a": b""}),
+        ({"format": 2, "tree": {"kind": "dict", "keys": [[]], "items": [1]}}, {}),
+        ({"format": 2, "tree": {"kind": "unheard of"}}, {}),
+        ({"format": 2, "tree": ARRAY}, {"a": header_of((10**15,))}),
+        ({"format": 2, "tree": ARRAY}, {"a": header_of((-3,))}),
+        ({"format": 2, "tree": ARRAY}, {"a": header_of((1,)) + bytes(16)}),
+        ({"format": 2, "tree": ARRAY}, {"a": header_of((1,), "|O") + bytes(8)}),
+        ({"format": 2, "tree": {**ARRAY, "dtype": "float128"}}, {"a": header_of((1,)) + bytes(8)}),
+    ],
+    ids=range(12),
+)
+def test_what_was_crafted_is_damaged(tmp_path, tree, members):
+    """Too deep, too large, too short, of another kind: no file of this package is like that."""
+    with pytest.raises(Damaged):
+        decoded(crafted(tmp_path / "a", tree, **members))
+
+
+def test_an_archive_that_unpacks_to_more_than_it_is_is_damaged(tmp_path):
+    """Nothing of it is unpacked."""
+    with zipfile.ZipFile(tmp_path / "a", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("tree.json", bytes(10**6))
+    with pytest.raises(Damaged, match="longer than the file"):
+        decoded(tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["lock", "checkpoint-000001.kmg"])
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_what_is_no_plain_file_is_named(tmp_path, name, kind):
+    """It is not read, written or waited for."""
+    (tmp_path / "mine").write_text("precious")
+    place = tmp_path / "run" / name
+    place.parent.mkdir()
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "link":
+        place.symlink_to(tmp_path / "mine")
+    else:
+        place.mkdir()
+    with pytest.raises(ValueError, match=f"{name} is a link, a pipe or a folder"):
+        files = folder(tmp_path / "run")
+        try:
+            files.newest()
+        finally:
+            files.close()
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_a_lock_that_is_another_file_too_is_named(tmp_path):
+    """To note the process in it would overwrite that file."""
+    (tmp_path / "mine").write_text("precious")
+    os.link(tmp_path / "mine", tmp_path / "lock")
+    with pytest.raises(ValueError, match="a file that has other names"):
+        folder(tmp_path)
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_a_link_in_the_place_of_a_file_to_come_is_not_followed(tmp_path):
+    """Somebody has put it there while training went on."""
+    (tmp_path / "mine").write_text("precious")
+    files = folder(tmp_path / "run")
+    (tmp_path / "run" / "checkpoint-000001.kmg").symlink_to(tmp_path / "mine")
+    (tmp_path / "run" / "checkpoint-000002.kmg.partial").symlink_to(tmp_path / "mine")
+    assert files.write(Encoded(1)).name == "checkpoint-000003.kmg"
+    (tmp_path / "run" / "checkpoint-000004.kmg.partial").symlink_to(tmp_path / "mine")
+    files.write(Encoded(2))
+    assert (tmp_path / "mine").read_text() == "precious"
+    files.close()
+
+
+def test_other_names_are_left_alone(tmp_path, caplog):
+    """A copy that somebody has made, and a digit that is no number."""
+    names = ["checkpoint-\u00b2.kmg", "checkpoint-best.kmg", "checkpoint-.kmg"]
+    for name in names:
+        (tmp_path / name).write_text("mine")
+    files = folder(tmp_path, keep=1)
+    assert files.newest() is None
+    for number in range(3):
+        files.write(Encoded(number))
+    assert all((tmp_path / name).read_text() == "mine" for name in names)
+    assert all(f"{name} has no number, and is left alone" in caplog.text for name in names)
     files.close()
 
 
@@ -271,4 +403,3 @@ def test_without_locks_it_still_works(tmp_path, monkeypatch, caplog):
     with caplog.at_level(logging.INFO, "keras_multigpu"):
         folder(tmp_path).close()
     assert "two runs in one folder are not noticed" in caplog.text
-    assert checkpoint_files.number_of(tmp_path / "checkpoint-x.kmg") == 0
