@@ -68,11 +68,15 @@ class Encoded:
 
     def write_to(self, file: BinaryIO) -> None:
         """Write the file."""
-        with zipfile.ZipFile(file, "w") as archive:
+        archive = zipfile.ZipFile(file, "w")
+        try:
             archive.writestr(TREE, self._header)
             for name, array in self.arrays.items():
                 with archive.open(name, "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, array, allow_pickle=False)
+            archive.close()
+        finally:
+            archive.fp = None  # After an error it would write its end when it is collected.
 
     def _described(self, value: Any, where: str) -> Any:
         if type(value) in PLAIN:
