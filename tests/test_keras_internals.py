@@ -4,6 +4,8 @@ When one of these fails after an upgrade, the sentence in its docstring says wha
 changed; `keras_multigpu/keras_internals` is the only folder to mend.
 """
 
+import random
+
 import keras
 import numpy as np
 import pytest
@@ -72,6 +74,38 @@ def test_the_present_stateless_scope_is_found():
     assert keras_internals.stateless_scope() is None
     with keras.StatelessScope() as scope:
         assert keras_internals.stateless_scope() is scope
+
+
+def test_the_global_seed_is_drawn_when_it_is_first_used():
+    """Keras still makes its global generator late, with a seed of Python's random numbers."""
+    found = []
+    for early in (False, True):
+        keras.utils.set_random_seed(3)
+        if early:
+            keras_internals.global_seed_state()
+        first = random.random()
+        found.append([first, keras.random.normal((2,)).numpy().tolist(), random.random()])
+    assert found[0][0] == found[1][0] and found[0][2] == found[1][2]
+    keras.utils.set_random_seed(3)
+    expected = keras.random.normal((2,)).numpy()
+    keras.utils.set_random_seed(3)
+    keras_internals.global_seed_state()
+    np.testing.assert_array_equal(keras.random.normal((2,)), expected)
+
+
+def test_functions_run_on_shapes_of_every_kind():
+    """`compute_output_spec` still makes placeholders of dense and sparse shapes, not of ragged."""
+    specs = [
+        keras.KerasTensor((None, 3)),
+        keras.KerasTensor((None, 3), sparse=True),
+        tf.RaggedTensorSpec([None, None], tf.int32),
+    ]
+    kinds = []
+    result = keras_internals.symbolic_call(
+        lambda *given: kinds.extend(type(one).__name__ for one in given) or given[0] * 2.0, *specs
+    )
+    assert result.shape == (None, 3)
+    assert kinds[1:] == ["SparseTensor", "RaggedTensor"]
 
 
 def test_compiled_parts_are_found():

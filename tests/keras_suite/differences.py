@@ -69,11 +69,6 @@ KERAS_ALONE: tuple[Difference, ...] = (
 # Tests that are to pass, by what is broken.
 TO_BE_MENDED: tuple[Difference, ...] = (
     Difference(
-        "Python numbers as losses.",
-        "A loss of 0 has no shape.",
-        ("trainers/trainer_test.py::TestTrainer::test_trainer_with_raggeds_*",),
-    ),
-    Difference(
         "What a model assigns in its step.",
         "It is lost.",
         ("trainers/trainer_test.py::TestTrainer::test_metric_update_in_compute_loss",),
