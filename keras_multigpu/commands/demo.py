@@ -1,17 +1,18 @@
 """`keras-multigpu demo`: trains on two replicas, and compares them with one device."""
 
 import argparse
+import importlib.util
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from keras_multigpu.commands import demo_picture
+from keras_multigpu.commands.demo_cases import Results
 from keras_multigpu.commands.demo_cases import ours_is_one_device
 from keras_multigpu.commands.demo_comparison import Comparison
 from keras_multigpu.commands.demo_comparison import table
 from keras_multigpu.commands.demo_digits import SIZE
 from keras_multigpu.commands.demo_digits import write_digits
-from keras_multigpu.commands.usage import require_package
 
 CLOSING = """
 All start from the same weights and see the same batches of images, shuffled anew in each epoch. So
@@ -20,7 +21,7 @@ the means of two replicas though one has fewer examples, gives each its own Batc
 and one without examples makes NaN. That its numbers are sometimes better is luck: they are not
 those of one device. keras_multigpu ran with `kmg.distribute(model, sync_batch_norm=True)`.
 
-The loss curves are in {picture}.
+{picture}
 
 Next, ask whether a model of your own trains on two and on four replicas as on one device:
     keras-multigpu verify my_package.models:build_model --data my_package.data:load
@@ -74,7 +75,7 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "demo",
         help="train on two replicas and compare them with one device; about a minute",
-        description="Train a small convnet on a folder of handwritten digits on two replicas, "
+        description="Train a small convnet on a folder of drawn digits on two replicas, "
         "then compare one device, two replicas with this package and two with stock Keras. Needs "
         "no GPU and no network.",
     )
@@ -89,15 +90,13 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Train, compare, draw."""
-    require_package("sklearn", "scikit-learn")
-    require_package("matplotlib", "matplotlib")
     with tempfile.TemporaryDirectory() as name, Comparison(Path(name)) as comparison:
         digits = Path(name)
         write_digits(digits)
         # It takes longest, so it runs in the background from the beginning.
         comparison.start("stock")
         hide_a_lone_gpu()
-        print("1. A convnet learns handwritten digits, a folder of PNG files, on two replicas.\n")
+        print("1. A convnet learns digits, a folder of PNG files, on two replicas.\n")
         train_digits(digits)
         print("2. Small trainings whose batches cannot be shared evenly, on one device and on two")
         print("   replicas, with this package and with stock Keras. Please wait ...\n")
@@ -105,12 +104,21 @@ def run(arguments: argparse.Namespace) -> int:
         comparison.start("ours")
         results = comparison.results()
     print(table(results))
-    picture = demo_picture.draw(results, arguments.folder / "loss_curves.png")
-    print(CLOSING.format(picture=picture))
+    print(CLOSING.format(picture=picture_of(results, arguments.folder / "loss_curves.png")))
     if ours_is_one_device(results):
         return 0
     print("keras_multigpu did not do as one device does on this machine. Please report the table.")
     return 1
+
+
+def picture_of(results: Results, path: Path) -> str:
+    """Draw the curves, if that is possible; a sentence that says where they are."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return (
+            "There is no picture of the loss curves, because matplotlib is not installed:\n"
+            "    pip install matplotlib"
+        )
+    return f"The loss curves are in {demo_picture.draw(results, path)}."
 
 
 def hide_a_lone_gpu() -> None:

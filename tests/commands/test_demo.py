@@ -1,16 +1,22 @@
 """`keras-multigpu demo` does what it promises, as somebody sees it who runs it."""
 
+import importlib.util
 import re
 import subprocess
 import sys
 
+import keras
+import numpy as np
 import pytest
 
+from keras_multigpu.commands.demo import picture_of
 from keras_multigpu.commands.demo_cases import CASES
 from keras_multigpu.commands.demo_cases import Result
 from keras_multigpu.commands.demo_cases import ours_is_one_device
 from keras_multigpu.commands.demo_cases import weights_differ_by
 from keras_multigpu.commands.demo_comparison import table
+from keras_multigpu.commands.demo_digits import drawn
+from keras_multigpu.commands.demo_digits import write_digits
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PNG_END = b"IEND\xaeB`\x82"
@@ -32,10 +38,10 @@ def demo(folder):
 def test_the_convnet_learns(demo):
     """On two replicas, with Keras's progress bar, to 97% of new digits."""
     assert demo.returncode == 0, demo.stdout + demo.stderr
-    assert "Found 1797 files belonging to 10 classes." in demo.stdout
-    assert "Training:   Batches(1,438 examples from a part of " in demo.stdout
+    assert "Found 1800 files belonging to 10 classes." in demo.stdout
+    assert "Training:   Batches(1,440 examples from a part of " in demo.stdout
     assert "Epoch 15/15" in demo.stdout
-    accuracy = re.search(r"Validation accuracy: (\d\.\d+) on 359 new digits", demo.stdout)
+    accuracy = re.search(r"Validation accuracy: (\d\.\d+) on 360 new digits", demo.stdout)
     assert float(accuracy[1]) >= 0.97
 
 
@@ -60,6 +66,25 @@ def test_the_picture_is_whole(demo, folder):
     width, height = (int.from_bytes(picture[start : start + 4], "big") for start in (16, 20))
     assert width > 1000
     assert height > 500
+
+
+def test_the_digits_need_no_optional_package(tmp_path, monkeypatch):
+    """They are drawn, all alike each time; TensorFlow and Pillow read what was written."""
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    write_digits(tmp_path)
+    monkeypatch.undo()
+    paths = sorted(tmp_path.rglob("*.png"))
+    assert len(paths) == 1800
+    first = keras.utils.img_to_array(keras.utils.load_img(paths[0], color_mode="grayscale"))
+    np.testing.assert_array_equal(first[..., 0], drawn(np.arange(1800) % 10)[0])
+
+
+def test_without_matplotlib_there_is_a_line_instead_of_a_picture(monkeypatch, tmp_path):
+    """The training and the table are worth having without it."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "pip install matplotlib" in picture_of({}, tmp_path / "loss_curves.png")
+    assert list(tmp_path.iterdir()) == []
 
 
 ONE = Result([2.0, 0.5], 0.9, [1.0, -4.0])

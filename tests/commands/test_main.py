@@ -8,7 +8,6 @@ import pytest
 from keras_multigpu.commands import demo
 from keras_multigpu.commands import main
 from keras_multigpu.commands.usage import UsageError
-from keras_multigpu.commands.usage import require_package
 
 WITHOUT_TENSORFLOW = """
 import sys
@@ -54,10 +53,3 @@ def test_a_usage_error_is_printed_without_a_traceback(monkeypatch, capsys):
     monkeypatch.setattr(demo, "run", run)
     assert main(["demo"]) == 2
     assert capsys.readouterr().err.startswith("keras-multigpu: No. Expected yes.")
-
-
-def test_a_missing_package_is_named_with_its_pip_line():
-    """And a present one passes."""
-    require_package("json", "json")
-    with pytest.raises(UsageError, match="scikit-learn is not installed.*Run `pip install scikit"):
-        require_package("no_such_module", "scikit-learn")
