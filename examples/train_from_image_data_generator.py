@@ -3,7 +3,7 @@
     python examples/train_from_image_data_generator.py                  # all GPUs, or one CPU
     python examples/train_from_image_data_generator.py --replicas 2     # two GPUs, or a CPU in two
 
-You need: pip install keras_multigpu[images] scipy scikit-image matplotlib
+You need: pip install opencv-python-headless scipy scikit-image matplotlib
 """
 
 import argparse

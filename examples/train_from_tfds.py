@@ -4,7 +4,7 @@
     python examples/train_from_tfds.py --name cifar10        # 50,000 photographs; downloads 160 MB
     python examples/train_from_tfds.py --replicas 2          # two GPUs; without any, a CPU in two
 
-You need: pip install keras_multigpu[tfds] scikit-learn matplotlib
+You need: pip install tensorflow-datasets importlib_resources array_record scikit-learn matplotlib
 """
 
 import argparse

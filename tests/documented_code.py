@@ -129,15 +129,16 @@ def main(results: str, *pages: str) -> None:
     import keras
     import tensorflow as tf
 
-    import keras_multigpu as kmg
+    from keras_multigpu import replicas
 
-    kmg.strategy(devices=8)
+    replicas.require_logical_cpus(8)
     # To optimise graphs that run a few times takes as long as all the rest.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     errors: dict[str, str | None] = dict.fromkeys(pages)
     with folder_with_photos():
         for page in pages:
             keras.utils.clear_session()
+            replicas._last_asked_for = None  # A page's default is not that of the next one.
             try:
                 run(Path(page))
             except Exception:  # Whatever a page's code raises is the result.

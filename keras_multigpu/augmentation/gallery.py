@@ -69,7 +69,7 @@ def gallery(layers: Any, images: Any, path: str | Path | None = None, *, seed: i
         A figure of matplotlib, which a notebook shows.
 
     Raises:
-        ImportError: matplotlib is missing: `pip install "keras_multigpu[plots]"`.
+        ImportError: matplotlib is missing: `pip install matplotlib`.
     """
     path = None if path is None else checked_png(path)
     require_seed(seed)

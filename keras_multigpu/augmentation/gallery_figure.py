@@ -108,7 +108,7 @@ def figure_of(blocks: list[Block]) -> Any:
             problem(
                 "The package matplotlib is not installed.",
                 "Expected it for `gallery`; the rest of keras_multigpu does without.",
-                'Run `pip install "keras_multigpu[plots]"`.',
+                "Run `pip install matplotlib`.",
                 package="matplotlib",
             )
         ) from error

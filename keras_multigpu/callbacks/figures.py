@@ -34,7 +34,7 @@ def new_figure(size: tuple[float, float], layout: Any = "constrained") -> Any:
             problem(
                 "The package matplotlib is not installed.",
                 "Expected it for pictures; the rest of keras_multigpu does without.",
-                "Run `pip install keras_multigpu[plots]`, or ask for no picture.",
+                "Run `pip install matplotlib`, or ask for no picture.",
                 package="matplotlib",
             )
         ) from error

@@ -41,7 +41,7 @@ def from_flow(
     """An `ImageDataGenerator` flow, a `PyDataset` or a generator as `Batches`.
 
     A flow's files, labels and parameters are taken over. Its images are then loaded and changed
-    with OpenCV in parallel threads (`pip install keras_multigpu[images]`), to the same pixels as
+    with OpenCV in parallel threads (`pip install opencv-python-headless`), to the same pixels as
     `ImageDataGenerator` would for the same random parameters, which are drawn from the same
     ranges. Unlike the flow's, the draws depend on seed, epoch and image only. The order is that
     of all `Batches`. What cannot be taken over, such as a subclass with a method of its own, runs
@@ -146,7 +146,7 @@ def hindrance(flow: Any) -> str | None:
     if shape[-1] not in (1, 3, 4):
         return f"its images have {shape[-1]} channels, not 1, 3 or 4"
     if importlib.util.find_spec("cv2") is None:
-        return "OpenCV is missing (pip install keras_multigpu[images])"
+        return "OpenCV is missing (pip install opencv-python-headless)"
     return None
 
 

@@ -87,7 +87,7 @@ def drawn(examples: Examples, subtitle: str) -> Any:
             problem(
                 "The package matplotlib is not installed.",
                 "Expected it for `preview`; the rest of keras_multigpu does without.",
-                "Run `pip install keras_multigpu[plots]`.",
+                "Run `pip install matplotlib`.",
                 package="matplotlib",
             )
         ) from error

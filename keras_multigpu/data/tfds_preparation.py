@@ -24,7 +24,7 @@ def imported() -> ModuleType:
             problem(
                 "`from_tfds` needs the package tensorflow-datasets, which cannot be imported.",
                 "Expected it to be installed.",
-                'Run pip install "keras_multigpu[tfds]".',
+                "Run `pip install tensorflow-datasets importlib_resources array_record`.",
                 cause=str(error),
             )
         ) from error
