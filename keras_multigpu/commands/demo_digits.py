@@ -31,8 +31,8 @@ def write_digits(folder: Path) -> None:
         folder: Where; ten folders are made in it.
     """
     kinds = np.arange(COUNT) % 10
-    for kind in range(10):
-        (folder / str(kind)).mkdir()
+    for folder_of in range(10):
+        (folder / str(folder_of)).mkdir()
     for number, (image, kind) in enumerate(zip(drawn(kinds), kinds, strict=True)):
         (folder / str(kind) / f"{number:04}.png").write_bytes(png_of(image))
 
