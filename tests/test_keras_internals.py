@@ -26,6 +26,39 @@ def compiled_model(**options):
     return model
 
 
+def test_the_wiring_of_a_functional_model_is_known_by_numbers():
+    """Keras still keeps it in `_inbound_nodes`, and where a tensor comes from."""
+    x = keras.Input((3,))
+    first, second = keras.layers.Dense(3), keras.layers.Dense(3)
+    first(keras.Input((3,)))  # Of no concern to the model.
+    model = keras.Model(x, first(x) + second(first(x)))
+    operations, *ends = keras_internals.wiring(model)
+    assert operations[:3] == [
+        [None, ((), {})],
+        [None, (([0, 0, 0],), {}), (([0, 0, 0],), {})],
+        [None, (([1, 1, 0],), {})],
+    ]
+    assert type(operations[3][0]).__name__ == "Add"
+    assert operations[3][1] == (([1, 0, 0], [2, 0, 0]), {})
+    assert ends == [[[0, 0, 0]], [[3, 0, 0]]]
+    assert keras_internals.wiring(keras.Sequential([keras.layers.Dense(1)])) == []
+
+
+def test_how_a_dataset_shuffles_can_be_told():
+    """TensorFlow still keeps the seeds of a shuffle, and whether it shuffles anew."""
+    seeded = tf.data.Dataset.range(9).shuffle(9, seed=5).batch(2)
+    _, _, (batch, (kind, seeds, size), source) = dataset_internals.recipe(seeded)
+    assert (batch, kind, seeds[1], size) == (["_BatchDataset"], "_ShuffleDataset", 5, 9)
+    assert source == ["_RangeDataset"]
+    tf.random.set_seed(None)
+    _, _, (step, _) = dataset_internals.recipe(tf.data.Dataset.range(9).shuffle(9))
+    assert step[:2] == dataset_internals.UNSEEDED
+    once = tf.data.Dataset.range(9).shuffle(9, reshuffle_each_iteration=False)
+    kept = seeded.cache()
+    assert [dataset_internals.reshuffles(each) for each in (seeded, once, kept)] == [1, 0, 0]
+    assert [dataset_internals.caches(each) for each in (seeded, kept.take(1))] == [0, 1]
+
+
 def test_a_strategy_can_be_left_for_a_while():
     """TensorFlow still keeps open strategies in `_distribution_strategy_stack`."""
     strategy = tf.distribute.OneDeviceStrategy("CPU:1")

@@ -108,6 +108,7 @@ class ResumableCheckpoint(keras.callbacks.Callback):
         self._files.open()
         self._run.after_end(self._close)
         self._data = resumed_run.identity_of_data(self._run)
+        resumed_run.warn_of_other_orders(self._data)
         self.resumed_from, self._found = self._files.newest() or (None, None)
         if self.resumed_from is not None:
             resumed_run.require_run(self._found, self.resumed_from)

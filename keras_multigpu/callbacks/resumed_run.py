@@ -11,6 +11,7 @@ import keras
 from keras_multigpu.callbacks.checkpoint_format import Encoded
 from keras_multigpu.checks import problem
 from keras_multigpu.identities import changes
+from keras_multigpu.keras_internals.dataset_internals import UNSEEDED
 from keras_multigpu.training.model_identity import identity_of_model
 from keras_multigpu.training.model_identity import rates_of
 from keras_multigpu.training.model_state import ModelState
@@ -90,6 +91,18 @@ def identity_of_data(run: TrainingRun) -> dict[str, Any]:
         "steps_per_epoch": run.steps_per_epoch,
         "data": run.identity_of_data(),
     }
+
+
+def warn_of_other_orders(identity: Any) -> None:
+    """Say that no run can go on with the examples of a dataset that shuffles without a seed."""
+    if isinstance(identity, list) and identity[:2] == UNSEEDED:
+        _log.warning(
+            "The dataset shuffles without a seed: a run that is resumed goes on with other "
+            "examples than it would have had. Write `shuffle(..., seed=1)`."
+        )
+    elif isinstance(identity, (list, dict)):
+        for part in identity.values() if isinstance(identity, dict) else identity:
+            warn_of_other_orders(part)
 
 
 def refuse_other_data(now: dict[str, Any], then: dict[str, Any], path: Path) -> None:

@@ -84,6 +84,10 @@ UNSEEN = {"_OptionsDataset", "_PrefetchDataset"}
 """Elements and their order stay as they are."""
 
 
+UNSEEDED = ["_ShuffleDataset", [0, 0]]
+"""How the recipe of a dataset says that it shuffles in another order in each process."""
+
+
 def recipe(dataset: tf.data.Dataset) -> list[Any]:
     """How a dataset was made: its elements' spec, and its steps from the last to the first.
 
@@ -101,13 +105,13 @@ def steps_of(dataset: tf.data.Dataset) -> list[Any]:
     if kind in UNSEEN or (kind == "CacheDataset" and not shuffles):
         return before
     if kind == "_ShuffleDataset":
-        return [[kind, constant(dataset._buffer_size), shuffle_seeds(dataset)], *before]
+        return [[kind, shuffle_seeds(dataset), constant(dataset._buffer_size)], *before]
     return [[kind], *before]
 
 
-def shuffle_seeds(dataset: tf.data.Dataset) -> tuple[int | None, int | None]:
+def shuffle_seeds(dataset: tf.data.Dataset) -> list[int | None]:
     """The two seeds of a step that shuffles; zeros where it has none."""
-    return constant(dataset._seed), constant(dataset._seed2)
+    return [constant(dataset._seed), constant(dataset._seed2)]
 
 
 def reshuffles(dataset: tf.data.Dataset) -> bool:
@@ -120,16 +124,6 @@ def reshuffles(dataset: tf.data.Dataset) -> bool:
     own = kind == "_ShuffleDataset" and dataset._reshuffle_each_iteration is not False
     # What lies below a cache is read once.
     return kind != "CacheDataset" and (own or any(map(reshuffles, dataset._inputs())))
-
-
-def is_unseeded(dataset: tf.data.Dataset) -> bool:
-    """Whether a dataset shuffles without a seed, so that no other process can repeat its order.
-
-    Args:
-        dataset: The dataset.
-    """
-    own = type(dataset).__name__ == "_ShuffleDataset" and shuffle_seeds(dataset) == (0, 0)
-    return own or any(map(is_unseeded, dataset._inputs()))
 
 
 def caches(dataset: tf.data.Dataset) -> bool:

@@ -5,6 +5,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from interrupted_runs import X
 from interrupted_runs import Y
 from interrupted_runs import batches
@@ -13,7 +14,9 @@ from interrupted_runs import fit
 from interrupted_runs import network
 from interrupted_runs import values_of
 
+import keras_multigpu as kmg
 from keras_multigpu.callbacks import ResumableCheckpoint
+from keras_multigpu.callbacks.checkpoint_format import Encoded
 
 pytestmark = [
     pytest.mark.usefixtures("unoptimized_graphs"),
@@ -103,6 +106,24 @@ def test_a_replica_batch_size_that_means_another_size_is_refused(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_shuffle_without_a_seed_is_named(tmp_path, caplog, wrapped):
+    """No process can repeat it."""
+    tf.random.set_seed(None)  # A seed of the whole program would do.
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(22).batch(4)
+    data = kmg.data.from_dataset(data) if wrapped else data
+    fit(network(1), data, [], checkpoint_in(tmp_path), epochs=1)
+    assert caplog.text.count("The dataset shuffles without a seed") == 1
+
+
+def test_an_archive_that_is_no_run_is_named(tmp_path):
+    """A file of the right format with something else in it."""
+    with (tmp_path / "checkpoint-000001.kmg").open("wb") as file:
+        Encoded({"run": {}}).write_to(file)
+    with pytest.raises(ValueError, match="not the checkpoint of a run: it has no 'callbacks'"):
+        fit(network(1), batches(), [], checkpoint_in(tmp_path))
+
+
 def test_a_state_that_cannot_be_saved_is_named(tmp_path):
     """With the callback and the way to the value."""
 

@@ -1,0 +1,158 @@
+"""`Batches.identity`: what decides examples and their order is in it, and nothing else is."""
+
+import json
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.identities import changes
+
+X = np.arange(24, dtype=np.float32).reshape(12, 2)
+
+
+def identity(batches):
+    """As a checkpoint keeps it."""
+    return json.loads(json.dumps(batches.identity()))
+
+
+def of_arrays(x=X, y=None, **settings):
+    return identity(kmg.data.from_arrays(x, np.arange(12) % 3 if y is None else y, **settings))
+
+
+def rotation(strength):
+    return keras.layers.RandomRotation(strength)
+
+
+@pytest.mark.parametrize(
+    ("changed", "place"),
+    [
+        ({}, None),
+        ({"cache": "memory"}, None),
+        ({"on_error": "skip"}, None),
+        ({"augment": rotation(0.1)}, None),
+        ({"augment": rotation(0.9)}, "augment.factor"),
+        ({"augment": [rotation(0.1), lambda x: x + 1]}, "augment"),
+        ({"augment": kmg.augmentation.RandomGeometry(rotation=0.1)}, "augment"),
+        ({"x": X + 1}, "source.arrays[0].digest"),
+        ({"x": X[:, ::-1]}, "source.arrays[0].digest"),
+        ({"y": np.arange(12) % 2}, "source.arrays[1].digest"),
+        ({"seed": 3}, "seed"),
+        ({"shuffle": False}, "shuffle"),
+        ({"balance": "oversample"}, "balance"),
+        ({"remainder": "drop"}, "remainder"),
+    ],
+    ids=str,
+)
+def test_settings_and_arrays(changed, place):
+    """A layer that is made again has another name, and is the same."""
+    before = of_arrays(augment=rotation(0.1))
+    found = changes(before, of_arrays(**{"augment": rotation(0.1), **changed}))
+    assert not found if place is None else all(key.startswith(place) for key in found) and found
+
+
+def test_parts_of_a_source():
+    """Which examples they are."""
+    batches = kmg.data.from_arrays(X)
+    first, second = batches.split(0.5)
+    assert identity(first) == identity(kmg.data.from_arrays(X).split(0.5)[0])
+    assert identity(first) != identity(second)
+    assert identity(batches.take(5)) != identity(batches)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two classes with two images each."""
+    for name in ("a/1.png", "a/2.png", "b/1.png", "b/2.png"):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(tf.io.encode_png(np.zeros((4, 4, 3), np.uint8)).numpy())
+    return tmp_path / "photos"
+
+
+def of_folder(folder, **settings):
+    settings = {"image_size": (4, 4), "verbose": False, **settings}
+    return identity(kmg.data.from_directory(folder, **settings))
+
+
+def test_files_count_by_name_and_size(folder, tmp_path):
+    """Not by their place or their time."""
+    before = of_folder(folder)
+    shutil.copytree(folder, tmp_path / "elsewhere" / "copied", copy_function=shutil.copy)
+    assert of_folder(tmp_path / "elsewhere" / "copied") == before
+    (folder / "b" / "2.png").rename(folder / "b" / "3.png")
+    assert set(changes(before, of_folder(folder))) == {"source.files"}
+    (folder / "b" / "3.png").rename(folder / "b" / "2.png")
+    assert of_folder(folder) == before
+    (folder / "a" / "1.png").write_bytes((folder / "a" / "1.png").read_bytes() + b"more")
+    assert set(changes(before, of_folder(folder))) == {"source.files"}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"interpolation": "nearest"},
+        {"image_size": (5, 4)},
+        {"color_mode": "grayscale"},
+        {"crop_to_aspect_ratio": True},
+        {"label_mode": "categorical"},
+        {"class_names": ["b", "a"]},
+    ],
+    ids=str,
+)
+def test_how_files_are_read_counts(folder, changed):
+    assert changes(of_folder(folder), of_folder(folder, **changed))
+
+
+def shuffled(seed=9, **settings):
+    """A dataset that shuffles itself, in another order whenever it is read."""
+    dataset = tf.data.Dataset.range(12).shuffle(12, seed=seed, **settings)
+    return dataset.map(lambda number: (number, number))
+
+
+def batches_of(dataset, **settings):
+    settings = {"batched": False, "global_batch_size": 5, "shuffle": False, **settings}
+    return kmg.data.from_dataset(dataset, **settings)
+
+
+def test_datasets_count_by_how_they_were_made():
+    """Not by what is in them, which nobody reads to find out."""
+    before = identity(batches_of(shuffled()))
+    assert identity(batches_of(shuffled().prefetch(1))) == before
+    assert identity(batches_of(shuffled(), cache="memory")) != before
+    assert identity(batches_of(shuffled(seed=8))) != before
+    assert identity(batches_of(shuffled().repeat())) != before
+
+
+def numbers(dataset, count):
+    return [x.numpy().tolist() for x, _ in dataset.take(count)]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        shuffled,
+        lambda: shuffled().batch(4).unbatch(),
+        lambda: shuffled().cache(),
+        lambda: shuffled().cache().shuffle(12, seed=3),
+        lambda: shuffled(reshuffle_each_iteration=False),
+    ],
+    ids=["shuffled", "batched", "cached", "cached between", "once"],
+)
+@pytest.mark.parametrize("settings", [{}, {"shuffle": True}], ids=str)
+def test_a_dataset_that_shuffles_goes_on_with_the_same_examples(dataset, settings):
+    """Made anew, as in another process, and begun in its second and third epoch."""
+    whole = numbers(batches_of(dataset(), **settings).epochs(), 9)
+    for place, batches in (((1, 0), whole[3:]), ((2, 5), whole[7:])):
+        again = numbers(batches_of(dataset(), **settings).epochs(place), len(batches))
+        assert again == batches
+
+
+def test_epochs_read_one_by_one_are_those_of_one_reading():
+    """What this process has already read is not begun again."""
+    batches = batches_of(shuffled())
+    whole = numbers(batches_of(shuffled()).epochs(), 9)
+    assert [batch for epoch in range(3) for batch in numbers(batches.epoch(epoch), 9)] == whole
