@@ -130,7 +130,9 @@ def apply_functionally(
     `update_all(optimizer, gradients, variables, learning_rate)` calls its `update_step`.
     """
     with contextlib.ExitStack() as stack:
-        for part in [optimizer, *getattr(optimizer, "optimizers", ())]:
+        # One of several that no variable was given to has nothing to update.
+        parts = [part for part in getattr(optimizer, "optimizers", ()) if part.built]
+        for part in [optimizer, *parts]:
             stack.enter_context(as_functional(part, update_all))
         optimizer.apply(gradients, trainable)
 

@@ -75,11 +75,6 @@ TO_BE_MENDED: tuple[Difference, ...] = (
         (2,),
     ),
     Difference(
-        "What a model assigns in its step.",
-        "It is lost.",
-        ("trainers/trainer_test.py::TestTrainer::test_metric_update_in_compute_loss",),
-    ),
-    Difference(
         "Methods that a model of Keras's modules overrides.",
         "They are taken for Keras's own.",
         (
@@ -88,6 +83,7 @@ TO_BE_MENDED: tuple[Difference, ...] = (
             "trainers/trainer_test.py::TestTrainer::test_evaluate_with_custom_*",
             "trainers/trainer_test.py::TestTrainer::test_fit_with_custom_train_step",
             "trainers/trainer_test.py::TestTrainer::test_fwd_pass_loss_presence_in_compute_loss",
+            "trainers/trainer_test.py::TestTrainer::test_metric_update_in_compute_loss",
             "distillation/distillation_loss_test.py::TestEndToEndDistillation::*_end_to_end",
             "distillation/distiller_test.py::TestDistiller::test_evaluation_workflow",
             "distillation/distiller_test.py::TestDistiller::test_full_training_workflow",
@@ -104,10 +100,5 @@ TO_BE_MENDED: tuple[Difference, ...] = (
             "models/model_test.py::ModelTest::test_functional_pickling_*",
             "wrappers/sklearn_test.py::test_sklearn_estimator_checks[*-check_estimators_pickle*]",
         ),
-    ),
-    Difference(
-        "Keras's `MultiOptimizer`.",
-        "Its variables are not moved.",
-        ("optimizers/multi_optimizer_test.py::*::test_multi_optimizer_with_model_fit",),
     ),
 )
