@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src import api_export
 from keras.src import backend
 from keras.src.backend.common import global_state
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
@@ -65,6 +66,35 @@ def make_convertible(storage: tf.Variable) -> None:
     for name, kind in (("__float__", float), ("__int__", int)):
         if not hasattr(type(storage), name):
             setattr(type(storage), name, lambda self, kind=kind: kind(self.numpy()))
+
+
+class EveryCopy:
+    """All copies of a variable, for an optimizer to assign to.
+
+    Args:
+        copies: The copies.
+    """
+
+    def __init__(self, copies: tuple[tf.Variable, ...]) -> None:
+        self._copies = copies
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: [
+            getattr(copy, name)(*args, **kwargs) for copy in self._copies
+        ][0]
+
+
+def updated_by_others(storage: tf.Variable) -> None:
+    """Let optimizers that know nothing of the strategy update a variable.
+
+    A plain model around a layer of a distributed one has such an optimizer. TensorFlow then asks
+    the variable for the copy of a replica whose number is the variable itself.
+    """
+    one_copy = storage._get_replica
+    every = EveryCopy(storage.values)
+    storage._get_replica = lambda replica: (
+        every if isinstance(replica, tf.distribute.DistributedValues) else one_copy(replica)
+    )
 
 
 def seed_states(model: keras.Model) -> list[keras.Variable]:
@@ -192,10 +222,10 @@ def called(model: keras.Model, x: Any, training: bool) -> Any:
 
 
 def register_like(made: type, original: type) -> None:
-    """Save objects of class `made` under the name that `original` is registered with."""
-    if original in object_registration.GLOBAL_CUSTOM_NAMES:
-        name = object_registration.GLOBAL_CUSTOM_NAMES[original]
-        object_registration.GLOBAL_CUSTOM_NAMES[made] = name
+    """Save objects of class `made` under the name that `original` has in Keras or is given."""
+    for names in (object_registration.GLOBAL_CUSTOM_NAMES, api_export.REGISTERED_OBJS_TO_NAMES):
+        if original in names:
+            names[made] = names[original]
 
 
 def own_training_state(model: keras.Model) -> None:

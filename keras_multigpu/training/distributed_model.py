@@ -264,6 +264,23 @@ class DistributedModel(keras.Model):
         """The predictions for one global batch, as tensors."""
         return self.replication.prediction(self).run_one(batch, spec)
 
+    def __reduce__(self) -> Any:
+        """Pickle the model as Keras does; it comes back on the default strategy."""
+        load, arguments = super().__reduce__()
+        # The class that `distribute` has made can be found under no name.
+        original = next(cls for cls in type(self).__mro__ if cls not in _made.values())
+        ours = self.replication
+        settings = ours.sync_batch_norm, ours.micro_batches, ours.pieces
+        return distributed_again, (settings, getattr(original, load.__name__), *arguments)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedModel":
+        """A model of its own, on the same strategy."""
+        again, arguments = self.__reduce__()
+        model = again(*arguments)
+        model.replication.strategy = self.distribute_strategy
+        memo[id(self)] = model
+        return model
+
     def train_step(self, data: Any) -> dict[str, Any]:
         """One training step on a replica's rows; call it from an override.
 
@@ -353,9 +370,27 @@ def distributed_class(
     if (cls, base) not in _made:
         bases = (cls, base) if base is DistributedModel else (base, distributed_class(cls))
         named = cls if base is DistributedModel else base
-        made = type(
-            named.__name__, bases, {"__module__": named.__module__, "__doc__": named.__doc__}
-        )
+        namespace = {"__module__": named.__module__, "__doc__": named.__doc__}
+        made = type(cls)(named.__name__, (DistributedModel,), namespace)
+        # Now and not above: to the user, who may have written an `__init_subclass__` with
+        # arguments, this is no subclass.
+        made.__bases__ = bases
         keras_internals.register_like(made, named)
         _made[cls, base] = made
     return _made[cls, base]
+
+
+def distributed_again(settings: tuple[Any, ...], load: Any, *arguments: Any) -> DistributedModel:
+    """A pickled model.
+
+    Args:
+        settings: Of its `Replication`.
+        load: What Keras restores a model with.
+        *arguments: For that.
+    """
+    model = load(*arguments)
+    model.__class__ = distributed_class(type(model))
+    replication = Replication(default_strategy())
+    replication.sync_batch_norm, replication.micro_batches, replication.pieces = settings
+    model.replicate(replication)
+    return model

@@ -129,6 +129,8 @@ def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Str
                 name=variable.name,
             )
         keras_internals.make_convertible(moved)
+        if isinstance(moved, tf.distribute.DistributedValues):
+            keras_internals.updated_by_others(moved)
         keras_internals.set_variable_storage(variable, moved)
 
 

@@ -202,6 +202,7 @@ class Replication:
             spec: The specs of a batch, if they are known.
             batch: A batch, which a model that runs eagerly needs: it may read the numbers.
         """
+        refuse_own_loops(model)
         if self.strategy.num_replicas_in_sync > 1:
             refuse_stateful(model)
         unbuilt = has_call(model) and not is_built(model)
@@ -361,9 +362,26 @@ def is_built(model: keras.Model) -> bool:
 
 
 def is_overridden(model: keras.Model, method: str) -> bool:
-    """Whether the user has written this method of the model."""
+    """Whether this method of the model is another than `keras.Model` has."""
     defined_in = next(cls for cls in type(model).__mro__ if method in vars(cls))
-    return not defined_in.__module__.startswith(("keras.", "keras_multigpu."))
+    # Keras has models of its own that do it, such as `keras.distillation.Distiller`.
+    ours = defined_in.__module__.startswith("keras_multigpu.")
+    return not ours and defined_in not in keras.Model.__mro__
+
+
+def refuse_own_loops(model: keras.Model) -> None:
+    """Raise a `ValueError` for a model that makes the functions which Keras's loops call."""
+    for step in ("train", "test", "predict"):
+        if is_overridden(model, f"make_{step}_function"):
+            raise ValueError(
+                problem(
+                    f"The model has a `make_{step}_function` of its own.",
+                    f"Expected `keras.Model.make_{step}_function`: it reads Keras's iterator, "
+                    "which knows nothing of shares, so here it would never be called.",
+                    f"Override `{step}_step` instead, or train the model without `distribute`.",
+                    model=type(model).__name__,
+                )
+            )
 
 
 def refuse_stateful(model: keras.Model) -> None:

@@ -1,0 +1,164 @@
+"""What Keras lets a class of models do, a distributed one does too."""
+
+import copy
+import json
+import pickle
+
+import keras
+import numpy as np
+import pytest
+import replica_models as made
+from replica_runs import difference
+
+import keras_multigpu as kmg
+
+pytestmark = [
+    pytest.mark.usefixtures("unoptimized_graphs"),
+    # Keras 3.15.1 writes weights through an `__array__` that NumPy 2 finds outdated.
+    pytest.mark.filterwarnings(
+        "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+    ),
+]
+
+X, Y, _ = made.regression()
+
+
+@pytest.fixture(scope="module")
+def two():
+    return kmg.strategy("mirrored", devices=2)
+
+
+def functional():
+    inputs = keras.Input((5,))
+    hidden = keras.layers.Dense(3, name="hidden")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(1)(hidden), name="functional")
+
+
+class Tagged(keras.Model):
+    def __init_subclass__(cls, *, tag):
+        super().__init_subclass__()
+        cls.tags = [*getattr(cls, "tags", ()), tag]
+
+
+class Subclassed(Tagged, tag="first"):
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+
+class OwnLoop(Subclassed, tag="second"):
+    def make_train_function(self, force=False):
+        raise AssertionError("never called")
+
+
+def fitted(model, strategy):
+    model = kmg.distribute(model, strategy)
+    model.compile("sgd", "mse")
+    model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    return model
+
+
+def test_a_class_keeps_the_arguments_of_its_subclasses(two):
+    """A required argument of `__init_subclass__` is asked of the user's classes only."""
+    model = kmg.distribute(Subclassed(), two)
+    assert (type(model).tags, type(model).__name__) == (["first"], "Subclassed")
+
+
+def test_functions_for_the_loops_of_keras_are_refused(two):
+    """A `make_train_function` of the model's own would never be called."""
+    with pytest.raises(ValueError, match=r"(?s)`make_train_function` of its own.*`train_step`"):
+        fitted(OwnLoop(), two)
+
+
+@pytest.mark.parametrize("build", [made.mlp, functional])
+def test_a_distributed_model_is_saved_as_keras_saves_it(build, two):
+    """The same text, which names the public class; also of a `DistributedModel` by itself."""
+    texts = []
+    for distribute in (lambda model: model, lambda model: kmg.distribute(model, two)):
+        keras.backend.clear_session()
+        model = distribute(build())
+        texts.append(json.loads(model.to_json()))
+    assert texts[0] == texts[1]
+    direct = json.loads(kmg.DistributedModel(model.inputs, model.outputs).to_json())
+    assert "keras_multigpu" not in json.dumps(direct)
+
+
+@pytest.mark.parametrize("build", [made.mlp, functional])
+def test_a_model_can_be_pickled_and_copied(build, two):
+    """What comes back predicts the same and trains on alone, on replicas."""
+    model = fitted(build(), two)
+    before = model.get_weights()
+    for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert isinstance(again, kmg.DistributedModel)
+        assert difference(model.predict(X, verbose=0), again.predict(X, verbose=0)) < 2e-5
+        again.fit(X, Y, verbose=0)
+        for one, other in zip(model.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert copy.deepcopy(model).distribute_strategy is two
+
+
+def distiller():
+    keras.utils.set_random_seed(3)
+    return keras.distillation.Distiller(
+        teacher=made.mlp(),
+        student=functional(),
+        distillation_losses=keras.distillation.LogitsDistillation(),
+        student_loss_weight=0.7,
+    )
+
+
+def test_a_distiller_learns_as_on_one_device(two):
+    """Its `compute_loss` is Keras's, and none the less another than a model's."""
+    expected, found = distiller(), kmg.distribute(distiller(), two)
+    histories = []
+    for model in (expected, found):
+        model.compile("sgd", "mse")
+        history = model.fit(X, Y, batch_size=8, shuffle=False, epochs=2, verbose=0).history
+        histories.append(history)
+    for one, other in zip(expected.get_weights(), found.get_weights(), strict=True):
+        assert difference(one, other) < 2e-5
+    assert histories[0].keys() == histories[1].keys()
+    assert difference(*(np.array(history["loss"]) for history in histories)) < 2e-5
+
+
+def test_one_of_several_optimizers_may_have_nothing_to_update(two):
+    """A default optimizer of `MultiOptimizer` that no variable falls to is never built."""
+    optimizers = keras.optimizers.OptimizerMap(
+        keras.optimizers.Adam(), {".*": keras.optimizers.SGD(0.1)}
+    )
+    results = []
+    for distribute in (lambda model: model, lambda model: kmg.distribute(model, two)):
+        keras.utils.set_random_seed(1)
+        model = distribute(functional())
+        model.compile(keras.optimizers.MultiOptimizer(optimizers), "mse")
+        model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+        results.append(model.get_weights())
+        optimizers = keras.optimizers.OptimizerMap(
+            keras.optimizers.Adam(), {".*": keras.optimizers.SGD(0.1)}
+        )
+    assert all(difference(one, other) < 2e-5 for one, other in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("optimizer", [keras.optimizers.Adam, keras.optimizers.AdamW])
+def test_a_plain_model_around_a_distributed_layer_trains_it(optimizer, two):
+    """As it would train a layer of its own, and what it learns reaches all replicas."""
+    model = fitted(functional(), two)
+    normalized = keras.layers.BatchNormalization()
+    around = keras.Sequential(
+        [keras.Input((5,)), model.get_layer("hidden"), normalized, keras.layers.Dense(1)]
+    )
+    alone = keras.models.clone_model(around)
+    alone.set_weights(around.get_weights())
+    for plain in (around, alone):
+        plain.compile(optimizer(0.1), "mse")
+        plain.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    assert not isinstance(around, kmg.DistributedModel)
+    for one, other in zip(alone.get_weights(), around.get_weights(), strict=True):
+        assert difference(one, other) < 2e-5
+    for variable in model.variables:
+        first, second = variable.value.values
+        np.testing.assert_array_equal(first, second)
+    model.fit(X, Y, verbose=0)
