@@ -1,4 +1,4 @@
-"""The page on what of Keras works says what Keras's tests are run with, and what the code refuses."""
+"""The page on what of Keras works says what its tests run with, and what the code refuses."""
 
 import runpy
 from pathlib import Path

@@ -78,6 +78,26 @@ def test_a_variable_can_change_its_storage():
     np.testing.assert_array_equal(keras_internals.variable_storage(variable).numpy(), [3, 4])
 
 
+def test_an_optimizer_outside_a_strategy_updates_all_copies():
+    """TensorFlow still asks a variable for its own copy where no strategy's optimizer runs."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        storage = tf.Variable([1.0, 2.0])
+    keras_internals.updated_by_others(storage)
+    tf.distribute.get_strategy().extended.update(
+        storage, lambda variable: variable.assign_sub(variable * 0.5), group=False
+    )
+    for copy in storage.values:
+        np.testing.assert_array_equal(copy, [0.5, 1])
+
+
+def test_a_made_class_has_the_public_name_of_its_original():
+    """Keras still keeps public names of classes in `REGISTERED_OBJS_TO_NAMES`."""
+    made = type("Sequential", (keras.Sequential,), {})
+    keras_internals.register_like(made, keras.Sequential)
+    assert keras.saving.serialize_keras_object(made())["module"] == "keras"
+
+
 def test_seeds_are_found():
     """Layers still list their seed generators, and unseeded draws share one state."""
     model = compiled_model()

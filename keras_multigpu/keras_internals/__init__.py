@@ -69,7 +69,7 @@ def make_convertible(storage: tf.Variable) -> None:
 
 
 class EveryCopy:
-    """All copies of a variable, for an optimizer to assign to.
+    """A variable whose copies are read as one, and of which all are assigned to.
 
     Args:
         copies: The copies.
@@ -78,7 +78,12 @@ class EveryCopy:
     def __init__(self, copies: tuple[tf.Variable, ...]) -> None:
         self._copies = copies
 
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        return tf.convert_to_tensor(self._copies[0], dtype, name=name)
+
     def __getattr__(self, name: str) -> Any:
+        if not name.startswith(("assign", "scatter")):
+            return getattr(self._copies[0], name)
         return lambda *args, **kwargs: [
             getattr(copy, name)(*args, **kwargs) for copy in self._copies
         ][0]

@@ -371,7 +371,8 @@ def distributed_class(
         bases = (cls, base) if base is DistributedModel else (base, distributed_class(cls))
         named = cls if base is DistributedModel else base
         namespace = {"__module__": named.__module__, "__doc__": named.__doc__}
-        made = type(cls)(named.__name__, (DistributedModel,), namespace)
+        metaclass: Any = type(cls)
+        made = metaclass(named.__name__, (DistributedModel,), namespace)
         # Now and not above: to the user, who may have written an `__init_subclass__` with
         # arguments, this is no subclass.
         made.__bases__ = bases
