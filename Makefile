@@ -22,7 +22,8 @@ TESTS_core := tests $(addprefix --ignore=,$(foreach area,$(filter-out core,$(ARE
 # A line of pytest's for each file that is through.
 PROGRESS := '\[ *[0-9]+%\]$$'
 
-.PHONY: quick test $(AREAS:%=test-%) test-all keras-tests soak lint docs demo bench clean
+.PHONY: quick test $(AREAS:%=test-%) test-keras test-all keras-tests keras-tests-1 keras-tests-2 \
+	soak lint docs demo bench clean
 
 # What takes long is left out: `make quick`, or `make quick AREA=training`.
 quick: export PYTEST_ADDOPTS := -m 'not slow'
@@ -30,7 +31,7 @@ quick: $(INSTALLED)
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(addprefix test-,$(or $(AREA),$(AREAS)))
 
 test: $(INSTALLED)
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(AREAS:%=test-%)
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(AREAS:%=test-%) test-keras
 
 # The lines of two areas come mixed while tests run; what else pytest has to say comes in one piece.
 $(AREAS:%=test-%): SHELL := /bin/bash
@@ -48,9 +49,14 @@ test-all: $(INSTALLED)
 keras-tests: $(INSTALLED)
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 keras-tests-1 keras-tests-2
 
-keras-tests-1 keras-tests-2: keras-tests-%: $(INSTALLED)
+keras-tests-1: KERAS_TESTS := --replicas=1
+keras-tests-2: KERAS_TESTS := --replicas=2
+# The most telling of them: what `fit`, `evaluate` and `predict` promise.
+test-keras: KERAS_TESTS := --replicas=2 trainers/trainer_test.py distillation
+
+keras-tests-1 keras-tests-2 test-keras: $(INSTALLED)
 	@mkdir -p build; \
-	$(BIN)/python tests/keras_suite --replicas=$* --tb=short > build/$@.txt 2>&1; \
+	$(BIN)/python tests/keras_suite $(KERAS_TESTS) --tb=short > build/$@.txt 2>&1; \
 	status=$$?; tail -n 40 build/$@.txt; exit $$status
 
 # The kill test in full: a real training is killed forty times. Takes about ten minutes.
