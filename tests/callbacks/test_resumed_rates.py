@@ -32,10 +32,13 @@ def rate_callbacks():
     ]
 
 
-@pytest.mark.parametrize("optimizer", [None, "schedule"])
 @pytest.mark.parametrize(
-    ("place", "hook"),
-    [((1, 2), "on_train_batch_end"), ((2, 0), "on_epoch_begin"), ((1, None), "on_epoch_end")],
+    ("place", "hook", "optimizer"),
+    [
+        ((1, 2), "on_train_batch_end", "schedule"),
+        ((2, 0), "on_epoch_begin", None),
+        ((1, None), "on_epoch_end", "schedule"),
+    ],
 )
 @pytest.mark.slow
 def test_a_growing_batch_and_a_warm_up_go_on(tmp_path, optimizer, place, hook):
@@ -56,6 +59,35 @@ def test_a_growing_batch_and_a_warm_up_go_on(tmp_path, optimizer, place, hook):
 
 
 @pytest.mark.slow
+def test_a_rate_that_a_callback_has_changed_stays_unless_another_is_written(tmp_path):
+    """Also where the same process tries again: what a `fit` has left, nobody has written."""
+
+    def lower(epoch, logs=None):
+        model.optimizer.learning_rate = 0.005
+
+    def trained(epochs, rate=None):
+        if rate is not None:
+            model.optimizer.learning_rate = rate
+        callbacks = [keras.callbacks.LambdaCallback(on_epoch_begin=lower)] if epochs == 1 else []
+        fit(model, batches(), callbacks, checkpoint_in(tmp_path), epochs=epochs)
+        return float(model.optimizer.learning_rate)
+
+    model = network(1)
+    assert trained(1) == trained(2) == np.float32(0.005), "In the same process."
+    model = network(1)
+    assert trained(3) == np.float32(0.005), "In another one, which begins with 0.02 again."
+    assert trained(4, rate=0.25) == 0.25
+
+
+def test_pieces_that_the_user_asks_for_now_count(tmp_path):
+    """Because of too little memory, for example."""
+    for epochs, pieces in ((1, 1), (2, 2)):
+        note = NotePieces()
+        model = network(1, micro_batches=pieces, normalized=False)
+        fit(model, batches(), [note], checkpoint_in(tmp_path), epochs=epochs)
+    assert note.pieces == {2}
+
+
 def test_a_run_that_has_ended_leaves_the_rate_as_it_did_then(tmp_path):
     """Run again, a script with two phases begins its second one with the same rate."""
     rates = []
