@@ -116,12 +116,16 @@ def is_seed_state(variable: keras.Variable) -> bool:
     return variable.name == "seed_generator_state"
 
 
+GLOBAL_SEED_GENERATOR = "global_seed_generator"
+"""Where Keras keeps the generator; it has a name for that since 3.11."""
+
+
 def global_seed_state() -> keras.Variable:
     """The state that Keras's random functions use when they are given no seed."""
-    generator = global_state.get_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR)
+    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     if generator is None:
         generator = UndrawnGenerator()
-        global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
+        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
     return generator.state
 
 
