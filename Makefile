@@ -22,7 +22,7 @@ TESTS_core := tests $(addprefix --ignore=,$(foreach area,$(filter-out core,$(ARE
 # A line of pytest's for each file that is through.
 PROGRESS := '\[ *[0-9]+%\]$$'
 
-.PHONY: quick test $(AREAS:%=test-%) test-keras test-all keras-tests keras-tests-1 keras-tests-2 \
+.PHONY: quick test $(AREAS:%=test-%) test-keras test-all test-oldest keras-tests keras-tests-1 keras-tests-2 \
 	soak lint docs demo bench clean
 
 # What takes long is left out: `make quick`, or `make quick AREA=training`.
@@ -58,6 +58,19 @@ keras-tests-1 keras-tests-2 test-keras: $(INSTALLED)
 	@mkdir -p build; \
 	$(BIN)/python tests/keras_suite $(KERAS_TESTS) --tb=short > build/$@.txt 2>&1; \
 	status=$$?; tail -n 40 build/$@.txt; exit $$status
+
+# What trains, on the oldest Keras and TensorFlow that pyproject.toml allows. Takes ten minutes.
+OLDEST := .venv-oldest
+OLDEST_VERSIONS = $$(sed -nE \
+	's/^dependencies = .*"keras>=([0-9.]+)", "tensorflow>=([0-9.]+)".*/keras==\1.* tensorflow==\2.*/p' \
+	pyproject.toml)
+test-oldest: $(OLDEST)/.installed
+	$(OLDEST)/bin/python -m pytest tests/test_keras_internals.py $(TESTS_training)
+
+$(OLDEST)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/pip install --editable '.[test]' $(OLDEST_VERSIONS)
+	touch $@
 
 # The kill test in full: a real training is killed forty times. Takes about ten minutes.
 soak: $(INSTALLED)

@@ -33,6 +33,8 @@ from keras import metrics
 from keras import optimizers
 from keras import regularizers
 
+from keras_multigpu.keras_internals.versions import minor
+
 History = dict[str, list[float]]
 Fit = Callable[..., History]
 
@@ -366,12 +368,15 @@ PRECISION = [
     Case("float64", lambda: made.in_precision("float64", made.mlp)),
 ]
 
+# Before Keras 3.13 it fails on TensorFlow.
+MUON = [of_optimizer("Muon", lambda: optimizers.Muon(0.02))] * (minor(keras.version()) >= (3, 13))
+
 OPTIMIZERS = [
     of_optimizer("SGD, momentum", lambda: sgd(momentum=0.9, nesterov=True)),
     of_optimizer("Adam, amsgrad", lambda: adam(amsgrad=True)),
     of_optimizer("AdamW", lambda: optimizers.AdamW(0.02, weight_decay=0.1)),
     of_optimizer("Lamb", lambda: optimizers.Lamb(0.02)),
-    of_optimizer("Muon", lambda: optimizers.Muon(0.02)),
+    *MUON,
     of_optimizer("Nadam", lambda: optimizers.Nadam(0.02)),
     of_optimizer("Lion", lambda: optimizers.Lion(0.01)),
     of_optimizer("RMSprop", lambda: optimizers.RMSprop(0.01, centered=True)),

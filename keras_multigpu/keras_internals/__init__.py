@@ -1,8 +1,8 @@
 """The only door to names that Keras and TensorFlow do not document.
 
-Everything here was checked on Keras 3.15.1 with TensorFlow 2.21.0. Each entry says
-why no public name will do; `tests/test_keras_internals.py` fails with a clear sentence when
-a later version changes one of them.
+Everything here was checked on Keras 3.10 to 3.15 with TensorFlow 2.19 to 2.21. Each entry
+says why no public name will do; `tests/test_keras_internals.py` fails with a clear sentence
+when a later version changes one of them.
 """
 
 import contextlib
@@ -117,7 +117,7 @@ def is_seed_state(variable: keras.Variable) -> bool:
 
 
 GLOBAL_SEED_GENERATOR = "global_seed_generator"
-"""Where Keras keeps the generator; it has a name for that since 3.11."""
+"""Where Keras keeps the generator; Keras itself has a name for that since 3.13."""
 
 
 def global_seed_state() -> keras.Variable:

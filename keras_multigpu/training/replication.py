@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
+from keras_multigpu.keras_internals.versions import newer_than_tested
 from keras_multigpu.training.adjusted_schedule import adjustments
 from keras_multigpu.training.custom_step import CustomPrediction
 from keras_multigpu.training.custom_step import CustomStep
@@ -74,6 +75,8 @@ class Replication:
         count = "1 replica" if len(devices) == 1 else f"{len(devices)} replicas"
         batch_norm = said_of_batch_norm(model, self.sync_batch_norm) if len(devices) > 1 else ""
         logger.info("Training on %s: %s.%s", count, names, batch_norm)
+        if untested := newer_than_tested():
+            logger.info(untested)
 
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""

@@ -351,7 +351,8 @@ def test_an_input_of_one_row_is_shared_by_all():
         model.compile(keras.optimizers.SGD(0.05), "mse")
 
         single = [
-            model.train_on_batch((X[first:last], X[:1]), Y[first:last])
+            # Keras 3.10 leaves that to the caller.
+            model.reset_metrics() or model.train_on_batch((X[first:last], X[:1]), Y[first:last])
             for first, last in ((0, 3), (3, 5), (4, 5))
         ]
         data = tf.data.Dataset.from_tensor_slices((X[:4], Y[:4])).batch(2)

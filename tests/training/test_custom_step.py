@@ -113,7 +113,9 @@ def test_losses_of_layers_are_listed_for_the_batch():
     class Penalized(keras.layers.Layer):
         def __init__(self):
             super().__init__()
-            self.w = self.add_weight(shape=(), initializer="ones", regularizer=lambda w: 3.0 * w)
+            self.w = self.add_weight(
+                shape=(), initializer="ones", regularizer=keras.regularizers.L2(3.0)
+            )
 
         def call(self, x):
             self.add_loss(ops.mean(x))

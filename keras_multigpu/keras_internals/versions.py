@@ -1,0 +1,36 @@
+"""The newest versions of Keras and TensorFlow that the tests have run on.
+
+The oldest ones are those that `pyproject.toml` requires; `make test-oldest` runs on them.
+"""
+
+import re
+
+import keras
+import tensorflow as tf
+
+NEWEST_TESTED = {"Keras": "3.15", "TensorFlow": "2.21"}
+
+
+def newer_than_tested(installed: dict[str, str] | None = None) -> str:
+    """A sentence for the log where an installed version is newer than the tested ones, else none.
+
+    Args:
+        installed: Versions by name; those that are imported if left out.
+    """
+    installed = installed or {"Keras": keras.version(), "TensorFlow": tf.__version__}
+    newer = [
+        f"{name} {version} (tested up to {NEWEST_TESTED[name]})"
+        for name, version in installed.items()
+        if minor(version) > minor(NEWEST_TESTED[name])
+    ]
+    if not newer:
+        return ""
+    return (
+        f"{' and '.join(newer)}: newer than this package knows. `keras_multigpu.verify` tells "
+        "whether the numbers are still those of one device."
+    )
+
+
+def minor(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
