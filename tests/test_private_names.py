@@ -11,8 +11,9 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "keras_multigpu"
 PRIVATE_DOOR = "keras_internals"
-# Public, in spite of the underscore: it keeps a named tuple's methods apart from its fields.
-NAMED_TUPLE = {"_asdict", "_fields", "_make", "_replace"}
+# Public, in spite of the underscore: it keeps a named tuple's methods apart from its fields, the
+# names by which notebooks ask for pictures apart from others, and warns of what is for experts.
+DOCUMENTED = {"_asdict", "_fields", "_make", "_replace", "_repr_png_", "_current_frames"}
 PRIVATE_MODULES = ("keras.src", "tensorflow.python", "tf.__internal__")
 
 
@@ -27,7 +28,7 @@ def inherited_private_names() -> set[str]:
 
 def is_private(name: str) -> bool:
     """Whether a name starts with one underscore, and means it."""
-    return name.startswith("_") and not name.startswith("__") and name not in NAMED_TUPLE
+    return name.startswith("_") and not name.startswith("__") and name not in DOCUMENTED
 
 
 def is_own(node: ast.expr) -> bool:

@@ -372,8 +372,7 @@ class Batches:
         Nothing is drawn at random: layers of `augment` are called with `training=False`, and
         instead of a random part of an image its middle is taken.
         """
-        settings = {**self._settings, "shuffle": False, "remainder": "keep"}
-        return self._like(self._plain.still(), settings, training=False)
+        return self._in_order()
 
     def prediction(self) -> Self:
         """As `evaluation()`, but with a row for each example, so that predictions can be assigned.
@@ -381,8 +380,11 @@ class Batches:
         With `on_error="skip"` damaged examples stay, as zeros, and instead of sample weights come
         ones, and zeros for the damaged.
         """
-        same, marks = self.evaluation(), self._settings["on_error"] == "skip"
-        return same._like(same._plain, same._settings, marks_missing=marks)
+        return self._in_order(marks_missing=self._settings["on_error"] == "skip")
+
+    def _in_order(self, **use: Any) -> Self:
+        settings = {**self._settings, "shuffle": False, "remainder": "keep"}
+        return self._like(self._plain.still(), settings, training=False, **use)
 
     def take(self, num_examples: int) -> Self:
         """A copy of some examples: a random choice that the seed decides; the first, unshuffled.
