@@ -16,9 +16,12 @@ import tensorflow as tf
 
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import warn
+from keras_multigpu.training.epoch_feeding import knows_epochs
 from keras_multigpu.training.feeding import Feed
 from keras_multigpu.training.feeding import Group
+from keras_multigpu.training.fitting_labels import require_fitting_labels
 from keras_multigpu.training.logs import pythonic
+from keras_multigpu.training.replication import is_overridden
 from keras_multigpu.training.run import TrainingRun
 
 if TYPE_CHECKING:
@@ -44,7 +47,9 @@ def train(
     if most and most < epochs:
         warn(f"Limiting epochs to {most}", stacklevel=3)
         epochs = most
-    model.prepare(feed.spec)
+    prepare(model, feed)
+    if validate is not None:
+        validate.require_fitting_labels(model)
     model.replication.announce(model)
     callbacks = callback_list(model, callbacks, verbose, epochs, feed.num_batches)
     model.stop_training = False
@@ -70,6 +75,20 @@ def train(
                 break
         finish(model, callbacks, epochs, logs)
     return model.history
+
+
+def prepare(model: "DistributedModel", feed: Feed) -> None:
+    """Build the model for the data, which must fit it."""
+    model.prepare(feed.spec)
+    require_labels(model, feed)
+
+
+def require_labels(model: "DistributedModel", feed: Feed) -> None:
+    """Raise a `ValueError` where data know their labels, and these cannot belong to the model."""
+    own = any(is_overridden(model, name) for name in ("train_step", "test_step", "compute_loss"))
+    if knows_epochs(feed.data) and feed.spec is not None and not own:
+        counts = feed.data.class_counts
+        require_fitting_labels(model, feed.spec[1], None if counts is None else len(counts))
 
 
 def finish(model: "DistributedModel", callbacks: Any, epochs: int, logs: dict[str, Any]) -> None:
@@ -149,6 +168,10 @@ class Validation:
             return (epoch + 1) % self._frequency == 0
         return epoch + 1 in self._frequency
 
+    def require_fitting_labels(self, model: "DistributedModel") -> None:
+        """Raise a `ValueError` where the data have labels that cannot belong to the model."""
+        require_labels(model, self._feed)
+
     def logs(self, model: "DistributedModel", callbacks: Any) -> dict[str, Any]:
         """Validate; the logs, each name with `val_` before it."""
         logs = evaluate(model, self._feed, callbacks, 0)
@@ -158,7 +181,7 @@ class Validation:
 def evaluate(model: "DistributedModel", feed: Feed, callbacks: Any, verbose: Any) -> dict[str, Any]:
     """Run the loop of `evaluate`; its logs."""
     if not isinstance(callbacks, keras.callbacks.CallbackList):
-        model.prepare(feed.spec)
+        prepare(model, feed)
         callbacks = callback_list(model, callbacks, verbose, 1, feed.num_batches, history=False)
     feed.rewind()
     model.stop_evaluating = False
