@@ -219,6 +219,8 @@ class Gate:
         """
         with self._lock:
             self._closed = True
+            # Whoever waits here is not waited for.
+            self._threads.discard(threading.get_ident())
         quiet, calls, end = 0, self._calls, time.monotonic() + patience
         # tf.data goes on with what it has begun, until its buffers are full of errors.
         while self._threads and quiet < _QUIET and time.monotonic() < end:

@@ -26,6 +26,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.checks import problem
 from keras_multigpu.training.related_rows import relates_rows
 
 
@@ -35,6 +36,21 @@ class NeedsWholeBatch(Exception):
 
 class NeedsDivisors(Exception):
     """A loss whose divisor is known only from masks or sample weights."""
+
+
+def refuse_ragged(tensors: Any, replicas: int) -> None:
+    """Raise a `ValueError` where predictions are to be gathered that TensorFlow cannot gather."""
+    if replicas > 1 and any(isinstance(t, tf.RaggedTensor) for t in keras.tree.flatten(tensors)):
+        raise ValueError(
+            problem(
+                "Ragged predictions meet a loss that needs the whole batch at once.",
+                "Expected dense predictions, or a loss with a value for each example: replicas "
+                "cannot gather ragged tensors.",
+                "Return a value for each example from the loss, or pad the predictions with "
+                "`to_tensor()` in the model.",
+                replicas=replicas,
+            )
+        )
 
 
 class LossShares:

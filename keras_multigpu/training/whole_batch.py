@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.batch_sizes import share_bounds
+from keras_multigpu.training.loss_reduction import refuse_ragged
 from keras_multigpu.training.optimizer_update import loss_scale
 from keras_multigpu.training.passes import Summands
 from keras_multigpu.training.passes import TrainingPass
@@ -71,6 +72,7 @@ class WholeBatchTrainStep(UpdatingStep):
             ):
                 forward = self._pass.pure.forward(rows.x, True, scope)
                 end = self._pass.pure.new_values(scope, start)
+            refuse_ragged(forward.y_pred, self._replicas)
             predictions = with_attached(forward.y_pred)
             own = [t for t in flat(first_rows(predictions, rows.examples)) if t is not None]
             added = [tf.where(rows.examples > 0, loss, 0.0) for loss in forward.added_losses]

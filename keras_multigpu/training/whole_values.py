@@ -26,6 +26,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.loss_reduction import NeedsWholeBatch
+from keras_multigpu.training.loss_reduction import refuse_ragged
 from keras_multigpu.training.loss_reduction import weighted_values
 from keras_multigpu.training.packing import Packing
 from keras_multigpu.training.passes import zero_unless
@@ -272,6 +273,7 @@ def sum_of_all(step: PresentStep, own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 def everyones_rows(step: PresentStep, data: Any) -> Any:
     """The rows of all replicas, of which this replica's own can be differentiated."""
+    refuse_ragged(data, step.replicas)
     leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
     own_count = tf.where(step.present, tf.shape(leaves[0])[0], 0)
     counts = step.context.all_gather(own_count[tf.newaxis], axis=0)

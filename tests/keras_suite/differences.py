@@ -42,7 +42,7 @@ DIFFERENCES: tuple[Difference, ...] = (
     ),
     Difference(
         "Ragged predictions of a model whose loss is one number for the whole batch.",
-        "TensorFlow gathers no ragged tensors from replicas.",
+        "It is refused by name: replicas cannot gather ragged tensors.",
         ("trainers/trainer_test.py::TestTrainer::test_trainer_with_raggeds_*",),
         (2,),
     ),

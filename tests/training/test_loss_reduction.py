@@ -8,6 +8,7 @@ import tensorflow as tf
 from keras_multigpu.training.loss_reduction import LossShares
 from keras_multigpu.training.loss_reduction import NeedsDivisors
 from keras_multigpu.training.loss_reduction import NeedsWholeBatch
+from keras_multigpu.training.loss_reduction import refuse_ragged
 
 VALUES = [1.0, 2.0, 3.0, 10.0, 20.0]
 WEIGHTS = [1.0, 0.0, 2.0, 1.0, 0.5]
@@ -77,3 +78,12 @@ def test_losses_of_the_whole_batch_are_told_apart(whole):
     """What is no sum over examples says so."""
     with pytest.raises(NeedsWholeBatch):
         shares_of(whole)
+
+
+def test_ragged_predictions_are_refused_where_they_would_be_gathered():
+    """A loss of the whole batch needs them all; on one replica they are."""
+    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
+    refuse_ragged({"a": ragged}, 1)
+    refuse_ragged([ragged.to_tensor()], 2)
+    with pytest.raises(ValueError, match="Ragged predictions.*replicas=2"):
+        refuse_ragged({"a": ragged}, 2)
