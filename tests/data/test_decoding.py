@@ -318,13 +318,18 @@ def test_every_setting_is_among_the_settings():
     assert len(texts) == len(settings)
 
 
-@pytest.mark.parametrize("size", [None, 224, (224,), (224, 224, 3), (0, 5), (5.5, 5), "ab"])
+@pytest.mark.parametrize("size", [None, 0, 2.5, (224,), (224, 224, 3), (0, 5), (5.5, 5), "ab"])
 def test_a_size_that_is_none(size):
     """The error says what is expected."""
     with pytest.raises(
-        ValueError, match=r"no size.*Expected `\(height, width\)`.*Received: image_"
+        ValueError, match=r"not a size of images.*Expected `\(height, width\)`.*Received: image_"
     ):
         ImageDecoder(size)
+
+
+def test_a_size_of_one_integer_is_a_square():
+    """As Keras's layers have it."""
+    assert ImageDecoder(8).settings == ImageDecoder((8, 8)).settings
 
 
 @pytest.mark.parametrize(

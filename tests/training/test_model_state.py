@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import keras_multigpu as kmg
+from keras_multigpu.training.metric_storages import MetricStorages
 from keras_multigpu.training.model_state import ModelState
 from keras_multigpu.training.model_state import give
-from keras_multigpu.training.placement import place_summing_metrics
 
 
 def model_of(rate=0.1):
@@ -38,7 +38,7 @@ def test_copies_add_up_on_another_number_of_replicas():
     for count in (3, 1, 2):
         strategy = kmg.strategy(devices=count)
         variable = keras.Variable(np.zeros(2, "f4"), trainable=False)
-        place_summing_metrics([variable], strategy)
+        MetricStorages(strategy).use([variable], in_parts=True)
         give(variable, two, strategy)
         np.testing.assert_array_equal(variable.numpy(), [11, 22])
 
