@@ -208,16 +208,19 @@ class Replication:
         refuse_own_loops(model)
         if self.strategy.num_replicas_in_sync > 1:
             refuse_stateful(model)
-        unbuilt = has_call(model) and not is_built(model)
+        unbuilt = called = has_call(model) and not is_built(model)
         if unbuilt:
             with keras_internals.single_device():
                 if batch is not None and model.run_eagerly:
                     keras_internals.real_call(model, batch[0])
                 elif spec is not None and not model.run_eagerly:
                     keras_internals.symbolic_call(model, symbolic(spec[0]))
+                else:
+                    called = False
         place_model(model, self.strategy)
         self._place_metrics(model)
-        if has_call(model) and not is_built(model):
+        # A layer that the call leaves out is never built.
+        if unbuilt and not called:
             return
         # As in Keras: where the model was built before, a step of the user's builds its
         # optimizers itself, each for the variables that it updates.

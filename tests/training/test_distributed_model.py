@@ -335,3 +335,27 @@ def test_a_model_without_batch_norm_is_told_nothing_of_it(caplog):
     model = kmg.distribute(keras.Model(*ends()), devices=2)
     model.replication.announce(model)
     assert caplog.messages[-1] == "Training on 2 replicas: CPU:0, CPU:1."
+
+
+class LeavesOut(keras.layers.Layer):
+    """A layer with another one in it that it never calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused = keras.layers.Dense(1)
+
+    def build(self, shape):
+        """Makes no variables."""
+
+    def call(self, x):
+        return 2 * x
+
+
+def test_a_layer_that_is_never_called_is_no_hindrance():
+    """It has no variables; the others are trained."""
+    model = keras.Sequential([keras.Input((4,)), LeavesOut(), keras.layers.Dense(1)])
+    model = kmg.distribute(model, strategy(2))
+    model.compile("adam", "mse")
+    model.fit(X, Y, batch_size=13, verbose=0)
+    assert model.optimizer.iterations.numpy() == 1
+    assert len(model.trainable_variables) == 2
