@@ -79,13 +79,15 @@ def variables_of(model: keras.Model) -> dict[str, keras.Variable]:
     twice has other paths, in the same order.
     """
     rates = [optimizer_internals.compiled_rate(part) for part in optimizers_of(model)]
+    replication = getattr(model, "replication", None)
     groups = {
+        "weights": model.variables,
         # Apart, so that a schedule can take the place of a number.
         RATE: [rate for rate in rates if isinstance(rate, keras.Variable)],
-        "weights": model.variables,
         "optimizer": [v for optimizer in optimizers_of(model) for v in optimizer.variables],
         "metrics": model.metrics_variables,
-        "untracked": model.replication.untracked.variables,
+        # A model of Keras's own `fit` may have copies as well.
+        "untracked": replication.untracked.variables if replication else [],
         "seed": [keras_internals.global_seed_state()],
     }
     named, seen = {}, set()
