@@ -370,6 +370,10 @@ PRECISION = [
 
 # Before Keras 3.13 it fails on TensorFlow.
 MUON = [of_optimizer("Muon", lambda: optimizers.Muon(0.02))] * (minor(keras.version()) >= (3, 13))
+# Keras 3.10 has none.
+MULTI_OPTIMIZER = [of_optimizer("MultiOptimizer", several_optimizers)] * hasattr(
+    optimizers, "MultiOptimizer"
+)
 
 OPTIMIZERS = [
     of_optimizer("SGD, momentum", lambda: sgd(momentum=0.9, nesterov=True)),
@@ -381,7 +385,7 @@ OPTIMIZERS = [
     of_optimizer("Lion", lambda: optimizers.Lion(0.01)),
     of_optimizer("RMSprop", lambda: optimizers.RMSprop(0.01, centered=True)),
     of_optimizer("Adafactor", lambda: optimizers.Adafactor(0.02)),
-    of_optimizer("MultiOptimizer", several_optimizers),
+    *MULTI_OPTIMIZER,
     of_optimizer(
         "learning rate schedule",
         lambda: sgd(optimizers.schedules.CosineDecay(0.2, 7, warmup_target=0.3, warmup_steps=2)),

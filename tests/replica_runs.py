@@ -15,6 +15,8 @@ import keras
 import numpy as np
 from replica_cases import Case
 
+from keras_multigpu.training.logs import flattened
+
 FLOOR = 1e-3
 
 
@@ -59,7 +61,7 @@ def run(case: Case, place: Callable[[Case], keras.Model]) -> Outcome:
         "weights": {f"{i} {w.name}": w.numpy() for i, w in enumerate(model.weights)},
         "optimizer": dict(enumerate(v.numpy() for v in model.optimizer.variables)),
         "history": history,
-        "evaluate": logs,
+        "evaluate": flattened(logs),  # Keras 3.10 nests those of a `test_step`.
         "predict": dict(enumerate(predictions)),
     }
     numbers = {
