@@ -40,6 +40,9 @@ PICTURES = {
 
 RUN = f"""
 import importlib, json, sys
+import tensorflow as tf
+# To optimise graphs that run a few times takes as long as all the rest.
+tf.config.optimizer.set_experimental_options({{"disable_meta_optimizer": True}})
 sys.path.insert(0, {str(EXAMPLES)!r})
 for name, arguments in {ARGUMENTS!r}.items():
     print("example", name)

@@ -109,6 +109,7 @@ def test_the_loader_is_replaced_by_one_with_the_same_classes(results):
     assert len(results["+"]["predictions"]) == 30
 
 
+@pytest.mark.slow
 def test_both_sides_train_to_the_same_weights(results):
     """But for pixels that are rounded to whole numbers, 0.5 of 255 at most."""
     for before, after in zip(results["-"]["weights"], results["+"]["weights"], strict=True):

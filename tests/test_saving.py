@@ -37,7 +37,6 @@ MODELS = {
     "registered subclass": made.Subclassed,
     "unregistered subclass": Unregistered,
 }
-BY_NAME = pytest.mark.parametrize("name", MODELS)
 
 
 def replicas(count):
@@ -128,7 +127,9 @@ def test_saved_models_are_plain_keras_models(tmp_path):
     """They load, predict the same and train on where this package is never imported."""
     expected = {}
     for name in MODELS:
-        for way in (save, save_as_function, save_as_checkpoint):
+        # However it is written, it is the same file: one model is enough to see that.
+        ways = (save, save_as_function, save_as_checkpoint) if name == "BatchNorm" else (save,)
+        for way in ways:
             path = tmp_path / f"{name} {way.__name__}.keras"
             model = trained(name)
             way(model, path)
@@ -142,7 +143,7 @@ def test_saved_models_are_plain_keras_models(tmp_path):
         assert_close([predictions], [np.load(path.with_suffix(".npy"))])
 
 
-@BY_NAME
+@pytest.mark.parametrize("name", ["functional", "BatchNorm", "unregistered subclass"])
 @pytest.mark.slow
 def test_a_plain_keras_model_loads_and_goes_on(name, tmp_path):
     """What plain Keras saved trains on replicas, optimizer state included."""
@@ -157,7 +158,7 @@ def test_a_plain_keras_model_loads_and_goes_on(name, tmp_path):
     assert_close(optimizer_values(uninterrupted), optimizer_values(resumed))
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 4), (8, 3), (3, 1)])
+@pytest.mark.parametrize(("before", "after"), [(2, 4), (3, 1)])
 @pytest.mark.slow
 def test_training_goes_on_with_another_number_of_replicas(before, after, tmp_path):
     """Saved on some replicas, loaded on others: as if one device had never stopped."""
@@ -184,7 +185,7 @@ def test_a_model_moves_to_another_number_of_replicas():
     assert_close(optimizer_values(uninterrupted), optimizer_values(model))
 
 
-@BY_NAME
+@pytest.mark.parametrize("name", ["BatchNorm", "unregistered subclass"])
 @pytest.mark.slow
 def test_weights_travel_in_both_directions(name, tmp_path):
     """`save_weights` and `load_weights`, from replicas to one device and back."""
@@ -203,7 +204,7 @@ def test_weights_travel_in_both_directions(name, tmp_path):
         np.testing.assert_array_equal(first, second)
 
 
-@BY_NAME
+@pytest.mark.parametrize("name", ["BatchNorm", "unregistered subclass"])
 @pytest.mark.slow
 def test_an_exported_model_predicts_the_same(name, tmp_path):
     """`export` writes a SavedModel that TensorFlow serves."""

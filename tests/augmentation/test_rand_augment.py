@@ -18,7 +18,7 @@ from keras_multigpu.augmentation.rand_augment import RandAugment
 
 
 @pytest.mark.parametrize(
-    ("value_range", "shapes"), (((0, 255), SHAPES), ((0, 1), ((3, 9, 7, 3), (0, 8, 8, 1))))
+    ("value_range", "shapes"), (((0, 255), SHAPES[1:3]), ((0, 1), ((3, 9, 7, 3), (0, 8, 8, 1))))
 )
 @pytest.mark.slow
 def test_promises_of_all_layers(value_range, shapes):

@@ -28,7 +28,7 @@ class Count(Probe):
         self.steps.assign_add(1)
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("replicas", [1, 4])
 @pytest.mark.slow
 def test_the_size_becomes_every_replicas_share(replicas, capsys):
     """`apply="replica_batch_size"`: the global batch grows, without micro-batches."""
@@ -43,7 +43,7 @@ def test_the_size_becomes_every_replicas_share(replicas, capsys):
     assert model.replication.pieces == 2
 
 
-@pytest.mark.parametrize(("replicas", "pieces"), [(1, 5), (2, 3), (4, 2)])
+@pytest.mark.parametrize(("replicas", "pieces"), [(2, 3)])
 @pytest.mark.slow
 def test_the_global_batch_is_kept_by_micro_batches(replicas, pieces, capsys):
     """Batches of 42 where 9 rows fit: the same numbers as on a device where all of them fit."""

@@ -74,7 +74,7 @@ class RootLoss(keras.losses.Loss):
         return keras.ops.sqrt(y_pred[:, 0])
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("replicas", [1, 4])
 @pytest.mark.slow
 def test_an_infinite_gradient_of_a_finite_loss(replicas):
     """The last of four examples is zero, so on several replicas the last one has it."""
@@ -92,7 +92,7 @@ def test_an_infinite_gradient_of_a_finite_loss(replicas):
     np.testing.assert_array_equal(model.get_weights()[0], [[1.0]])
 
 
-@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.parametrize("replicas", [1, 4])
 @pytest.mark.slow
 def test_a_rate_that_overflows_a_weight(replicas):
     """The gradient of (w x)^2 is 2 w x^2 = 2; 2 times 3e38 is more than float32 holds."""

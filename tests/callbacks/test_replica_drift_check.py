@@ -131,17 +131,16 @@ def again(replicas):
 
 @pytest.mark.parametrize(
     ("replicas", "options"),
-    covering([2, 4], [{}, {"steps_per_execution": 2}, {"run_eagerly": True}, {"micro_batches": 2}]),
+    covering([2, 4], [{}, {"steps_per_execution": 2}, {"micro_batches": 2}]),
 )
 @pytest.mark.slow
 def test_replicas_that_agree_are_left_alone(replicas, options):
     """Every second step and at the end of an epoch, also with an empty replica."""
     check = ReplicaDriftCheck(every=2)
     model = network(replicas, **options) if options else again(replicas)
-    for _ in range(2):
-        fit(model, check)
-        assert check.checks == 2 * 4
-        assert check.drifts == []
+    fit(model, check)
+    assert check.checks == 2 * 4
+    assert check.drifts == []
 
 
 @pytest.mark.slow
@@ -171,10 +170,10 @@ def test_the_error_names_variable_device_and_step(make):
     assert (drift.epoch, drift.step, drift.is_majority) == (1, 4, False)
 
 
-@pytest.mark.parametrize("bit", [0, 22, 31])
+@pytest.mark.parametrize("bit", [0, 31])
 @pytest.mark.slow
 def test_a_single_bit_is_found(bit):
-    """The lowest bit, one of the mantissa, the sign; at the end of the epoch."""
+    """The lowest bit and the sign; at the end of the epoch."""
     check = ReplicaDriftCheck(action="warn")
     with pytest.warns(UserWarning, match="first/kernel on CPU:1 differs from CPU:0 in .* of 12"):
         fit(again(2), Corrupt(flipped(1, bit), step=7), check)
@@ -195,14 +194,12 @@ def test_one_of_four_is_outvoted(odd):
     assert drift.is_majority
 
 
-@pytest.mark.parametrize(("replicas", "odd"), [(4, 0), (2, 1)])
 @pytest.mark.slow
-def test_repaired_replicas_go_on_as_if_nothing_had_happened(replicas, odd):
+def test_repaired_replicas_go_on_as_if_nothing_had_happened():
     """The final weights are those of a training that nobody has disturbed."""
     weights = []
-    for disturb in ([], [Corrupt(added(odd, 3.0)), Corrupt(added(odd, np.nan, "norm/gamma"))]):
-        keras.utils.set_random_seed(2)
-        model, check = network(replicas), ReplicaDriftCheck(every=1, action="repair")
+    for disturb in ([], [Corrupt(added(0, 3.0)), Corrupt(added(0, np.nan, "norm/gamma"))]):
+        model, check = again(4), ReplicaDriftCheck(every=1, action="repair")
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             fit(model, *disturb, check)
@@ -255,9 +252,7 @@ def test_stock_keras_drifts_by_design_and_the_error_says_so():
     assert (check.checks, check.drifts) == (8, [])
 
 
-@pytest.mark.parametrize(
-    "make", [network, stock, lambda replicas: compiled(keras.Sequential(layers()))]
-)
+@pytest.mark.parametrize("make", [again, lambda replicas: compiled(keras.Sequential(layers()))])
 @pytest.mark.slow
 def test_one_replica_has_nothing_to_compare(make, caplog):
     """Which is said."""

@@ -62,11 +62,10 @@ def test_neighbours_do_not_stay_neighbours():
     assert sum(abs(a - b) == 1 for a, b in zip(order, order[1:], strict=False)) < 12
 
 
-@pytest.mark.parametrize("size", [3, 4, 5])
-@pytest.mark.slow
-def test_short_lists_come_in_all_orders_alike(size):
+@pytest.mark.parametrize(("size", "seeds"), [(3, 300), (4, 1200)])
+def test_short_lists_come_in_all_orders_alike(size, seeds):
     """Each of the permutations comes up, and none three times as often as another."""
-    orders = Counter(tuple(epoch(Order(size, seed=seed), 0)) for seed in range(6000))
+    orders = Counter(tuple(epoch(Order(size, seed=seed), 0)) for seed in range(seeds))
     assert len(orders) == math.factorial(size)
     assert max(orders.values()) < 3 * min(orders.values())
 
