@@ -28,7 +28,7 @@ def problem(what: str, expected: str, fix: str, **received: object) -> str:
 def printable(text: str) -> str:
     """A text in one line that does nothing to a terminal.
 
-    File names may hold anything. Line ends, escape characters and bytes that are no text are shown
+    File names may hold anything. Line ends, escape characters and bytes that are not text are shown
     as Python writes them in a string.
     """
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)

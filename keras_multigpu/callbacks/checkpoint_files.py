@@ -149,7 +149,7 @@ class CheckpointFolder:
 
 
 def opened(path: Path, flags: int, most_names: int | None = None) -> int:
-    """An open file; a `ValueError` for a link, a pipe or anything else that is no plain file.
+    """An open file; a `ValueError` for a link, a pipe or anything else that is not a plain file.
 
     Args:
         path: The file.

@@ -374,7 +374,7 @@ def distributed_class(
         metaclass: Any = type(cls)
         made = metaclass(named.__name__, (DistributedModel,), namespace)
         # Now and not above: to the user, who may have written an `__init_subclass__` with
-        # arguments, this is no subclass.
+        # arguments, this is not a subclass.
         made.__bases__ = bases
         keras_internals.register_like(made, named)
         _made[cls, base] = made

@@ -39,7 +39,7 @@ def may_be_odd(outputs: Any, rows: int | None) -> bool:
 
 
 def rows_per_example(model: keras.Model, x: Any) -> list[int | None]:
-    """How many rows each output has for an example; 0 where that is no matter of examples.
+    """How many rows each output has for an example; 0 where it has none.
 
     Found by running the model on the shape of a batch of many; None where shapes do not tell.
 
