@@ -54,11 +54,12 @@ class ModelState(NamedTuple):
     def differences(self, model: keras.Model) -> list[str]:
         """What keeps this state from fitting a model, a phrase for each variable."""
         variables = variables_of(model)
+        # Each value is read once: reading copies it off its device.
+        kinds = {name: kind_of(value_of(variables[name])) for name in variables}
         found = [
-            f"{variable.path} is {kind_of(value_of(variable))} and the state has "
-            f"{kind_of(self.values[name])}"
-            for name, variable in variables.items()
-            if name in self.values and kind_of(value_of(variable)) != kind_of(self.values[name])
+            f"{variables[name].path} is {kind} and the state has {kind_of(self.values[name])}"
+            for name, kind in kinds.items()
+            if name in self.values and kind != kind_of(self.values[name])
         ]
         new = variables.keys() - self.values.keys()
         found += [f"{variables[name].path} is new" for name in sorted(new) if not is_rate(name)]
