@@ -3,8 +3,29 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import keras_multigpu as kmg
+from keras_multigpu.training import randomness
+
+
+@pytest.mark.parametrize(
+    ("dtype", "replica", "expected"),
+    [
+        ("int64", 0, [7, 2]),
+        ("int64", 2, [7 + 2 * 0x9E3779B1, 2]),
+        # Keras's own type: 0x9E3779B1 is 2654435761, and beyond 2**32 it goes on from 0.
+        ("uint32", 1, [2654435768, 2]),
+        ("uint32", 2, [7 + 2 * 2654435761 - 2**32, 2]),
+    ],
+)
+def test_a_replica_adds_to_the_seed_and_takes_it_off_again(dtype, replica, expected):
+    """The counter is one device's, and replica 0 has its seed."""
+    state = tf.constant([7, 2], dtype)
+    for index in (replica, tf.constant(replica)):
+        own = randomness.for_replica(state, index)
+        assert own.dtype == dtype and own.numpy().tolist() == expected
+        assert randomness.for_one_device(own, index).numpy().tolist() == [7, 2]
 
 
 class AlwaysNoisy(keras.Model):

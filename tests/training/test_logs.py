@@ -1,0 +1,28 @@
+"""Logs become what Keras's callbacks and history have: by hand."""
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.training.logs import flattened
+from keras_multigpu.training.logs import pythonic
+
+
+def test_numbers_become_python_floats():
+    """Tensors, NumPy numbers and integers; what has several values stays as it is."""
+    several = tf.constant([1.0, 2.0])
+    logs = pythonic({"loss": tf.constant(1.5), "acc": np.float32(0.5), "n": 3, "each": several})
+    assert logs.pop("each") is several
+    assert logs == {"loss": 1.5, "acc": 0.5, "n": 3.0}
+    assert all(type(value) is float for value in logs.values())
+
+
+def test_nested_logs_move_up():
+    """A metric that returns a dict loses its own name, and the order stays."""
+    logs = {"loss": 1, "f1": {"class_0": 2, "deeper": {"class_1": 3}}, "acc": 4}
+    assert list(flattened(logs).items()) == [
+        ("loss", 1),
+        ("class_0", 2),
+        ("class_1", 3),
+        ("acc", 4),
+    ]
+    assert flattened({}) == {}

@@ -1,0 +1,113 @@
+"""What the loops of `fit`, `evaluate` and `predict` are made of: answers by hand, no model."""
+
+import math
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_multigpu.training import loops
+
+
+@pytest.mark.parametrize(
+    ("frequency", "due"), [(1, [0, 1, 2, 3]), (2, [1, 3]), ([1, 4], [0, 3]), ((2,), [1])]
+)
+def test_epochs_to_validate_after(frequency, due):
+    """Every so many, or the ones that are named, counted from one."""
+    validation = loops.Validation(None, frequency)
+    assert [epoch for epoch in range(4) if validation.is_due(epoch)] == due
+
+
+@pytest.mark.parametrize("frequency", [0, "often", None, 1.5])
+def test_a_frequency_that_says_nothing_is_named(frequency):
+    """Before training begins."""
+    with pytest.raises(ValueError, match="neither how often nor when.*Expected.*Received: val"):
+        loops.Validation(None, frequency)
+
+
+def heard(*callbacks, verbose=0):
+    """In which modes a list of callbacks listens to single batches."""
+    model = keras.Sequential()
+    made = loops.callback_list(model, list(callbacks), verbose, 1, 1)
+    return [mode for mode in ("train", "test") if loops.listens(made, mode)]
+
+
+def callback(**methods):
+    """A callback of a class with these methods."""
+    return type("Own", (keras.callbacks.Callback,), methods)()
+
+
+def test_who_listens_to_single_batches():
+    """Keras's old names are heard in training only; epochs are no batches."""
+    hook = lambda self, batch, logs=None: None  # noqa: E731
+    assert heard() == []
+    assert heard(callback(on_epoch_end=hook, on_predict_batch_end=hook)) == []
+    assert heard(callback(on_train_batch_begin=hook)) == ["train"]
+    assert heard(callback(on_test_batch_end=hook)) == ["test"]
+    assert heard(callback(on_batch_end=hook)) == ["train"]
+    assert heard(callback(), callback(on_train_batch_end=hook), callback()) == ["train"]
+    assert heard(keras.callbacks.TerminateOnNaN()) == ["train"]
+
+
+def test_a_hook_of_one_object_is_heard():
+    """Also one that was put on the list itself, as test doubles are."""
+    single = callback()
+    single.on_test_batch_begin = types.MethodType(lambda self, batch, logs=None: None, single)
+    assert heard(single) == ["test"]
+    made = loops.callback_list(keras.Sequential(), [], 0, 1, 1)
+    made.on_train_batch_end = lambda batch, logs=None: None
+    assert loops.listens(made, "train")
+    assert loops.callback_list(None, made, 1, 1, 1) is made
+
+
+@pytest.mark.parametrize(("verbose", "modes"), [(0, []), (1, ["train", "test"]), (2, [])])
+def test_the_progress_bar_listens_where_it_shows_batches(verbose, modes):
+    """Otherwise the logs of a step need not leave the device."""
+    assert heard(verbose=verbose) == modes
+
+
+def test_predictions_of_batches_become_one():
+    """Dense ones in their structure, of a batch each where they have no rows."""
+    first = {"a": tf.constant([[1.0], [2.0]]), "b": (tf.constant(5),)}
+    second = {"a": tf.constant([[3.0]]), "b": (tf.constant(6),)}
+    both = keras.tree.map_structure(loops.as_array, loops.joined([first, second]))
+    assert both["a"].tolist() == [[1], [2], [3]] and both["b"][0].tolist() == [5, 6]
+    assert loops.joined([first])["b"][0] is first["b"][0]
+
+
+def test_predictions_of_several_lengths_become_ragged():
+    """Dense batches that differ in length, dense beside ragged ones; sparse ones stay sparse."""
+    short, long = tf.constant([[1], [2]]), tf.constant([[3, 4]])
+    assert loops.concatenated([short, long]).to_list() == [[1], [2], [3, 4]]
+    ragged = tf.ragged.constant([[5, 6, 7], [8]])
+    assert loops.concatenated([ragged, long]).to_list() == [[5, 6, 7], [8], [3, 4]]
+    sparse = loops.concatenated([tf.sparse.from_dense([[0, 1]]), tf.sparse.from_dense([[2, 0]])])
+    assert tf.sparse.to_dense(sparse).numpy().tolist() == [[0, 1], [2, 0]]
+    assert loops.as_array(sparse) is sparse and loops.as_array(ragged) is ragged
+    assert isinstance(loops.as_array(long), np.ndarray)
+
+
+def test_rows_of_missing_examples_are_nan():
+    """In every output, whatever its rank; complete batches stay as they are."""
+    outputs = {"a": tf.constant([1.0, 2.0]), "b": tf.ones((2, 1, 2), tf.float16)}
+    assert loops.with_gaps(outputs, tf.constant([1.0, 2.0])) is outputs
+    holed = loops.with_gaps(outputs, tf.constant([1.0, 0.0]))
+    assert holed["b"].dtype == tf.float16
+    a, b = holed["a"].numpy().tolist(), holed["b"].numpy().tolist()
+    assert a[0] == 1 and math.isnan(a[1])
+    assert b[0] == [[1, 1]] and all(map(math.isnan, b[1][0]))
+
+
+@pytest.mark.parametrize("output", [tf.constant([1, 2]), tf.constant(1.0)], ids=["int", "scalar"])
+def test_predictions_that_cannot_have_gaps_are_named(output):
+    """There is no integer that is not a number."""
+    with pytest.raises(ValueError, match="cannot hold NaN.*on_error=.raise"):
+        loops.with_gaps(output, tf.constant([1.0, 0.0]))
+
+
+def test_no_data_are_named():
+    """With the method that got none."""
+    with pytest.raises(ValueError, match=r"`evaluate\(\)` received no data.*Check"):
+        loops.raise_no_data("evaluate")
