@@ -23,7 +23,7 @@ TESTS_core := tests $(addprefix --ignore=,$(foreach area,$(filter-out core,$(ARE
 PROGRESS := '\[ *[0-9]+%\]$$'
 
 .PHONY: quick test $(AREAS:%=test-%) test-keras test-all test-oldest keras-tests keras-tests-1 keras-tests-2 \
-	soak lint docs demo bench clean
+	soak lint docs demo bench gpu clean
 
 # What takes long is left out: `make quick`, or `make quick AREA=training`.
 quick: export PYTEST_ADDOPTS := -m 'not slow'
@@ -91,6 +91,10 @@ bench: $(INSTALLED)
 	@set -e; for script in $(sort $(wildcard tests/benchmarks/bench_*.py tests/benchmarks/parity_*.py)); do \
 		echo "$$script"; $(BIN)/python "$$script"; \
 	done
+
+# Exactness, times, copies, memory and XLA on real GPUs; says so where there is none.
+gpu: $(INSTALLED)
+	$(BIN)/python tests/benchmarks/gpu_checks.py
 
 # What the targets above leave behind, except the environment.
 clean:

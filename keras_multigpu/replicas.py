@@ -214,10 +214,24 @@ def _cross_device_ops(names: tuple[str, ...]) -> tf.distribute.CrossDeviceOps | 
         # TensorFlow's own choice on CPUs, collectives, crashes inside XLA and while loops, and is
         # slower.
         return tf.distribute.ReductionToOneDevice()
+    if share_a_chip(names):
+        # NCCL refuses two ranks on one GPU.
+        return tf.distribute.ReductionToOneDevice()
     if sys.platform == "win32":
         # NCCL is not built for Windows.
         return tf.distribute.HierarchicalCopyAllReduce()
     return None
+
+
+def share_a_chip(names: Sequence[str]) -> bool:
+    """Whether two of these GPUs are parts of one physical GPU."""
+    chips = [
+        chip.name
+        for chip in tf.config.get_visible_devices("GPU")
+        for _ in tf.config.get_logical_device_configuration(chip) or [chip]
+    ]
+    used = [chips[int(name[4:])] for name in names]
+    return len(set(used)) < len(used)
 
 
 def _let_gpu_memory_grow(late_is_an_error: bool) -> None:

@@ -299,12 +299,14 @@ def test_growth_that_comes_too_late(gpus, monkeypatch, caplog):
     [
         (("CPU:0", "CPU:1"), "linux", "ReductionToOneDevice"),
         (("CPU:0", "CPU:1"), "win32", "ReductionToOneDevice"),
-        (("GPU:0", "GPU:1"), "linux", "NoneType"),  # TensorFlow's own choice: NCCL.
-        (("GPU:0", "GPU:1"), "win32", "HierarchicalCopyAllReduce"),
+        (("GPU:0", "GPU:2"), "linux", "NoneType"),  # TensorFlow's own choice: NCCL.
+        (("GPU:0", "GPU:2"), "win32", "HierarchicalCopyAllReduce"),
+        (("GPU:0", "GPU:1"), "linux", "ReductionToOneDevice"),  # Halves of one chip.
     ],
 )
-def test_how_mirrored_replicas_sum(monkeypatch, names, platform, expected):
-    """No collectives on CPUs, no NCCL on Windows."""
+def test_how_mirrored_replicas_sum(monkeypatch, gpus, names, platform, expected):
+    """No collectives on CPUs, no NCCL on Windows or between parts of one GPU."""
+    gpus(2).split["/physical_device:GPU:0"] = ["one half", "the other half"]
     monkeypatch.setattr(sys, "platform", platform)
     assert type(replicas._cross_device_ops(names)).__name__ == expected
 
