@@ -88,6 +88,7 @@ class Case:
         sync_batch_norm: As in `keras_multigpu.distribute`.
         tolerance: The largest relative difference allowed.
         replicas: The numbers of replicas to run on.
+        after: What is called after the training.
     """
 
     name: str
@@ -100,6 +101,7 @@ class Case:
     sync_batch_norm: bool = False
     tolerance: float = 2e-5
     replicas: tuple[int, ...] = REPLICAS
+    after: tuple[str, ...] = ("evaluate", "predict")
 
     def compiled(self) -> keras.Model:
         """The compiled model, always with the same first weights."""
@@ -533,9 +535,16 @@ def in_turn(replicas: tuple[int, ...], cases: Iterable[Case]) -> list[Case]:
     ]
 
 
+def followed_by(after: tuple[str, ...], cases: Iterable[Case]) -> list[Case]:
+    """The rows, with only this after the training unless all is asked for."""
+    return [case if ALL_REPLICAS else dataclasses.replace(case, after=after) for case in cases]
+
+
 # What depends on how a batch is split runs on several numbers of replicas, the rest on one.
-IN_TURN = [WEIGHTS, LOSSES, OUTPUTS, SEQUENCES, PENALTIES, MODELS, OPTIMIZERS, EXECUTION, METRICS]
-IN_TURN += [METHODS, RECIPES, CALLBACKS]
+IN_TURN = [OUTPUTS, SEQUENCES, MODELS, EXECUTION, METHODS]
+IN_TURN += [followed_by(("evaluate",), g) for g in (WEIGHTS, LOSSES, PENALTIES, METRICS, RECIPES)]
+# Neither an optimizer nor a callback of `fit` takes part in `evaluate`.
+IN_TURN += [followed_by((), group) for group in (OPTIMIZERS, CALLBACKS)]
 CASES = [
     *on((2, 8), BATCHES),
     *on((2, 3), BATCH_NORM),

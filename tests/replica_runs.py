@@ -29,7 +29,7 @@ class Outcome:
 
 
 def run(case: Case, place: Callable[[Case], keras.Model]) -> Outcome:
-    """Train, evaluate and predict.
+    """Train, evaluate and predict, as the case says.
 
     Args:
         case: The case.
@@ -55,8 +55,11 @@ def run(case: Case, place: Callable[[Case], keras.Model]) -> Outcome:
 
         history = case.train(model, fit)
     size = {"batch_size": case.batch_size, "verbose": 0}
-    logs = model.evaluate(x, y, sample_weight=sample_weight, return_dict=True, **size)
-    predictions = keras.tree.flatten(model.predict(x, **size))
+    logs, predictions = {}, []
+    if "evaluate" in case.after:
+        logs = model.evaluate(x, y, sample_weight=sample_weight, return_dict=True, **size)
+    if "predict" in case.after:
+        predictions = keras.tree.flatten(model.predict(x, **size))
     named = {
         "weights": {f"{i} {w.name}": w.numpy() for i, w in enumerate(model.weights)},
         "optimizer": dict(enumerate(v.numpy() for v in model.optimizer.variables)),
