@@ -175,9 +175,9 @@ def network(images_on_device: bool) -> keras.Model:
         y = layers.Activation("relu")(layers.BatchNormalization()(y))
         y = layers.Dense(CLASSES, "softmax")(layers.GlobalAveragePooling2D()(y))
     else:
-        y = keras.applications.ResNet50(
-            weights=None, classes=CLASSES, input_shape=(SIZE, SIZE, 3)
-        )(y)
+        y = keras.applications.ResNet50(weights=None, classes=CLASSES, input_shape=(SIZE, SIZE, 3))(
+            y
+        )
     return keras.Model(x, y)
 
 

@@ -8,6 +8,8 @@ import keras
 import numpy as np
 import pytest
 import replica_models as made
+from keras_versions import has_distillation
+from keras_versions import has_multi_optimizer
 from replica_runs import difference
 
 import keras_multigpu as kmg
@@ -110,6 +112,7 @@ def distiller():
     )
 
 
+@has_distillation
 def test_a_distiller_learns_as_on_one_device(two):
     """Its `compute_loss` is Keras's, and none the less another than a model's."""
     expected, found = distiller(), kmg.distribute(distiller(), two)
@@ -124,6 +127,7 @@ def test_a_distiller_learns_as_on_one_device(two):
     assert difference(*(np.array(history["loss"]) for history in histories)) < 2e-5
 
 
+@has_multi_optimizer
 def test_one_of_several_optimizers_may_have_nothing_to_update(two):
     """A default optimizer of `MultiOptimizer` that no variable falls to is never built."""
     optimizers = keras.optimizers.OptimizerMap(

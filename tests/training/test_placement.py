@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+from keras_versions import has_multi_optimizer
 
 import keras_multigpu as kmg
 from keras_multigpu import keras_internals
@@ -36,6 +37,7 @@ def test_a_variable_without_a_value_stays_without():
     assert keras_internals.variable_storage(variable) is None
 
 
+@has_multi_optimizer
 def test_all_optimizers_of_a_model_are_found():
     """The compiled one, those kept as attributes, and those inside them; each once."""
     inner, part = keras.optimizers.SGD(), keras.optimizers.Adam()

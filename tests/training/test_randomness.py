@@ -72,6 +72,8 @@ def test_the_same_seed_replays_bit_for_bit(make):
     """Two runs with one seed are equal."""
     runs = []
     for _ in range(2):
+        # Keras 3.10 keeps its global generator when it is given another seed.
+        keras.utils.clear_session(free_memory=False)
         keras.utils.set_random_seed(1)
         runs.append(draws(make(), 3))
     np.testing.assert_array_equal(*runs)
