@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_multigpu.checks import problem
 from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.pure_model import Rows
+from keras_multigpu.training.sparse_gradients import distinct_rows_noted
 
 _thread = threading.local()
 
@@ -135,7 +136,8 @@ def running(step: PresentStep) -> Iterator[None]:
     eager = tf.executing_eagerly() and not step.quiet
     _thread.step = step
     try:
-        with step_hooks.noted_operations(step.note) if eager else contextlib.nullcontext():
+        noted = step_hooks.noted_operations(step.note) if eager else contextlib.nullcontext()
+        with noted, distinct_rows_noted():
             yield
     finally:
         _thread.step = None

@@ -6,12 +6,21 @@ device, so the rows of all replicas are put one after another, which is the orde
 have on one device.
 """
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.packing import Packing
+
+PASSED_ON = ("Reshape", "Cast", "Identity")
+"""Operations after which indices are still distinct."""
+
+_thread = threading.local()
 
 
 def rows_of_all(context: Any, gradient: tf.IndexedSlices, present: Any) -> tf.IndexedSlices:
@@ -44,14 +53,35 @@ def has_distinct_rows(gradient: tf.IndexedSlices) -> bool:
     """Whether equal rows were added up already, as Keras's product with a sparse matrix does.
 
     Of several replicas' rows the equal ones have to be added up as well then: one device has
-    each row once. Only a graph tells.
+    each row once. A graph tells; without one, see `distinct_rows_noted`.
     """
     if tf.executing_eagerly():
-        return False
+        return id(gradient.indices) in getattr(_thread, "distinct", {})
     operation = gradient.indices.op
-    while operation.type in ("Reshape", "Cast", "Identity"):
+    while operation.type in PASSED_ON:
         operation = operation.inputs[0].op
     return bool(operation.type == "Unique")
+
+
+@contextlib.contextmanager
+def distinct_rows_noted() -> Iterator[None]:
+    """Let `has_distinct_rows` know of gradients that are made on this thread without a graph."""
+    if not tf.executing_eagerly():
+        yield
+        return
+    # What is kept here shares its identity with nothing else.
+    distinct: dict[int, tf.Tensor] = {}
+
+    def note(kind: str, inputs: Any, outputs: Any) -> None:
+        if kind == "Unique" or (kind in PASSED_ON and id(inputs[0]) in distinct):
+            distinct[id(outputs[0])] = outputs[0]
+
+    _thread.distinct = distinct
+    try:
+        with step_hooks.noted_operations(note):
+            yield
+    finally:
+        _thread.distinct = {}
 
 
 def added_up(gradient: tf.IndexedSlices) -> tf.IndexedSlices:

@@ -36,6 +36,7 @@ from keras_multigpu.training.shares import HOST
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import share_of
 from keras_multigpu.training.shares import share_spec
+from keras_multigpu.training.sparse_gradients import distinct_rows_noted
 from keras_multigpu.training.sparse_gradients import rows_of_all
 from keras_multigpu.training.tracing import called_directly
 from keras_multigpu.training.tracing import specs_of
@@ -129,7 +130,8 @@ class Step:
             with tf.device(HOST):
                 rows = share_of(batch, replica, self._replicas)
             values = self._values(replica, global_seed)
-            results[replica] = self._on_replica(values, rows, replica, batch)
+            with distinct_rows_noted():
+                results[replica] = self._on_replica(values, rows, replica, batch)
 
         # Results are collected here and not returned, because `run` would wrap each tensor.
         self._strategy.run(on_replica)

@@ -67,11 +67,11 @@ def test_a_gradient_gets_the_shape_of_its_table():
     assert tf.get_static_value(found.dense_shape).tolist() == [3, 2]
 
 
-def test_a_graph_tells_whether_equal_rows_were_added_up():
-    """Through what only changes the form of the indices; without a graph nobody knows."""
+@pytest.mark.parametrize("eager", [False, True])
+def test_it_is_known_whether_equal_rows_were_added_up(eager):
+    """Through what only changes the form of the indices, with a graph and without one."""
     seen = []
 
-    @tf.function
     def look(indices):
         unique = tf.cast(tf.reshape(tf.unique(indices)[0], [-1]), tf.int64)
         for each in (indices, unique):
@@ -79,9 +79,48 @@ def test_a_graph_tells_whether_equal_rows_were_added_up():
             seen.append(sparse_gradients.has_distinct_rows(gradient))
         return unique
 
-    look(tf.constant([1, 1, 2]))
+    with sparse_gradients.distinct_rows_noted():
+        (look if eager else tf.function(look))(tf.constant([1, 1, 2]))
     assert seen == [False, True]
     assert not sparse_gradients.has_distinct_rows(TWICE)
+
+
+SPARSE = np.array([[1, 0, 2], [1, 3, 0], [0, 0, 4], [5, 6, 0], [7, 0, 0]], "float32")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "own_step", "options"),
+    [
+        (2, False, {}),
+        (1, False, {"micro_batches": 2}),
+        (2, False, {"loss": lambda y, y_pred: keras.ops.mean(keras.ops.square(y - y_pred))}),
+        (2, True, {}),
+    ],
+    ids=["replicas", "micro-batches", "a loss of the whole batch", "an own step"],
+)
+def test_sparse_inputs_train_eagerly_as_on_one_device(replicas, own_step, options):
+    """Adam takes each row once: those of all replicas and pieces are added up before."""
+
+    class Net(keras.Sequential):
+        if own_step:
+
+            def train_step(self, data):
+                return super().train_step(data)
+
+    def weights(place, **options):
+        keras.utils.set_random_seed(1)
+        model = place(Net([keras.Input((3,), sparse=True), keras.layers.Dense(2)]))
+        options = {"loss": "mse", "run_eagerly": True, **options}
+        model.compile(keras.optimizers.Adam(0.1), **options)
+        for first, last in ((0, 5), (2, 5)):
+            x, y = tf.sparse.from_dense(SPARSE[first:last]), SPARSE[first:last, :2]
+            model.train_on_batch(x, y)
+        return model.get_weights()
+
+    strategy = kmg.strategy("mirrored", devices=replicas)
+    found = weights(lambda model: kmg.distribute(model, strategy), **options)
+    for one, other in zip(found, weights(lambda model: model), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5)
 
 
 @pytest.mark.parametrize(
