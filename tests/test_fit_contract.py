@@ -79,7 +79,7 @@ def trained(model, *batch, **options):
     return model.train_on_batch(*batch, **options)
 
 
-def tested(model, *batch, **options):
+def evaluated(model, *batch, **options):
     """The same for `test_on_batch`."""
     if ON_THE_OLDEST:
         model.reset_metrics()
@@ -431,7 +431,7 @@ def test_models_that_keras_never_calls_symbolically(model, options):
     if model is ReadsNumbers:
         one, three = one_and_three(model, **options)
         assert_close(*(trained(each, X, Y) for each in (one, three)))
-        assert_close(*(tested(each, X, Y) for each in (one, three)))
+        assert_close(*(evaluated(each, X, Y) for each in (one, three)))
         assert_close(*(each.predict(X, verbose=0) for each in (one, three)))
 
 
@@ -724,8 +724,8 @@ def test_single_batches_give_what_keras_gives(metrics, return_dict):
                 trained(model, X[:8], Y[:8], **form),
                 trained(model, X[8:10], Y[8:10], **form),
                 trained(model, X[:7], Y[:7], sample_weight=WEIGHTS[:7], **form),
-                tested(model, X[:7], Y[:7], **form),
-                tested(model, X[:7], Y[:7], sample_weight=WEIGHTS[:7], **form),
+                evaluated(model, X[:7], Y[:7], **form),
+                evaluated(model, X[:7], Y[:7], sample_weight=WEIGHTS[:7], **form),
                 model.evaluate(X, Y, batch_size=8, verbose=0, **form),
                 model.evaluate(dataset(), steps=2, verbose=0, **form),
                 model.get_weights(),
