@@ -55,10 +55,15 @@ def fit(model, *callbacks, **arguments):
     return model.fit(X, Y, 8, **given).history
 
 
+def parts_of(model, variable):
+    """A variable's copies."""
+    storage = keras_internals.variable_storage(variable)
+    return model.distribute_strategy.experimental_local_results(storage)
+
+
 def copies_of(model, variable):
     """The values of a variable on all replicas."""
-    storage = keras_internals.variable_storage(variable)
-    return [part.numpy() for part in model.distribute_strategy.experimental_local_results(storage)]
+    return [part.numpy() for part in parts_of(model, variable)]
 
 
 def statistics(model):
@@ -91,67 +96,61 @@ def test_stock_keras_has_a_model_for_each_replica(tmp_path, replicas=2):
     assert abs(reader.evaluate(X, Y, 8, verbose=0) - validated) > 0.01 * validated
 
 
-@pytest.mark.parametrize(
-    ("replicas", "options"),
-    [(4, {"steps_per_execution": 2}), (2, {"run_eagerly": True})],
-)
 @pytest.mark.slow
-def test_all_replicas_get_the_mean(replicas, options, tmp_path):
-    """After an epoch; what was validated is what is saved."""
-    model, path = stock(replicas, **options), tmp_path / "epoch.keras"
+def test_all_replicas_get_the_mean(tmp_path):
+    """After an epoch of Keras's own `fit`; what was validated is what is saved."""
+    model, path = stock(2), tmp_path / "epoch.keras"
     checkpoint = keras.callbacks.ModelCheckpoint(path)
     history = fit(model, EvaluationAveraging(), checkpoint, validation_data=(X, Y))
-    for found, values in zip(statistics(model), EXPECTED[replicas], strict=True):
-        np.testing.assert_allclose(found, np.full(replicas, np.mean(values)), rtol=1e-6)
+    for found, values in zip(statistics(model), EXPECTED[2], strict=True):
+        np.testing.assert_allclose(found, np.full(2, np.mean(values)), rtol=1e-6)
         assert len(set(found)) == 1, "To the last bit."
     loaded = keras.models.load_model(path)
     np.testing.assert_allclose(history["val_loss"], loaded.evaluate(X, Y, 8, verbose=0), rtol=1e-5)
 
 
-@pytest.mark.parametrize("when", ["fit", "validation", "evaluate", "predict"])
-@pytest.mark.slow
-def test_when_statistics_are_averaged(when):
+def trained(replicas):
+    """A stock model whose replicas have the statistics that they would have after a step."""
+    model = stock(replicas)
+    norm = model.get_layer("norm")
+    for variable, values in zip(
+        (norm.moving_mean, norm.moving_variance), EXPECTED[replicas], strict=True
+    ):
+        for part, value in zip(parts_of(model, variable), values, strict=True):
+            part.assign([value])
+    return model
+
+
+def called(model, hook, *callbacks):
+    """Call a hook as Keras's loops do."""
+    arguments = (0,) if "epoch" in hook or "batch" in hook else ()
+    getattr(keras.callbacks.CallbackList(list(callbacks), model=model), hook)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("hook", "replicas"), [("on_epoch_end", 2), ("on_test_begin", 4), ("on_predict_begin", 2)]
+)
+def test_when_statistics_are_averaged(hook, replicas):
     """At the end of epochs, unless switched off, and whenever inference begins."""
-    model = stock(2)
-    averaging = EvaluationAveraging(before_saving=when == "fit")
-    if when in ("fit", "validation"):
-        fit(model, averaging, **({} if when == "fit" else {"validation_data": (X, Y)}))
-    else:
-        fit(model, averaging)
-        np.testing.assert_allclose(statistics(model)[0], EXPECTED[2][0], rtol=1e-6)
-        if when == "evaluate":
-            model.evaluate(X, Y, 8, verbose=0, callbacks=[averaging])
-        else:
-            model.predict(X, 8, verbose=0, callbacks=[averaging])
-    np.testing.assert_allclose(statistics(model)[0], [2.5, 2.5], rtol=1e-6)
+    model = trained(replicas)
+    weights = [copies_of(model, variable) for variable in model.trainable_variables]
+    means = np.mean(EXPECTED[replicas], axis=1, keepdims=True).repeat(replicas, axis=1)
+    called(model, hook, EvaluationAveraging(before_saving=False))
+    expected = EXPECTED[replicas] if hook == "on_epoch_end" else means
+    np.testing.assert_allclose(statistics(model), expected, rtol=1e-6)
+    called(model, hook, EvaluationAveraging())
+    np.testing.assert_allclose(statistics(model), means, rtol=1e-6)
+    assert weights == [copies_of(model, variable) for variable in model.trainable_variables]
 
 
-@pytest.mark.slow
-def test_the_logged_validation_is_that_of_the_mean():
-    """The loss of the mean statistics, computed here in NumPy."""
-    model = stock(2)
-    history = fit(model, EvaluationAveraging(), validation_data=(X, Y))
-    mean, variance = (np.mean(values) for values in EXPECTED[2])
-    gamma, beta = (float(v.numpy()[0]) for v in model.get_layer("norm").trainable_variables)
-    kernel, bias = (value.item() for value in model.get_layer("last").get_weights())
-    normed = gamma * (X - mean) / np.sqrt(variance + 1e-3) + beta
-    expected = np.mean((kernel * normed + bias - Y) ** 2)
-    np.testing.assert_allclose(history["val_loss"], [expected], rtol=1e-5)
+def test_steps_of_training_change_nothing():
+    """They do not use moving statistics, so they are bit for bit what they are without."""
+    model = trained(2)
+    for hook in ("on_train_begin", "on_train_batch_begin", "on_train_batch_end"):
+        called(model, hook, EvaluationAveraging())
+    np.testing.assert_array_equal(statistics(model), EXPECTED[2])
 
 
-@pytest.mark.slow
-def test_training_is_not_changed():
-    """Trained weights are bit for bit those without it, over several epochs."""
-    weights = []
-    for callbacks in ([], [EvaluationAveraging()]):
-        model = stock(2)
-        fit(model, *callbacks, epochs=2, validation_data=(X, Y))
-        weights.append([v.numpy() for v in model.trainable_variables])
-    for one, other in zip(*weights, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.slow
 def test_equal_copies_keep_their_bits_and_frozen_layers_are_left_out():
     """A third of three equal numbers three times may not be the number."""
     third = np.full((1, 1), 0.1, "float32") / 3
@@ -160,41 +159,39 @@ def test_equal_copies_keep_their_bits_and_frozen_layers_are_left_out():
         made = keras.Sequential(layers())
         made.get_layer("norm").moving_mean.assign(third[0])
         frozen = keras.layers.Dense(1, trainable=False)
-        return keras.Sequential([made, frozen])
+        return keras.Sequential([keras.Input((1,)), made, frozen])
 
     model = stock(3, model=model)
     assert len(copied_statistics(model)) == 2
-    model.evaluate(X[:6], Y[:6], 6, verbose=0, callbacks=[EvaluationAveraging()])
+    called(model, "on_test_begin", EvaluationAveraging())
     norm = model.layers[0].get_layer("norm")
     assert copies_of(model, norm.moving_mean) == [third[0]] * 3
 
 
-@pytest.mark.slow
 def test_statistics_that_are_not_finite_are_left_out():
     """With a warning that names the device; the others' mean is everybody's."""
     model = stock(4)
-    fit(model)
-    storage = keras_internals.variable_storage(model.get_layer("norm").moving_mean)
-    storage.values[2].assign([np.nan])
+    parts = parts_of(model, model.get_layer("norm").moving_mean)
+    for part, value in zip(parts, [0.5, 6.0, np.nan, 3.0], strict=True):
+        part.assign([value])
     with pytest.warns(UserWarning, match="not finite, and were left out of.*CPU:2'\\]"):
-        model.evaluate(X, Y, 8, verbose=0, callbacks=[EvaluationAveraging()])
+        called(model, "on_test_begin", EvaluationAveraging())
     np.testing.assert_allclose(statistics(model)[0], [9.5 / 3] * 4, rtol=1e-6)
-    for part in storage.values:
+    for part in parts:
         part.assign([np.inf])
     with pytest.warns(UserWarning, match="not finite"):
-        model.evaluate(X, Y, 8, verbose=0, callbacks=[EvaluationAveraging()])
+        called(model, "on_test_begin", EvaluationAveraging())
     np.testing.assert_array_equal(statistics(model)[0], [np.inf] * 4)
 
 
-@pytest.mark.slow
 def test_it_is_compiled_once():
     """For a model, and anew for another one."""
     averaging, model = EvaluationAveraging(), stock(2)
-    fit(model, averaging, epochs=2)
+    called(model, "on_epoch_end", averaging)
     first = averaging._mean
-    fit(model, averaging)
+    called(model, "on_test_begin", averaging)
     assert averaging._mean is first
-    fit(stock(2), averaging)
+    called(stock(2), "on_test_begin", averaging)
     assert averaging._mean is not first
 
 
@@ -205,6 +202,9 @@ def distributed():
     return model
 
 
+HOOKS = ["on_train_begin", "on_epoch_end", "on_test_begin", "on_predict_begin"]
+
+
 @pytest.mark.parametrize(
     ("model", "text"),
     [
@@ -212,24 +212,23 @@ def distributed():
         (lambda: stock(1), "EvaluationAveraging: there is one copy of the statistics"),
     ],
 )
-@pytest.mark.slow
 def test_where_it_is_not_needed_it_says_so_once(model, text, caplog):
     """And changes nothing, however often it is used."""
     model, averaging = model(), EvaluationAveraging()
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
-        fit(model, averaging, epochs=2, validation_data=(X, Y))
-        model.evaluate(X, Y, 8, verbose=0, callbacks=[averaging])
+        for hook in HOOKS * 2:
+            called(model, hook, averaging)
     (record,) = caplog.records
     assert record.message.startswith(text)
     assert averaging._mean is None
 
 
-@pytest.mark.slow
 def test_a_model_without_statistics():
     """There is nothing to do, and nothing to say."""
     made = stock(2, model=lambda: keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]))
     averaging = EvaluationAveraging()
-    fit(made, averaging)
+    for hook in HOOKS:
+        called(made, hook, averaging)
     assert averaging._mean is None
 
 
@@ -243,7 +242,6 @@ def savers(folder):
 
 
 @pytest.mark.parametrize("number", range(3))
-@pytest.mark.slow
 def test_callbacks_that_save_come_later(number, tmp_path):
     """In front they are refused, unless nothing is to be averaged for them."""
     saver = savers(tmp_path)[number]
@@ -251,21 +249,20 @@ def test_callbacks_that_save_come_later(number, tmp_path):
     model = stock(2)
     with pytest.raises(ValueError, match=text):
         fit(model, saver, EvaluationAveraging())
-    if number == 0:
-        fit(model, EvaluationAveraging(), saver)
-        fit(model, savers(tmp_path)[number], EvaluationAveraging(before_saving=False))
+    called(model, "on_train_begin", EvaluationAveraging(), saver)
+    called(model, "on_train_begin", saver, EvaluationAveraging(before_saving=False))
 
 
-@pytest.mark.slow
 def test_saving_between_epochs_is_warned_of(tmp_path):
     """Those files have the statistics of the first replica."""
     checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "a.keras", save_freq=1)
     model = stock(2)
     with pytest.warns(UserWarning, match="ModelCheckpoint saves between epochs.*save_freq=1"):
-        fit(model, EvaluationAveraging(), checkpoint)
+        called(model, "on_train_begin", EvaluationAveraging(), checkpoint)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fit(model, EvaluationAveraging(), keras.callbacks.EarlyStopping("loss"))
+        stopping = keras.callbacks.EarlyStopping("loss")
+        called(model, "on_train_begin", EvaluationAveraging(), stopping)
 
 
 def test_bad_arguments():
