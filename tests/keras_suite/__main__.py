@@ -13,12 +13,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from differences import RUNS_A_MODEL
 
 HERE = Path(__file__).parent
 KERAS = Path(importlib.util.find_spec("keras").origin).parent / "src"
-RUNS_A_MODEL = re.compile(
-    r"(?<!\bre)\.(compile|fit|evaluate|predict|\w+_on_batch)\(|\brun_layer_test\("
-)
 # Those of other backends, and every large network with weights to download, which is not trained.
 OTHERS = re.compile(r"backend/(jax|torch|numpy|openvino)/|(jax|torch)_\w+_test|applications/")
 
