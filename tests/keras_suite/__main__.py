@@ -7,28 +7,14 @@ Files are named as in `keras/src`; a folder stands for all its files that run a 
 else goes to pytest.
 """
 
-import importlib.util
-import re
 import sys
 from pathlib import Path
 
 import pytest
-from differences import RUNS_A_MODEL
+from files import KERAS
+from files import test_files
 
 HERE = Path(__file__).parent
-KERAS = Path(importlib.util.find_spec("keras").origin).parent / "src"
-# Those of other backends, and every large network with weights to download, which is not trained.
-OTHERS = re.compile(r"backend/(jax|torch|numpy|openvino)/|(jax|torch)_\w+_test|applications/")
-
-
-def test_files(name: str = "") -> list[str]:
-    """The test files of a folder of Keras that run a model."""
-    return [
-        str(path)
-        for path in sorted((KERAS / name).rglob("*_test.py"))
-        if not OTHERS.search(path.as_posix())
-        and RUNS_A_MODEL.search(path.read_text(encoding="utf-8"))
-    ]
 
 
 def arguments(given: list[str]) -> list[str]:

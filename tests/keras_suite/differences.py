@@ -5,12 +5,6 @@ here passes, or does not exist.
 """
 
 import dataclasses
-import re
-
-RUNS_A_MODEL = re.compile(
-    r"(?<!\bre)\.(compile|fit|evaluate|predict|\w+_on_batch)\(|\brun_layer_test\("
-)
-"""What is written in a test that runs a model."""
 
 
 @dataclasses.dataclass(frozen=True)

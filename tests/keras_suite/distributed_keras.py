@@ -29,8 +29,8 @@ import pytest
 import tensorflow as tf
 from differences import DIFFERENCES
 from differences import KERAS_ALONE
-from differences import RUNS_A_MODEL
 from differences import TO_BE_MENDED
+from files import RUNS_A_MODEL
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
 import keras_multigpu as kmg
