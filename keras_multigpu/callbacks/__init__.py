@@ -16,6 +16,7 @@ from keras_multigpu.callbacks.replica_drift_check import ReplicaDriftCheck as Re
 from keras_multigpu.callbacks.replica_metrics import ReplicaMetrics as ReplicaMetrics
 from keras_multigpu.callbacks.resumable_checkpoint import ResumableCheckpoint as ResumableCheckpoint
 from keras_multigpu.callbacks.throughput_report import ThroughputReport as ThroughputReport
+from keras_multigpu.training.probes import Probe as Probe
 
 __all__ = [
     "BatchSizeFinder",
@@ -25,6 +26,7 @@ __all__ = [
     "LearningRateFinder",
     "LearningRateWarmup",
     "NaNGuard",
+    "Probe",
     "ReplicaDriftCheck",
     "ReplicaMetrics",
     "ResumableCheckpoint",
