@@ -27,6 +27,7 @@ from keras_multigpu.training.logs import flattened
 from keras_multigpu.training.loss_reduction import LossShares
 from keras_multigpu.training.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.optimizer_update import updated
+from keras_multigpu.training.passes import rows_count
 from keras_multigpu.training.passes import zero_unless
 from keras_multigpu.training.placement import NeedsOptimizer
 from keras_multigpu.training.placement import copies
@@ -215,21 +216,58 @@ def rows_in_order(values: Sequence[tf.Tensor], rows: Sequence[Rows]) -> tf.Tenso
 
 
 class CustomPrediction(CustomStep):
-    """A prediction step that runs the user's `predict_step` on each replica."""
+    """A prediction step that runs the user's `predict_step` on each replica.
+
+    Args:
+        model: The model, built and placed.
+        strategy: Its strategy.
+        function: The user's `predict_step`.
+        spec: The specs of a global batch.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        function: Callable[[Any], Any],
+        spec: Batch,
+    ) -> None:
+        super().__init__(model, strategy, lambda data: with_origins(function(data)))
+        self._spec = spec
+        self._of_inputs = lambda x: function(keras.utils.pack_x_y_sample_weight(x))
 
     def __call__(self, batch: Batch) -> Any:
         """The predictions for one global batch, in the order of its examples."""
-        outputs, rows = self._run(batch)
+        results, rows = self._run(batch)
+        outputs, origins = zip(*results, strict=True)
         if len(outputs) == 1:
             return outputs[0]
+        parts = [tensors_in(output) for output in outputs]
+        examples = [share.examples for share in rows]
+        eager = tf.executing_eagerly()
+        size = int(examples[0]) if eager else rows_count(rows[0])
+        size = size if isinstance(size, int) else None
+        counts = output_rows.counted(self._of_inputs, self._spec[0], parts[0], size)
+        for count, leaf, of_rows in zip(counts, parts[0], origins[0], strict=True):
+            if count == 0 and of_rows:
+                output_rows.refuse_output(leaf.shape)
+        joined = output_rows.joined(parts, examples, counts)
+        return keras.tree.pack_sequence_as(outputs[0], joined)
 
-        def joined(*parts: Any) -> Any:
-            tensors = [tf.convert_to_tensor(part) for part in parts]
-            if tensors[0].shape.rank != 0:
-                return rows_in_order(tensors, rows)
-            return of_replicas(tensors, rows) if tensors[0].dtype.is_floating else tensors[0]
 
-        return keras.tree.map_structure(joined, *outputs)
+def with_origins(outputs: Any) -> tuple[Any, list[bool]]:
+    """What a step returns, and of which of it the replica's own rows are part."""
+    step = present_step()
+    leaves = tensors_in(outputs)
+    return outputs, [isinstance(t, tf.Tensor) and "rows" in step.origins(t) for t in leaves]
+
+
+def tensors_in(structure: Any) -> list[Any]:
+    """The leaves of a structure as tensors; None as it is."""
+    return [
+        leaf if leaf is None or tf.is_tensor(leaf) else tf.convert_to_tensor(leaf)
+        for leaf in keras.tree.flatten(structure)
+    ]
 
 
 def packed(rows: Rows) -> Any:

@@ -6,6 +6,7 @@ is the whole. Whatever else, such as a mean over the batch, one device computes 
 examples; replicas cannot, so it is refused.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,8 @@ MANY = 24_240
 
 FIRST_TO_LAST = 2**31 - 1
 
+Counts = list[int | None]
+
 
 def may_be_odd(outputs: Any, rows: int | None) -> bool:
     """Whether shapes leave open if outputs have one row for each example.
@@ -38,17 +41,49 @@ def may_be_odd(outputs: Any, rows: int | None) -> bool:
     )
 
 
-def rows_per_example(model: keras.Model, x: Any) -> list[int | None]:
+def counted(function: Callable[..., Any], x: Any, leaves: Any, rows: int | None) -> Counts:
+    """How many rows each of a replica's outputs has for an example; see `rows_per_example`.
+
+    Args:
+        function: The model, or what else makes the outputs of inputs.
+        x: The specs of its inputs.
+        leaves: What it has made of a replica's rows: a flat list of tensors and None.
+        rows: The number of these rows; None if it is open.
+    """
+    if not may_be_odd(leaves, rows):
+        return [1] * len(leaves)
+    try:
+        with tf.init_scope(), keras_internals.single_device():
+            outputs = outputs_of_many(function, x)
+    except Exception:
+        # A model may read the numbers, and so only run on some.
+        if not tf.executing_eagerly() or rows is None:
+            raise
+        return [rows_for_each(leaf, rows) for leaf in leaves]
+    return counts_of_many(outputs)
+
+
+def rows_per_example(function: Callable[..., Any], x: Any) -> Counts:
     """How many rows each output has for an example; 0 where it has none.
 
     Found by running the model on the shape of a batch of many; None where shapes do not tell.
 
     Args:
-        model: The model.
+        function: The model, or what else makes the outputs of inputs.
         x: The specs of its inputs.
     """
-    outputs = keras_internals.symbolic_call(model, symbolic(keras.tree.map_structure(of_many, x)))
-    counts: list[int | None] = []
+    return counts_of_many(outputs_of_many(function, x))
+
+
+def outputs_of_many(function: Callable[..., Any], x: Any) -> Any:
+    """The shapes of the outputs for many examples."""
+    many = symbolic(keras.tree.map_structure(of_many, x))
+    return keras_internals.symbolic_call(function, many)
+
+
+def counts_of_many(outputs: Any) -> Counts:
+    """How many rows outputs for many examples have for each."""
+    counts: Counts = []
     for leaf in keras.tree.flatten(outputs):
         if leaf is not None and MANY in leaf.shape[1:]:
             refuse_output(leaf.shape)
@@ -71,7 +106,7 @@ def of_many(spec: Any) -> Any:
     return type(spec)([MANY, *spec.shape[1:]], spec.dtype)
 
 
-def joined(parts: Sequence[Any], examples: Sequence[Any], counts: Sequence[int | None]) -> Any:
+def joined(parts: Sequence[Any], examples: Sequence[Any], counts: Counts) -> Any:
     """Replicas' outputs as those of the whole batch.
 
     Args:
@@ -84,7 +119,7 @@ def joined(parts: Sequence[Any], examples: Sequence[Any], counts: Sequence[int |
         if leaves[0] is None or count == 0:
             return leaves[0]
         kept = [
-            cut(leaf, 0, tf.where(number > 0, FIRST_TO_LAST, 0))
+            cut(leaf, 0, tf.where(tf.convert_to_tensor(number) > 0, FIRST_TO_LAST, 0))
             for leaf, number in zip(leaves, examples, strict=True)
         ]
         return tf.concat(kept, axis=0)
@@ -95,27 +130,24 @@ def joined(parts: Sequence[Any], examples: Sequence[Any], counts: Sequence[int |
 
 
 def refuse_computed(
-    counts: Sequence[int | None], run_pass: Any, specs: tuple[Any, Any], parts: Sequence[Any]
+    counts: Counts, parts: Sequence[Any], outputs: Any = None, rows: Sequence[tf.Tensor] = ()
 ) -> None:
     """Raise a `ValueError` where an output without rows is computed from the examples.
 
     Args:
         counts: See `rows_per_example`.
-        run_pass: The pass over a replica's rows; has no graph if it runs eagerly.
-        specs: The specs of its first arguments: the values of variables, and rows.
-        parts: What each replica predicts, as lists of tensors.
+        parts: What each replica, or each piece, predicts, as lists of tensors.
+        outputs: The same for one of them, in the graph that makes it; None without a graph.
+        rows: The rows that it is made of, in this graph.
     """
-    graph = getattr(run_pass, "graph", None)
     for index, count in enumerate(counts):
         leaf = parts[0][index]
         if count != 0 or leaf is None:
             continue
-        if graph is None:
+        if outputs is None:
             computed = any(not np.array_equal(leaf, part[index]) for part in parts)
         else:
-            output = keras.tree.flatten(graph.structured_outputs.y_pred)[index]
-            values, rows = (len(tf.nest.flatten(spec, expand_composites=True)) for spec in specs)
-            computed = depends_on(output, graph.inputs[values : values + rows])
+            computed = depends_on(outputs[index], rows)
         if computed:
             refuse_output(leaf.shape)
 
@@ -141,8 +173,9 @@ def refuse_output(shape: Any) -> None:
             "An output of the model is computed from the batch as a whole.",
             "Expected outputs with one row, or several, for each example along their first axis, "
             "or outputs that do not depend on the inputs: each replica sees its share of the "
-            "batch.",
-            "Leave the output out, or run this model on one device: `kmg.strategy('one_device')`.",
+            "batch, and each micro-batch its own.",
+            "Leave the output out, or run this model on one device: `kmg.strategy('one_device')`, "
+            "without `micro_batches`.",
             shape=tuple(shape),
         )
     )

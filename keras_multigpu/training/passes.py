@@ -19,6 +19,9 @@ from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.training import moving_statistics
 from keras_multigpu.training.loss_reduction import LossShares
 from keras_multigpu.training.optimizer_update import updated
+from keras_multigpu.training.output_rows import counted
+from keras_multigpu.training.output_rows import joined
+from keras_multigpu.training.output_rows import refuse_computed
 from keras_multigpu.training.packing import Packing
 from keras_multigpu.training.pure_model import PureModel
 from keras_multigpu.training.pure_model import Rows
@@ -32,6 +35,8 @@ from keras_multigpu.training.sparse_gradients import is_sparse
 from keras_multigpu.training.sparse_gradients import of_table
 from keras_multigpu.training.sparse_gradients import square_norm
 from keras_multigpu.training.sparse_gradients import square_norm_of_all
+from keras_multigpu.training.tracing import specs_of
+from keras_multigpu.training.tracing import tensors_of
 
 
 class Summands(NamedTuple):
@@ -293,7 +298,7 @@ class TrainingPass(ReplicaPass):
     ) -> Any:
         """Take the rows piece by piece; each waits for the one before, to save memory."""
         size = rows_count(share)
-        gradients, losses, predictions = None, None, []
+        gradients, losses, predictions, counts = None, None, [], []
         for index in range(self._micro_batches):
             with tf.control_dependencies(losses or []):
                 piece, taken = piece_of(share, size, index, self._micro_batches)
@@ -307,8 +312,29 @@ class TrainingPass(ReplicaPass):
                 norms.append(piece_norm(piece, more))
             gradients = more if gradients is None else add_all(gradients, more)
             losses = shares if losses is None else add_all(losses, shares)
-            predictions.append(first_rows(predicted, taken))
-        return gradients, losses, values, one_after_another(predictions)
+            predictions.append(predicted)
+            counts.append(taken)
+        return gradients, losses, values, self._one_after_another(share.x, predictions, counts)
+
+    def _one_after_another(
+        self, x: Any, predictions: Sequence[tuple[Any, list[Any]]], taken: Sequence[Any]
+    ) -> tuple[Any, list[Any]]:
+        """The predictions for all pieces, and what is attached to them.
+
+        Args:
+            x: The inputs of all of them.
+            predictions: Those for each piece.
+            taken: How many examples each has.
+        """
+        parts = [keras.tree.flatten(y_pred) for y_pred, _ in predictions]
+        eager = tf.executing_eagerly()
+        first = int(taken[0]) if eager or isinstance(taken[0], int) else None
+        counts = counted(self.model, specs_of(x), parts[0], first)
+        outputs = None if eager else parts[0]
+        refuse_computed(counts, parts, outputs, tensors_of(x))
+        y_pred = keras.tree.pack_sequence_as(predictions[0][0], joined(parts, taken, counts))
+        of_attached = [count for count in counts for _ in range(2)]
+        return y_pred, joined([attached for _, attached in predictions], taken, of_attached)
 
     def update(
         self,
@@ -404,13 +430,6 @@ def with_attached(y_pred: Any) -> tuple[Any, list[Any]]:
 def first_rows(tensors: Any, count: Any) -> Any:
     """The first rows of each tensor; scalars and None as they are."""
     return keras.tree.map_structure(lambda leaf: cut(leaf, 0, count), tensors)
-
-
-def one_after_another(parts: Sequence[Any]) -> Any:
-    """Structures of tensors, joined row by row; of scalars and None the first."""
-    return keras.tree.map_structure(
-        lambda *t: t[0] if t[0] is None or t[0].shape.rank == 0 else tf.concat(t, axis=0), *parts
-    )
 
 
 def zero_unless(condition: tf.Tensor, tensor: Any) -> Any:

@@ -275,7 +275,7 @@ class Replication:
     ) -> Callable[[Batch], Any]:
         self.prepare(model, spec, batch)
         if is_overridden(model, "predict_step"):
-            return CustomPrediction(model, self.strategy, model.predict_step)
+            return CustomPrediction(model, self.strategy, model.predict_step, spec)
         return EvaluationStep(model, self.strategy, spec, only_predicts=True).predict
 
     def _custom_step(

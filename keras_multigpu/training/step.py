@@ -20,11 +20,11 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.training.output_rows import Counts
+from keras_multigpu.training.output_rows import counted
 from keras_multigpu.training.output_rows import joined
-from keras_multigpu.training.output_rows import may_be_odd
 from keras_multigpu.training.output_rows import refuse_computed
 from keras_multigpu.training.output_rows import refuse_output
-from keras_multigpu.training.output_rows import rows_for_each
 from keras_multigpu.training.output_rows import rows_per_example
 from keras_multigpu.training.passes import Outcome
 from keras_multigpu.training.passes import ReplicaPass
@@ -152,8 +152,8 @@ class Step:
         parts = [keras.tree.flatten(outcome.y_pred) for outcome in outcomes]
         leaves, attached = parts[0], outcomes[0].attached
         if len(results) > 1:
-            counts = self._rows_per_example(parts, results[0].examples)
             examples = [result.examples for result in results]
+            counts = self._rows_per_example(parts, examples[0])
             with tf.device(self._hub):
                 leaves = joined(parts, examples, counts)
                 attached = joined(
@@ -164,18 +164,20 @@ class Step:
         keras_internals.attach(leaves, attached)
         return keras.tree.pack_sequence_as(outcomes[0].y_pred, leaves)
 
-    def _rows_per_example(self, parts: list[list[Any]], examples: tf.Tensor) -> list[int | None]:
+    def _rows_per_example(self, parts: list[list[Any]], examples: tf.Tensor) -> Counts:
         """How many rows each output has for an example; see `output_rows`."""
-        eager = bool(self._model.run_eagerly)
-        size = int(examples) if eager else batch_size_of(self._rows_spec.data)
-        if not may_be_odd(parts[0], size):
-            return [1] * len(parts[0])
-        if eager:
-            counts = [rows_for_each(leaf, int(examples)) for leaf in parts[0]]
+        size = int(examples) if tf.executing_eagerly() else batch_size_of(self._rows_spec.data)
+        counts = counted(self._model, self._spec[0], parts[0], size)
+        graph = getattr(self._run_pass, "graph", None)
+        if graph is None:
+            refuse_computed(counts, parts)
         else:
-            with tf.init_scope(), keras_internals.single_device():
-                counts = rows_per_example(self._model, self._spec[0])
-        refuse_computed(counts, self._run_pass, (self._values_spec, self._rows_spec), parts)
+            values, rows = (
+                len(tf.nest.flatten(spec, expand_composites=True))
+                for spec in (self._values_spec, self._rows_spec)
+            )
+            outputs = keras.tree.flatten(graph.structured_outputs.y_pred)
+            refuse_computed(counts, parts, outputs, graph.inputs[values : values + rows])
         return counts
 
     def _logs(self, batch: Batch, loss: tf.Tensor, y_pred: Any) -> dict[str, Any]:

@@ -71,6 +71,84 @@ def test_what_replicas_cannot_compute_is_refused(name):
         on_two(COMPUTED[name]).predict_on_batch(X)
 
 
+class Steps(Outputs):
+    """The same function as a `predict_step`."""
+
+    def call(self, x):
+        return x
+
+    def predict_step(self, data):
+        return self.function(data[0] if isinstance(data, tuple) else data, self.table)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_predictions_of_an_own_step_come_back_whole(eager):
+    """As those of a model do; numbers of the whole batch may be taken by `ops.mean`."""
+    mean = lambda x, table: keras.ops.mean(x)  # noqa: E731
+    for function in (*(function for function, _ in WHOLE.values()), mean):
+        one = Steps(function)
+        two = kmg.distribute(Steps(function), kmg.strategy("mirrored", devices=2))
+        two.run_eagerly = eager
+        np.testing.assert_allclose(
+            *(model.predict(X[:5], batch_size=5, verbose=0) for model in (one, two)), rtol=1e-6
+        )
+    for function in (
+        COMPUTED["mean"],
+        lambda x, table: tf.reduce_max(x),
+        lambda x, table: tf.shape(x)[0],
+    ):
+        two = kmg.distribute(Steps(function), kmg.strategy("mirrored", devices=2))
+        two.run_eagerly = eager
+        with pytest.raises(ValueError, match="from the batch as a whole"):
+            two.predict_on_batch(X[:5])
+
+
+class NumbersOfRows(keras.metrics.Metric):
+    """The sum of all outputs, each times the number of its row."""
+
+    def __init__(self):
+        super().__init__(name="numbers")
+        self.total = self.add_weight(shape=(), initializer="zeros", name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        rows = tf.cast(tf.range(tf.shape(y_pred)[0])[:, None], tf.float32)
+        self.total.assign(tf.reduce_sum(rows * y_pred))
+
+    def result(self):
+        return self.total
+
+
+class LossOfOutputs(keras.losses.Loss):
+    """A number for each example, whatever the outputs' rows."""
+
+    def call(self, y_true, y_pred):
+        return tf.reduce_sum(y_true, axis=-1) + 0.0 * tf.reduce_sum(y_pred)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_micro_batches_rows_follow_one_another(eager, replicas):
+    """Whatever their number for an example; a batch of 3 leaves a piece of one replica empty."""
+
+    def numbers(place, function, **options):
+        model = place(Outputs(lambda x, table: function(x, table) + 0.0 * table[0, 0]))
+        options |= {"metrics": [NumbersOfRows()], "run_eagerly": eager}
+        model.compile(keras.optimizers.SGD(0.0), LossOfOutputs(), **options)
+        logs = (model.train_on_batch(X[:n], X[:n], return_dict=True) for n in (5, 3))
+        return [float(log["numbers"]) for log in logs]
+
+    def placed(model):
+        return kmg.distribute(model, kmg.strategy("mirrored", devices=replicas))
+
+    for name in ("three rows", "a table"):
+        function, _ = WHOLE[name]
+        expected = numbers(lambda model: model, function)
+        np.testing.assert_allclose(numbers(placed, function, micro_batches=2), expected)
+    for name in ("sum", "mean"):
+        with pytest.raises(ValueError, match="from the batch as a whole"):
+            numbers(placed, COMPUTED[name], micro_batches=2)
+
+
 def test_eager_models_show_their_outputs():
     """Without a graph the numbers themselves tell."""
     for function, _ in WHOLE.values():
