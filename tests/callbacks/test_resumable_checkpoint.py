@@ -47,10 +47,9 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize(
     ("stops", "last"),
     [
-        ([(0, 1), (1, 2), (1, 2), (1, 4)], False),
-        ([(0, 6), (1, 3), (2, 6)], True),
+        ([(0, 1), (1, 2), (1, 2)], False),
+        ([(0, 6), (1, None, "on_epoch_end"), (2, 6)], True),
         ([(0, None, "on_epoch_end"), (2, None, "on_epoch_begin")], False),
-        ([(0, None, "on_epoch_end"), (2, None, "on_epoch_begin")], True),
     ],
 )
 @pytest.mark.slow
@@ -60,17 +59,16 @@ def test_it_goes_on_as_if_nothing_had_happened(tmp_path, whole, stops, last):
 
 
 SETTINGS = [
-    {"network": {"jit_compile": True}},
-    {"network": {"run_eagerly": True}},
     # What has nothing to do with each other goes together.
+    {"network": {"run_eagerly": True, "optimizer": "loss scale"}, "steps_per_epoch": 4},
     {"network": {"steps_per_execution": 4}, "checkpoint": {"background": True, "every_steps": 2}},
     {"network": {"micro_batches": 2}, "replicas": (4,)},
     {"network": {"optimizer": "accumulation"}, "replicas": (1,)},
     {"network": {"optimizer": "ema"}, "validation_data": True},
-    {"network": {"optimizer": "loss scale"}, "steps_per_epoch": 4},
 ]
-# And one by one.
-ALONE = [{name: value} for one in SETTINGS[2:] for name, value in one.items()]
+# And one by one; how a step is compiled is nothing that a checkpoint knows of.
+ALONE = [{name: value} for one in SETTINGS for name, value in one.items()]
+ALONE += [{"network": {"jit_compile": True}}]
 STOPS = [[(1, None)], [(0, 4), (1, None)]]
 
 
@@ -132,7 +130,7 @@ def test_data_that_are_read_from_the_front(tmp_path, caplog, source, replicas):
     arguments["steps_per_epoch"] = steps
     one = run(tmp_path / "a", [], data=data, **arguments)
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
-        other = run(tmp_path / "b", [(0, 3), (2, 1)], data=data, **arguments)
+        other = run(tmp_path / "b", [(2, 1)], data=data, **arguments)
     assert_same(one, other)
     assert "To go on in epoch 3, after step 0, the batches before it are read again" in caplog.text
 
