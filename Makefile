@@ -30,8 +30,10 @@ quick: export PYTEST_ADDOPTS := -m 'not slow'
 quick: $(INSTALLED)
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(addprefix test-,$(or $(AREA),$(AREAS)))
 
+# Two processes that end together: what is short comes last.
 test: $(INSTALLED)
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(AREAS:%=test-%) test-keras
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 \
+		$(addprefix test-,training callbacks data keras $(AREAS))
 
 # The lines of two areas come mixed while tests run; what else pytest has to say comes in one piece.
 $(AREAS:%=test-%): SHELL := /bin/bash

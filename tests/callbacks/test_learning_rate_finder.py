@@ -108,7 +108,7 @@ def test_the_curve_does_not_depend_on_the_number_of_replicas():
 
 @pytest.mark.parametrize(
     ("replicas", "rate", "source"),
-    covering([1, 2, 4], list(SCHEDULES), ["batches", "arrays"]),
+    covering([1, 4], list(SCHEDULES), ["batches", "arrays"]),
 )
 @pytest.mark.slow
 def test_training_is_the_same_as_without_the_search(replicas, rate, source):
@@ -165,18 +165,16 @@ def test_a_schedule_is_scaled_to_begin_with_the_suggested_rate(replicas):
 def test_a_warm_up_is_no_part_of_the_search(order, rate):
     """The curve is the same with it, and it leads up to the rate as without the search."""
     curves, weights = [], []
-    for warm in (False, True):
-        for find in (False, True):
-            finder = LearningRateFinder(1e-3, 100.0, steps=50, verbose=0)
-            warm_up = kmg.callbacks.LearningRateWarmup(3)
-            callbacks = [finder] * find + [warm_up] * warm
-            model = line(2, SCHEDULES[rate]())
-            model.fit(ordered(), epochs=1, verbose=0, callbacks=callbacks[::order])
-            if find:
-                curves.append(finder.curve.losses)
-            weights.append(model.get_weights()[0].item())
+    for find, warm in ((True, False), (False, True), (True, True)):
+        finder = LearningRateFinder(1e-3, 100.0, steps=50, verbose=0)
+        callbacks = [finder] * find + [kmg.callbacks.LearningRateWarmup(3)] * warm
+        model = line(2, SCHEDULES[rate]())
+        model.fit(ordered(), epochs=1, verbose=0, callbacks=callbacks[::order])
+        if find:
+            curves.append(finder.curve.losses)
+        weights.append(model.get_weights()[0].item())
     np.testing.assert_array_equal(*curves)
-    assert (weights[0], weights[2]) == (weights[1], weights[3])
+    assert weights[0] != weights[1] == weights[2]
 
 
 @pytest.mark.slow

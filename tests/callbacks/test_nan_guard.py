@@ -16,17 +16,17 @@ from keras_multigpu.callbacks import NaNGuard
 pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
 
 
-@pytest.mark.parametrize(("replicas", "value"), [(1, np.nan), (2, np.inf), (4, np.nan)])
+@pytest.mark.parametrize(("replicas", "value"), [(1, np.nan), (4, np.inf)])
 @pytest.mark.slow
 def test_a_bad_input_is_named_and_training_stops_before_it(replicas, value, caplog):
-    """Example 13 stands in step 1, place 5: on two replicas on the second, on four the third."""
+    """Example 13 stands in step 1, place 5: on four replicas on the third."""
     x, y = data(13, value)
     model, guard = network(replicas), NaNGuard()
     history = fit(model, x, y, guard, epochs=3)
     (finding,) = guard.findings
     assert (finding.epoch, finding.step, finding.what) == (0, 1, "loss")
     assert (finding.array, finding.position) == ("x", 5)
-    assert finding.replicas == ({1: 0, 2: 1, 4: 2}[replicas],)
+    assert finding.replicas == ({1: 0, 4: 2}[replicas],)
     assert finding.devices == (f"CPU:{finding.replicas[0]}",)
     assert finding.cause == "An input is not finite: the data are at fault."
     assert model.stop_training

@@ -88,7 +88,7 @@ def test_steps_that_are_tried_out_do_not_count():
 def test_the_same_guard_in_two_fits():
     """It begins anew, and the step stays compiled."""
     x, y = data(13)
-    model, guard = network(), NaNGuard("skip")
+    model, guard = network(normalized=False), NaNGuard("skip")
     for _ in range(2):
         with pytest.warns(UserWarning):
             history = fit(model, x, y, guard)
@@ -96,7 +96,7 @@ def test_the_same_guard_in_two_fits():
         assert len(guard.findings) == 1
     assert len(model.replication._functions) == 1
     with pytest.warns(UserWarning):
-        fit(network(4), x, y, guard)
+        fit(network(4, normalized=False), x, y, guard)
     assert guard.findings[0].replicas == (2,)
 
 
@@ -135,7 +135,7 @@ def test_training_goes_on_with_its_state(tmp_path):
         def guard(action=action):
             return NaNGuard(action, check_every=3, snapshot_every=3)
 
-        whole, wholes_guard = network(), guard()
+        whole, wholes_guard = network(normalized=False), guard()
         with pytest.warns(UserWarning) if action == "skip" else contextlib.nullcontext():
             expected = whole.fit(batches, epochs=2, verbose=0, callbacks=[wholes_guard]).history
         for at in (4,) if action == "skip" else (1,):
@@ -143,7 +143,7 @@ def test_training_goes_on_with_its_state(tmp_path):
             stop = Stop()
             stop.at = at
             for extra in ([stop], []):
-                model, one = network(), guard()
+                model, one = network(normalized=False), guard()
                 saves = kmg.callbacks.ResumableCheckpoint(folder, every_steps=1)
                 with (
                     warnings.catch_warnings(),

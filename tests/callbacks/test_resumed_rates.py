@@ -1,5 +1,7 @@
 """Batches that grow and rates that warm up go on where they were, in every combination."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -32,6 +34,19 @@ def rate_callbacks():
     ]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A function that returns the values and the history of the run that nobody stops."""
+
+    @functools.cache
+    def trained(optimizer):
+        model, folder = network(optimizer=optimizer), tmp_path_factory.mktemp("whole")
+        history = fit(model, batches(), rate_callbacks(), checkpoint_in(folder)).history
+        return values_of(model), history
+
+    return trained
+
+
 @pytest.mark.parametrize(
     ("place", "hook", "optimizer"),
     [
@@ -41,10 +56,9 @@ def rate_callbacks():
     ],
 )
 @pytest.mark.slow
-def test_a_growing_batch_and_a_warm_up_go_on(tmp_path, optimizer, place, hook):
+def test_a_growing_batch_and_a_warm_up_go_on(tmp_path, whole, optimizer, place, hook):
     """Stopped in the warm-up, before growth, and between the last step and the epoch's end."""
-    whole = network(optimizer=optimizer)
-    history = fit(whole, batches(), rate_callbacks(), checkpoint_in(tmp_path / "whole")).history
+    values, history = whole(optimizer)
     with pytest.raises(Stopped):
         fit(
             network(optimizer=optimizer),
@@ -55,7 +69,7 @@ def test_a_growing_batch_and_a_warm_up_go_on(tmp_path, optimizer, place, hook):
     model = network(optimizer=optimizer)
     rest = fit(model, batches(), rate_callbacks(), checkpoint_in(tmp_path / "run")).history
     assert rest == history
-    assert_same_values(values_of(whole), values_of(model))
+    assert_same_values(values, values_of(model))
 
 
 @pytest.mark.slow

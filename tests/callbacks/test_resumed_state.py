@@ -106,7 +106,6 @@ def test_global_generators_go_on(tmp_path):
 @pytest.mark.slow
 def test_when_it_saves(tmp_path):
     """After steps over all epochs, after minutes, at the end of epochs, and in the end."""
-
     model = network(1)
 
     def places(epochs=3, **settings):

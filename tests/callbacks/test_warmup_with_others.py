@@ -1,21 +1,16 @@
-"""`LearningRateWarmup` next to callbacks that set the rate, in runs that go on, and in files."""
-
-import functools
+"""`LearningRateWarmup` next to callbacks that set the rate, in several `fit`s, and in files."""
 
 import keras
 import numpy as np
 import pytest
 from cpu_replicas import covering
-from cpu_replicas import replicas_of
 from warmup_models import EVEN
 from warmup_models import Do
 from warmup_models import slope
 from warmup_models import trained
 
-import keras_multigpu as kmg
 from keras_multigpu.callbacks import BatchSizeScaling
 from keras_multigpu.callbacks import LearningRateWarmup
-from keras_multigpu.training.model_state import ModelState
 
 pytestmark = [
     pytest.mark.usefixtures("unoptimized_graphs"),
@@ -113,80 +108,6 @@ def test_a_learning_rate_scheduler_sets_the_target():
         warmup = LearningRateWarmup(steps=7)
         trained(slope(2, keras.optimizers.SGD(0.8)), *pair(warmup))
         np.testing.assert_allclose(warmup.learning_rates, EVEN, rtol=1e-5)
-
-
-def data():
-    """Twenty-two examples in batches of four: the last one is ragged."""
-    random = np.random.default_rng(0)
-    x = random.normal(size=(22, 3)).astype("float32")
-    return kmg.data.from_arrays(x, x.sum(axis=1) > 0, global_batch_size=4, seed=7)
-
-
-def network(replicas, rate):
-    """A model with dropout and momentum."""
-    keras.utils.set_random_seed(3)
-    layers = [keras.Input((3,)), keras.layers.Dense(4), keras.layers.BatchNormalization()]
-    layers += [keras.layers.Dropout(0.3, seed=1), keras.layers.Dense(1, activation="sigmoid")]
-    model = kmg.distribute(keras.Sequential(layers), replicas_of(replicas))
-    model.compile(keras.optimizers.SGD(rate, momentum=0.9), "binary_crossentropy")
-    return model
-
-
-class Stop(Exception):
-    """Ends a run in the middle."""
-
-
-def model_and_callbacks(schedule):
-    """A warm-up that leads to a schedule or to a plain rate, while the batch grows."""
-    decay = keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.9)
-    scaling = BatchSizeScaling(4, schedule={1: 7})
-    return network(2, decay if schedule else 0.1), [scaling, LearningRateWarmup(steps=8)]
-
-
-@functools.cache
-def whole_run(schedule):
-    """The model and the history of the run that nobody stops."""
-    whole, callbacks = model_and_callbacks(schedule)
-    return whole, whole.fit(data(), epochs=3, verbose=0, callbacks=callbacks).history
-
-
-@pytest.mark.parametrize(("stop", "schedule"), covering([(0, 4), (1, 3), (2, 2)], [False, True]))
-@pytest.mark.slow
-def test_a_resumed_run_ends_bit_for_bit_the_same(schedule, stop):
-    """Stopped in the warm-up, behind the growth of the batch, and after all."""
-    whole, history = whole_run(schedule)
-    taken = {}
-    interrupted, first = model_and_callbacks(schedule)
-
-    def take(model, *_):
-        run = model.training_run
-        if (run.epoch, run.step) == stop:
-            taken.update(run=run.state, model=ModelState.of(model), own=[c.state for c in first])
-            raise Stop
-
-    with pytest.raises(Stop):
-        interrupted.fit(
-            data(), epochs=3, verbose=0, callbacks=[*first, Do("on_train_batch_end", take)]
-        )
-
-    model, second = model_and_callbacks(schedule)
-
-    def go_on(model, *_):
-        def restore():
-            model.training_run.restore(taken["run"])
-            taken["model"].restore(model)
-            for callback, state in zip(second, taken["own"], strict=True):
-                callback.state = state
-
-        model.training_run.after_begin(restore)
-
-    rest = model.fit(
-        data(), epochs=3, verbose=0, callbacks=[*second, Do("on_train_begin", go_on)]
-    ).history
-    for one, other in zip(whole.variables, model.variables, strict=True):
-        np.testing.assert_array_equal(one.numpy(), other.numpy())
-    for name, values in history.items():
-        assert rest[name] == values[stop[0] :], name
 
 
 @pytest.mark.slow

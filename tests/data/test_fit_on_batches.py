@@ -86,15 +86,6 @@ def test_a_later_epoch_has_its_own_order():
 
 
 @pytest.mark.slow
-def test_steps_per_epoch_goes_on_where_it_stopped():
-    """Two epochs of two steps are the first epoch of four."""
-    batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
-    model = compiled(2)
-    model.fit(batches, steps_per_epoch=2, epochs=2, verbose=0)
-    assert_same(model, by_hand(batches, range(1))[0])
-
-
-@pytest.mark.slow
 def test_a_later_epoch_of_a_few_steps_begins_where_the_last_one_ended():
     """Two epochs of three steps, and two more, are four epochs of three steps."""
     batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
