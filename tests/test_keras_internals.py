@@ -406,6 +406,21 @@ def test_loss_objects_are_called_in_one_method():
     assert {c.__call__ for c in classes} == {keras.losses.Loss.__call__}
 
 
+def test_assignments_of_variables_are_noticed():
+    """Every `tf.Variable` is still assigned by these methods."""
+    seen = []
+
+    def noting(original):
+        return lambda self, *args, **kwargs: seen.append(self) or original(self, *args, **kwargs)
+
+    variable = tf.Variable([1.0])
+    with step_hooks.exchanged([(*place, noting) for place in step_hooks.ASSIGNMENTS]):
+        variable.assign_add([1.0])
+        variable.scatter_add(tf.IndexedSlices([1.0], [0]))
+    variable.assign([0.0])
+    assert len(seen) == 2 and all(each is variable for each in seen)
+
+
 def test_operations_that_run_eagerly_are_noted():
     """TensorFlow still tells callbacks the kind, the inputs and the outputs of each operation."""
     noted = []

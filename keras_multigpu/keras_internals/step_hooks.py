@@ -17,36 +17,40 @@ import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from tensorflow.python.framework import op_callbacks
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 Exchange = tuple[Any, str, Callable[..., Any]]
 """Whose attribute, its name, and a function of the original that makes the replacement."""
 
 _lock = threading.Lock()
-_users = 0
-_saved: list[tuple[Any, str, Any]] = []
+_users: dict[Any, int] = {}
+_saved: dict[Any, list[tuple[Any, str, Any]]] = {}
 
 
 @contextlib.contextmanager
 def exchanged(exchanges: Sequence[Exchange]) -> Iterator[None]:
     """Exchange functions for as long as anybody needs it.
 
-    The replacements must leave threads alone that run no step. Always called with the same
-    exchanges: steps of several models may overlap, and the last one restores.
+    The replacements must leave threads alone that run no step. A place is always given the same
+    ones, together with the same others: steps of several models may overlap, and the last one
+    restores.
     """
-    global _users
+    places = tuple((owner, name) for owner, name, _ in exchanges)
     with _lock:
-        if not _users:
-            _saved[:] = [(owner, name, getattr(owner, name)) for owner, name, _ in exchanges]
-            for (owner, name, make), (_, _, original) in zip(exchanges, _saved, strict=True):
+        if not _users.setdefault(places, 0):
+            _saved[places] = [(owner, name, getattr(owner, name)) for owner, name in places]
+            for (owner, name, make), (_, _, original) in zip(
+                exchanges, _saved[places], strict=True
+            ):
                 setattr(owner, name, make(original))
-        _users += 1
+        _users[places] += 1
     try:
         yield
     finally:
         with _lock:
-            _users -= 1
-            if not _users:
-                for owner, name, original in _saved:
+            _users[places] -= 1
+            if not _users[places]:
+                for owner, name, original in _saved.pop(places):
                     setattr(owner, name, original)
 
 
@@ -61,6 +65,14 @@ SUMS = ((tf, "reduce_sum"), (tf.math, "reduce_sum"))
 
 GRADIENTS = ((tf.GradientTape, "gradient"),)
 """Where gradients come from."""
+
+
+ASSIGNMENTS = tuple(
+    (ResourceVariable, name)
+    for name in dir(ResourceVariable)
+    if name.startswith(("assign", "scatter_", "batch_scatter"))
+)
+"""Where every `tf.Variable` gets a new value, whose class has no public name."""
 
 
 def inside_a_layer() -> bool:

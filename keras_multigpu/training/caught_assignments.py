@@ -7,6 +7,7 @@ a loss, one of a plain Python object. A `CatchingScope` sees them all.
 
 import contextlib
 import threading
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
+from keras_multigpu.keras_internals import step_hooks
 
 
 class CatchingScope(keras.StatelessScope):
@@ -28,6 +30,8 @@ class CatchingScope(keras.StatelessScope):
             number takes it for a mean over the rows, so it weighs as much. None where the rows
             are the global batch.
         apart: Variables that are looked after elsewhere.
+        several: Whether the code inside runs several times for a batch: for each replica, or
+            piece. A `tf.Variable` that it assigns would be assigned as often.
 
     Attributes:
         assigned: The variables that have new values, by identity.
@@ -41,6 +45,7 @@ class CatchingScope(keras.StatelessScope):
         values: Sequence[tf.Tensor],
         part: tf.Tensor | None = None,
         apart: Sequence[keras.Variable] = (),
+        several: bool = False,
     ) -> None:
         super().__init__(list(zip(variables, values, strict=True)), collect_losses=True)
         self.part = part
@@ -49,6 +54,18 @@ class CatchingScope(keras.StatelessScope):
         self.updates = 0
         self._known = {id(variable) for variable in (*variables, *apart)}
         self._graph = tf.compat.v1.get_default_graph()
+        self._watch = refused_without_keras() if several else contextlib.nullcontext()
+
+    def __enter__(self) -> "CatchingScope":
+        """Begin to catch."""
+        self._watch.__enter__()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Catch no more."""
+        super().__exit__(*error)
+        self._watch.__exit__(*error)
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """Note a new value; no gradient flows through it, as through no assignment."""
@@ -94,6 +111,39 @@ def raise_assigned(kind: str, fix: str, variable: keras.Variable) -> None:
             variable=variable.path,
         )
     )
+
+
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def refused_without_keras() -> Iterator[None]:
+    """Refuse what is assigned to a `tf.Variable` on this thread, past Keras."""
+    before, _thread.refuses = getattr(_thread, "refuses", False), True
+    try:
+        with step_hooks.exchanged([(*place, refusing) for place in step_hooks.ASSIGNMENTS]):
+            yield
+    finally:
+        _thread.refuses = before
+
+
+def refusing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of `tf.Variable` that raises where it is refused."""
+
+    def assign(self: tf.Variable, *args: Any, **kwargs: Any) -> Any:
+        if getattr(_thread, "refuses", False):
+            raise ValueError(
+                problem(
+                    "A `tf.Variable` is assigned while the model is called.",
+                    "Expected a `keras.Variable`: the code runs on each replica and for each "
+                    "micro-batch, and only of Keras's variables it is known what comes of that.",
+                    "Make it with `self.add_weight(..., trainable=False)`.",
+                    variable=self.name,
+                )
+            )
+        return original(self, *args, **kwargs)
+
+    return assign
 
 
 UPDATE = keras.metrics.Mean.update_state

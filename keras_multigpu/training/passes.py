@@ -245,7 +245,7 @@ class TrainingPass(ReplicaPass):
     def count(self, values: Values, share: Rows, replica: Any) -> list[tf.Tensor]:
         """This replica's summands of the divisors of masked and weighted losses."""
         values = self.pure.seeded(values, replica)
-        with self.pure.scope(values, share.fraction) as scope, self.context(share):
+        with self.pure.scope(values, share.fraction, again=True) as scope, self.context(share):
             forward = self.pure.forward(share.x, True, scope)
             shares = LossShares(self.model, share.fraction, counting=True)
             shares.total(share.data, forward.y_pred)
@@ -255,7 +255,8 @@ class TrainingPass(ReplicaPass):
     def _piece(self, values: Values, share: Rows, divisors: Any, loss_scale: Any) -> Any:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values.trainable)
-            with self.pure.scope(values, share.fraction) as scope, self.context(share):
+            again = self._micro_batches > 1
+            with self.pure.scope(values, share.fraction, again) as scope, self.context(share):
                 forward = self.pure.forward(share.x, True, scope)
                 loss, shares = self._loss(forward, share, divisors)
                 end = self.pure.new_values(scope, values)

@@ -74,6 +74,7 @@ class PureModel:
     def __init__(self, model: keras.Model) -> None:
         self.model = model
         self._untracked = model.replication.untracked
+        self._several = model.distribute_strategy.num_replicas_in_sync > 1
         self.trainable = list(model.trainable_variables)
         self.others = [
             *model.non_trainable_variables,
@@ -84,8 +85,14 @@ class PureModel:
         self._seeds = {id(state) for state in keras_internals.seed_states(model)}
         self._seeds |= {id(v) for v in self.others if keras_internals.is_seed_state(v)}
 
-    def scope(self, values: Values, part: tf.Tensor) -> CatchingScope:
-        """A stateless scope in which the model has these values, for this part of the batch."""
+    def scope(self, values: Values, part: tf.Tensor, again: bool = False) -> CatchingScope:
+        """A stateless scope in which the model has these values.
+
+        Args:
+            values: The values.
+            part: The part of the batch that the model sees.
+            again: Whether the model is called more than once for a step.
+        """
         # The running means of single losses are updated with global values, elsewhere.
         trackers = loss_trackers(self.model)
         zeros = [tf.zeros(variable.shape, variable.dtype) for variable in trackers]
@@ -93,6 +100,7 @@ class PureModel:
             [*self.trainable, *self.others, self.global_seed, *trackers],
             [*values.trainable, *values.others, values.global_seed, *zeros],
             part,
+            several=self._several or again,
         )
 
     def whole_scope(self, values: Values) -> CatchingScope:
@@ -101,6 +109,7 @@ class PureModel:
             [*self.trainable, *self.others, self.global_seed],
             [*values.trainable, *values.others, values.global_seed],
             apart=loss_trackers(self.model),
+            several=self._several,
         )
 
     def forward(self, x: Any, training: bool, scope: CatchingScope) -> Forward:

@@ -244,6 +244,34 @@ def test_what_cannot_be_kept_is_refused_by_name(assign, options, message):
         assigning(assign, **options).train_on_batch(X, Y)
 
 
+class Counts(keras.layers.Layer):
+    """Counts its calls in a variable of TensorFlow's."""
+
+    def build(self, shape):
+        self.calls = tf.Variable(0.0, trainable=False)
+
+    def call(self, x):
+        self.calls.assign_add(1.0)
+        return x
+
+
+@pytest.mark.parametrize(
+    ("replicas", "options"), [(2, {}), (2, {"run_eagerly": True}), (1, {"micro_batches": 2})]
+)
+def test_variables_of_tensorflow_are_refused_where_code_runs_several_times(replicas, options):
+    """Each replica and piece would count; a model that runs once for a batch counts right."""
+    strategy = kmg.strategy("mirrored", devices=replicas)
+    model = kmg.distribute(keras.Sequential([keras.Input((3,)), Counts()]), strategy)
+    model.compile(None, "mse", **options)
+    for call in (model.train_on_batch, model.test_on_batch)[:replicas]:
+        with pytest.raises(ValueError, match="A `tf.Variable` is assigned.*Received: variable="):
+            call(X, X)
+    assert float(model.layers[0].calls) == 0
+    if replicas == 1:
+        model.predict(X, batch_size=3, verbose=0)
+        assert float(model.layers[0].calls) == 2
+
+
 def test_a_state_holds_what_the_model_does_not_track():
     """A trial leaves no trace in a variable of a plain object either."""
     model = kmg.distribute(Plain(), kmg.strategy("mirrored", devices=2))
