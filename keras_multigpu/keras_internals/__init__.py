@@ -339,6 +339,51 @@ def build_metrics(
         call(model.compute_metrics, x, y, y_pred, sample_weight)
 
 
+def update_metrics(
+    model: keras.Model, update: Any, y: Any, y_pred: Any, sample_weight: Any
+) -> None:
+    """Call `update(metric, y_true, y_pred)` for every compiled metric, with what belongs to it.
+
+    A weighted one gets its weights as well. Keras matches metrics with outputs and weights in
+    `CompileMetrics`; giving it stand-ins for its metrics keeps that logic in one place.
+    """
+    compiled = model._compile_metrics
+    if compiled is None:
+        return
+    names = "_flat_metrics", "_flat_weighted_metrics"
+    saved = {name: getattr(compiled, name) for name in names}
+    for name, entries in saved.items():
+        # Not by setting an attribute, which Keras would track.
+        vars(compiled)[name] = [entry and EachMetric(entry.metrics, update) for entry in entries]
+    try:
+        compiled.update_state(y, y_pred, sample_weight)
+    finally:
+        vars(compiled).update(saved)
+
+
+class EachMetric:
+    """Stands in for the metrics of one output.
+
+    Args:
+        metrics: The metrics.
+        update: Called for each, see `update_metrics`.
+    """
+
+    def __init__(self, metrics: list[keras.metrics.Metric], update: Any) -> None:
+        self._metrics = metrics
+        self._update = update
+
+    def update_state(self, *data: Any) -> None:
+        """What Keras calls with the output's targets, predictions and perhaps weights."""
+        for metric in self._metrics:
+            self._update(metric, *data)
+
+
+def compiled_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
+    """The metrics of `compile`, once Keras has resolved and built them."""
+    return [] if model._compile_metrics is None else list(model._compile_metrics.metrics)
+
+
 def activity_regularized_layers(model: keras.Model) -> list[keras.Layer]:
     """Layers that add the penalty of an activity regularizer in every call."""
     return [layer for layer in layers_of(model) if layer.activity_regularizer is not None]
