@@ -278,6 +278,11 @@ def flat_losses(model: keras.Model, wrap: Any) -> Iterator[None]:
         compiled._flat_losses = saved
 
 
+def loss_weights(model: keras.Model) -> list[Any]:
+    """What `compile(loss_weights=...)` has for each compiled loss, None included."""
+    return [entry.loss_weights for entry in model._compile_loss._flat_losses]
+
+
 def flatten_metrics(model: keras.Model, logs: dict[str, Any]) -> Any:
     """Logs as Keras returns them from `evaluate`: a number or a list in its order."""
     return model._flatten_metrics_in_order(logs)

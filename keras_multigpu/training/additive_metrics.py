@@ -21,6 +21,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 from keras_multigpu.training.caught_assignments import CatchingScope
+from keras_multigpu.training.moving_statistics import summable
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.related_rows import KEPT
 from keras_multigpu.training.related_rows import random_rows
@@ -29,6 +30,7 @@ from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import is_one_row
 from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.tracing import symbolic
+from keras_multigpu.training.tracing import without_batch_size
 
 
 def defined_in(cls: type) -> type:
@@ -117,66 +119,83 @@ class AdditiveMetrics:
     Args:
         model: The compiled model.
         spec: The specs of a global batch.
-        at_once: Whether the model wants to see the whole batch, in a `compute_metrics` of its own.
-
-    Attributes:
-        gathered: Whether some metrics need the predictions of all replicas.
+        at_once: Whether the model has a `compute_metrics` of its own, which sees the whole batch.
     """
 
     def __init__(self, model: keras.Model, spec: tuple[Any, Any, Any], at_once: bool) -> None:
         self._model = model
         self._spec = spec
-        self._at_once = at_once or shared_by_all(spec)
+        self._at_once = at_once
         self._variables: list[keras.Variable] = []
-        self._additive: list[bool] = []
+        self._additive: list[bool] | None = None
 
     @property
     def gathered(self) -> bool:
         """Whether some metrics need the predictions of all replicas."""
-        return not all(self._additive)
+        return self._at_once or not all(self._additive or ())
 
     def build(self, y_pred: Any) -> None:
-        """Create the metrics' variables, for predictions of which only the specs are used."""
+        """Create the metrics' variables, for symbolic predictions."""
         x, y, sample_weight = (symbolic(specs) for specs in self._spec)
-        outputs = symbolic(without_batch_size(specs_of(y_pred)))
         with tf.init_scope(), keras_internals.single_device():
-            keras_internals.build_metrics(self._model, x, y, outputs, sample_weight)
+            keras_internals.build_metrics(self._model, x, y, y_pred, sample_weight)
 
-    def of_rows(self, rows: Rows, y_pred: Any) -> list[tf.Tensor]:
+    def of_rows(self, rows: Rows, y_pred: Any, whole: bool) -> list[tf.Tensor]:
         """What some rows add to the variables of additive metrics.
 
         Args:
             rows: The rows.
             y_pred: The predictions for them.
+            whole: Whether a part of the predictions does not belong to these rows alone.
         """
-        self.build(y_pred)
+        if self._additive is None:
+            self.build(symbolic(without_batch_size(specs_of(y_pred))))
+            self._additive = self._found(
+                rows, y_pred, whole or self._at_once or shared_by_all(self._spec)
+            )
         metrics = keras_internals.compiled_metrics(self._model)
         variables = list({id(v): v for metric in metrics for v in metric.variables}.values())
-        self._additive = []
-
-        def update(metric: keras.metrics.Metric, *data: Any) -> None:
-            self._additive.append(not self._at_once and is_additive(metric, data))
-            if self._additive[-1]:
-                metric.update_state(*data)
-
         zeros = [tf.zeros(v.shape, v.dtype) for v in variables]
         with CatchingScope(variables, zeros) as scope:
-            keras_internals.update_metrics(self._model, update, rows.data[1], y_pred, rows.data[2])
+            self._update(rows.data, y_pred, additive=True)
         refuse_others(scope, variables)
         self._variables = [v for v in variables if id(v) in scope.assigned]
-        return [scope.get_current_value(v) for v in self._variables]
+        added = [scope.get_current_value(v) for v in self._variables]
+        return [tf.cast(value, summable(value.dtype)) for value in added]
 
-    def add(self, totals: Sequence[tf.Tensor]) -> None:
-        """Add to the metrics what all replicas have added."""
+    def logs(self, totals: Sequence[tf.Tensor], batch: Any, y_pred: Any) -> dict[str, Any]:
+        """Update all metrics, once; the logs.
+
+        Args:
+            totals: What all replicas' rows have added.
+            batch: The global batch.
+            y_pred: The predictions for it, where metrics are `gathered`.
+        """
+        x, y, sample_weight = batch
+        if self._at_once:
+            return self._model.compute_metrics(x, y, y_pred, sample_weight)
         for variable, total in zip(self._variables, totals, strict=True):
             variable.assign_add(tf.cast(total, variable.dtype))
+        if self.gathered:
+            self._update(batch, y_pred, additive=False)
+        return self._model.get_metrics_result()
 
-    def update(self, batch: tuple[Any, Any, Any], y_pred: Any) -> None:
-        """Update the others from the global batch."""
-        additive = iter(self._additive)
+    def _found(self, rows: Rows, y_pred: Any, whole: bool) -> list[bool]:
+        """Whether each metric is additive, in the order in which Keras updates them."""
+        found: list[bool] = []
+
+        def note(metric: keras.metrics.Metric, *data: Any) -> None:
+            found.append(not whole and is_additive(metric, data))
+
+        keras_internals.update_metrics(self._model, note, rows.data[1], y_pred, rows.data[2])
+        return found
+
+    def _update(self, batch: Any, y_pred: Any, additive: bool) -> None:
+        """Update the metrics that are additive, or those that are not."""
+        answers = iter(self._additive or ())
 
         def update(metric: keras.metrics.Metric, *data: Any) -> None:
-            if not next(additive):
+            if next(answers) == additive:
                 metric.update_state(*data)
 
         keras_internals.update_metrics(self._model, update, batch[1], y_pred, batch[2])

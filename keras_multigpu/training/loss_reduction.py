@@ -62,6 +62,8 @@ class LossShares:
         divisors: The global divisors of losses with masks or sample weights, in the
             order in which the losses are called; None when they are not known.
         counting: Whether this pass is there to find the divisors.
+        undivided: Whether the shares are to be divided once they and the divisors are summed;
+            then each share has a divisor.
     """
 
     def __init__(
@@ -70,11 +72,13 @@ class LossShares:
         fraction: tf.Tensor,
         divisors: Sequence[tf.Tensor] | None = None,
         counting: bool = False,
+        undivided: bool = False,
     ) -> None:
         self._model = model
         self._fraction = fraction
         self._divisors = divisors
         self._counting = counting
+        self._undivided = undivided
         self.local_divisors: list[tf.Tensor] = []
         self.shares: list[tf.Tensor] = []
         self.reductions: list[str] = []
@@ -111,12 +115,18 @@ class LossShares:
         return share
 
     def _divided(self, reduction: str, values: tf.Tensor, divisor: Any) -> tf.Tensor:
+        if self._undivided:
+            # The fractions of all replicas make one.
+            known = divisor is None or reduction == "sum"
+            self.local_divisors.append(tf.cast(self._fraction if known else divisor, tf.float32))
         if reduction == "sum":
             return tf.reduce_sum(values)
         if divisor is None:
             # Every example has equally many loss values, so the replica's mean counts
             # as much as its part of the batch.
             return tf.reduce_mean(values) * self._fraction
+        if self._undivided:
+            return tf.reduce_sum(values)
         self.local_divisors.append(tf.cast(divisor, tf.float32))
         if self._divisors is None:
             if not self._counting:

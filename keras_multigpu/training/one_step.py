@@ -16,7 +16,6 @@ from keras_multigpu.training.probes import Probe
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.pure_model import Values
 from keras_multigpu.training.pure_model import require_no_weights
-from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.sparse_gradients import rows_spec
 from keras_multigpu.training.step import INTEGER
 from keras_multigpu.training.step import SCALAR
@@ -50,6 +49,7 @@ class TrainStep(UpdatingStep):
         probes: Sequence[Probe] = (),
     ) -> None:
         super().__init__(model, strategy, spec, replica_pass, inline, probes)
+        self._build_metrics()
         specs = (self._values_spec, self._rows_spec, INTEGER)
         self._count, divisors = None, None
         if count_divisors:
@@ -64,12 +64,9 @@ class TrainStep(UpdatingStep):
             specs_of(outcome.packs if outcome else None),
             [rows_spec(gradient) for gradient in outcome.slices] if outcome else None,
         )
-        self._build_metrics(self._run_pass)
 
     def _tracked(self, batch: Batch, results: list[Result], y_pred: Any) -> dict[str, Any]:
-        loss, *shares = results[0].update.losses
-        self._track(shares, batch_size_of(batch))
-        return self._logs(batch, loss, y_pred)
+        return self._logs(batch, results, results[0].update.losses, y_pred)
 
     def _on_replica(self, values: Values, rows: Rows, replica: int, batch: Batch) -> Result:
         context = tf.distribute.get_replica_context()
@@ -93,20 +90,12 @@ class TrainStep(UpdatingStep):
             return tf.math.divide_no_nan(own[0], divisors[0])
         return rows.fraction
 
-    def _track(self, shares: list[tf.Tensor], batch_size: Any) -> None:
-        """Update the running means of the single losses, as Keras weighs them."""
-        compiled = keras_internals.compile_loss(self._model)
-        weight = batch_size if isinstance(batch_size, int) else None
-        with keras_internals.single_device():
-            for metric, share in zip(compiled.metrics if compiled else (), shares, strict=False):
-                metric.update_state(share, sample_weight=weight)
-
 
 class EvaluationStep(Step):
-    """A step of `evaluate` or `predict`: the loss is computed once, from all predictions.
+    """A step of `evaluate` or `predict`.
 
     Args:
-        only_predicts: Whether there are no targets.
+        whole: Whether the loss is computed once, from all predictions, and not in the pass.
     """
 
     def __init__(
@@ -114,25 +103,30 @@ class EvaluationStep(Step):
         model: keras.Model,
         strategy: tf.distribute.Strategy,
         spec: Batch,
-        only_predicts: bool = False,
+        replica_pass: EvaluationPass,
+        whole: bool = False,
     ) -> None:
-        super().__init__(model, strategy, spec, EvaluationPass(model))
-        self._run_pass = self._compiled(self._pass.run, self._values_spec, self._rows_spec, INTEGER)
+        super().__init__(model, strategy, spec, replica_pass)
+        self._whole = whole
+        self._run_pass = self._compiled(
+            replica_pass.run, self._values_spec, self._rows_spec, INTEGER
+        )
         packs = getattr(self._run_pass, "structured_outputs", None)
         self._update = self._compiled(
-            self._pass.update, self._values_spec, specs_of(packs.packs if packs else None)
+            replica_pass.update, self._values_spec, specs_of(packs.packs if packs else None)
         )
-        if not only_predicts:
-            self._build_metrics(self._run_pass)
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Evaluate one global batch; the logs so far."""
         results = self._run(batch)
         self._assign(results)
+        losses = results[0].update.losses
+        if not self._whole:
+            return self._logs(batch, results, losses, self._gathered_if_needed(results))
         y_pred = self._gathered(results)
         with tf.device(self._hub):
-            loss = whole_loss(self._model, batch, y_pred, results[0].update.losses, self._strategy)
-        return self._logs(batch, loss, y_pred)
+            loss = whole_loss(self._model, batch, y_pred, losses, self._strategy)
+        return self._logs(batch, results, [loss], y_pred)
 
     def predict(self, batch: Batch) -> Any:
         """The predictions for one global batch."""

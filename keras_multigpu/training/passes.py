@@ -17,15 +17,20 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.training import moving_statistics
+from keras_multigpu.training.additive_metrics import AdditiveMetrics
 from keras_multigpu.training.loss_reduction import LossShares
 from keras_multigpu.training.optimizer_update import updated
+from keras_multigpu.training.output_rows import Counts
 from keras_multigpu.training.output_rows import counted
 from keras_multigpu.training.output_rows import joined
+from keras_multigpu.training.output_rows import may_be_odd
 from keras_multigpu.training.output_rows import refuse_computed
 from keras_multigpu.training.packing import Packing
+from keras_multigpu.training.pure_model import Forward
 from keras_multigpu.training.pure_model import PureModel
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.pure_model import Values
+from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import cut
 from keras_multigpu.training.shares import rows
 from keras_multigpu.training.sparse_gradients import added_up
@@ -45,10 +50,14 @@ class Summands(NamedTuple):
     gradients: list[Any]
     losses: list[tf.Tensor]
     others: list[tf.Tensor]
+    metrics: list[tf.Tensor]
 
 
 class Outcome(NamedTuple):
-    """What a pass over a replica's rows returns: summands packed, sparse ones apart."""
+    """What a pass over a replica's rows returns: summands packed, sparse ones apart.
+
+    There are predictions only where something outside of the pass needs them.
+    """
 
     packs: list[tf.Tensor]
     slices: list[tf.IndexedSlices]
@@ -69,6 +78,7 @@ class Update(NamedTuple):
     optimizer: list[tf.Tensor]
     others: list[tf.Tensor]
     losses: list[tf.Tensor]
+    metrics: list[tf.Tensor]
     done: tf.Tensor
 
 
@@ -77,11 +87,22 @@ class ReplicaPass:
 
     Args:
         model: The model, built.
+        metrics: The metrics that replicas update; None in prediction.
+        keeps: Whether predictions are needed outside of the pass, whatever the metrics need.
     """
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        metrics: AdditiveMetrics | None,
+        keeps: bool,
+    ) -> None:
         self.pure = PureModel(model)
         self.model = model
+        self.metrics = metrics
+        self._keeps = keeps or metrics is None or model.run_eagerly
+        self._in_parts = model.replication.strategy.num_replicas_in_sync > 1
+        self._counts: Counts | None = None
         self._packing = Packing([])
         self._sizes: list[int] = []
         self._contributed: list[int] = []
@@ -100,7 +121,7 @@ class ReplicaPass:
         slices = [gradient for gradient in summands.gradients if is_sparse(gradient)]
         dense = summands.gradients[: len(summands.gradients) - len(slices)]
         others = self._contributions(start, end, share, replica)
-        summands = Summands(dense, summands.losses, others)
+        summands = summands._replace(gradients=dense, others=others)
         flat = [tensor for part in summands for tensor in part]
         self._sizes = [len(part) for part in summands]
         self._packing = Packing(flat)
@@ -108,6 +129,30 @@ class ReplicaPass:
         return Outcome(
             packs, slices, *self.seeds_of(self.pure.unseeded(end, replica)), *predictions
         )
+
+    def seen(self, share: Rows, y_pred: Any) -> tuple[list[tf.Tensor], tuple[Any, list[Any]]]:
+        """What some rows add to the metrics, and their predictions where these are needed."""
+        leaves, size = keras.tree.flatten(y_pred), batch_size_of(share.data)
+        size = size if isinstance(size, int) else None
+        summands: list[tf.Tensor] = []
+        if self.metrics is not None:
+            counts = self.counts_of(specs_of(share.x), leaves, size) if self._in_parts else []
+            # What is the same for all rows would be counted with each part of them.
+            whole = any(
+                count == 0 and leaf is not None for count, leaf in zip(counts, leaves, strict=False)
+            )
+            summands = self.metrics.of_rows(share, y_pred, whole)
+            # Where shapes leave doubts, somebody has to look at the predictions.
+            self._keeps |= self.metrics.gathered or may_be_odd(leaves, size)
+        return summands, with_attached(y_pred) if self._keeps else (None, [])
+
+    def counts_of(self, x: Any, leaves: list[Any], rows: int | None) -> Counts:
+        """How many rows each output has for an example, found once; see `counted`."""
+        if not may_be_odd(leaves, rows):
+            return [1] * len(leaves)
+        if self._counts is None:
+            self._counts = counted(self.model, x, leaves, rows)
+        return self._counts
 
     def agreed(
         self,
@@ -198,6 +243,8 @@ class TrainingPass(ReplicaPass):
 
     Args:
         model: The compiled model.
+        metrics: See `ReplicaPass`.
+        keeps: See `ReplicaPass`.
         micro_batches: In how many pieces the rows are taken.
         context: Makes a context for the forward pass over some rows.
         measures_pieces: Whether to note the square norm of each piece's gradient.
@@ -206,11 +253,14 @@ class TrainingPass(ReplicaPass):
     def __init__(
         self,
         model: keras.Model,
+        metrics: AdditiveMetrics,
+        keeps: bool = True,
         micro_batches: int = 1,
         context: Callable[[Rows], contextlib.AbstractContextManager[None]] | None = None,
         measures_pieces: bool = False,
     ) -> None:
-        super().__init__(model)
+        super().__init__(model, metrics, keeps)
+        self._in_parts |= micro_batches > 1
         self._measures_pieces = measures_pieces
         self._micro_batches = micro_batches
         self.context = context or (lambda rows: contextlib.nullcontext())
@@ -233,12 +283,9 @@ class TrainingPass(ReplicaPass):
         start = self.pure.seeded(values, replica)
         norms: list[tf.Tensor] = []
         if self._micro_batches == 1:
-            gradients, losses, end, predictions = self._piece(start, share, divisors, loss_scale)
+            summands, end, predictions = self._piece(start, share, divisors, loss_scale)
         else:
-            gradients, losses, end, predictions = self._pieces(
-                start, share, divisors, loss_scale, norms
-            )
-        summands = Summands(gradients, losses, [])
+            summands, end, predictions = self._pieces(start, share, divisors, loss_scale, norms)
         outcome = self.outcome(summands, start, end, share, replica, predictions)
         return outcome._replace(pieces=norms)
 
@@ -252,7 +299,9 @@ class TrainingPass(ReplicaPass):
         present = tf.cast(share.examples > 0, tf.float32)
         return [divisor * present for divisor in shares.local_divisors]
 
-    def _piece(self, values: Values, share: Rows, divisors: Any, loss_scale: Any) -> Any:
+    def _piece(
+        self, values: Values, share: Rows, divisors: Any, loss_scale: Any
+    ) -> tuple[Summands, Values, Any]:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values.trainable)
             again = self._micro_batches > 1
@@ -262,7 +311,8 @@ class TrainingPass(ReplicaPass):
                 end = self.pure.new_values(scope, values)
             scaled = loss * loss_scale
         gradients = self.connected(tape.gradient(scaled, values.trainable))
-        return gradients, [loss, *shares], end, with_attached(forward.y_pred)
+        metrics, predictions = self.seen(share, forward.y_pred)
+        return Summands(gradients, [loss, *shares], [], metrics), end, predictions
 
     @property
     def with_gradients(self) -> list[keras.Variable]:
@@ -296,26 +346,23 @@ class TrainingPass(ReplicaPass):
 
     def _pieces(
         self, values: Values, share: Rows, divisors: Any, loss_scale: Any, norms: list[tf.Tensor]
-    ) -> Any:
+    ) -> tuple[Summands, Values, Any]:
         """Take the rows piece by piece; each waits for the one before, to save memory."""
         size = rows_count(share)
-        gradients, losses, predictions, counts = None, None, [], []
+        total, predictions, counts = Summands([], [], [], []), [], []
         for index in range(self._micro_batches):
-            with tf.control_dependencies(losses or []):
+            with tf.control_dependencies(total.losses):
                 piece, taken = piece_of(share, size, index, self._micro_batches)
-                more, shares, end, predicted = self._piece(values, piece, divisors, loss_scale)
+                more, end, predicted = self._piece(values, piece, divisors, loss_scale)
                 present = piece.examples > 0
-                more, shares = (
-                    [zero_unless(present, tensor) for tensor in part] for part in (more, shares)
-                )
+                more = Summands(*([zero_unless(present, t) for t in part] for part in more))
                 values = keep_if(present, end, values, self.seed_indices)
             if self._measures_pieces:
-                norms.append(piece_norm(piece, more))
-            gradients = more if gradients is None else add_all(gradients, more)
-            losses = shares if losses is None else add_all(losses, shares)
+                norms.append(piece_norm(piece, more.gradients))
+            total = Summands(*map(add_all, total, more)) if index else more
             predictions.append(predicted)
             counts.append(taken)
-        return gradients, losses, values, self._one_after_another(share.x, predictions, counts)
+        return total, values, self._one_after_another(share.x, predictions, counts)
 
     def _one_after_another(
         self, x: Any, predictions: Sequence[tuple[Any, list[Any]]], taken: Sequence[Any]
@@ -327,10 +374,12 @@ class TrainingPass(ReplicaPass):
             predictions: Those for each piece.
             taken: How many examples each has.
         """
+        if predictions[0][0] is None:
+            return predictions[0]
         parts = [keras.tree.flatten(y_pred) for y_pred, _ in predictions]
         eager = tf.executing_eagerly()
         first = int(taken[0]) if eager or isinstance(taken[0], int) else None
-        counts = counted(self.model, specs_of(x), parts[0], first)
+        counts = self.counts_of(specs_of(x), parts[0], first)
         outputs = None if eager else parts[0]
         refuse_computed(counts, parts, outputs, tensors_of(x))
         y_pred = keras.tree.pack_sequence_as(predictions[0][0], joined(parts, taken, counts))
@@ -357,21 +406,64 @@ class TrainingPass(ReplicaPass):
 
 
 class EvaluationPass(ReplicaPass):
-    """Forward pass over a replica's rows in inference mode."""
+    """Forward pass over a replica's rows in inference mode.
+
+    Args:
+        model: The model.
+        metrics: See `ReplicaPass`.
+        has_loss: Whether to compute the loss, too.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        metrics: AdditiveMetrics | None = None,
+        has_loss: bool = False,
+    ) -> None:
+        super().__init__(model, metrics, keeps=not has_loss)
+        self._has_loss = has_loss
 
     def run(self, values: Values, share: Rows, replica: Any) -> Outcome:
         """The pass itself; see `TrainingPass.run`."""
         start = self.pure.seeded(values, replica)
         with self.pure.scope(start, share.fraction) as scope:
             forward = self.pure.forward(share.x, False, scope)
+            losses = self._losses(forward, share) if self._has_loss else forward.added_losses
             end = self.pure.new_values(scope, start)
-        summands = Summands([], forward.added_losses, [])
-        predictions = with_attached(forward.y_pred)
+        metrics, predictions = self.seen(share, forward.y_pred)
+        summands = Summands([], losses, [], metrics)
         return self.outcome(summands, start, end, share, replica, predictions)
+
+    def _losses(self, forward: Forward, share: Rows) -> list[tf.Tensor]:
+        """What is added to the compiled losses, these, and what to divide each of them by."""
+        penalties = [value * share.fraction for value in forward.regularization]
+        added = tf.add_n([tf.zeros(()), *forward.added_losses, *penalties])
+        if keras_internals.compile_loss(self.model) is None:
+            return [added]
+        compiled = LossShares(self.model, share.fraction, undivided=True)
+        compiled.total(share.data, forward.y_pred)
+        return [added, *compiled.shares, *compiled.local_divisors]
+
+    def _divided(self, added: tf.Tensor, *summed: tf.Tensor) -> list[tf.Tensor]:
+        """The loss of the global batch and the single ones, from the sums of `_losses`."""
+        count = len(summed) // 2
+        losses = [
+            tf.math.divide_no_nan(loss, divisor)
+            for loss, divisor in zip(summed[:count], summed[count:], strict=True)
+        ]
+        weights = keras_internals.loss_weights(self.model) if losses else []
+        terms = [
+            loss if weight is None else loss * tf.cast(weight, loss.dtype)
+            for loss, weight in zip(losses, weights, strict=True)
+        ]
+        return [tf.add_n([added, *terms]), *losses]
 
     def update(self, values: Values, packs: Sequence[tf.Tensor]) -> Update:
         """The new values of variables that inference changes, and the sums."""
-        return complete([], [], self, values, self.sums(packs))
+        sums = self.sums(packs)
+        if self._has_loss:
+            sums = sums._replace(losses=self._divided(*sums.losses))
+        return complete([], [], self, values, sums)
 
 
 def complete(
@@ -385,7 +477,7 @@ def complete(
     others = replica_pass.merged_others(values, sums)
     with tf.control_dependencies([*trainable, *optimizer, *others, *sums.losses]):
         done = tf.zeros(())
-    return Update(trainable, optimizer, others, sums.losses, done)
+    return Update(trainable, optimizer, others, sums.losses, sums.metrics, done)
 
 
 def rows_count(share: Rows) -> Any:

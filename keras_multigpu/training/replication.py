@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 from keras_multigpu.keras_internals.versions import newer_than_tested
+from keras_multigpu.training.additive_metrics import AdditiveMetrics
 from keras_multigpu.training.adjusted_schedule import adjustments
 from keras_multigpu.training.custom_step import CustomPrediction
 from keras_multigpu.training.custom_step import CustomStep
@@ -23,6 +24,7 @@ from keras_multigpu.training.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.metric_storages import MetricStorages
 from keras_multigpu.training.one_step import EvaluationStep
 from keras_multigpu.training.one_step import TrainStep
+from keras_multigpu.training.passes import EvaluationPass
 from keras_multigpu.training.passes import TrainingPass
 from keras_multigpu.training.placement import build_optimizer
 from keras_multigpu.training.placement import idle_optimizers
@@ -237,10 +239,13 @@ class Replication:
             refuse_pieces(self.pieces)
             return self._custom_step(model, (spec, batch), model.train_step, layers, self._probes)
         context = (lambda rows: synchronized(layers, rows)) if layers else None
+        watched = bool(self._probes)
 
         def sum_of_examples(count_divisors: bool) -> TrainStep:
             by_piece = any(probe.by_piece for probe in self._probes)
-            replica_pass = TrainingPass(model, self.pieces, context, by_piece)
+            replica_pass = TrainingPass(
+                model, metrics_of(model, spec), watched, self.pieces, context, by_piece
+            )
             return TrainStep(
                 model,
                 self.strategy,
@@ -253,7 +258,7 @@ class Replication:
 
         def whole_batch() -> WholeBatchTrainStep:
             refuse_pieces(self.pieces)
-            replica_pass = TrainingPass(model, 1, context)
+            replica_pass = TrainingPass(model, metrics_of(model, spec), watched, 1, context)
             return WholeBatchTrainStep(model, self.strategy, spec, replica_pass, self._probes)
 
         if is_overridden(model, "compute_loss"):
@@ -268,7 +273,14 @@ class Replication:
         self.prepare(model, spec, batch)
         if is_overridden(model, "test_step"):
             return self._custom_step(model, (spec, batch), model.test_step)
-        return EvaluationStep(model, self.strategy, spec)
+
+        def step(whole: bool) -> EvaluationStep:
+            replica_pass = EvaluationPass(model, metrics_of(model, spec), has_loss=not whole)
+            return EvaluationStep(model, self.strategy, spec, replica_pass, whole)
+
+        if is_overridden(model, "compute_loss"):
+            return step(whole=True)
+        return FirstThatFits([lambda: step(whole=False), lambda: step(whole=True)])
 
     def _prediction_step(
         self, model: keras.Model, spec: Batch, batch: Batch | None
@@ -276,7 +288,7 @@ class Replication:
         self.prepare(model, spec, batch)
         if is_overridden(model, "predict_step"):
             return CustomPrediction(model, self.strategy, model.predict_step, spec)
-        return EvaluationStep(model, self.strategy, spec, only_predicts=True).predict
+        return EvaluationStep(model, self.strategy, spec, EvaluationPass(model)).predict
 
     def _custom_step(
         self,
@@ -355,6 +367,11 @@ def require_one_process(strategy: tf.distribute.Strategy) -> None:
 def largest_share(batch: Batch, replicas: int) -> int:
     """The number of examples of the replica that has the most."""
     return math.ceil(int(batch_size_of(batch) or 0) / replicas)
+
+
+def metrics_of(model: keras.Model, spec: Batch) -> AdditiveMetrics:
+    """The compiled metrics, for a pass."""
+    return AdditiveMetrics(model, spec, is_overridden(model, "compute_metrics"))
 
 
 def has_call(model: keras.Model) -> bool:

@@ -3,11 +3,10 @@
     global batch ──> shares ──> forward and backward ──> sum ──> update ──> new values
                      a replica  a pure function,         over    a pure     assigned on
                      each       traced once              them    function   each replica
-                                        │
-                                        └─> predictions, gathered ──> metrics, updated once
 
-The two pure functions are traced once and called for every replica on its device. The
-metrics see the global batch, so that any metric yields what it yields on one device.
+The two pure functions are traced once and called for every replica on its device. What the rows
+add to metrics is in the sum; metrics that are no sums over examples are updated with the global
+batch and its predictions, gathered.
 """
 
 import contextlib
@@ -21,7 +20,6 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.training.output_rows import Counts
-from keras_multigpu.training.output_rows import counted
 from keras_multigpu.training.output_rows import joined
 from keras_multigpu.training.output_rows import refuse_computed
 from keras_multigpu.training.output_rows import refuse_output
@@ -167,7 +165,7 @@ class Step:
     def _rows_per_example(self, parts: list[list[Any]], examples: tf.Tensor) -> Counts:
         """How many rows each output has for an example; see `output_rows`."""
         size = int(examples) if tf.executing_eagerly() else batch_size_of(self._rows_spec.data)
-        counts = counted(self._model, self._spec[0], parts[0], size)
+        counts = self._pass.counts_of(self._spec[0], parts[0], size)
         graph = getattr(self._run_pass, "graph", None)
         if graph is None:
             refuse_computed(counts, parts)
@@ -180,28 +178,42 @@ class Step:
             refuse_computed(counts, parts, outputs, graph.inputs[values : values + rows])
         return counts
 
-    def _logs(self, batch: Batch, loss: tf.Tensor, y_pred: Any) -> dict[str, Any]:
-        """Update all metrics with the global batch, once; the logs."""
-        x, y, sample_weight = batch
-        with keras_internals.single_device(), tf.device(self._hub):
-            keras_internals.loss_tracker(self._model).update_state(
-                loss, sample_weight=batch_size_of(batch)
-            )
-            return self._model.compute_metrics(x, y, y_pred, sample_weight)
+    def _gathered_if_needed(self, results: list[Result]) -> Any:
+        """All predictions where metrics need them, after a look at those that nobody expects."""
+        if self._pass.metrics.gathered:
+            return self._gathered(results)
+        parts = [keras.tree.flatten(result.outcome.y_pred) for result in results]
+        if len(results) > 1 and results[0].outcome.y_pred is not None:
+            self._rows_per_example(parts, results[0].examples)
+        return None
 
-    def _build_metrics(self, run_pass: Any) -> None:
-        """Create the compiled metrics' variables before a graph needs them."""
-        if self._model.run_eagerly:
-            return
-        x, y, sample_weight = (symbolic(specs) for specs in self._spec)
-        with keras_internals.single_device():
-            if self._inline:
-                y_pred = keras_internals.symbolic_call(self._model, x)
+    def _logs(self, batch: Batch, results: list[Result], losses: Any, y_pred: Any) -> Any:
+        """Update all metrics, once; the logs.
+
+        Args:
+            batch: The global batch.
+            results: Those of all replicas, of which each has the sums.
+            losses: The loss, and the single losses of which it is made, if they are known.
+            y_pred: The predictions for the batch, where metrics need them.
+        """
+        loss, *shares = losses
+        size = batch_size_of(batch)
+        compiled = keras_internals.compile_loss(self._model)
+        weight = size if isinstance(size, int) else None
+        with keras_internals.single_device(), tf.device(self._hub):
+            # As Keras weighs them.
+            for metric, share in zip(compiled.metrics if compiled else (), shares, strict=False):
+                metric.update_state(share, sample_weight=weight)
+            keras_internals.loss_tracker(self._model).update_state(loss, sample_weight=size)
+            return self._pass.metrics.logs(results[0].update.metrics, batch, y_pred)
+
+    def _build_metrics(self) -> None:
+        """Create the metrics' variables before the replicas are traced."""
+        if self._inline and not self._model.run_eagerly:
+            with keras_internals.single_device():
+                y_pred = keras_internals.symbolic_call(self._model, symbolic(self._spec[0]))
                 self._refuse_odd(y_pred)
-            else:
-                outputs = specs_of(run_pass.structured_outputs.y_pred)
-                y_pred = symbolic(without_batch_size(outputs))
-            keras_internals.build_metrics(self._model, x, y, y_pred, sample_weight)
+            self._pass.metrics.build(y_pred)
 
     def _refuse_odd(self, y_pred: Any) -> None:
         """Raise a `ValueError` for outputs that a loss of the whole batch cannot be told."""
@@ -253,13 +265,3 @@ def sums(context: Any, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
 def everyones(context: Any, slices: list[Any], rows: Rows) -> list[tf.IndexedSlices]:
     """Sparse gradients with the rows of all replicas."""
     return [rows_of_all(context, gradient, rows.examples > 0) for gradient in slices]
-
-
-def without_batch_size(specs: Any) -> Any:
-    """Specs whose first axis is open: those of a global batch, from those of a share."""
-    return keras.tree.map_structure(
-        lambda spec: (
-            tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if spec.shape.rank else spec
-        ),
-        specs,
-    )

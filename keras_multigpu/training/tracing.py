@@ -45,6 +45,16 @@ def spec_of(value: Any) -> Any:
     return tf.type_spec_from_value(value)
 
 
+def without_batch_size(specs: Any) -> Any:
+    """Specs whose first axis is open: those of a global batch, from those of a share."""
+    return keras.tree.map_structure(
+        lambda spec: (
+            tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if spec.shape.rank else spec
+        ),
+        specs,
+    )
+
+
 def symbolic(specs: Any) -> Any:
     """Specs as what `keras_internals.symbolic_call` takes."""
 

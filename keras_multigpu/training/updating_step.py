@@ -30,8 +30,6 @@ from keras_multigpu.training.step import assign
 from keras_multigpu.training.step import everyones
 from keras_multigpu.training.step import sums
 from keras_multigpu.training.tracing import held_until
-from keras_multigpu.training.tracing import specs_of
-from keras_multigpu.training.tracing import symbolic
 from keras_multigpu.training.tracing import tensors_of
 
 
@@ -63,7 +61,7 @@ class UpdatingStep(Step):
         for probe in self._probes:
             probe.before_step()
         results = self._run(batch)
-        y_pred = self._gathered(results)
+        y_pred = self._gathered_if_needed(results)
         with after_all(results):
             measured = [result.measured for result in results]
             with tf.device(self._hub):
@@ -73,18 +71,10 @@ class UpdatingStep(Step):
                 self._assign(results)
                 return self._tracked(batch, results, y_pred)
             tf.cond(allowed, lambda: self._assigned(results), lambda: False)
-            if self._model.run_eagerly:
-                self._build_all_metrics(batch, y_pred)
             with keras_internals.single_device():
                 before = [tf.convert_to_tensor(v) for v in self._model.metrics_variables]
             logs = self._tracked(batch, results, y_pred)
             return self._kept(logs, before, allowed)
-
-    def _build_all_metrics(self, batch: Batch, y_pred: Any) -> None:
-        """Without a graph metrics are built by the first step, which may not be allowed."""
-        x, y, sample_weight, y_pred = (symbolic(specs_of(part)) for part in (*batch, y_pred))
-        with keras_internals.single_device():
-            keras_internals.build_metrics(self._model, x, y, y_pred, sample_weight)
 
     def _assign(self, results: list[Result]) -> None:
         for replica, result in enumerate(results):

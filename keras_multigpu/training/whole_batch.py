@@ -51,13 +51,13 @@ class WholeBatchTrainStep(UpdatingStep):
         super().__init__(model, strategy, spec, replica_pass, True, probes)
         self._loss: tf.Tensor = None
         self._trackers: list[tf.Tensor] = []
-        self._build_metrics(None)
+        self._build_metrics()
 
     def _tracked(self, batch: Batch, results: list[Result], y_pred: Any) -> dict[str, Any]:
         with keras_internals.single_device():
             for variable, value in zip(loss_trackers(self._model), self._trackers, strict=True):
                 variable.assign(value)
-        return self._logs(batch, self._loss, y_pred)
+        return self._logs(batch, results, [self._loss], y_pred)
 
     def _on_replica(self, values: Values, rows: Rows, replica: int, batch: Batch) -> Result:
         context = tf.distribute.get_replica_context()
@@ -92,8 +92,9 @@ class WholeBatchTrainStep(UpdatingStep):
             total(gradient, direct, rows.fraction)
             for gradient, direct in zip(back, whole.of_trainable, strict=True)
         ]
-        summands = Summands(self._pass.connected(gradients), [], [])
-        outcome = self._pass.outcome(summands, start, end, rows, index, predictions)
+        metrics, handed_over = self._pass.seen(rows, forward.y_pred)
+        summands = Summands(self._pass.connected(gradients), [], [], metrics)
+        outcome = self._pass.outcome(summands, start, end, rows, index, handed_over)
         result = self._completed(
             (values, optimizer_values), rows, replica, outcome, started, rows.fraction, self._loss
         )
