@@ -452,6 +452,14 @@ METRICS = [
         "custom metrics, a maximum and a count of batches",
         compile=lambda: mse(metrics=[made.LargestError(), made.Batches()]),
     ),
+    Case(
+        "metrics that add up, and others beside them",
+        compile=lambda: mse(
+            metrics=[made.LargeErrors(), made.spread_of_errors, metrics.CosineSimilarity(axis=0)],
+            weighted_metrics=["mae"],
+        ),
+        data=made.weighted,
+    ),
     Case("metric owned by a layer", lambda: made.mlp_with(made.MeasuredLayer())),
     Case("metric owned by the model", made.MetricOwner),
 ]

@@ -360,6 +360,23 @@ class LargestError(keras.metrics.Metric):
         return self.largest
 
 
+class LargeErrors(keras.metrics.Metric):
+    """Counts errors, which adds up over the examples."""
+
+    additive = True
+
+    def __init__(self, name="large_errors", **kwargs):
+        super().__init__(name=name, **kwargs)
+        self.count = self.add_variable((), "zeros", dtype="int32", name="count")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        large = keras.ops.abs(y_true - y_pred) > 0.5
+        self.count.assign_add(keras.ops.sum(keras.ops.cast(large, "int32")))
+
+    def result(self):
+        return self.count
+
+
 class Batches(keras.metrics.Metric):
     """Counts how often it is updated."""
 

@@ -61,6 +61,29 @@ def test_how_a_dataset_shuffles_can_be_told():
     assert [dataset_internals.caches(each) for each in (seeded, kept.take(1))] == [0, 1]
 
 
+def test_metrics_get_what_belongs_to_them_from_keras():
+    """Keras still keeps compiled metrics in `_flat_metrics`, one entry for each output."""
+    model = compiled_model(weighted_metrics=["mse"])
+    data = tf.ones((2, 2)), tf.zeros((2, 2)), tf.ones(2)
+    keras_internals.build_metrics(model, None, *data, call=lambda f, *args: f(*args))
+    model.reset_metrics()
+    seen = []
+    keras_internals.update_metrics(model, lambda *given: seen.append(given), *data)
+    assert [(metric.name, len(given)) for metric, *given in seen] == [("mae", 2), ("mse", 3)]
+    assert [m.name for m in keras_internals.compiled_metrics(model)] == ["mae", "mse"]
+    assert float(model.get_metrics_result()["mae"]) == 0.0
+
+
+def test_loss_weights_are_known():
+    """Keras still keeps compiled losses with their weights in `_flat_losses`."""
+    x = keras.Input((3,))
+    model = keras.Model(x, [keras.layers.Dense(2)(x), keras.layers.Dense(1)(x)])
+    model.compile("sgd", ["mse", "mae"], loss_weights=[0.3, 2.0])
+    y = [tf.ones((2, 2)), tf.ones((2, 1))]
+    keras_internals.compile_loss(model)(y, y)
+    assert keras_internals.loss_weights(model) == [0.3, 2.0]
+
+
 def test_a_strategy_can_be_left_for_a_while():
     """TensorFlow still keeps open strategies in `_distribution_strategy_stack`."""
     strategy = tf.distribute.OneDeviceStrategy("CPU:1")

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import metrics
 
+import keras_multigpu as kmg
 from keras_multigpu.training.additive_metrics import is_additive
 
 ROWS = 7
@@ -77,7 +78,7 @@ CLASSES = {
     "RootMeanSquaredError": ([{}], "regression"),
     "SensitivityAtSpecificity": ([{"specificity": 0.5}], "one-hot"),
     "SparseCategoricalAccuracy": ([{}], "classes"),
-    "SparseCategoricalCrossentropy": ([{}, {"ignore_class": 1}], "classes"),
+    "SparseCategoricalCrossentropy": ([{}], "classes"),
     "SparseTopKCategoricalAccuracy": ([{"k": 2}], "classes"),
     "SpecificityAtSensitivity": ([{"sensitivity": 0.5}], "one-hot"),
     "SquaredHinge": ([{}], "signs"),
@@ -201,3 +202,47 @@ def test_long_axes_are_tried_short(known, lengths):
 
     assert is_additive(metrics.MeanMetricWrapper(weighed), [tf.zeros((4, 100)), tf.zeros((4, 100))])
     assert tried == lengths
+
+
+def trained(metric, weights=None, strategy="one_device", devices=None, **options):
+    """What a linear model logs for a batch of seven examples, and on evaluating three of them."""
+    x, y = np.arange(14, dtype="float32").reshape(7, 2) / 14, np.ones((7, 1), "float32")
+    layer = keras.layers.Dense(1, kernel_initializer="ones")
+    model = kmg.distribute(
+        keras.Sequential([keras.Input((2,)), layer]), kmg.strategy(strategy, devices=devices)
+    )
+    model.compile(keras.optimizers.SGD(0.0), "mse", weighted_metrics=[metric], **options)
+    some = None if weights is None else weights[:3]
+    return [*model.train_on_batch(x, y, weights), *model.test_on_batch(x[:3], y[:3], some)]
+
+
+class Signed(metrics.Mean):
+    """The mean error, declared."""
+
+    additive = True
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        super().update_state(y_pred - y_true, sample_weight)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_replicas_without_examples_add_nothing(eagerly):
+    """Of three examples on four replicas one is borrowed; its numbers are dropped."""
+    found = trained(Signed(), strategy="mirrored", devices=4, run_eagerly=eagerly)
+    np.testing.assert_allclose(found, trained(Signed()), rtol=1e-5)
+
+
+class Elsewhere(metrics.Mean):
+    """Counts in a variable that no metric owns."""
+
+    additive = True
+    updates = keras.Variable(0.0, trainable=False)
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.updates.assign_add(1.0)
+        super().update_state(y_pred)
+
+
+def test_what_a_declared_metric_changes_is_its_own():
+    with pytest.raises(ValueError, match="changes a variable that is not its own"):
+        trained(Elsewhere(), strategy="mirrored", devices=2)
