@@ -384,6 +384,11 @@ class EachMetric:
             self._update(metric, *data)
 
 
+def has_metrics(model: keras.Model) -> bool:
+    """Whether `compile` was given metrics."""
+    return model._compile_metrics is not None
+
+
 def compiled_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     """The metrics of `compile`, once Keras has resolved and built them."""
     return [] if model._compile_metrics is None else list(model._compile_metrics.metrics)

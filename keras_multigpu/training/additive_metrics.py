@@ -126,6 +126,8 @@ class AdditiveMetrics:
         self._model = model
         self._spec = spec
         self._at_once = at_once
+        if shared_by_all(spec):
+            self.see_whole()
         self._variables: list[keras.Variable] = []
         self._additive: list[bool] | None = None
 
@@ -134,25 +136,38 @@ class AdditiveMetrics:
         """Whether some metrics need the predictions of all replicas."""
         return self._at_once or not all(self._additive or ())
 
+    def see_whole(self) -> None:
+        """Update all metrics from the whole batch."""
+        self._at_once |= keras_internals.has_metrics(self._model)
+
     def build(self, y_pred: Any) -> None:
         """Create the metrics' variables, for symbolic predictions."""
         x, y, sample_weight = (symbolic(specs) for specs in self._spec)
         with tf.init_scope(), keras_internals.single_device():
             keras_internals.build_metrics(self._model, x, y, y_pred, sample_weight)
 
-    def of_rows(self, rows: Rows, y_pred: Any, whole: bool) -> list[tf.Tensor]:
+    def build_for(self, data: Any, y_pred: Any) -> None:
+        """Create the metrics' variables, for some rows and their predictions."""
+        if not self._model.run_eagerly:
+            self.build(symbolic(without_batch_size(specs_of(y_pred))))
+            return
+        # Metrics that only run eagerly read the numbers.
+        x, y, sample_weight = data
+        real_call = keras_internals.real_call
+        keras_internals.build_metrics(self._model, x, y, y_pred, sample_weight, real_call)
+
+    def of_rows(self, rows: Rows, y_pred: Any) -> list[tf.Tensor]:
         """What some rows add to the variables of additive metrics.
 
         Args:
             rows: The rows.
             y_pred: The predictions for them.
-            whole: Whether a part of the predictions does not belong to these rows alone.
         """
+        if self._at_once:
+            return []
         if self._additive is None:
-            self.build(symbolic(without_batch_size(specs_of(y_pred))))
-            self._additive = self._found(
-                rows, y_pred, whole or self._at_once or shared_by_all(self._spec)
-            )
+            self.build_for(rows.data, y_pred)
+            self._additive = self._found(rows, y_pred)
         metrics = keras_internals.compiled_metrics(self._model)
         variables = list({id(v): v for metric in metrics for v in metric.variables}.values())
         zeros = [tf.zeros(v.shape, v.dtype) for v in variables]
@@ -180,12 +195,12 @@ class AdditiveMetrics:
             self._update(batch, y_pred, additive=False)
         return self._model.get_metrics_result()
 
-    def _found(self, rows: Rows, y_pred: Any, whole: bool) -> list[bool]:
+    def _found(self, rows: Rows, y_pred: Any) -> list[bool]:
         """Whether each metric is additive, in the order in which Keras updates them."""
         found: list[bool] = []
 
         def note(metric: keras.metrics.Metric, *data: Any) -> None:
-            found.append(not whole and is_additive(metric, data))
+            found.append(is_additive(metric, data))
 
         keras_internals.update_metrics(self._model, note, rows.data[1], y_pred, rows.data[2])
         return found

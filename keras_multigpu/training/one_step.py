@@ -122,8 +122,10 @@ class EvaluationStep(Step):
         self._assign(results)
         losses = results[0].update.losses
         if not self._whole:
-            return self._logs(batch, results, losses, self._gathered_if_needed(results))
+            return self._logs(batch, results, losses, self._gathered_if_needed(batch, results))
         y_pred = self._gathered(results)
+        if not self._model.run_eagerly:
+            self._pass.metrics.build_for(batch, y_pred)
         with tf.device(self._hub):
             loss = whole_loss(self._model, batch, y_pred, losses, self._strategy)
         return self._logs(batch, results, [loss], y_pred)

@@ -138,10 +138,11 @@ class ReplicaPass:
         if self.metrics is not None:
             counts = self.counts_of(specs_of(share.x), leaves, size) if self._in_parts else []
             # What is the same for all rows would be counted with each part of them.
-            whole = any(
+            if any(
                 count == 0 and leaf is not None for count, leaf in zip(counts, leaves, strict=False)
-            )
-            summands = self.metrics.of_rows(share, y_pred, whole)
+            ):
+                self.metrics.see_whole()
+            summands = self.metrics.of_rows(share, y_pred)
             # Where shapes leave doubts, somebody has to look at the predictions.
             self._keeps |= self.metrics.gathered or may_be_odd(leaves, size)
         return summands, with_attached(y_pred) if self._keeps else (None, [])

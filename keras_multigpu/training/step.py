@@ -178,10 +178,13 @@ class Step:
             refuse_computed(counts, parts, outputs, graph.inputs[values : values + rows])
         return counts
 
-    def _gathered_if_needed(self, results: list[Result]) -> Any:
+    def _gathered_if_needed(self, batch: Batch, results: list[Result]) -> Any:
         """All predictions where metrics need them, after a look at those that nobody expects."""
         if self._pass.metrics.gathered:
-            return self._gathered(results)
+            y_pred = self._gathered(results)
+            if not self._model.run_eagerly:
+                self._pass.metrics.build_for(batch, y_pred)
+            return y_pred
         parts = [keras.tree.flatten(result.outcome.y_pred) for result in results]
         if len(results) > 1 and results[0].outcome.y_pred is not None:
             self._rows_per_example(parts, results[0].examples)

@@ -61,7 +61,7 @@ class UpdatingStep(Step):
         for probe in self._probes:
             probe.before_step()
         results = self._run(batch)
-        y_pred = self._gathered_if_needed(results)
+        y_pred = self._gathered_if_needed(batch, results)
         with after_all(results):
             measured = [result.measured for result in results]
             with tf.device(self._hub):
@@ -72,6 +72,8 @@ class UpdatingStep(Step):
                 return self._tracked(batch, results, y_pred)
             tf.cond(allowed, lambda: self._assigned(results), lambda: False)
             with keras_internals.single_device():
+                if y_pred is not None:
+                    self._pass.metrics.build_for(batch, y_pred)
                 before = [tf.convert_to_tensor(v) for v in self._model.metrics_variables]
             logs = self._tracked(batch, results, y_pred)
             return self._kept(logs, before, allowed)
