@@ -175,7 +175,7 @@ class AdditiveMetrics:
             self._update(rows.data, y_pred, additive=True)
         refuse_others(scope, variables)
         self._variables = [v for v in variables if id(v) in scope.assigned]
-        added = [scope.get_current_value(v) for v in self._variables]
+        added = [tf.convert_to_tensor(scope.get_current_value(v)) for v in self._variables]
         return [tf.cast(value, summable(value.dtype)) for value in added]
 
     def logs(self, totals: Sequence[tf.Tensor], batch: Any, y_pred: Any) -> dict[str, Any]:
