@@ -32,7 +32,8 @@ def public_classes():
 
 def test_the_public_names_are_these():
     """A name is added or removed on purpose: here, in the docs and in CHANGELOG.md."""
-    assert sorted(public_classes()) == NAMES
+    # What a callback measures in a step is no callback itself.
+    assert sorted(public_classes()) == sorted([*NAMES, "Probe"])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -180,6 +180,7 @@ def require_equal(found, expected):
         (StatefulLoss, 2, {"jit_compile": True}),
     ],
 )
+@pytest.mark.slow
 def test_assignments_are_kept(kind, replicas, options):
     """Of all types, in layers, losses, metrics and plain objects, as on one device."""
     require_equal(trained(kind, replicas, **options), on_one_device(kind))
@@ -302,6 +303,7 @@ def test_a_loss_may_be_a_python_number(value):
 
 
 @pytest.mark.parametrize("own_step", [False, True])
+@pytest.mark.slow
 def test_metrics_made_inside_a_scope(own_step):
     """Of integers too, in training and validation, which may update metrics in two ways."""
 
@@ -352,6 +354,7 @@ def test_a_stateful_network_keeps_its_states_on_one_replica():
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.slow
 def test_jit_compiles_several_outputs_with_metrics(replicas):
     """The running means of single losses live on one device only."""
     x = keras.Input((3,))

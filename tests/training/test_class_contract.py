@@ -89,6 +89,7 @@ def test_a_distributed_model_is_saved_as_keras_saves_it(build, two):
 
 
 @pytest.mark.parametrize("build", [made.mlp, functional])
+@pytest.mark.slow
 def test_a_model_can_be_pickled_and_copied(build, two):
     """What comes back predicts the same and trains on alone, on replicas."""
     model = fitted(build(), two)
@@ -147,6 +148,7 @@ def test_one_of_several_optimizers_may_have_nothing_to_update(two):
 
 
 @pytest.mark.parametrize("optimizer", [keras.optimizers.Adam, keras.optimizers.AdamW])
+@pytest.mark.slow
 def test_a_plain_model_around_a_distributed_layer_trains_it(optimizer, two):
     """As it would train a layer of its own, and what it learns reaches all replicas."""
     model = fitted(functional(), two)

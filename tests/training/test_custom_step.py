@@ -159,6 +159,7 @@ def test_rows_that_meet_each_other_are_told(caplog):
     assert "multiplies rows of a batch with each other" in record.message
 
 
+@pytest.mark.slow
 def test_gradients_of_tensors():
     """A row's is its own; that of a tensor made of weights is of all rows; Jacobians are local."""
     seen = {}

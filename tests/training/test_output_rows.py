@@ -82,6 +82,7 @@ class Steps(Outputs):
 
 
 @pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.slow
 def test_predictions_of_an_own_step_come_back_whole(eager):
     """As those of a model do; numbers of the whole batch may be taken by `ops.mean`."""
     mean = lambda x, table: keras.ops.mean(x)  # noqa: E731
@@ -127,6 +128,7 @@ class LossOfOutputs(keras.losses.Loss):
 
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.slow
 def test_micro_batches_rows_follow_one_another(eager, replicas):
     """Whatever their number for an example; a batch of 3 leaves a piece of one replica empty."""
 
