@@ -302,9 +302,13 @@ def concatenated(parts: list[Any]) -> Any:
         return tf.sparse.concat(axis=0, sp_inputs=parts)
     if parts[0].shape.rank == 0:
         return tf.stack(parts)
-    if any(part.shape[1:] != parts[0].shape[1:] for part in parts):
+    axes = range(1, parts[0].shape.rank)
+    differing = [axis for axis in axes if len({part.shape[axis] for part in parts}) > 1]
+    if differing:
         parts = [
-            part if isinstance(part, tf.RaggedTensor) else tf.RaggedTensor.from_tensor(part)
+            part
+            if isinstance(part, tf.RaggedTensor)
+            else tf.RaggedTensor.from_tensor(part, ragged_rank=differing[-1])
             for part in parts
         ]
     return tf.concat(parts, axis=0)

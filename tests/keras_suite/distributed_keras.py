@@ -156,7 +156,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for pattern, reason in expected_failures(config.getoption("replicas")).items():
         found = [item for item, name in names.items() if matches(pattern, name)]
         for item in found:
-            item.add_marker(pytest.mark.xfail(reason=reason))
+            item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
         file = pattern.partition("::")[0]
         whole = any(argument.endswith(file) for argument in config.args)
         if whole and not found:

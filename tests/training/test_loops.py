@@ -81,6 +81,8 @@ def test_predictions_of_several_lengths_become_ragged():
     """Dense batches that differ in length, dense beside ragged ones; sparse ones stay sparse."""
     short, long = tf.constant([[1], [2]]), tf.constant([[3, 4]])
     assert loops.concatenated([short, long]).to_list() == [[1], [2], [3, 4]]
+    images = loops.concatenated([tf.zeros((1, 2, 1, 3)), tf.ones((1, 1, 2, 3))])
+    assert images.to_list() == [[[[0, 0, 0]], [[0, 0, 0]]], [[[1, 1, 1], [1, 1, 1]]]]
     ragged = tf.ragged.constant([[5, 6, 7], [8]])
     assert loops.concatenated([ragged, long]).to_list() == [[5, 6, 7], [8], [3, 4]]
     sparse = loops.concatenated([tf.sparse.from_dense([[0, 1]]), tf.sparse.from_dense([[2, 0]])])
