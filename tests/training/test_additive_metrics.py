@@ -225,6 +225,7 @@ class Signed(metrics.Mean):
         super().update_state(y_pred - y_true, sample_weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eagerly", [False, True])
 def test_replicas_without_examples_add_nothing(eagerly):
     """Of three examples on four replicas one is borrowed; its numbers are dropped."""
