@@ -11,8 +11,8 @@ from keras_multigpu.checks import problem
 from keras_multigpu.checks import warn
 from keras_multigpu.keras_internals.callback_internals import callbacks_beside
 from keras_multigpu.training.distributed_model import DistributedModel
-from keras_multigpu.training.placement import home_device
-from keras_multigpu.training.replication import require_one_process
+from keras_multigpu.training.replica_group import home_device
+from keras_multigpu.training.replica_group import require_one_process
 
 logger = logging.getLogger("keras_multigpu")
 

@@ -17,7 +17,7 @@ from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.training.adjusted_schedule import state_of
 from keras_multigpu.training.probes import Probe
 from keras_multigpu.training.probes import Seen
-from keras_multigpu.training.shares import HOST
+from keras_multigpu.training.replica_group import HOST
 
 ACTIVE, STEPS, FOUND_AT, SKIPPED, STREAK, LONGEST, TOOK = range(7)
 """Where the counters stand: whether the guard is on duty, the steps so far, the step of a finding

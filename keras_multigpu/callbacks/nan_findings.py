@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.callbacks.finite_probe import ROWS
 from keras_multigpu.checks import printable
-from keras_multigpu.training.placement import copies
+from keras_multigpu.training.replica_group import copies_of
 
 ARRAYS = {
     "x": "input",
@@ -206,7 +206,7 @@ def copies_not_finite(model: keras.Model) -> list[tuple[str, dict[int, str]]]:
         storage = keras_internals.variable_storage(variable)
         if not storage.dtype.is_floating:
             continue
-        parts = copies(storage, model.distribute_strategy)
+        parts = copies_of(variable)
         bad = {
             replica: part.device.rpartition("device:")[2]
             for replica, part in enumerate(parts)

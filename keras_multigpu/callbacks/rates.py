@@ -7,11 +7,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.training.adjusted_schedule import AdjustedSchedule
-from keras_multigpu.training.placement import copies
+from keras_multigpu.training.replica_group import copies_of
 
 
 class Rate:
@@ -142,7 +141,7 @@ class Rate:
         return self.optimizer.__dict__["_adjusted_schedule"]
 
     def _copies(self, variable: keras.Variable) -> tuple[tf.Variable, ...]:
-        return copies(keras_internals.variable_storage(variable), self.strategy)
+        return copies_of(variable)
 
     def _compile_again(self) -> None:
         # A distributed model looks at its schedule by itself; Keras's compiled step does not.

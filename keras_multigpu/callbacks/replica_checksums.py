@@ -20,7 +20,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.training.model_state import adds_up
 from keras_multigpu.training.model_state import variables_of
-from keras_multigpu.training.placement import copies
+from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.tracing import traced
 
 STRIDE = 0x9E3779B1
@@ -53,7 +53,7 @@ def copied_variables(model: keras.Model) -> list[Copied]:
         storage = keras_internals.variable_storage(variable)
         if storage is None or adds_up(storage):
             continue
-        parts = copies(storage, model.distribute_strategy)
+        parts = copies_of(variable)
         if len(parts) > 1:
             name = unused(variable.path, found)
             found[name] = Copied(name, parts, id(variable) in statistics)

@@ -19,8 +19,8 @@ from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.checks import warn
 from keras_multigpu.training.distributed_model import DistributedModel
-from keras_multigpu.training.placement import home_device
-from keras_multigpu.training.replication import require_one_process
+from keras_multigpu.training.replica_group import home_device
+from keras_multigpu.training.replica_group import require_one_process
 
 NAMED = 5
 """How many variables a message names."""

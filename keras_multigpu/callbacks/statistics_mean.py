@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.training.model_state import adds_up
 from keras_multigpu.training.packing import Packing
-from keras_multigpu.training.placement import copies
+from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.tracing import traced
 
 Copies = tuple[tf.Variable, ...]
@@ -31,7 +31,7 @@ def copied_statistics(model: keras.Model) -> list[Copies]:
         storage = keras_internals.variable_storage(variable)
         if id(variable) in frozen or storage is None or adds_up(storage):
             continue
-        parts = copies(storage, model.distribute_strategy)
+        parts = copies_of(variable)
         if len(parts) > 1 and storage.dtype.is_floating:
             found.append(parts)
     return found

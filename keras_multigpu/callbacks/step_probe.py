@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_multigpu.training.probes import Probe
 from keras_multigpu.training.probes import Seen
-from keras_multigpu.training.shares import HOST
+from keras_multigpu.training.replica_group import HOST
 
 REPLICA_SUMS = ("present", "examples", "loss", "gradient_norm", "compute", "sync")
 """What is added up for each replica: the columns of `Sums.replicas`."""

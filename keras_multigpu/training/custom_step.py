@@ -30,8 +30,6 @@ from keras_multigpu.training.optimizer_update import updated
 from keras_multigpu.training.passes import rows_count
 from keras_multigpu.training.passes import zero_unless
 from keras_multigpu.training.placement import NeedsOptimizer
-from keras_multigpu.training.placement import copies
-from keras_multigpu.training.placement import home_device
 from keras_multigpu.training.placement import own_optimizers
 from keras_multigpu.training.present_step import PresentStep
 from keras_multigpu.training.present_step import left_alone
@@ -39,10 +37,11 @@ from keras_multigpu.training.present_step import present_step
 from keras_multigpu.training.present_step import running
 from keras_multigpu.training.probes import Probe
 from keras_multigpu.training.pure_model import Rows
-from keras_multigpu.training.shares import HOST
+from keras_multigpu.training.replica_group import HOST
+from keras_multigpu.training.replica_group import Replica
+from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_group import home_device
 from keras_multigpu.training.shares import share_of
-from keras_multigpu.training.step import assign
-from keras_multigpu.training.step import read
 from keras_multigpu.training.sync_batch_norm import synchronized
 from keras_multigpu.training.whole_values import EXCHANGES
 from keras_multigpu.training.whole_values import everyones_rows
@@ -55,7 +54,7 @@ class CustomStep:
 
     Args:
         model: The model, built and placed.
-        strategy: Its strategy.
+        group: Its replicas.
         function: The user's `train_step`, `test_step` or `predict_step`.
         layers: BatchNorm layers to synchronise.
         probes: What callbacks want to do before each step. What the user's code computes they
@@ -65,25 +64,25 @@ class CustomStep:
     def __init__(
         self,
         model: keras.Model,
-        strategy: tf.distribute.Strategy,
+        group: ReplicaGroup,
         function: Callable[[Any], Any],
         layers: Sequence[keras.layers.BatchNormalization] = (),
         probes: Sequence[Probe] = (),
     ) -> None:
         refuse_to_measure(probes)
-        refuse_one_copy(strategy)
+        refuse_one_copy(group.strategy)
         self._layers = list(layers)
         self._probes = list(probes)
         self._model = model
-        self._strategy = strategy
+        self._group = group
         self._function = function
         states = keras_internals.seed_states(model)
         seeds = {id(state) for state in states}
-        self._seeds = self._copies_of(states)
+        self._seeds = group.copies(states)
         # A replica without examples runs on a borrowed row, which must not be counted.
         self._metric_variables = model.metrics_variables
-        self._metrics = self._copies_of(self._metric_variables)
-        self._others = self._copies_of(
+        self._metrics = group.copies(self._metric_variables)
+        self._others = group.copies(
             [v for v in model.non_trainable_variables if id(v) not in seeds]
         )
 
@@ -96,30 +95,27 @@ class CustomStep:
         return self._merged(logs, rows)
 
     def _run(self, batch: Batch) -> tuple[list[Any], list[Rows]]:
-        results: dict[int, tuple[Any, Rows]] = {}
-
-        def on_replica() -> None:
-            context = tf.distribute.get_replica_context()
-            replica = int(tf.get_static_value(context.replica_id_in_sync_group))
+        def on_replica(replica: Replica) -> tuple[Any, Rows]:
             with tf.device(HOST):
-                rows = share_of(batch, replica, self._strategy.num_replicas_in_sync)
+                rows = share_of(batch, replica.id, self._group.count)
+            self._group.count_moved("copied", rows.data)
             self._shift(replica, randomness.for_replica)
-            before = read(self._metrics, replica)
-            step = PresentStep(self._model, rows, context)
+            before = self._group.read(self._metrics, replica)
+            step = PresentStep(self._model, rows, self._group, replica)
             try:
                 with running(step), synchronized(self._layers, rows):
-                    results[replica] = self._function(packed(rows)), rows
+                    result = self._function(packed(rows))
             finally:
                 self._shift(replica, randomness.for_one_device)
             self._restore_unless(step, before)
+            return result, rows
 
         with (
             step_hooks.exchanged(EXCHANGES),
-            summing_optimizers(self._model, self._strategy),
+            summing_optimizers(self._model, self._group),
             noted_updates(self._model.metrics),
         ):
-            self._strategy.run(on_replica)
-        outputs, rows = zip(*(results[replica] for replica in sorted(results)), strict=True)
+            outputs, rows = zip(*self._group.run(on_replica), strict=True)
         return list(outputs), list(rows)
 
     def _restore_unless(self, step: PresentStep, before: list[tf.Tensor]) -> None:
@@ -127,20 +123,18 @@ class CustomStep:
         kept = [
             after if id(variable) in step.of_batch else tf.where(step.present, after, start)
             for variable, after, start in zip(
-                self._metric_variables, read(self._metrics, step.replica), before, strict=True
+                self._metric_variables,
+                self._group.read(self._metrics, step.replica),
+                before,
+                strict=True,
             )
         ]
-        assign(self._metrics, kept, step.replica)
+        self._group.assign(self._metrics, kept, step.replica)
 
-    def _copies_of(self, variables: Sequence[keras.Variable]) -> list[tuple[tf.Variable, ...]]:
-        return [
-            copies(keras_internals.variable_storage(variable), self._strategy)
-            for variable in variables
-        ]
-
-    def _shift(self, replica: int, change: Callable[..., tf.Tensor]) -> None:
-        states = read(self._seeds, replica)
-        assign(self._seeds, [change(state, tf.constant(replica)) for state in states], replica)
+    def _shift(self, replica: Replica, change: Callable[..., tf.Tensor]) -> None:
+        states = self._group.read(self._seeds, replica)
+        shifted = [change(state, tf.constant(replica.id)) for state in states]
+        self._group.assign(self._seeds, shifted, replica)
 
     def _average(self, rows: list[Rows]) -> None:
         """Give all replicas the mean of their statistics, weighted by examples."""
@@ -159,13 +153,25 @@ class CustomStep:
         merged = self._model.get_metrics_result()
         logs = [flattened(log) for log in logs]
         for name in logs[0]:
-            mean = of_replicas([tf.cast(log[name], tf.float32) for log in logs], rows)
+            mean = self._of_replicas([tf.cast(log[name], tf.float32) for log in logs], rows)
             if name == "loss" and name in merged:
                 # A step may log a loss without having updated the running mean of that name.
                 updated = keras_internals.loss_tracker(self._model).count > 0
                 merged[name] = tf.where(updated, merged[name], mean)
             merged.setdefault(name, mean)
         return {name: merged[name] for name in logs[0]}
+
+    def _of_replicas(self, values: Sequence[tf.Tensor], rows: Sequence[Rows]) -> tf.Tensor:
+        """A value for each row as one for all rows; others as means weighted by examples."""
+        if not values[0].shape.is_fully_defined():
+            examples = [share.examples for share in rows]
+            leaves = [[value] for value in values]
+            return output_rows.joined(leaves, examples, [None], self._group)[0]
+        parts = [
+            zero_unless(share.examples > 0, value) * tf.cast(share.fraction, value.dtype)
+            for value, share in zip(values, rows, strict=True)
+        ]
+        return tf.add_n(parts)
 
 
 def refuse_to_measure(probes: Sequence[Probe]) -> None:
@@ -198,29 +204,12 @@ def refuse_one_copy(strategy: tf.distribute.Strategy) -> None:
         )
 
 
-def of_replicas(values: Sequence[tf.Tensor], rows: Sequence[Rows]) -> tf.Tensor:
-    """A value for each row as one for all rows; others as means weighted by examples."""
-    if not values[0].shape.is_fully_defined():
-        return rows_in_order(values, rows)
-    parts = [
-        zero_unless(share.examples > 0, value) * tf.cast(share.fraction, value.dtype)
-        for value, share in zip(values, rows, strict=True)
-    ]
-    return tf.add_n(parts)
-
-
-def rows_in_order(values: Sequence[tf.Tensor], rows: Sequence[Rows]) -> tf.Tensor:
-    """The rows of all replicas."""
-    parts = [[value] for value in values]
-    return output_rows.joined(parts, [share.examples for share in rows], [None])[0]
-
-
 class CustomPrediction(CustomStep):
     """A prediction step that runs the user's `predict_step` on each replica.
 
     Args:
         model: The model, built and placed.
-        strategy: Its strategy.
+        group: Its replicas.
         function: The user's `predict_step`.
         spec: The specs of a global batch.
     """
@@ -228,11 +217,11 @@ class CustomPrediction(CustomStep):
     def __init__(
         self,
         model: keras.Model,
-        strategy: tf.distribute.Strategy,
+        group: ReplicaGroup,
         function: Callable[[Any], Any],
         spec: Batch,
     ) -> None:
-        super().__init__(model, strategy, lambda data: with_origins(function(data)))
+        super().__init__(model, group, lambda data: with_origins(function(data)))
         self._spec = spec
         self._of_inputs = lambda x: function(keras.utils.pack_x_y_sample_weight(x))
 
@@ -251,7 +240,7 @@ class CustomPrediction(CustomStep):
         for count, leaf, of_rows in zip(counts, parts[0], origins[0], strict=True):
             if count == 0 and of_rows:
                 output_rows.refuse_output(leaf.shape)
-        joined = output_rows.joined(parts, examples, counts)
+        joined = output_rows.joined(parts, examples, counts, self._group)
         return keras.tree.pack_sequence_as(outputs[0], joined)
 
 
@@ -276,11 +265,11 @@ def packed(rows: Rows) -> Any:
 
 
 @contextlib.contextmanager
-def summing_optimizers(model: keras.Model, strategy: tf.distribute.Strategy) -> Iterator[None]:
+def summing_optimizers(model: keras.Model, group: ReplicaGroup) -> Iterator[None]:
     """Let the model's optimizers sum gradients over replicas before they update."""
     optimizers = own_optimizers(model)
     for optimizer in optimizers:
-        vars(optimizer)["apply"] = summing_apply(optimizer, strategy)
+        vars(optimizer)["apply"] = summing_apply(optimizer, group)
     try:
         yield
     finally:
@@ -318,25 +307,23 @@ def noting_update(metric: keras.metrics.Metric, update: Callable[..., Any]) -> C
 
 
 def summing_apply(
-    optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strategy
+    optimizer: keras.optimizers.Optimizer, group: ReplicaGroup
 ) -> Callable[..., None]:
     """An `apply` that updates this replica, with gradients of all replicas."""
 
     def apply(grads: Any, trainable_variables: Any = None) -> None:
         trainable = list(trainable_variables or optimizer_internals.optimized_variables(optimizer))
         if not optimizer.built:
-            raise NeedsOptimizer(optimizer, trainable, strategy)
+            raise NeedsOptimizer(optimizer, trainable, group.strategy)
         step = present_step()
         gradients = of_all_replicas(step, trainable, list(grads))
-        variables = [*trainable, *state_of(optimizer)]
-        storages = [
-            copies(keras_internals.variable_storage(variable), strategy) for variable in variables
-        ]
+        variables = group.copies([*trainable, *state_of(optimizer)])
         vars(optimizer).pop("apply")
         with left_alone():
-            new = updated(optimizer, trainable, read(storages, step.replica), gradients)
+            values = group.read(variables, step.replica)
+            new = updated(optimizer, trainable, values, gradients)
         vars(optimizer)["apply"] = apply
-        assign(storages, new, step.replica)
+        group.assign(variables, new, step.replica)
 
     return apply
 

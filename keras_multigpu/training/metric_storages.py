@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.training.placement import home_device
+from keras_multigpu.training.replica_group import home_device
 
 
 class MetricStorages:

@@ -9,8 +9,8 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 from keras_multigpu.keras_internals import optimizer_internals
-from keras_multigpu.training.placement import copies
 from keras_multigpu.training.placement import optimizers_of
+from keras_multigpu.training.replica_group import copies_of
 
 RATE = "rate"
 """The group of the learning rates that are numbers."""
@@ -49,7 +49,7 @@ class ModelState(NamedTuple):
                 )
             )
         for name in variables.keys() & self.values.keys():
-            give(variables[name], self.values[name], model.distribute_strategy)
+            give(variables[name], self.values[name])
 
     def differences(self, model: keras.Model) -> list[str]:
         """What keeps this state from fitting a model, a phrase for each variable."""
@@ -118,13 +118,13 @@ def kind_of(value: Value) -> str:
     return f"{first.dtype.name} of shape {first.shape}"
 
 
-def give(variable: keras.Variable, value: Value, strategy: tf.distribute.Strategy) -> None:
+def give(variable: keras.Variable, value: Value) -> None:
     """Let a variable have a value, on all replicas."""
     storage = keras_internals.variable_storage(variable)
     had = value if isinstance(value, tuple) else (value,)
     total = had[0] if len(had) == 1 else np.sum(had, axis=0, dtype=had[0].dtype)
     if not adds_up(storage):
-        for part in copies(storage, strategy):
+        for part in copies_of(variable):
             part.assign(total)
         return
     parts = storage.values

@@ -11,21 +11,19 @@ from keras_multigpu.training.caught_assignments import CatchingScope
 from keras_multigpu.training.optimizer_update import loss_scale
 from keras_multigpu.training.passes import EvaluationPass
 from keras_multigpu.training.passes import TrainingPass
-from keras_multigpu.training.placement import copies
 from keras_multigpu.training.probes import Probe
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.pure_model import Values
 from keras_multigpu.training.pure_model import require_no_weights
+from keras_multigpu.training.replica_group import Replica
+from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.sparse_gradients import rows_spec
 from keras_multigpu.training.step import INTEGER
 from keras_multigpu.training.step import SCALAR
 from keras_multigpu.training.step import Batch
 from keras_multigpu.training.step import Result
 from keras_multigpu.training.step import Step
-from keras_multigpu.training.step import assign
 from keras_multigpu.training.step import computed_loss
-from keras_multigpu.training.step import read
-from keras_multigpu.training.step import sums
 from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.updating_step import UpdatingStep
 
@@ -41,14 +39,14 @@ class TrainStep(UpdatingStep):
     def __init__(
         self,
         model: keras.Model,
-        strategy: tf.distribute.Strategy,
+        group: ReplicaGroup,
         spec: Batch,
         replica_pass: TrainingPass,
         inline: bool = False,
         count_divisors: bool = False,
         probes: Sequence[Probe] = (),
     ) -> None:
-        super().__init__(model, strategy, spec, replica_pass, inline, probes)
+        super().__init__(model, group, spec, replica_pass, inline, probes)
         self._build_metrics()
         specs = (self._values_spec, self._rows_spec, INTEGER)
         self._count, divisors = None, None
@@ -68,15 +66,14 @@ class TrainStep(UpdatingStep):
     def _tracked(self, batch: Batch, results: list[Result], y_pred: Any) -> dict[str, Any]:
         return self._logs(batch, results, results[0].update.losses, y_pred)
 
-    def _on_replica(self, values: Values, rows: Rows, replica: int, batch: Batch) -> Result:
-        context = tf.distribute.get_replica_context()
-        index = tf.constant(replica)
-        optimizer_values = read(self._optimizer, replica)
+    def _on_replica(self, values: Values, rows: Rows, replica: Replica, batch: Batch) -> Result:
+        index = tf.constant(replica.id)
+        optimizer_values = self._group.read(self._optimizer, replica)
         rows, started = self._start(rows)
         own, divisors = None, None
         if self._count is not None:
             own = self._count(values, rows, index)
-            divisors = sums(context, own)
+            divisors = self._group.sum(own)
         scale = loss_scale(self._model.optimizer, optimizer_values)
         outcome = self._run_pass(values, rows, index, divisors, scale)
         part = self._part(rows, own, divisors)
@@ -101,12 +98,12 @@ class EvaluationStep(Step):
     def __init__(
         self,
         model: keras.Model,
-        strategy: tf.distribute.Strategy,
+        group: ReplicaGroup,
         spec: Batch,
         replica_pass: EvaluationPass,
         whole: bool = False,
     ) -> None:
-        super().__init__(model, strategy, spec, replica_pass)
+        super().__init__(model, group, spec, replica_pass)
         self._whole = whole
         self._run_pass = self._compiled(
             replica_pass.run, self._values_spec, self._rows_spec, INTEGER
@@ -126,8 +123,8 @@ class EvaluationStep(Step):
         y_pred = self._gathered(results)
         if not self._model.run_eagerly:
             self._pass.metrics.build_for(batch, y_pred)
-        with tf.device(self._hub):
-            loss = whole_loss(self._model, batch, y_pred, losses, self._strategy)
+        with tf.device(self._group.hub):
+            loss = whole_loss(self._model, batch, y_pred, losses, self._group)
         return self._logs(batch, results, [loss], y_pred)
 
     def predict(self, batch: Batch) -> Any:
@@ -136,10 +133,9 @@ class EvaluationStep(Step):
         self._assign(results)
         return self._gathered(results)
 
-    def _on_replica(self, values: Values, rows: Rows, replica: int, batch: Batch) -> Result:
-        context = tf.distribute.get_replica_context()
-        outcome = self._run_pass(values, rows, tf.constant(replica))
-        update = self._update(values, sums(context, outcome.packs))
+    def _on_replica(self, values: Values, rows: Rows, replica: Replica, batch: Batch) -> Result:
+        outcome = self._run_pass(values, rows, tf.constant(replica.id))
+        update = self._update(values, self._group.sum(outcome.packs))
         return Result(update, outcome, rows.examples)
 
 
@@ -148,7 +144,7 @@ def whole_loss(
     batch: Batch,
     y_pred: Any,
     added_losses: list[tf.Tensor],
-    strategy: tf.distribute.Strategy,
+    group: ReplicaGroup,
 ) -> tf.Tensor:
     """`model.compute_loss` of a global batch in inference, as one device computes it.
 
@@ -161,9 +157,8 @@ def whole_loss(
             keras_internals.tracked_losses(model, added_losses)
             loss = computed_loss(model, batch, y_pred, training=False)
         require_no_weights(model, scope)
-        for variable in scope.assigned.values():
-            value = scope.get_current_value(variable)
-            parts = copies(keras_internals.variable_storage(variable), strategy)
-            for replica in range(len(parts)):
-                assign([parts], [value], replica)
+        assigned = list(scope.assigned.values())
+        values = [scope.get_current_value(variable) for variable in assigned]
+        for replica in group.replicas:
+            group.assign(group.copies(assigned), values, replica)
     return loss

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
+from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.shares import cut
 from keras_multigpu.training.tracing import symbolic
 
@@ -106,13 +107,19 @@ def of_many(spec: Any) -> Any:
     return type(spec)([MANY, *spec.shape[1:]], spec.dtype)
 
 
-def joined(parts: Sequence[Any], examples: Sequence[Any], counts: Counts) -> Any:
+def joined(
+    parts: Sequence[Any],
+    examples: Sequence[Any],
+    counts: Counts,
+    group: ReplicaGroup | None = None,
+) -> Any:
     """Replicas' outputs as those of the whole batch.
 
     Args:
         parts: What each replica predicts: a flat list of tensors and None.
         examples: How many examples it has. One with none has borrowed a row.
         counts: See `rows_per_example`.
+        group: The replicas; None where they are the pieces of one replica.
     """
 
     def whole(count: int | None, leaves: Sequence[Any]) -> Any:
@@ -122,7 +129,7 @@ def joined(parts: Sequence[Any], examples: Sequence[Any], counts: Counts) -> Any
             cut(leaf, 0, tf.where(tf.convert_to_tensor(number) > 0, FIRST_TO_LAST, 0))
             for leaf, number in zip(leaves, examples, strict=True)
         ]
-        return tf.concat(kept, axis=0)
+        return tf.concat(kept, axis=0) if group is None else group.joined(kept)
 
     return [
         whole(count, leaves) for count, leaves in zip(counts, zip(*parts, strict=True), strict=True)

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.keras_internals import optimizer_internals
+from keras_multigpu.training.replica_group import home_device
 
 
 def place_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
@@ -148,17 +149,3 @@ def lives_under(storage: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
     return home is not None and tf.DeviceSpec.from_string(
         storage.device
     ) == tf.DeviceSpec.from_string(home)
-
-
-def home_device(strategy: tf.distribute.Strategy) -> str | None:
-    """The device that holds the only copy of the variables; None if each replica has one."""
-    if isinstance(strategy, tf.distribute.OneDeviceStrategy):
-        return strategy.extended.worker_devices[0]
-    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
-        return strategy.extended.worker_devices[0]
-    return None
-
-
-def copies(storage: tf.Variable, strategy: tf.distribute.Strategy) -> tuple[tf.Variable, ...]:
-    """A variable's copies, one for each replica of this process (or a single shared one)."""
-    return tuple(strategy.experimental_local_results(storage))

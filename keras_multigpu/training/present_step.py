@@ -11,6 +11,8 @@ import tensorflow as tf
 from keras_multigpu.checks import problem
 from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.pure_model import Rows
+from keras_multigpu.training.replica_group import Replica
+from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.sparse_gradients import distinct_rows_noted
 
 _thread = threading.local()
@@ -22,21 +24,23 @@ class PresentStep:
     Args:
         model: The model.
         rows: The replica's rows.
-        context: The replica's context.
+        group: The replicas.
+        replica: The one that runs it.
     """
 
-    def __init__(self, model: keras.Model, rows: Rows, context: Any) -> None:
+    def __init__(
+        self, model: keras.Model, rows: Rows, group: ReplicaGroup, replica: Replica
+    ) -> None:
         self.model = model
         self.rows = rows
-        self.context = context
-        self.replicas: int = context.num_replicas_in_sync
-        self.replica = int(tf.get_static_value(context.replica_id_in_sync_group))
+        self.group = group
+        self.replica = replica
         self.present = rows.examples > 0
-        self.holders = tf.cast(tf.minimum(rows.global_batch_size, self.replicas), tf.float32)
+        self.holders = tf.cast(tf.minimum(rows.global_batch_size, group.count), tf.float32)
         """How many replicas have examples."""
         self.of_batch: set[int] = set()
         self.with_gradient: set[int] = set()
-        self.quiet = self.replicas == 1
+        self.quiet = group.count == 1
         self._graph = tf.compat.v1.get_default_graph()
         self._origins: dict[Any, frozenset[str]] = {}
         self._kept: list[Any] = []

@@ -24,7 +24,7 @@ from keras_multigpu.training.passes import Update
 from keras_multigpu.training.passes import first_rows
 from keras_multigpu.training.passes import zero_unless
 from keras_multigpu.training.pure_model import Rows
-from keras_multigpu.training.shares import HOST
+from keras_multigpu.training.replica_group import HOST
 
 
 class Times(NamedTuple):

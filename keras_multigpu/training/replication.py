@@ -30,7 +30,8 @@ from keras_multigpu.training.placement import build_optimizer
 from keras_multigpu.training.placement import idle_optimizers
 from keras_multigpu.training.placement import place_model
 from keras_multigpu.training.probes import Probe
-from keras_multigpu.training.shares import HOST
+from keras_multigpu.training.replica_group import HOST
+from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.step_functions import MakeStep
 from keras_multigpu.training.step_functions import StepFunctions
@@ -54,8 +55,8 @@ class Replication:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, sync_batch_norm: bool = False) -> None:
-        require_one_process(strategy)
-        self.strategy = strategy
+        self.group = ReplicaGroup(strategy)
+        self.strategy = self.group.strategy
         self.sync_batch_norm = sync_batch_norm
         self.micro_batches: int | str = 1
         self.pieces = 1
@@ -72,7 +73,7 @@ class Replication:
         if self._announced:
             return
         self._announced = True
-        devices = [tf.DeviceSpec.from_string(d) for d in self.strategy.extended.worker_devices]
+        devices = [tf.DeviceSpec.from_string(replica.device) for replica in self.group.replicas]
         names = ", ".join(f"{device.device_type}:{device.device_index}" for device in devices)
         count = "1 replica" if len(devices) == 1 else f"{len(devices)} replicas"
         batch_norm = said_of_batch_norm(model, self.sync_batch_norm) if len(devices) > 1 else ""
@@ -150,7 +151,7 @@ class Replication:
             try:
                 return self.training(model).run_one(batch, spec)
             except tf.errors.ResourceExhaustedError:
-                if self.pieces >= largest_share(batch, self.strategy.num_replicas_in_sync):
+                if self.pieces >= largest_share(batch, self.group.count):
                     raise
                 self.pieces *= 2
                 logger.warning(
@@ -208,7 +209,7 @@ class Replication:
             batch: A batch, which a model that runs eagerly needs: it may read the numbers.
         """
         refuse_own_loops(model)
-        if self.strategy.num_replicas_in_sync > 1:
+        if self.group.count > 1:
             refuse_stateful(model)
         unbuilt = called = has_call(model) and not is_built(model)
         if unbuilt:
@@ -248,7 +249,7 @@ class Replication:
             )
             return TrainStep(
                 model,
-                self.strategy,
+                self.group,
                 spec,
                 replica_pass,
                 bool(layers),
@@ -259,7 +260,7 @@ class Replication:
         def whole_batch() -> WholeBatchTrainStep:
             refuse_pieces(self.pieces)
             replica_pass = TrainingPass(model, metrics_of(model, spec), watched, 1, context)
-            return WholeBatchTrainStep(model, self.strategy, spec, replica_pass, self._probes)
+            return WholeBatchTrainStep(model, self.group, spec, replica_pass, self._probes)
 
         if is_overridden(model, "compute_loss"):
             return whole_batch()
@@ -276,7 +277,7 @@ class Replication:
 
         def step(whole: bool) -> EvaluationStep:
             replica_pass = EvaluationPass(model, metrics_of(model, spec), has_loss=not whole)
-            return EvaluationStep(model, self.strategy, spec, replica_pass, whole)
+            return EvaluationStep(model, self.group, spec, replica_pass, whole)
 
         if is_overridden(model, "compute_loss"):
             return step(whole=True)
@@ -287,8 +288,8 @@ class Replication:
     ) -> Callable[[Batch], Any]:
         self.prepare(model, spec, batch)
         if is_overridden(model, "predict_step"):
-            return CustomPrediction(model, self.strategy, model.predict_step, spec)
-        return EvaluationStep(model, self.strategy, spec, EvaluationPass(model)).predict
+            return CustomPrediction(model, self.group, model.predict_step, spec)
+        return EvaluationStep(model, self.group, spec, EvaluationPass(model)).predict
 
     def _custom_step(
         self,
@@ -312,7 +313,7 @@ class Replication:
                 else:
                     keras_internals.build_model(model, symbolic(spec))
         self._place_metrics(model)
-        return CustomStep(model, self.strategy, function, layers, probes)
+        return CustomStep(model, self.group, function, layers, probes)
 
 
 class FirstThatFits:
@@ -342,26 +343,6 @@ class FirstThatFits:
                 return make()
             except (NeedsDivisors, NeedsWholeBatch):
                 continue
-
-
-def require_one_process(strategy: tf.distribute.Strategy) -> None:
-    """Raise a `ValueError` for strategies whose replicas do not all live in this process."""
-    local = len(strategy.extended.worker_devices)
-    remote = isinstance(
-        strategy, (tf.distribute.TPUStrategy, tf.distribute.experimental.ParameterServerStrategy)
-    )
-    if remote or local != strategy.num_replicas_in_sync:
-        raise ValueError(
-            problem(
-                f"{type(strategy).__name__} has replicas outside this process.",
-                "Expected a strategy for the devices of this machine: one device, mirrored or "
-                "central storage.",
-                "Use `kmg.strategy()` without a cluster; several workers, parameter servers and "
-                "TPUs are not supported yet.",
-                replicas=strategy.num_replicas_in_sync,
-                devices=local,
-            )
-        )
 
 
 def largest_share(batch: Batch, replicas: int) -> int:

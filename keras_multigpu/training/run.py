@@ -89,12 +89,12 @@ class TrainingRun:
     @property
     def replicas(self) -> int:
         """The number of replicas."""
-        return self._model.distribute_strategy.num_replicas_in_sync
+        return self._model.replication.group.count
 
     @property
     def devices(self) -> list[str]:
-        """The names of the replicas' devices, in order."""
-        return list(self._model.distribute_strategy.extended.worker_devices)
+        """The names of the devices of this process's replicas, in order."""
+        return [replica.device for replica in self._model.replication.group.replicas]
 
     @property
     def steps_per_epoch(self) -> int | None:

@@ -13,9 +13,6 @@ import tensorflow as tf
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.training.pure_model import Rows
 
-HOST = "/device:CPU:0"
-"""Where global batches are cut, so that a device receives its own share only."""
-
 
 def batch_size_of(batch: Any) -> int | tf.Tensor | None:
     """The number of examples in a batch: an integer where it is static, None in open specs."""

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.packing import Packing
+from keras_multigpu.training.replica_group import ReplicaGroup
 
 PASSED_ON = ("Reshape", "Cast", "Identity")
 """Operations after which indices are still distinct."""
@@ -23,22 +24,19 @@ PASSED_ON = ("Reshape", "Cast", "Identity")
 _thread = threading.local()
 
 
-def rows_of_all(context: Any, gradient: tf.IndexedSlices, present: Any) -> tf.IndexedSlices:
+def rows_of_all(group: ReplicaGroup, gradient: tf.IndexedSlices, present: Any) -> tf.IndexedSlices:
     """The rows of all replicas; a replica without examples has none.
 
     Args:
-        context: The replica context.
+        group: The replicas.
         gradient: This replica's rows.
         present: Whether this replica has examples.
     """
-    if context.num_replicas_in_sync == 1:
+    if group.count == 1:
         return gradient
     own = tf.where(present, tf.shape(gradient.indices)[0], 0)
-    everyones = tf.IndexedSlices(
-        context.all_gather(gradient.values[:own], axis=0),
-        context.all_gather(gradient.indices[:own], axis=0),
-        gradient.dense_shape,
-    )
+    values, indices = group.gather([gradient.values[:own], gradient.indices[:own]])
+    everyones = tf.IndexedSlices(values, indices, gradient.dense_shape)
     return added_up(everyones) if has_distinct_rows(gradient) else everyones
 
 

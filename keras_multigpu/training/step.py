@@ -11,7 +11,6 @@ batch and its predictions, gathered.
 
 import contextlib
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
@@ -27,15 +26,15 @@ from keras_multigpu.training.output_rows import rows_per_example
 from keras_multigpu.training.passes import Outcome
 from keras_multigpu.training.passes import ReplicaPass
 from keras_multigpu.training.passes import Update
-from keras_multigpu.training.placement import copies
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.pure_model import Values
-from keras_multigpu.training.shares import HOST
+from keras_multigpu.training.replica_group import HOST
+from keras_multigpu.training.replica_group import Replica
+from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import share_of
 from keras_multigpu.training.shares import share_spec
 from keras_multigpu.training.sparse_gradients import distinct_rows_noted
-from keras_multigpu.training.sparse_gradients import rows_of_all
 from keras_multigpu.training.tracing import called_directly
 from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.tracing import symbolic
@@ -61,8 +60,8 @@ class Step:
     """What training, evaluation and prediction steps have in common.
 
     Args:
-        model: The model, built and placed under `strategy`.
-        strategy: Its strategy.
+        model: The model, built and placed.
+        group: Its replicas.
         spec: The specs of a global batch.
         replica_pass: The pass that each replica runs over its rows.
         inline: Whether the pass communicates and so must be traced for each replica.
@@ -71,34 +70,32 @@ class Step:
     def __init__(
         self,
         model: keras.Model,
-        strategy: tf.distribute.Strategy,
+        group: ReplicaGroup,
         spec: Batch,
         replica_pass: ReplicaPass,
         inline: bool = False,
     ) -> None:
         self._model = model
-        self._strategy = strategy
-        self._replicas = strategy.num_replicas_in_sync
+        self._group = group
         self._pass: Any = replica_pass
         self._run_pass: Any = None
         self._inline = inline
-        self._hub = strategy.extended.worker_devices[0]
         self._spec = spec
-        self._rows_spec = share_spec(spec, self._replicas)
+        self._rows_spec = share_spec(spec, group.count)
         pure = replica_pass.pure
         self._values_spec = Values(
             specs_of(pure.trainable),
             specs_of(pure.others),
             specs_of(pure.global_seed),
         )
-        self._trainable = self._copies_of(pure.trainable)
-        self._others = self._copies_of(pure.others)
+        self._trainable = group.copies(pure.trainable)
+        self._others = group.copies(pure.others)
 
     def __call__(self, batch: Batch) -> Any:
         """Run the step on one global batch, in cross-replica context."""
         raise NotImplementedError
 
-    def _on_replica(self, values: Values, rows: Rows, replica: int, batch: Batch) -> Result:
+    def _on_replica(self, values: Values, rows: Rows, replica: Replica, batch: Batch) -> Result:
         raise NotImplementedError
 
     def _compiled(self, function: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
@@ -108,40 +105,30 @@ class Step:
             return called_directly(function)
         return traced(function, specs, bool(self._model.jit_compile))
 
-    def _copies_of(self, variables: Sequence[keras.Variable]) -> list[tuple[tf.Variable, ...]]:
-        return [
-            copies(keras_internals.variable_storage(variable), self._strategy)
-            for variable in variables
-        ]
-
-    def _values(self, replica: int, global_seed: tf.Tensor) -> Values:
+    def _values(self, replica: Replica, global_seed: tf.Tensor) -> Values:
+        read = self._group.read
         return Values(read(self._trainable, replica), read(self._others, replica), global_seed)
 
     def _run(self, batch: Batch) -> list[Result]:
-        """Run all replicas; their results."""
+        """Run the replicas of this process; their results."""
         global_seed = tf.convert_to_tensor(self._pass.pure.global_seed)
-        results: dict[int, Result] = {}
 
-        def on_replica() -> None:
-            context = tf.distribute.get_replica_context()
-            replica = int(tf.get_static_value(context.replica_id_in_sync_group))
+        def on_replica(replica: Replica) -> Result:
             with tf.device(HOST):
-                rows = share_of(batch, replica, self._replicas)
-            values = self._values(replica, global_seed)
+                rows = share_of(batch, replica.id, self._group.count)
+            self._group.count_moved("copied", rows.data)
             with distinct_rows_noted():
-                results[replica] = self._on_replica(values, rows, replica, batch)
+                return self._on_replica(self._values(replica, global_seed), rows, replica, batch)
 
-        # Results are collected here and not returned, because `run` would wrap each tensor.
-        self._strategy.run(on_replica)
-        return [results[replica] for replica in sorted(results)]
+        return self._group.run(on_replica)
 
     def _assign(self, results: list[Result]) -> None:
         """Give the variables that every pass may change their new values."""
         changed = [self._others[index] for index in self._pass.changed_indices]
         seeds = [self._others[index] for index in self._pass.seed_indices]
-        for replica, result in enumerate(results):
-            assign(changed, result.update.others, replica)
-            assign(seeds, result.outcome.seeds, replica)
+        for replica, result in zip(self._group.replicas, results, strict=True):
+            self._group.assign(changed, result.update.others, replica)
+            self._group.assign(seeds, result.outcome.seeds, replica)
         self._pass.pure.global_seed.assign(results[0].outcome.global_seed)
 
     def _gathered(self, results: list[Result]) -> Any:
@@ -149,16 +136,16 @@ class Step:
         outcomes = [result.outcome for result in results]
         parts = [keras.tree.flatten(outcome.y_pred) for outcome in outcomes]
         leaves, attached = parts[0], outcomes[0].attached
-        if len(results) > 1:
+        if self._group.count > 1:
             examples = [result.examples for result in results]
             counts = self._rows_per_example(parts, examples[0])
-            with tf.device(self._hub):
-                leaves = joined(parts, examples, counts)
-                attached = joined(
-                    [outcome.attached for outcome in outcomes],
-                    examples,
-                    [count for count in counts for _ in range(2)],
-                )
+            leaves = joined(parts, examples, counts, self._group)
+            attached = joined(
+                [outcome.attached for outcome in outcomes],
+                examples,
+                [count for count in counts for _ in range(2)],
+                self._group,
+            )
         keras_internals.attach(leaves, attached)
         return keras.tree.pack_sequence_as(outcomes[0].y_pred, leaves)
 
@@ -186,7 +173,7 @@ class Step:
                 self._pass.metrics.build_for(batch, y_pred)
             return y_pred
         parts = [keras.tree.flatten(result.outcome.y_pred) for result in results]
-        if len(results) > 1 and results[0].outcome.y_pred is not None:
+        if self._group.count > 1 and results[0].outcome.y_pred is not None:
             self._rows_per_example(parts, results[0].examples)
         return None
 
@@ -203,7 +190,7 @@ class Step:
         size = batch_size_of(batch)
         compiled = keras_internals.compile_loss(self._model)
         weight = size if isinstance(size, int) else None
-        with keras_internals.single_device(), tf.device(self._hub):
+        with keras_internals.single_device(), tf.device(self._group.hub):
             # As Keras weighs them.
             for metric, share in zip(compiled.metrics if compiled else (), shares, strict=False):
                 metric.update_state(share, sample_weight=weight)
@@ -220,7 +207,7 @@ class Step:
 
     def _refuse_odd(self, y_pred: Any) -> None:
         """Raise a `ValueError` for outputs that a loss of the whole batch cannot be told."""
-        counts = rows_per_example(self._model, self._spec[0]) if self._replicas > 1 else []
+        counts = rows_per_example(self._model, self._spec[0]) if self._group.count > 1 else []
         for count, leaf in zip(counts, keras.tree.flatten(y_pred), strict=False):
             if leaf is not None and count not in (1, None):
                 refuse_output(leaf.shape)
@@ -235,36 +222,9 @@ def after_all(results: list[Result]) -> contextlib.AbstractContextManager[None]:
     return tf.control_dependencies([tf.identity(result.update.done) for result in results])
 
 
-def read(storages: Sequence[tuple[tf.Variable, ...]], replica: int) -> list[tf.Tensor]:
-    """The values of variables on one replica."""
-    return [parts[min(replica, len(parts) - 1)].read_value() for parts in storages]
-
-
-def assign(
-    storages: Sequence[tuple[tf.Variable, ...]], values: Sequence[tf.Tensor], replica: int
-) -> None:
-    """Give variables new values on one replica, unless they share one copy."""
-    for parts, value in zip(storages, values, strict=True):
-        if replica < len(parts):
-            with tf.device(parts[replica].device):
-                parts[replica].assign(value, read_value=False)
-
-
 def computed_loss(model: keras.Model, batch: Batch, y_pred: Any, training: bool) -> tf.Tensor:
     """`model.compute_loss` of a global batch; a Python number too becomes a float tensor."""
     x, y, sample_weight = batch
     loss = keras_internals.compute_loss(model, x, y, y_pred, sample_weight, training)
     loss = tf.convert_to_tensor(loss)
     return loss if loss.dtype.is_floating else tf.cast(loss, keras.config.floatx())
-
-
-def sums(context: Any, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """The sums of tensors over all replicas."""
-    if not tensors or context.num_replicas_in_sync == 1:
-        return list(tensors)
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, list(tensors))
-
-
-def everyones(context: Any, slices: list[Any], rows: Rows) -> list[tf.IndexedSlices]:
-    """Sparse gradients with the rows of all replicas."""
-    return [rows_of_all(context, gradient, rows.examples > 0) for gradient in slices]

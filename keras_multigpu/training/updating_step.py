@@ -22,13 +22,13 @@ from keras_multigpu.training.probes import now_that
 from keras_multigpu.training.probes import verdict
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.pure_model import Values
+from keras_multigpu.training.replica_group import Replica
+from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.sparse_gradients import rows_of_all
 from keras_multigpu.training.step import Batch
 from keras_multigpu.training.step import Result
 from keras_multigpu.training.step import Step
 from keras_multigpu.training.step import after_all
-from keras_multigpu.training.step import assign
-from keras_multigpu.training.step import everyones
-from keras_multigpu.training.step import sums
 from keras_multigpu.training.tracing import held_until
 from keras_multigpu.training.tracing import tensors_of
 
@@ -43,18 +43,18 @@ class UpdatingStep(Step):
     def __init__(
         self,
         model: keras.Model,
-        strategy: tf.distribute.Strategy,
+        group: ReplicaGroup,
         spec: Batch,
         replica_pass: TrainingPass,
         inline: bool,
         probes: Sequence[Probe],
     ) -> None:
-        super().__init__(model, strategy, spec, replica_pass, inline)
+        super().__init__(model, group, spec, replica_pass, inline)
         self._probes = list(probes)
         self._timed = any(probe.timed for probe in probes)
         self._update: Callable[..., Update] = replica_pass.update
         self._optimizer_variables = state_of(model.optimizer)
-        self._optimizer = self._copies_of(self._optimizer_variables)
+        self._optimizer = group.copies(self._optimizer_variables)
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Train on one global batch; the logs so far in this epoch."""
@@ -64,8 +64,8 @@ class UpdatingStep(Step):
         y_pred = self._gathered_if_needed(batch, results)
         with after_all(results):
             measured = [result.measured for result in results]
-            with tf.device(self._hub):
-                allowed = verdict(self._probes, measured)
+            with tf.device(self._group.hub):
+                allowed = self._group.agree(verdict(self._probes, measured))
                 collect(self._probes, measured, allowed)
             if allowed is None:
                 self._assign(results)
@@ -79,9 +79,9 @@ class UpdatingStep(Step):
             return self._kept(logs, before, allowed)
 
     def _assign(self, results: list[Result]) -> None:
-        for replica, result in enumerate(results):
-            assign(self._trainable, result.update.trainable, replica)
-            assign(self._optimizer, result.update.optimizer, replica)
+        for replica, result in zip(self._group.replicas, results, strict=True):
+            self._group.assign(self._trainable, result.update.trainable, replica)
+            self._group.assign(self._optimizer, result.update.optimizer, replica)
         super()._assign(results)
 
     def _assigned(self, results: list[Result]) -> bool:
@@ -114,26 +114,28 @@ class UpdatingStep(Step):
         self,
         values: tuple[Values, list[tf.Tensor]],
         rows: Rows,
-        replica: int,
+        replica: Replica,
         outcome: Outcome,
         started: tf.Tensor | None,
         part: tf.Tensor,
         whole_loss: tf.Tensor | None = None,
     ) -> Result:
         """Sum what the pass of a replica returned over all replicas, and compute the update."""
-        context = tf.distribute.get_replica_context()
         computed, own = None, outcome.packs
         if self._timed:
             computed = now_that(all_summed(outcome.packs, outcome.slices))
             own = held_until(computed, own)
-        packs, slices = sums(context, own), everyones(context, outcome.slices, rows)
+        packs = self._group.sum(own)
+        slices = [
+            rows_of_all(self._group, gradient, rows.examples > 0) for gradient in outcome.slices
+        ]
         reduced = now_that(all_summed(packs, slices)) if self._timed else None
         update = self._update(*values, packs, slices)
         if not self._probes:
             return Result(update, outcome, rows.examples)
         seen = Seen(
-            replica=replica,
-            replicas=self._replicas,
+            replica=replica.id,
+            replicas=self._group.count,
             rows=rows,
             replica_pass=self._pass,
             outcome=outcome,

@@ -25,12 +25,12 @@ from keras_multigpu.training.pure_model import PureModel
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.pure_model import Values
 from keras_multigpu.training.pure_model import loss_trackers
+from keras_multigpu.training.replica_group import Replica
+from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.step import Batch
 from keras_multigpu.training.step import Result
 from keras_multigpu.training.step import computed_loss
-from keras_multigpu.training.step import read
-from keras_multigpu.training.step import sums
 from keras_multigpu.training.updating_step import UpdatingStep
 
 
@@ -43,12 +43,12 @@ class WholeBatchTrainStep(UpdatingStep):
     def __init__(
         self,
         model: keras.Model,
-        strategy: tf.distribute.Strategy,
+        group: ReplicaGroup,
         spec: Batch,
         replica_pass: TrainingPass,
         probes: Sequence[Probe] = (),
     ) -> None:
-        super().__init__(model, strategy, spec, replica_pass, True, probes)
+        super().__init__(model, group, spec, replica_pass, True, probes)
         self._loss: tf.Tensor = None
         self._trackers: list[tf.Tensor] = []
         self._build_metrics()
@@ -59,9 +59,9 @@ class WholeBatchTrainStep(UpdatingStep):
                 variable.assign(value)
         return self._logs(batch, results, [self._loss], y_pred)
 
-    def _on_replica(self, values: Values, rows: Rows, replica: int, batch: Batch) -> Result:
-        context = tf.distribute.get_replica_context()
-        index, optimizer_values = tf.constant(replica), read(self._optimizer, replica)
+    def _on_replica(self, values: Values, rows: Rows, replica: Replica, batch: Batch) -> Result:
+        group, index = self._group, tf.constant(replica.id)
+        optimizer_values = group.read(self._optimizer, replica)
         rows, started = self._start(rows)
         start = self._pass.pure.seeded(values, index)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -72,20 +72,20 @@ class WholeBatchTrainStep(UpdatingStep):
             ):
                 forward = self._pass.pure.forward(rows.x, True, scope)
                 end = self._pass.pure.new_values(scope, start)
-            refuse_ragged(forward.y_pred, self._replicas)
+            refuse_ragged(forward.y_pred, group.count)
             predictions = with_attached(forward.y_pred)
             own = [t for t in flat(first_rows(predictions, rows.examples)) if t is not None]
             added = [tf.where(rows.examples > 0, loss, 0.0) for loss in forward.added_losses]
-        gathered = iter([context.all_gather(t, axis=0) for t in own])
+        gathered = iter(group.gather(own))
         everyones = keras.tree.map_structure(
             lambda t: None if t is None else next(gathered), predictions
         )
-        common = self._pass.agreed(start, end, rows, index, lambda packs: sums(context, packs))
-        whole = WholeLoss(self._pass.pure, batch, common, everyones, sums(context, added))
+        common = self._pass.agreed(start, end, rows, index, group.sum)
+        whole = WholeLoss(self._pass.pure, batch, common, everyones, group.sum(added))
         whole.compute(loss_scale(self._model.optimizer, optimizer_values))
         self._loss, self._trackers = whole.loss, whole.trackers
 
-        first, last = share_bounds(batch_size_of(batch), replica, self._replicas)
+        first, last = share_bounds(batch_size_of(batch), replica.id, group.count)
         arriving = [gradient[first:last] for gradient in whole.of_predictions] + whole.of_added
         back = tape.gradient(own + added, start.trainable, arriving)
         gradients = [

@@ -36,7 +36,6 @@ from keras_multigpu.training.present_step import step_of_user_code
 from keras_multigpu.training.sparse_gradients import is_sparse
 from keras_multigpu.training.sparse_gradients import of_table
 from keras_multigpu.training.sparse_gradients import rows_of_all
-from keras_multigpu.training.step import sums
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -225,7 +224,7 @@ def tell_of_pairs(step: PresentStep, *tensors: tf.Tensor) -> None:
 
 def warn_once(step: PresentStep, text: str) -> None:
     """Say once for each model why its step may not be that of one device."""
-    if step.replica == 0 and step.model not in _warned:
+    if step.replica.id == 0 and step.model not in _warned:
         _warned.add(step.model)
         logger.warning(text, type(step.model).__name__)
 
@@ -243,14 +242,14 @@ def summed_gradients(
     ]
     if all(tensor.shape.is_fully_defined() for tensor in tensors):
         packing = Packing(tensors)
-        totals = packing.unpack(sums(step.context, packing.pack(tensors)))
+        totals = packing.unpack(step.group.sum(packing.pack(tensors)))
     else:
-        totals = sums(step.context, tensors)
+        totals = step.group.sum(tensors)
     for i, value in zip(dense, totals, strict=True):
         result[i] = step.shared(value)
     for i, value in enumerate(result):
         if is_sparse(value):
-            result[i] = rows_of_all(step.context, of_table(value, variables[i]), step.present)
+            result[i] = rows_of_all(step.group, of_table(value, variables[i]), step.present)
     return result
 
 
@@ -268,23 +267,23 @@ def is_in_common(step: PresentStep, source: Any) -> bool:
 
 def sum_of_all(step: PresentStep, own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Sums over replicas; one without examples adds nothing."""
-    return sums(step.context, [zero_unless(step.present, value) for value in own])
+    return step.group.sum([zero_unless(step.present, value) for value in own])
 
 
 def everyones_rows(step: PresentStep, data: Any) -> Any:
     """The rows of all replicas, of which this replica's own can be differentiated."""
-    refuse_ragged(data, step.replicas)
+    refuse_ragged(data, step.group.count)
     leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
     own_count = tf.where(step.present, tf.shape(leaves[0])[0], 0)
-    counts = step.context.all_gather(own_count[tf.newaxis], axis=0)
-    first = tf.reduce_sum(counts[: step.replica])
+    (counts,) = step.group.gather([own_count[tf.newaxis]])
+    first = tf.reduce_sum(counts[: step.replica.id])
     last = first + own_count
 
     def joined(leaf: Any) -> Any:
         if leaf is None:
             return None
         own = tf.convert_to_tensor(leaf)[:own_count]
-        everyones = step.context.all_gather(tf.stop_gradient(own), axis=0)
+        (everyones,) = step.group.gather([tf.stop_gradient(own)])
         if own.dtype.is_floating:
             # Each replica contributes one N-th of the loss; this makes up for it, adding nothing.
             own += tf.cast(step.holders - 1, own.dtype) * (own - tf.stop_gradient(own))

@@ -15,8 +15,8 @@ from keras_multigpu.replicas import obtained
 from keras_multigpu.training.distribute import distribute
 from keras_multigpu.training.distributed_model import DistributedModel
 from keras_multigpu.training.feeding import Batch
-from keras_multigpu.training.placement import copies
 from keras_multigpu.training.placement import optimizers_of
+from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.tracing import symbolic
 from keras_multigpu.verification import random_layers
@@ -83,8 +83,7 @@ class Participant:
     def _copies(self, variable: keras.Variable) -> list[np.ndarray]:
         if self._replicas is None:
             return [value_of(variable)]
-        storage = keras_internals.variable_storage(variable)
-        return [part.numpy() for part in copies(storage, self._replicas)]
+        return [part.numpy() for part in copies_of(variable)]
 
 
 class Recipe:

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.training.replication import require_one_process
+from keras_multigpu.training.replica_group import require_one_process
 
 X = np.random.default_rng(0).normal(size=(13, 4)).astype("float32")
 Y = np.random.default_rng(1).normal(size=(13, 1)).astype("float32")

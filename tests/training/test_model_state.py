@@ -39,7 +39,7 @@ def test_copies_add_up_on_another_number_of_replicas():
         strategy = kmg.strategy(devices=count)
         variable = keras.Variable(np.zeros(2, "f4"), trainable=False)
         MetricStorages(strategy).use([variable], in_parts=True)
-        give(variable, two, strategy)
+        give(variable, two)
         np.testing.assert_array_equal(variable.numpy(), [11, 22])
 
 

@@ -10,6 +10,7 @@ from keras_multigpu.training.output_rows import joined
 from keras_multigpu.training.output_rows import may_be_odd
 from keras_multigpu.training.output_rows import rows_for_each
 from keras_multigpu.training.output_rows import rows_per_example
+from keras_multigpu.training.replica_group import ReplicaGroup
 
 X = np.arange(30.0, dtype="float32").reshape(6, 5)
 SPEC = tf.TensorSpec([None, 5])
@@ -176,7 +177,9 @@ def test_a_loss_of_the_whole_batch_needs_one_row_for_each_example():
 def test_replicas_rows_follow_one_another():
     """Those of a replica without examples are left out; of tables the first one is all."""
     rows, table = [tf.ones((2, 1)), 2 * tf.ones((4, 1)), tf.zeros((1, 1))], tf.eye(2)
-    whole, same, nothing = joined([[part, table, None] for part in rows], [1, 2, 0], [2, 0, 0])
+    group = ReplicaGroup(kmg.strategy("mirrored", devices=3))
+    parts = [[part, table, None] for part in rows]
+    whole, same, nothing = joined(parts, [1, 2, 0], [2, 0, 0], group)
     assert whole.numpy()[:, 0].tolist() == [1, 1, 2, 2, 2, 2]
     assert same is table and nothing is None
 

@@ -8,13 +8,13 @@ from keras_versions import has_multi_optimizer
 import keras_multigpu as kmg
 from keras_multigpu import keras_internals
 from keras_multigpu.training import placement
+from keras_multigpu.training.replica_group import copies_of
 
 STRATEGY = kmg.strategy("mirrored", devices=2)
 
 
 def values(variable):
-    storage = keras_internals.variable_storage(variable)
-    return [part.numpy().tolist() for part in placement.copies(storage, STRATEGY)]
+    return [part.numpy().tolist() for part in copies_of(variable)]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool"])
@@ -26,7 +26,7 @@ def test_each_replica_gets_a_copy(dtype):
     storage = keras_internals.variable_storage(variable)
     placement.place_variables([variable], STRATEGY)
     assert keras_internals.variable_storage(variable) is storage
-    assert [part.device[-5:] for part in placement.copies(storage, STRATEGY)] == ["CPU:0", "CPU:1"]
+    assert [part.device[-5:] for part in copies_of(variable)] == ["CPU:0", "CPU:1"]
 
 
 def test_a_variable_without_a_value_stays_without():

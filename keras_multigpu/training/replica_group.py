@@ -1,0 +1,273 @@
+"""Which replicas exist, which of them live in this process, and how they exchange values.
+
+    group.run(function) ──> function(replica) on each replica of this process ──> their results
+                                │
+                                ├─> group.read, group.assign   the replica's copies of variables
+                                └─> group.sum, group.gather    over all replicas, wherever they are
+
+This is the only place that knows. A replica has a global `id`, which decides what share of a batch
+and which random numbers it gets, and a `place` among the replicas of this process, which decides
+which copy of a variable is its own. In one process the two are equal; nothing else may rely on it.
+"""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+from typing import TypeVar
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.checks import problem
+
+T = TypeVar("T")
+
+HOST = "/device:CPU:0"
+"""Where batches are read and cut, so that a device receives its own share only."""
+
+Copies = tuple[tf.Variable, ...]
+"""A variable's copies: one for each replica of this process, or one that they share."""
+
+
+class Replica(NamedTuple):
+    """One replica of this process.
+
+    Attributes:
+        id: Its number among all replicas.
+        place: Its number among those of this process.
+        device: The name of its device.
+    """
+
+    id: int
+    place: int
+    device: str
+
+
+class MovedBytes:
+    """How many bytes steps have moved, as the sizes of results: a sum counts once.
+
+    Attributes:
+        KINDS: `summed` over replicas, `gathered` from them, `copied` to their devices.
+    """
+
+    KINDS = ("summed", "gathered", "copied")
+
+    def __init__(self) -> None:
+        self._known = dict.fromkeys(self.KINDS, 0)
+        with tf.init_scope(), keras_internals.single_device(), tf.device(HOST):
+            self._in_graphs = {
+                kind: tf.Variable(0, dtype=tf.int64, trainable=False) for kind in self.KINDS
+            }
+
+    def __call__(self) -> dict[str, int]:
+        """The bytes of each kind so far."""
+        return {kind: self._known[kind] + int(self._in_graphs[kind]) for kind in self.KINDS}
+
+    def add(self, kind: str, tensors: Any) -> None:
+        """Count these tensors now, or in a graph whenever it runs."""
+        leaves = tf.nest.flatten(tensors, expand_composites=True)
+        leaves = [leaf for leaf in leaves if leaf is not None]
+        if tf.executing_eagerly():
+            self._known[kind] += sum(leaf.dtype.size * int(tf.size(leaf)) for leaf in leaves)
+            return
+        with tf.device(HOST):
+            sizes = [leaf.dtype.size * tf.size(leaf, tf.int64) for leaf in leaves]
+            self._in_graphs[kind].assign_add(tf.add_n([tf.zeros((), tf.int64), *sizes]))
+
+
+class ReplicaGroup:
+    """The replicas that train one model together.
+
+    Args:
+        strategy: A strategy for the devices of this machine.
+
+    Attributes:
+        strategy: The strategy that runs.
+        count: The number of replicas.
+        replicas: Those of this process, in the order of their places.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        require_one_process(strategy)
+        self.strategy = strategy
+        self.count: int = strategy.num_replicas_in_sync
+        self._moved: MovedBytes | None = None
+        devices = strategy.extended.worker_devices
+        self.replicas = [
+            Replica(number, place, device)
+            for place, (number, device) in enumerate(zip(local_ids(strategy), devices, strict=True))
+        ]
+
+    @property
+    def hub(self) -> str:
+        """The device where values for all replicas of this process are computed."""
+        return self.replicas[0].device
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes files and speaks for all."""
+        return self.replicas[0].id == 0
+
+    def run(self, function: Callable[[Replica], T]) -> list[T]:
+        """Run a function on each replica of this process; the results by place."""
+        results: dict[int, T] = {}
+
+        def on_replica() -> None:
+            replica = self.present
+            results[replica.place] = function(replica)
+
+        # Results are collected here and not returned, because `run` would wrap each tensor.
+        self.strategy.run(on_replica)
+        return [results[place] for place in sorted(results)]
+
+    @property
+    def present(self) -> Replica:
+        """The replica that runs now on this thread."""
+        return self.replicas[present_id() - self.replicas[0].id]
+
+    def copies(self, variables: Sequence[keras.Variable]) -> list[Copies]:
+        """The copies of variables that live in this process."""
+        found = [copies_of(variable) for variable in variables]
+        for variable, parts in zip(variables, found, strict=True):
+            if len(parts) not in (1, len(self.replicas)):
+                raise ValueError(
+                    problem(
+                        f"The variable {variable.path} has {len(parts)} copies.",
+                        f"Expected one for each of {len(self.replicas)} replicas, or one in all.",
+                        "Do not move variables of a distributed model to another strategy: call "
+                        "`kmg.distribute` again.",
+                        variable=variable.path,
+                    )
+                )
+        return found
+
+    def read(self, variables: Sequence[Copies], replica: Replica) -> list[tf.Tensor]:
+        """The values of variables on one replica: of its own copies, or of those all share."""
+        return [
+            (parts[0] if is_shared(parts) else parts[replica.place]).read_value()
+            for parts in variables
+        ]
+
+    def assign(
+        self, variables: Sequence[Copies], values: Sequence[tf.Tensor], replica: Replica
+    ) -> None:
+        """Give one replica's copies new values.
+
+        A copy that all share is given its value by the first replica of this process: only values
+        that are the same on all replicas may go there, such as the state of a metric.
+        """
+        for parts, value in zip(variables, values, strict=True):
+            if is_shared(parts) and replica.place != 0:
+                continue
+            part = parts[replica.place]
+            with tf.device(part.device):
+                part.assign(value, read_value=False)
+
+    def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums of tensors over all replicas; called by each of them."""
+        if not tensors or self.count == 1:
+            return list(tensors)
+        context = tf.distribute.get_replica_context()
+        summed: list[tf.Tensor] = context.all_reduce(tf.distribute.ReduceOp.SUM, list(tensors))
+        self._count_here("summed", summed)
+        return summed
+
+    def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The rows of all replicas, in the order of their ids; called by each of them."""
+        if self.count == 1:
+            return list(tensors)
+        context = tf.distribute.get_replica_context()
+        gathered = [context.all_gather(tensor, axis=0) for tensor in tensors]
+        self._count_here("gathered", gathered)
+        return gathered
+
+    def joined(self, parts: Sequence[Any]) -> Any:
+        """The rows of all replicas on the hub, from what `run` returned for those here."""
+        with tf.device(self.hub):
+            everyones = tf.concat(parts, axis=0)
+        self.count_moved("gathered", everyones)
+        return everyones
+
+    def agree(self, flag: Any) -> Any:
+        """Whether all processes say so. Ask before what would differ and an exchange follows."""
+        return flag
+
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[MovedBytes]:
+        """Count the bytes that steps move which are made in this context."""
+        self._moved = MovedBytes()
+        try:
+            yield self._moved
+        finally:
+            self._moved = None
+
+    def count_moved(self, kind: str, tensors: Any) -> None:
+        """Count tensors of one of the kinds of `MovedBytes`, if anybody wants to know."""
+        if self._moved is not None:
+            self._moved.add(kind, tensors)
+
+    def _count_here(self, kind: str, tensors: Sequence[tf.Tensor]) -> None:
+        # Every replica gets the same results.
+        if self.present.place == 0:
+            self.count_moved(kind, tensors)
+
+
+def present_id() -> int:
+    """The id of the replica that runs now on this thread."""
+    context = tf.distribute.get_replica_context()
+    return int(tf.get_static_value(context.replica_id_in_sync_group))
+
+
+def local_ids(strategy: tf.distribute.Strategy) -> list[int]:
+    """The ids of the replicas of this process, in the order of their devices."""
+    found: list[int] = []
+    # Only a replica can tell, and a graph that never runs is where asking costs nothing.
+    with tf.Graph().as_default():
+        strategy.run(lambda: found.append(present_id()))
+    return sorted(found)
+
+
+def copies_of(variable: keras.Variable) -> Copies:
+    """A variable's copies in this process."""
+    storage = keras_internals.variable_storage(variable)
+    if isinstance(storage, tf.distribute.DistributedValues):
+        return tuple(storage.values)
+    return (storage,)
+
+
+def is_shared(parts: Copies) -> bool:
+    """Whether there is one copy for all replicas of this process."""
+    return len(parts) == 1
+
+
+def home_device(strategy: tf.distribute.Strategy) -> str | None:
+    """The device that holds the only copy of the variables; None if each replica has one."""
+    if isinstance(strategy, tf.distribute.OneDeviceStrategy):
+        return strategy.extended.worker_devices[0]
+    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+        return strategy.extended.worker_devices[0]
+    return None
+
+
+def require_one_process(strategy: tf.distribute.Strategy) -> None:
+    """Raise a `ValueError` for strategies whose replicas do not all live in this process."""
+    local = len(strategy.extended.worker_devices)
+    remote = isinstance(
+        strategy, (tf.distribute.TPUStrategy, tf.distribute.experimental.ParameterServerStrategy)
+    )
+    if remote or local != strategy.num_replicas_in_sync:
+        raise ValueError(
+            problem(
+                f"{type(strategy).__name__} has replicas outside this process.",
+                "Expected a strategy for the devices of this machine: one device, mirrored or "
+                "central storage.",
+                "Use `kmg.strategy()` without a cluster; several workers, parameter servers and "
+                "TPUs are not supported yet.",
+                replicas=strategy.num_replicas_in_sync,
+                devices=local,
+            )
+        )

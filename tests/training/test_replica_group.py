@@ -1,0 +1,189 @@
+"""Which replicas there are and what they exchange: answers by hand on one to three of them."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.training.placement import place_variables
+from keras_multigpu.training.replica_group import ReplicaGroup
+
+
+def group_of(count):
+    """One device, or mirrored replicas."""
+    if count == 1:
+        return ReplicaGroup(kmg.strategy("one_device", devices=["CPU:0"]))
+    return ReplicaGroup(kmg.strategy("mirrored", devices=count))
+
+
+def placed(group, value):
+    """A variable that lives where the group's model would."""
+    variable = keras.Variable(value, dtype="float32", trainable=False)
+    place_variables([variable], group.strategy)
+    return variable
+
+
+@pytest.fixture(params=[1, 2, 3])
+def group(request):
+    """Groups of one to three replicas."""
+    return group_of(request.param)
+
+
+def graph_or_not(in_graph):
+    """Compiles a function, or leaves it."""
+    return tf.function(autograph=False) if in_graph else lambda function: function
+
+
+def test_replicas_are_numbered_in_the_order_of_their_devices(group):
+    """Among all replicas and in this process; the process with the first is the chief."""
+    count = group.count
+    assert [replica[:2] for replica in group.replicas] == [(i, i) for i in range(count)]
+    devices = [replica.device.rpartition("device:")[2] for replica in group.replicas]
+    assert devices == [f"CPU:{i}" for i in range(count)]
+    assert group.hub == group.replicas[0].device
+    assert group.is_chief
+
+
+def test_a_function_runs_on_every_replica_on_its_device(group):
+    """What it returns comes back in order, unwrapped."""
+
+    @tf.function(autograph=False)
+    def numbers():
+        ran = group.run(lambda replica: (replica, tf.constant(replica.id) * 10))
+        assert [replica for replica, _ in ran] == group.replicas
+        assert [tensor.device for _, tensor in ran] == [one.device for one in group.replicas]
+        return [tensor for _, tensor in ran]
+
+    assert [int(number) for number in numbers()] == [0, 10, 20][: group.count]
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_each_replica_reads_and_assigns_a_copy_of_its_own(group, in_graph):
+    """Each adds ten times its number to what it had."""
+    copies = group.copies([placed(group, 1.0), placed(group, [2.0, 3.0])])
+    assert [len(parts) for parts in copies] == [group.count] * 2
+
+    @graph_or_not(in_graph)
+    def step():
+        def on_replica(replica):
+            values = group.read(copies, replica)
+            return [value + 10.0 * replica.id for value in values]
+
+        for replica, values in zip(group.replicas, group.run(on_replica), strict=True):
+            group.assign(copies, values, replica)
+
+    step()
+    numbers, pairs = ([part.numpy().tolist() for part in parts] for parts in copies)
+    assert numbers == [1.0, 11.0, 21.0][: group.count]
+    assert pairs == [[2.0, 3.0], [12.0, 13.0], [22.0, 23.0]][: group.count]
+
+
+def test_a_variable_may_have_one_copy_for_all(group):
+    """All read it, and the first replica assigns it."""
+    copies = group.copies([keras.Variable(5.0, trainable=False)])
+    assert len(copies[0]) == 1
+
+    def on_replica(replica):
+        (value,) = group.read(copies, replica)
+        return float(value)
+
+    assert group.run(on_replica) == [5.0] * group.count
+    for replica in group.replicas:
+        group.assign(copies, [tf.constant(7.0 + replica.id)], replica)
+    assert float(copies[0][0]) == 7.0
+
+
+def test_copies_for_other_replicas_are_refused():
+    """No replica reads another one's copy by mistake."""
+    variable = placed(group_of(3), 1.0)
+    with pytest.raises(ValueError, match=r"has 3 copies.*one for each of 2.*Received: variable="):
+        group_of(2).copies([variable])
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_sums_and_rows_of_all_replicas(group, in_graph):
+    """Each gets 1 + 2 + 3, and the rows in the order of the replicas; one may have none."""
+
+    @graph_or_not(in_graph)
+    def step():
+        def on_replica(replica):
+            number = replica.id + 1.0
+            sums = group.sum([tf.constant(number), tf.constant([number, 0.0])])
+            rows = group.gather([tf.fill([replica.id, 2], replica.id), tf.constant([replica.id])])
+            return sums, rows
+
+        return group.run(on_replica)
+
+    total = [1.0, 3.0, 6.0][group.count - 1]
+    rows = [[1, 1], [2, 2], [2, 2]][: [0, 1, 3][group.count - 1]]
+    for sums, gathered in step():
+        assert float(sums[0]) == total
+        assert sums[1].numpy().tolist() == [total, 0.0]
+        assert gathered[0].numpy().tolist() == rows
+        assert gathered[1].numpy().tolist() == [0, 1, 2][: group.count]
+
+
+def test_nothing_is_summed_where_there_is_nothing(group):
+    """No exchange takes place."""
+    assert group.run(lambda replica: group.sum([]) + group.gather([])) == [[]] * group.count
+
+
+def test_results_are_joined_on_the_hub(group):
+    """In the order of the replicas."""
+
+    @tf.function(autograph=False)
+    def step():
+        rows = group.joined(group.run(lambda replica: tf.fill([replica.id + 1], replica.id)))
+        assert rows.device == group.hub
+        return rows
+
+    np.testing.assert_array_equal(step(), [0, 1, 1, 2, 2, 2][: [1, 3, 6][group.count - 1]])
+
+
+@pytest.mark.parametrize("flag", [True, False])
+def test_one_process_agrees_with_itself(group, flag):
+    """There is nobody to ask."""
+    assert group.agree(flag) is flag
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_moved_bytes_are_counted_by_kind(group, in_graph):
+    """A sum counts once, of its size; gathered rows count together; in every step anew."""
+
+    @graph_or_not(in_graph)
+    def step(rows):
+        def on_replica(replica):
+            # 4 + 3 * 8 bytes; 4 bytes for a row, of which replicas have 2, 3, 4.
+            group.sum([tf.constant(1.0), tf.zeros([3], tf.float64)])
+            group.gather([tf.fill([replica.id + rows], 1.0)])
+            # Two bytes for each.
+            group.count_moved("copied", (tf.zeros([2], tf.uint8), None))
+
+        group.run(on_replica)
+
+    with group.counting() as moved:
+        assert moved() == {"summed": 0, "gathered": 0, "copied": 0}
+        for _ in range(2):
+            step(tf.constant(2))
+    one = {
+        1: {"summed": 0, "gathered": 0, "copied": 2},
+        2: {"summed": 28, "gathered": 20, "copied": 4},
+        3: {"summed": 28, "gathered": 36, "copied": 6},
+    }[group.count]
+    assert moved() == {kind: 2 * size for kind, size in one.items()}
+
+
+def test_training_sums_and_prediction_gathers():
+    """Weights 3 x 2, biases 2; the loss twice; 5 rows of 3 + 2 numbers; 5 rows of 2."""
+    model = kmg.distribute(
+        keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]), kmg.strategy(devices=2)
+    )
+    model.compile("sgd", "mse")
+    x, y = np.ones((5, 3), "float32"), np.ones((5, 2), "float32")
+    with model.replication.group.counting() as moved:
+        model.fit(x, y, batch_size=5, verbose=0)
+    assert moved() == {"summed": 4 * (6 + 2 + 1 + 1), "gathered": 0, "copied": 4 * 25}
+    with model.replication.group.counting() as moved:
+        model.predict(x, batch_size=5, verbose=0)
+    assert moved() == {"summed": 0, "gathered": 4 * 10, "copied": 4 * 15}
