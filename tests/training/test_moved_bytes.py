@@ -1,0 +1,56 @@
+"""Only sums leave a replica where losses and metrics are sums: the bytes that steps move tell."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from keras import metrics
+
+import keras_multigpu as kmg
+
+EXAMPLES = 8
+
+
+def language_model():
+    """Six words, of which it predicts the next ones: 500 numbers for each."""
+    words = np.random.default_rng(0).integers(0, 500, (EXAMPLES, 6))
+    model = keras.Sequential([keras.Input((6,)), layers.Embedding(500, 8), layers.Dense(500)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    embedded = EXAMPLES * 6 * (8 + 1)  # A row for each word, and its index.
+    top_5 = metrics.SparseTopKCategoricalAccuracy(5)
+    return model, loss, ["accuracy", top_5], words, 4 * (embedded + (8 + 1) * 500)
+
+
+def segmentation_model():
+    """Four classes for each of 1,024 pixels, and moving statistics."""
+    pixels = np.random.default_rng(0).integers(0, 4, (EXAMPLES, 32, 32, 1))
+    model = keras.Sequential(
+        [
+            keras.Input((32, 32, 1)),
+            layers.Conv2D(32, 3, padding="same"),
+            layers.BatchNormalization(),
+            layers.Conv2D(32, 3, padding="same"),
+            layers.Conv2D(4, 1, activation="softmax"),
+        ]
+    )
+    loss = "sparse_categorical_crossentropy"
+    numbers = (9 + 1) * 32 + 4 * 32 + (9 * 32 + 1) * 32 + (32 + 1) * 4
+    return model, loss, [metrics.MeanIoU(4, sparse_y_pred=False)], pixels, 4 * numbers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [language_model, segmentation_model])
+def test_a_step_moves_little_more_than_gradients_and_statistics(make):
+    """And `evaluate` a few numbers: predictions stay where they are."""
+    model, loss, compiled, data, needed = make()
+    predictions = 4 * int(np.prod([EXAMPLES, *model.output_shape[1:]]))
+    assert predictions > 2 * needed
+    model = kmg.distribute(model, kmg.strategy("mirrored", devices=2))
+    model.compile("sgd", loss, metrics=compiled)
+    with model.replication.group.counting() as moved:
+        model.train_on_batch(data, data)
+    assert needed < moved()["summed"] + moved()["gathered"] <= 1.05 * needed
+    with model.replication.group.counting() as moved:
+        model.test_on_batch(data, data)
+    assert moved()["gathered"] == 0
+    assert moved()["summed"] < 0.01 * needed
