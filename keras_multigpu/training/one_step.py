@@ -42,12 +42,10 @@ class TrainStep(UpdatingStep):
         group: ReplicaGroup,
         spec: Batch,
         replica_pass: TrainingPass,
-        inline: bool = False,
         count_divisors: bool = False,
         probes: Sequence[Probe] = (),
     ) -> None:
-        super().__init__(model, group, spec, replica_pass, inline, probes)
-        self._build_metrics()
+        super().__init__(model, group, spec, replica_pass, probes)
         specs = (self._values_spec, self._rows_spec, INTEGER)
         self._count, divisors = None, None
         if count_divisors:

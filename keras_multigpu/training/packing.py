@@ -35,17 +35,16 @@ class Packing:
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Join the tensors into flat packs."""
-        return [
-            tf.concat([tf.reshape(tensors[index], [-1]) for index in members], axis=0)
-            for members in self._members
-        ]
+        flat = [[tf.reshape(tensors[i], [-1]) for i in members] for members in self._members]
+        return [parts[0] if len(parts) == 1 else tf.concat(parts, axis=0) for parts in flat]
 
     def unpack(self, packs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The tensors again, in their first order and shapes."""
         tensors: dict[int, tf.Tensor] = {}
         for members, pack in zip(self._members, packs, strict=True):
             sizes = [math.prod(self._shapes[index]) for index in members]
-            for index, part in zip(members, tf.split(pack, sizes), strict=True):
+            parts = [pack] if len(members) == 1 else tf.split(pack, sizes)
+            for index, part in zip(members, parts, strict=True):
                 tensors[index] = tf.reshape(part, self._shapes[index])
         return [tensors[index] for index in range(len(self._shapes))]
 

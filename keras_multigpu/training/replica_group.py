@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
+from keras_multigpu.training.stages import summing
 
 T = TypeVar("T")
 
@@ -118,7 +119,8 @@ class ReplicaGroup:
 
         def on_replica() -> None:
             replica = self.present
-            results[replica.place] = function(replica)
+            with summing(self.sum):
+                results[replica.place] = function(replica)
 
         # Results are collected here and not returned, because `run` would wrap each tensor.
         self.strategy.run(on_replica)

@@ -252,7 +252,6 @@ class Replication:
                 self.group,
                 spec,
                 replica_pass,
-                bool(layers),
                 count_divisors,
                 self._probes,
             )

@@ -64,7 +64,6 @@ class Step:
         group: Its replicas.
         spec: The specs of a global batch.
         replica_pass: The pass that each replica runs over its rows.
-        inline: Whether the pass communicates and so must be traced for each replica.
     """
 
     def __init__(
@@ -73,13 +72,11 @@ class Step:
         group: ReplicaGroup,
         spec: Batch,
         replica_pass: ReplicaPass,
-        inline: bool = False,
     ) -> None:
         self._model = model
         self._group = group
         self._pass: Any = replica_pass
         self._run_pass: Any = None
-        self._inline = inline
         self._spec = spec
         self._rows_spec = share_spec(spec, group.count)
         pure = replica_pass.pure
@@ -99,8 +96,6 @@ class Step:
         raise NotImplementedError
 
     def _compiled(self, function: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
-        if self._inline:
-            return function
         if self._model.run_eagerly:
             return called_directly(function)
         return traced(function, specs, bool(self._model.jit_compile))
@@ -199,7 +194,7 @@ class Step:
 
     def _build_metrics(self) -> None:
         """Create the metrics' variables before the replicas are traced."""
-        if self._inline and not self._model.run_eagerly:
+        if not self._model.run_eagerly:
             with keras_internals.single_device():
                 y_pred = keras_internals.symbolic_call(self._model, symbolic(self._spec[0]))
                 self._refuse_odd(y_pred)

@@ -1,13 +1,16 @@
 """BatchNorm with the moments of the global batch, uneven and empty shares included.
 
-Keras's own `synchronized=True` takes the variance as E[x^2] - E[x]^2, which cancels, and
-crashes on an empty share. Here the mean is summed over replicas first and the squared
-distances from it after that, as one device computes them.
+Keras's own `synchronized=True` sums the plain squares, of which little is left where the mean is
+large, and crashes on an empty share. Here each replica takes its own mean and squared distances
+from it. They are joined in double precision, so that the moments are as good as those of one
+device after a single sum; the gradient of a sum is a sum, so the backward pass has one as well.
 """
 
 import contextlib
 import functools
+import logging
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +19,12 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.training.pure_model import Rows
+from keras_multigpu.training.stages import total
+
+logger = logging.getLogger("keras_multigpu")
 
 _replica = threading.local()
+_warned: "weakref.WeakSet[keras.Layer]" = weakref.WeakSet()
 
 
 def synchronized_layers(model: keras.Model, every: bool) -> list[keras.layers.BatchNormalization]:
@@ -49,7 +56,7 @@ def synchronized(layers: list[keras.layers.BatchNormalization], rows: Rows) -> I
     for layer in layers:
         # Stays on the layer and does nothing outside this context: replicas are traced in
         # turn, so the first to leave must not take it from the others.
-        vars(layer)["_moments"] = functools.partial(moments, layer)
+        keras_internals.take_moments(layer, functools.partial(moments, layer))
     _replica.rows = rows
     try:
         yield
@@ -62,29 +69,87 @@ def moments(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """A layer's mean and variance: over all replicas in a synchronised step."""
     rows = getattr(_replica, "rows", None)
-    if rows is None:
+    if rows is None or inside_a_loop(layer, rows):
         return keras_internals.batch_norm_moments(layer, inputs, mask)
-    return global_moments(layer, inputs, mask, rows)
+    return global_moments(inputs, mask, layer.axis % inputs.shape.rank, rows.examples > 0)
 
 
 def global_moments(
-    layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any, rows: Rows
+    inputs: tf.Tensor, mask: tf.Tensor | None, axis: int, present: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and variance over the global batch; an absent replica counts for nothing."""
-    context = tf.distribute.get_replica_context()
-    rank = inputs.shape.rank
-    axes = [axis for axis in range(rank) if axis != layer.axis % rank]
+    """Mean and variance over the global batch.
 
-    def summed(tensor: tf.Tensor) -> tf.Tensor:
-        present = tf.where(rows.examples > 0, tensor, tf.zeros_like(tensor))
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, present)
+    Args:
+        inputs: A replica's inputs.
+        mask: Which of them count; None for all. It has no last axis.
+        axis: The axis of the channels.
+        present: Whether the replica has examples; one without counts for nothing.
+    """
+    axes = [each for each in range(inputs.shape.rank) if each != axis]
+    shape = [-1 if each == axis else 1 for each in range(inputs.shape.rank)]
+    counted = None
+    if mask is not None:
+        counted = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
 
-    weights = tf.ones_like(inputs) if mask is None else tf.cast(mask, inputs.dtype)[..., None]
-    weights = tf.broadcast_to(weights, tf.shape(inputs))
-    # Keras adds the epsilon where it counts a mask.
-    spare = 0.0 if mask is None else keras.config.epsilon()
-    count = summed(tf.reduce_sum(weights, axes)) + spare
-    mean = summed(tf.reduce_sum(inputs * weights, axes)) / count
-    shape = [-1 if axis == layer.axis % rank else 1 for axis in range(rank)]
-    distance = (inputs - tf.reshape(mean, shape)) * weights
-    return mean, summed(tf.reduce_sum(tf.square(distance), axes)) / count
+    # TensorFlow's own gradient is the same, of three times as many operations.
+    @tf.custom_gradient
+    def moments_of_all(own: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Any]:
+        # Double, because the square of the mean is added here and taken off again below.
+        counts, means, distances = own_moments(own, counted, axes)
+        mine = tf.stack([counts, counts * means, distances + counts * tf.square(means)])
+        count, added, squares = tf.unstack(total(tf.where(present, mine, tf.zeros((), mine.dtype))))
+        # Keras adds the epsilon where it counts a mask.
+        divisor = count if counted is None else count + keras.config.epsilon()
+        mean = added / divisor
+        # About a mean that the epsilon has moved, squares are more than about the true one.
+        about = squares + mean * (mean * count - 2.0 * added)
+        variance = tf.maximum(about / divisor, 0.0)
+        mean, variance = tf.cast(mean, own.dtype), tf.cast(variance, own.dtype)
+
+        def gradient(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
+            arriving = tf.stack([of_mean, 2.0 * of_variance])
+            arriving = total(tf.where(present, arriving, tf.zeros((), own.dtype)))
+            direct, by_distance = tf.unstack(arriving / tf.cast(divisor, own.dtype))
+            distance = own - tf.reshape(mean, shape)
+            result = tf.reshape(direct, shape) + tf.reshape(by_distance, shape) * distance
+            return result if counted is None else tf.where(counted, result, tf.zeros_like(result))
+
+        return (mean, variance), gradient
+
+    result: tuple[tf.Tensor, tf.Tensor] = moments_of_all(inputs)
+    return result
+
+
+def own_moments(
+    inputs: tf.Tensor, counted: tf.Tensor | None, axes: list[int]
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """How many inputs a replica has, their mean, and the sum of squared distances from it.
+
+    For each channel, in double precision.
+    """
+    if counted is None:
+        both = tf.cast(tf.stack(tf.nn.moments(inputs, axes)), tf.float64)
+        mean, variance = tf.unstack(both)
+        size = tf.size(inputs, tf.int64) / mean.shape[0]
+        counts = tf.ones_like(mean) * tf.cast(size, tf.float64)
+        return counts, mean, variance * counts
+    counts = tf.math.count_nonzero(counted, axes, keepdims=True)
+    zeros = tf.zeros_like(inputs)
+    added = tf.reduce_sum(tf.where(counted, inputs, zeros), axes, keepdims=True)
+    mean = tf.math.divide_no_nan(added, tf.cast(counts, inputs.dtype))
+    distances = tf.reduce_sum(tf.square(tf.where(counted, inputs - mean, zeros)), axes)
+    return tuple(tf.cast(tf.reshape(p, [-1]), tf.float64) for p in (counts, mean, distances))
+
+
+def inside_a_loop(layer: keras.layers.BatchNormalization, rows: Rows) -> bool:
+    """Whether a layer runs in a loop or branch, where replicas cannot meet; says so once."""
+    if tf.executing_eagerly() or rows.examples.graph is tf.compat.v1.get_default_graph():
+        return False
+    if layer not in _warned:
+        _warned.add(layer)
+        logger.warning(
+            "The layer %r runs inside a loop, a branch or a `tf.function` of another layer, where "
+            "replicas cannot exchange values: there each replica normalises its own share.",
+            layer.name,
+        )
+    return True

@@ -1,31 +1,52 @@
 """Traces a pure function once, so that every replica can call it on its device."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.training.stages import Stages
+from keras_multigpu.training.stages import present_sum
+from keras_multigpu.training.stages import summing
 
 
-def traced(function: Callable[..., Any], specs: tuple[Any, ...], jit_compile: bool) -> Any:
-    """A graph of `function` for arguments of the given specs.
+def traced(function: Callable[..., Any], specs: Sequence[Any], jit_compile: bool) -> Any:
+    """A graph of `function` for arguments of the given specs, cut where replicas sum.
 
     It is traced outside any strategy, as for one device; called inside a replica it runs
     on that replica's device. TensorFlow itself would trace it anew for each replica.
     """
-    with keras_internals.single_device():
-        return tf.function(
-            function, jit_compile=jit_compile, autograph=False
-        ).get_concrete_function(*specs)
+    cuts: list[tf.Operation] = []
+
+    def cut(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        cuts.extend(tensor.op for tensor in tensors)
+        return tensors
+
+    def trace(part: Callable[..., Any], part_specs: Sequence[Any]) -> Any:
+        with keras_internals.single_device():
+            return tf.function(
+                part, jit_compile=jit_compile, autograph=False
+            ).get_concrete_function(*part_specs)
+
+    with summing(cut):
+        whole = trace(function, specs)
+    return Stages(whole, cuts, trace) if cuts else whole
 
 
 def called_directly(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function without a graph, for `run_eagerly`."""
 
     def call(*args: Any) -> Any:
-        with keras_internals.single_device():
+        context, sum_all = tf.distribute.get_replica_context(), present_sum()
+
+        def summed(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            with context:
+                return sum_all(tensors) if sum_all else tensors
+
+        with summing(summed), keras_internals.single_device():
             return function(*args)
 
     return call

@@ -46,10 +46,9 @@ class UpdatingStep(Step):
         group: ReplicaGroup,
         spec: Batch,
         replica_pass: TrainingPass,
-        inline: bool,
         probes: Sequence[Probe],
     ) -> None:
-        super().__init__(model, group, spec, replica_pass, inline)
+        super().__init__(model, group, spec, replica_pass)
         self._probes = list(probes)
         self._timed = any(probe.timed for probe in probes)
         self._update: Callable[..., Update] = replica_pass.update

@@ -48,7 +48,7 @@ class WholeBatchTrainStep(UpdatingStep):
         replica_pass: TrainingPass,
         probes: Sequence[Probe] = (),
     ) -> None:
-        super().__init__(model, group, spec, replica_pass, True, probes)
+        super().__init__(model, group, spec, replica_pass, probes)
         self._loss: tf.Tensor = None
         self._trackers: list[tf.Tensor] = []
         self._build_metrics()
