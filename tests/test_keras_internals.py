@@ -301,6 +301,15 @@ def test_batch_norm_takes_its_moments_in_one_method():
     np.testing.assert_allclose(variance, [1, 4])
 
 
+def test_batch_norm_takes_its_moments_from_a_function():
+    """`BatchNormalization` still asks `_moments` for what it normalises with."""
+    layer = keras.layers.BatchNormalization(epsilon=0.0)
+    keras_internals.take_moments(
+        layer, lambda inputs, mask: (tf.constant([1.0]), tf.constant([4.0]))
+    )
+    np.testing.assert_allclose(layer(tf.constant([[1.0], [5.0]]), training=True), [[0], [2]])
+
+
 def test_data_adapters():
     """Keras still turns arrays into a dataset of global batches."""
     adapter = keras_internals.data_adapter(x=np.zeros((5, 2)), y=np.zeros(5), batch_size=2)

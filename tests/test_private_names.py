@@ -67,6 +67,12 @@ def private_names(source: str, inherited: set[str]) -> list[str]:
         match node:
             case ast.Attribute(value=owner, attr=name):
                 pass
+            # vars(layer)["_name"].
+            case ast.Subscript(
+                value=ast.Call(func=ast.Name(id="vars"), args=[owner]),
+                slice=ast.Constant(value=str(name)),
+            ):
+                pass
             # getattr(model, "_name") and its like.
             case ast.Call(func=ast.Name(), args=[owner, ast.Constant(value=str(name)), *_]):
                 pass
@@ -101,6 +107,7 @@ def test_private_names_stay_behind_their_door():
         ("model._theirs()", ["model._theirs"]),
         ("self.model._theirs", ["self.model._theirs"]),
         ("setattr(model, '_theirs', 1)", ["model._theirs"]),
+        ("vars(layer)['_theirs'] = vars(self)['_mine']", ["layer._theirs"]),
         ("class A(keras.Model):\n  x = lambda self: self._inherited", ["self._inherited"]),
         ("class A:\n  x = lambda self: self._inherited", []),
         ("import tensorflow.python.eager as x", ["tensorflow.python"]),

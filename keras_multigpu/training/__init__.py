@@ -15,5 +15,5 @@ model_state             all values that training changes, taken and given back
 passes, pure_model      forward and backward on a replica, as pure functions
 loss_reduction          per-example losses to one number
 optimizer_update        gradients to new values
-moving_statistics, randomness, sync_batch_norm, placement, packing, shares, tracing
+moving_statistics, randomness, sync_batch_norm, stages, placement, packing, shares, tracing
 """

@@ -33,7 +33,8 @@ def distribute(
         devices: Instead of a strategy: names, or how many, as `keras_multigpu.strategy` takes them.
         sync_batch_norm: Whether BatchNormalization layers normalise with the moments of
             the global batch instead of each replica's own. With it, training equals one
-            device also for these layers; it costs three all-reduces a layer in the forward pass.
+            device also for these layers; it costs a small sum over the replicas for each layer
+            in the forward pass, and another in the backward pass.
 
     Returns:
         The model, now a `DistributedModel`.

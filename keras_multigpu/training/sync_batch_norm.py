@@ -8,9 +8,7 @@ device after a single sum; the gradient of a sum is a sum, so the backward pass 
 
 import contextlib
 import functools
-import logging
 import threading
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,10 +19,7 @@ from keras_multigpu import keras_internals
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.stages import total
 
-logger = logging.getLogger("keras_multigpu")
-
 _replica = threading.local()
-_warned: "weakref.WeakSet[keras.Layer]" = weakref.WeakSet()
 
 
 def synchronized_layers(model: keras.Model, every: bool) -> list[keras.layers.BatchNormalization]:
@@ -69,7 +64,7 @@ def moments(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """A layer's mean and variance: over all replicas in a synchronised step."""
     rows = getattr(_replica, "rows", None)
-    if rows is None or inside_a_loop(layer, rows):
+    if rows is None:
         return keras_internals.batch_norm_moments(layer, inputs, mask)
     return global_moments(inputs, mask, layer.axis % inputs.shape.rank, rows.examples > 0)
 
@@ -139,17 +134,3 @@ def own_moments(
     mean = tf.math.divide_no_nan(added, tf.cast(counts, inputs.dtype))
     distances = tf.reduce_sum(tf.square(tf.where(counted, inputs - mean, zeros)), axes)
     return tuple(tf.cast(tf.reshape(p, [-1]), tf.float64) for p in (counts, mean, distances))
-
-
-def inside_a_loop(layer: keras.layers.BatchNormalization, rows: Rows) -> bool:
-    """Whether a layer runs in a loop or branch, where replicas cannot meet; says so once."""
-    if tf.executing_eagerly() or rows.examples.graph is tf.compat.v1.get_default_graph():
-        return False
-    if layer not in _warned:
-        _warned.add(layer)
-        logger.warning(
-            "The layer %r runs inside a loop, a branch or a `tf.function` of another layer, where "
-            "replicas cannot exchange values: there each replica normalises its own share.",
-            layer.name,
-        )
-    return True
