@@ -7,25 +7,21 @@ import tensorflow as tf
 import keras_multigpu as kmg
 from keras_multigpu.training import stages
 from keras_multigpu.training import tracing
+from keras_multigpu.training.replica_group import ReplicaGroup
 
 NUMBER = tf.TensorSpec(())
 
 
 def on_two_replicas(function, in_a_graph=True):
-    """What a function of one number returns on replicas that hold 1 and 2."""
-    strategy = kmg.strategy("mirrored", devices=["CPU:0", "CPU:1"])
-
-    def on_replica():
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        return function(tf.cast(replica, tf.float32) + 1.0)
+    """What a function of one number returns on replicas that hold 1 and 2: a row for each value."""
+    group = ReplicaGroup(kmg.strategy("mirrored", devices=["CPU:0", "CPU:1"]))
 
     def run():
-        return strategy.run(on_replica)
+        return group.run(lambda replica: function(tf.constant(replica.id + 1.0)))
 
-    results = tf.nest.flatten(tf.function(run, autograph=False)() if in_a_graph else run())
-    return [
-        [float(each) for each in strategy.experimental_local_results(value)] for value in results
-    ]
+    results = tf.function(run, autograph=False)() if in_a_graph else run()
+    values = [map(float, tf.nest.flatten(result)) for result in results]
+    return [list(of_all) for of_all in zip(*values, strict=True)]
 
 
 def several_sums(number):
@@ -65,12 +61,13 @@ def test_a_sum_in_the_middle(way, function, expected):
 def test_sums_at_the_same_place_travel_together(monkeypatch):
     """Two stages end with sums, the first of them with two in one pack."""
     sizes = []
-    summed = stages.sums_without_gradient
-    monkeypatch.setattr(
-        stages,
-        "sums_without_gradient",
-        lambda packs: sizes.append([pack.shape[0] for pack in packs]) or summed(packs),
-    )
+    summed = ReplicaGroup.sum
+
+    def noted(group, packs):
+        sizes.append([pack.shape[0] for pack in packs])
+        return summed(group, packs)
+
+    monkeypatch.setattr(ReplicaGroup, "sum", noted)
     on_two_replicas(tracing.traced(several_sums, (NUMBER,), jit_compile=False))
     assert [size for size in sizes if size] == [[2], [2], [1], [1]]
 
@@ -96,8 +93,13 @@ def test_stages_wait_for_each_other_and_hand_on_what_is_not_a_number():
         return later, tf.strings.to_number(said), sparse, while_loop, None
 
     call = tracing.traced(function, (NUMBER,), jit_compile=False)
-    strategy_results = on_two_replicas(lambda number: call(number)[:2] + call(number)[3:4])
-    np.testing.assert_allclose(strategy_results, [[9, 10], [1, 2], [12, 12]])
+
+    def without_sparse(number):
+        later, text, sparse, loop, none = call(number)
+        assert isinstance(sparse, tf.IndexedSlices) and none is None
+        return later, text, loop
+
+    np.testing.assert_allclose(on_two_replicas(without_sparse), [[9, 10], [1, 2], [12, 12]])
 
 
 def test_a_stage_can_be_compiled():
