@@ -67,6 +67,9 @@ GRADIENTS = ((tf.GradientTape, "gradient"),)
 """Where gradients come from."""
 
 
+VARIABLES = ((keras.Variable, "assign"),)
+"""Where every Keras variable gets a new value."""
+
 ASSIGNMENTS = tuple(
     (ResourceVariable, name)
     for name in dir(ResourceVariable)

@@ -127,6 +127,16 @@ def refused_without_keras() -> Iterator[None]:
         _thread.refuses = before
 
 
+@contextlib.contextmanager
+def permitted() -> Iterator[None]:
+    """Let the code inside assign what it likes, as the library does to replicas' copies."""
+    before, _thread.refuses = getattr(_thread, "refuses", False), False
+    try:
+        yield
+    finally:
+        _thread.refuses = before
+
+
 def refusing(original: Callable[..., Any]) -> Callable[..., Any]:
     """A method of `tf.Variable` that raises where it is refused."""
 
@@ -134,7 +144,7 @@ def refusing(original: Callable[..., Any]) -> Callable[..., Any]:
         if getattr(_thread, "refuses", False):
             raise ValueError(
                 problem(
-                    "A `tf.Variable` is assigned while the model is called.",
+                    "A `tf.Variable` is assigned in a step.",
                     "Expected a `keras.Variable`: the code runs on each replica and for each "
                     "micro-batch, and only of Keras's variables it is known what comes of that.",
                     "Make it with `self.add_weight(..., trainable=False)`.",

@@ -22,13 +22,16 @@ from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training import output_rows
 from keras_multigpu.training import randomness
 from keras_multigpu.training.adjusted_schedule import state_of
+from keras_multigpu.training.caught_assignments import refused_without_keras
 from keras_multigpu.training.feeding import Batch
 from keras_multigpu.training.logs import flattened
 from keras_multigpu.training.loss_reduction import LossShares
 from keras_multigpu.training.loss_reduction import NeedsWholeBatch
+from keras_multigpu.training.model_state import variables_of
 from keras_multigpu.training.optimizer_update import updated
 from keras_multigpu.training.passes import rows_count
 from keras_multigpu.training.passes import zero_unless
+from keras_multigpu.training.placement import MadeOutside
 from keras_multigpu.training.placement import NeedsOptimizer
 from keras_multigpu.training.placement import own_optimizers
 from keras_multigpu.training.present_step import PresentStep
@@ -40,6 +43,7 @@ from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replica_group import home_device
 from keras_multigpu.training.shares import share_of
 from keras_multigpu.training.sync_batch_norm import synchronized
@@ -80,18 +84,21 @@ class CustomStep:
         seeds = {id(state) for state in states}
         self._seeds = group.copies(states)
         # A replica without examples runs on a borrowed row, which must not be counted.
-        self._metric_variables = model.metrics_variables
+        untracked = model.replication.untracked
+        self._metric_variables = [*model.metrics_variables, *untracked.metric_states]
         self._metrics = group.copies(self._metric_variables)
-        self._others = group.copies(
-            [v for v in model.non_trainable_variables if id(v) not in seeds]
-        )
+        apart = seeds | {id(variable) for variable in self._metric_variables}
+        others = [*model.non_trainable_variables, *untracked.variables]
+        self._other_variables = [variable for variable in others if id(variable) not in apart]
+        self._others = group.copies(self._other_variables)
+        known = [*variables_of(model).values(), *self._metric_variables]
+        self._known = {id(variable) for variable in known}
 
     def __call__(self, batch: Batch) -> dict[str, Any]:
         """Run the step on one global batch; its logs."""
         for probe in self._probes:
             probe.before_step()
         logs, rows = self._run(batch)
-        self._average(rows)
         return self._merged(logs, rows)
 
     def _run(self, batch: Batch) -> tuple[list[Any], list[Rows]]:
@@ -101,7 +108,7 @@ class CustomStep:
             self._group.count_moved("copied", rows.data)
             self._shift(replica, randomness.for_replica)
             before = self._group.read(self._metrics, replica)
-            step = PresentStep(self._model, rows, self._group, replica)
+            step = PresentStep(self._model, rows, self._group, replica, self._known)
             try:
                 with running(step), synchronized(self._layers, rows):
                     result = self._function(packed(rows))
@@ -110,12 +117,15 @@ class CustomStep:
             self._restore_unless(step, before)
             return result, rows
 
+        before = [parts[0].read_value() for parts in self._others]
         with (
+            undone_where_unfinished(self._model),
             step_hooks.exchanged(EXCHANGES),
             summing_optimizers(self._model, self._group),
             noted_updates(self._model.metrics),
         ):
             outputs, rows = zip(*self._group.run(on_replica), strict=True)
+        self._agree(before, rows)
         return list(outputs), list(rows)
 
     def _restore_unless(self, step: PresentStep, before: list[tf.Tensor]) -> None:
@@ -136,15 +146,14 @@ class CustomStep:
         shifted = [change(state, tf.constant(replica.id)) for state in states]
         self._group.assign(self._seeds, shifted, replica)
 
-    def _average(self, rows: list[Rows]) -> None:
-        """Give all replicas the mean of their statistics, weighted by examples."""
-        for parts in self._others:
+    def _agree(self, before: list[tf.Tensor], rows: Sequence[Rows]) -> None:
+        """Give all replicas the values that `moving_statistics` says."""
+        for variable, parts, old in zip(self._other_variables, self._others, before, strict=True):
             first = parts[0].read_value()
             common = first
-            if first.dtype.is_floating:
-                for part, share in zip(parts[1:], rows[1:], strict=False):
-                    more = (part.read_value() - first) * tf.cast(share.fraction, first.dtype)
-                    common += tf.where(share.examples > 0, more, tf.zeros_like(more))
+            for part, share in zip(parts[1:], rows[1:], strict=False):
+                more = beyond_first(variable, old, first, part.read_value(), share.fraction)
+                common = common if more is None else common + zero_unless(share.examples > 0, more)
             for part in parts:
                 part.assign(common, read_value=False)
 
@@ -172,6 +181,36 @@ class CustomStep:
             for value, share in zip(values, rows, strict=True)
         ]
         return tf.add_n(parts)
+
+
+def beyond_first(
+    variable: keras.Variable,
+    old: tf.Tensor,
+    first: tf.Tensor,
+    new: tf.Tensor,
+    fraction: tf.Tensor,
+) -> tf.Tensor | None:
+    """What another replica adds to the first one's value; None where only that counts."""
+    if variable.aggregation == "sum":
+        return new - old
+    if not new.dtype.is_floating or variable.aggregation == "only_first_replica":
+        return None
+    # Values that are equal stay as they are, to the last bit.
+    return (new - first) * tf.cast(fraction, new.dtype)
+
+
+@contextlib.contextmanager
+def undone_where_unfinished(model: keras.Model) -> Iterator[None]:
+    """Take back what a step without a graph has assigned before it is made anew."""
+    eager = tf.executing_eagerly()
+    variables = variables_of(model).values() if eager else ()
+    before = [(part, part.read_value()) for variable in variables for part in copies_of(variable)]
+    try:
+        yield
+    except MadeOutside:
+        for part, value in before:
+            part.assign(value)
+        raise
 
 
 def refuse_to_measure(probes: Sequence[Probe]) -> None:
@@ -300,7 +339,7 @@ def noting_update(metric: keras.metrics.Metric, update: Callable[..., Any]) -> C
         given, step = [*args, *kwargs.values()], present_step()
         if len(given) == 1 and keras.ops.ndim(given[0]) == 0:
             step.of_batch.update(id(variable) for variable in metric.variables)
-        with left_alone():
+        with left_alone(), refused_without_keras():
             return update(*args, **kwargs)
 
     return update_state
@@ -316,14 +355,14 @@ def summing_apply(
         if not optimizer.built:
             raise NeedsOptimizer(optimizer, trainable, group.strategy)
         step = present_step()
-        gradients = of_all_replicas(step, trainable, list(grads))
         variables = group.copies([*trainable, *state_of(optimizer)])
         vars(optimizer).pop("apply")
         with left_alone():
+            gradients = of_all_replicas(step, trainable, list(grads))
             values = group.read(variables, step.replica)
             new = updated(optimizer, trainable, values, gradients)
+            group.assign(variables, new, step.replica)
         vars(optimizer)["apply"] = apply
-        group.assign(variables, new, step.replica)
 
     return apply
 

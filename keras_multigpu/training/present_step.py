@@ -2,18 +2,24 @@
 
 import contextlib
 import threading
+from collections.abc import Callable
+from collections.abc import Container
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 from keras_multigpu.keras_internals import step_hooks
+from keras_multigpu.training.caught_assignments import permitted
+from keras_multigpu.training.caught_assignments import refused_without_keras
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.sparse_gradients import distinct_rows_noted
+from keras_multigpu.training.untracked import NeedsVariables
 
 _thread = threading.local()
 
@@ -26,15 +32,22 @@ class PresentStep:
         rows: The replica's rows.
         group: The replicas.
         replica: The one that runs it.
+        known: The variables that are looked after, by identity.
     """
 
     def __init__(
-        self, model: keras.Model, rows: Rows, group: ReplicaGroup, replica: Replica
+        self,
+        model: keras.Model,
+        rows: Rows,
+        group: ReplicaGroup,
+        replica: Replica,
+        known: Container[int] = (),
     ) -> None:
         self.model = model
         self.rows = rows
         self.group = group
         self.replica = replica
+        self._known = known
         self.present = rows.examples > 0
         self.holders = tf.cast(tf.minimum(rows.global_batch_size, group.count), tf.float32)
         """How many replicas have examples."""
@@ -66,6 +79,13 @@ class PresentStep:
                     model=type(self.model).__name__,
                 )
             )
+
+    def require_known(self, variable: keras.Variable) -> None:
+        """Ask for a variable of which nobody would see to it that the replicas agree."""
+        # Each replica draws numbers of its own; from one state they come in turn.
+        own = id(variable) in self._known or keras_internals.is_seed_state(variable)
+        if self.group.count > 1 and not own:
+            raise NeedsVariables(self.model.replication.untracked, [variable])
 
     def shared(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor, remembered as a value that all replicas have in common."""
@@ -134,6 +154,20 @@ def step_of_user_code() -> PresentStep | None:
     return step
 
 
+def assignment(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`keras.Variable.assign`, which each replica does to a copy of its own."""
+
+    def assign(self: keras.Variable, value: Any) -> Any:
+        step = getattr(_thread, "step", None)
+        if step is None or keras_internals.stateless_scope() is not None:
+            return original(self, value)
+        step.require_known(self)
+        with permitted():
+            return original(self, value)
+
+    return assign
+
+
 @contextlib.contextmanager
 def running(step: PresentStep) -> Iterator[None]:
     """Let `step` be the present one."""
@@ -141,7 +175,8 @@ def running(step: PresentStep) -> Iterator[None]:
     _thread.step = step
     try:
         noted = step_hooks.noted_operations(step.note) if eager else contextlib.nullcontext()
-        with noted, distinct_rows_noted():
+        watch = refused_without_keras() if step.group.count > 1 else contextlib.nullcontext()
+        with noted, watch, distinct_rows_noted():
             yield
     finally:
         _thread.step = None
@@ -149,10 +184,11 @@ def running(step: PresentStep) -> Iterator[None]:
 
 @contextlib.contextmanager
 def left_alone() -> Iterator[None]:
-    """Let losses, means and gradients be those of the replica's own rows."""
+    """Let losses, means and gradients be those of the replica's own rows, its copies assigned."""
     step = present_step()
     before, step.quiet = step.quiet, True
     try:
-        yield
+        with permitted():
+            yield
     finally:
         step.quiet = before

@@ -197,7 +197,7 @@ class Replication:
 
     def _place_metrics(self, model: keras.Model) -> None:
         given = [v for metric in keras_internals.given_metrics(model) for v in metric.variables]
-        variables = [*model.metrics_variables, *given]
+        variables = [*model.metrics_variables, *given, *self.untracked.metric_states]
         self._metric_storages.use(variables, bool(self._metrics_in_parts))
 
     def prepare(self, model: keras.Model, spec: Batch | None, batch: Batch | None = None) -> None:

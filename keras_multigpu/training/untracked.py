@@ -30,6 +30,11 @@ class Untracked:
         self._strategy = strategy
         self._metrics = metrics
 
+    @property
+    def metric_states(self) -> list[keras.Variable]:
+        """Those that metrics add up in."""
+        return [variable for variable in self.variables if is_metric_state(variable)]
+
     def take(self, variables: Iterable[keras.Variable]) -> None:
         """Give variables a copy on each replica; those of metrics need one only."""
         known = {id(variable) for variable in self.variables}

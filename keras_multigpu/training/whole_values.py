@@ -31,6 +31,7 @@ from keras_multigpu.training.loss_reduction import weighted_values
 from keras_multigpu.training.packing import Packing
 from keras_multigpu.training.passes import zero_unless
 from keras_multigpu.training.present_step import PresentStep
+from keras_multigpu.training.present_step import assignment
 from keras_multigpu.training.present_step import left_alone
 from keras_multigpu.training.present_step import step_of_user_code
 from keras_multigpu.training.sparse_gradients import is_sparse
@@ -299,6 +300,7 @@ EXCHANGES: list[step_hooks.Exchange] = [
         (step_hooks.MEANS, mean),
         (step_hooks.SUMS, total),
         (step_hooks.GRADIENTS, gradient),
+        (step_hooks.VARIABLES, assignment),
     )
     for owner, name in places
 ]

@@ -224,3 +224,78 @@ def test_a_prediction_may_have_any_structure():
     rows, others = model.predict(np.array(VALUES, "float32")[:, None], verbose=0)
     np.testing.assert_array_equal(rows[:, 0], VALUES)
     np.testing.assert_allclose([others["mean"], others["rows"]], [7.2, 5.0], rtol=1e-6)
+
+
+class Keeper(Step):
+    """Assigns what the model tracks and what a plain object holds, after the update."""
+
+    def __init__(self):
+        super().__init__(lambda model, x, p: ops.mean(p))
+        kept = {
+            "seen": keras.Variable(0, dtype="int32", aggregation="sum"),
+            "mean": keras.Variable(0.0),
+            "steps": keras.Variable(0, dtype="int32"),
+            "metric": keras.metrics.Mean(),
+        }
+        self.kept = lambda: kept
+        self.rows = self.add_weight(
+            shape=(), initializer="zeros", trainable=False, aggregation="sum"
+        )
+
+    def train_step(self, data):
+        x, kept = data, self.kept()
+        logs = super().train_step(data)
+        self.rows.assign_add(ops.cast(ops.shape(x)[0], "float32"))
+        kept["seen"].assign_add(ops.shape(x)[0])
+        kept["mean"].assign(kept["mean"] + ops.mean(x))
+        kept["steps"].assign_add(1)
+        kept["metric"].update_state(x)
+        return logs
+
+    def numbers(self):
+        kept = self.kept()
+        found = [self.rows, *(kept[name] for name in ("seen", "mean", "steps"))]
+        return [*map(float, found), float(kept["metric"].result()), float(self.scale[0])]
+
+
+@pytest.mark.parametrize(
+    ("values", "replicas", "eager"),
+    [(VALUES, 2, False), (VALUES, 2, True), ([1.0, 3.0], 3, False)],
+)
+def test_each_variable_is_assigned_as_on_one_device(values, replicas, eager):
+    """Also one that nothing tracks, and also after a first try that stopped in the middle."""
+    model = kmg.distribute(Keeper(), kmg.strategy("mirrored", devices=replicas))
+    x, mean = np.array(values, "float32")[:, None], np.mean(values)
+    for _ in range(2):  # To compile is to forget what the steps have met.
+        model.compile(keras.optimizers.SGD(0.01), run_eagerly=eager)
+        model.train_on_batch(x)
+    count = 2 * len(values)
+    np.testing.assert_allclose(
+        model.numbers(), [count, count, 2 * mean, 2, mean, 1 - 0.02 * mean], rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_variables_of_tensorflow_are_refused(eager):
+    """Each replica would assign the same one."""
+    outside = tf.Variable(0.0, trainable=False)
+
+    def loss(model, x, y_pred):
+        outside.assign_add(1.0)
+        return ops.mean(y_pred)
+
+    with pytest.raises(ValueError, match="A `tf.Variable` is assigned.*Received: variable="):
+        logs_of(loss, run_eagerly=eager)
+    assert float(outside) == 0
+
+
+def test_variables_of_tensorflow_may_be_assigned_once_for_a_batch():
+    """One replica runs the step once."""
+    outside = tf.Variable(0.0, trainable=False)
+
+    def loss(model, x, y_pred):
+        outside.assign_add(1.0)
+        return ops.mean(y_pred)
+
+    logs_of(loss, replicas=1)
+    assert float(outside) == 1
