@@ -28,6 +28,7 @@ from keras_multigpu.training.pure_model import loss_trackers
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.shares import batch_size_of
+from keras_multigpu.training.shares import is_ragged
 from keras_multigpu.training.step import Batch
 from keras_multigpu.training.step import Result
 from keras_multigpu.training.step import computed_loss
@@ -171,11 +172,14 @@ def flat(structure: Any) -> list[Any]:
 
 
 def dense(gradients: list[Any], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Gradients as dense tensors, zero where there is none."""
-    return [
-        tf.zeros_like(tensor) if gradient is None else tf.convert_to_tensor(gradient)
-        for gradient, tensor in zip(gradients, tensors, strict=True)
-    ]
+    """Gradients as dense tensors, or ragged as what they are of; zero where there is none."""
+
+    def full(gradient: Any, tensor: Any) -> Any:
+        if gradient is None:
+            return tf.zeros_like(tensor)
+        return gradient if is_ragged(gradient) else tf.convert_to_tensor(gradient)
+
+    return [full(*pair) for pair in zip(gradients, tensors, strict=True)]
 
 
 def total(through_model: Any, direct: Any, fraction: tf.Tensor) -> Any:

@@ -86,7 +86,9 @@ def test_the_means_of_single_losses_have_those_of_the_whole_batch():
 
 
 def test_gradients_become_dense():
-    """Zero where there is none, and rows of a table in their places."""
+    """Zero where there is none, and rows of a table in their places; ragged ones stay ragged."""
+    ragged = tf.ragged.constant([[1.0], []])
+    assert whole_batch.dense([ragged, None], [ragged] * 2)[0] is ragged
     tensors = [tf.ones(2), tf.ones((2, 1)), tf.ones(1)]
     rows = tf.IndexedSlices(tf.constant([[3.0], [4.0]]), tf.constant([1, 1]), tf.constant([2, 1]))
     found = whole_batch.dense([None, rows, tf.constant([5.0])], tensors)
