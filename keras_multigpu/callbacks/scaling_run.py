@@ -20,7 +20,6 @@ from keras_multigpu.checks import problem
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
 from keras_multigpu.replicas import obtained
 from keras_multigpu.training.distribute import distribute
-from keras_multigpu.training.feeding import Group
 from keras_multigpu.training.model_state import ModelState
 from keras_multigpu.training.shares import batch_size_of
 
@@ -69,7 +68,7 @@ def speed_of(model: Any, batches: list[Any], steps: int) -> float:
     examples = 0
     start = time.perf_counter()
     for batch in itertools.islice(itertools.cycle(batches), steps):
-        logs = model.train_group(Group(1, [batch], None), None)
+        logs = model.train_on(batch)
         examples += int(batch_size_of(batch) or 0)
     # Only reading waits for the devices.
     np.asarray(tf.convert_to_tensor(logs["loss"]))

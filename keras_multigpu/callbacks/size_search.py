@@ -12,7 +12,7 @@ from keras_multigpu.callbacks.out_of_memory import device_peak
 from keras_multigpu.callbacks.out_of_memory import forget_device_peaks
 from keras_multigpu.callbacks.out_of_memory import is_out_of_memory
 from keras_multigpu.callbacks.trial_batches import of_size
-from keras_multigpu.training.dataset_feeding import Batch
+from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.run import TrainingRun
 

@@ -16,7 +16,7 @@ class Timing(NamedTuple):
     Attributes:
         wall: The seconds that passed.
         data_wait: For how many of them training waited for data.
-        in_steps: How many of them the calls of steps took.
+        in_steps: For how many of them steps ran.
         groups: How many calls of steps there were.
         steps: How many steps.
         sums: What the probe added up.

@@ -223,7 +223,7 @@ def throughput_of(epoch: int, devices: list[str], timing: Timing) -> Throughput:
 
 
 def unseen_throughput(
-    epoch: int, devices: list[str], timing: Timing, in_graph: bool, batch_size: int | None
+    epoch: int, devices: list[str], timing: Timing, batch_size: int | None
 ) -> Throughput:
     """The same where nothing inside the step is seen; all batches count as full.
 
@@ -231,11 +231,9 @@ def unseen_throughput(
         epoch: The epoch.
         devices: The names of the replicas' devices.
         timing: What the clock has measured.
-        in_graph: Whether waiting for data happens inside the calls of steps.
         batch_size: The global batch size, if it is known.
     """
-    inside = timing.in_steps - (timing.data_wait if in_graph else 0.0)
-    parts = fitted(timing.wall, {"data_wait": timing.data_wait, "step": inside})
+    parts = fitted(timing.wall, {"data_wait": timing.data_wait, "step": timing.in_steps})
     examples = float(timing.steps * batch_size) if batch_size else math.nan
     return Throughput(epoch, devices, timing.steps, examples, timing.wall, parts, 0.0)
 

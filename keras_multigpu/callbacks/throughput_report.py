@@ -121,9 +121,7 @@ class ThroughputReport(keras.callbacks.Callback):
         if self._seen:
             found = throughput_of(epoch, self._devices, timing)
         else:
-            found = unseen_throughput(
-                epoch, self._devices, timing, self.model.runs_in_graph, run.global_batch_size
-            )
+            found = unseen_throughput(epoch, self._devices, timing, run.global_batch_size)
         if not self._counted:
             self._counted = True
             self._forward_flops = flops_of(self.model, run.batch_spec)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_multigpu.callbacks.fit_run import run_of
 from keras_multigpu.checks import problem
-from keras_multigpu.training.dataset_feeding import Batch
+from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.loops import concatenated
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.run import TrainingRun

@@ -23,7 +23,7 @@ from keras_multigpu.training import output_rows
 from keras_multigpu.training import randomness
 from keras_multigpu.training.adjusted_schedule import state_of
 from keras_multigpu.training.caught_assignments import refused_without_keras
-from keras_multigpu.training.feeding import Batch
+from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.logs import flattened
 from keras_multigpu.training.loss_reduction import LossShares
 from keras_multigpu.training.loss_reduction import NeedsWholeBatch
@@ -40,12 +40,10 @@ from keras_multigpu.training.present_step import present_step
 from keras_multigpu.training.present_step import running
 from keras_multigpu.training.probes import Probe
 from keras_multigpu.training.pure_model import Rows
-from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replica_group import home_device
-from keras_multigpu.training.shares import share_of
 from keras_multigpu.training.sync_batch_norm import synchronized
 from keras_multigpu.training.whole_values import EXCHANGES
 from keras_multigpu.training.whole_values import everyones_rows
@@ -94,17 +92,16 @@ class CustomStep:
         known = [*variables_of(model).values(), *self._metric_variables]
         self._known = {id(variable) for variable in known}
 
-    def __call__(self, batch: Batch) -> dict[str, Any]:
-        """Run the step on one global batch; its logs."""
+    def __call__(self, shares: Sequence[Rows]) -> dict[str, Any]:
+        """Run the step on each replica's rows of one batch; its logs."""
         for probe in self._probes:
             probe.before_step()
-        logs, rows = self._run(batch)
+        logs, rows = self._run(shares), list(shares)
         return self._merged(logs, rows)
 
-    def _run(self, batch: Batch) -> tuple[list[Any], list[Rows]]:
-        def on_replica(replica: Replica) -> tuple[Any, Rows]:
-            with tf.device(HOST):
-                rows = share_of(batch, replica.id, self._group.count)
+    def _run(self, shares: Sequence[Rows]) -> list[Any]:
+        def on_replica(replica: Replica) -> Any:
+            rows = shares[replica.place]
             self._group.count_moved("copied", rows.data)
             self._shift(replica, randomness.for_replica)
             before = self._group.read(self._metrics, replica)
@@ -115,7 +112,7 @@ class CustomStep:
             finally:
                 self._shift(replica, randomness.for_one_device)
             self._restore_unless(step, before)
-            return result, rows
+            return result
 
         before = [parts[0].read_value() for parts in self._others]
         with (
@@ -124,9 +121,9 @@ class CustomStep:
             summing_optimizers(self._model, self._group),
             noted_updates(self._model.metrics),
         ):
-            outputs, rows = zip(*self._group.run(on_replica), strict=True)
-        self._agree(before, rows)
-        return list(outputs), list(rows)
+            results = self._group.run(on_replica)
+        self._agree(before, shares)
+        return results
 
     def _restore_unless(self, step: PresentStep, before: list[tf.Tensor]) -> None:
         """Undo what a replica without examples did to metrics of examples."""
@@ -264,9 +261,9 @@ class CustomPrediction(CustomStep):
         self._spec = spec
         self._of_inputs = lambda x: function(keras.utils.pack_x_y_sample_weight(x))
 
-    def __call__(self, batch: Batch) -> Any:
+    def __call__(self, shares: Sequence[Rows]) -> Any:
         """The predictions for one global batch, in the order of its examples."""
-        results, rows = self._run(batch)
+        results, rows = self._run(shares), list(shares)
         outputs, origins = zip(*results, strict=True)
         if len(outputs) == 1:
             return outputs[0]

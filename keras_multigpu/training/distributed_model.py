@@ -12,16 +12,17 @@ from keras_multigpu.training import fit_arguments
 from keras_multigpu.training import loops
 from keras_multigpu.training.custom_step import share_of_loss
 from keras_multigpu.training.custom_step import whole_losses
-from keras_multigpu.training.dataset_feeding import normalized
 from keras_multigpu.training.epoch_feeding import knows_epochs
-from keras_multigpu.training.feeding import Batch
 from keras_multigpu.training.feeding import Feed
 from keras_multigpu.training.feeding import Group
+from keras_multigpu.training.global_batch import Batch
+from keras_multigpu.training.global_batch import normalized
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.present_step import present_rows
 from keras_multigpu.training.present_step import step_of_user_code
 from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.run import TrainingRun
+from keras_multigpu.training.shares import Shares
 
 
 class DistributedModel(keras.Model):
@@ -69,12 +70,8 @@ class DistributedModel(keras.Model):
 
     @property
     def runs_in_graph(self) -> bool:
-        """Whether several steps may run in one graph."""
-        return not (
-            self.run_eagerly
-            or self.steps_per_execution == 1
-            or self.replication.micro_batches == "auto"
-        )
+        """Whether a graph of steps may read the batches itself."""
+        return not (self.run_eagerly or self.replication.micro_batches == "auto")
 
     def compile(self, *args: Any, micro_batches: int | str = 1, **kwargs: Any) -> None:
         """Configure the model for training, as `keras.Model.compile`.
@@ -144,12 +141,13 @@ class DistributedModel(keras.Model):
             validation_steps=validation_steps,
             validation_batch_size=validation_batch_size,
         )
-        replicas = self.distribute_strategy.num_replicas_in_sync
+        cutter = self.replication.cutter
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = keras_internals.split_validation(
                 (x, y, sample_weight), validation_split
             )
         feed = Feed(
+            cutter,
             x,
             y,
             sample_weight,
@@ -157,14 +155,13 @@ class DistributedModel(keras.Model):
             steps_per_epoch,
             shuffle,
             class_weight,
-            replicas,
             training=True,
         )
         validation = None
         if validation_data is not None:
             parts = keras.utils.unpack_x_y_sample_weight(validation_data)
             size = None if knows_epochs(parts[0]) else validation_batch_size or batch_size
-            val_feed = Feed(parts[0], parts[1], parts[2], size, validation_steps, replicas=replicas)
+            val_feed = Feed(cutter, parts[0], parts[1], parts[2], size, validation_steps)
             validation = loops.Validation(val_feed, validation_freq)
         return loops.train(self, feed, validation, callbacks, verbose, epochs, initial_epoch)
 
@@ -185,8 +182,7 @@ class DistributedModel(keras.Model):
         if kwargs:
             raise ValueError(f"Arguments not recognized: {kwargs}")
         fit_arguments.require_whole_numbers(batch_size=batch_size, steps=steps)
-        replicas = self.distribute_strategy.num_replicas_in_sync
-        feed = Feed(x, y, sample_weight, batch_size, steps, replicas=replicas)
+        feed = Feed(self.replication.cutter, x, y, sample_weight, batch_size, steps)
         logs = loops.evaluate(self, feed, callbacks, verbose)
         return logs if return_dict else keras_internals.flatten_metrics(self, logs)
 
@@ -203,8 +199,8 @@ class DistributedModel(keras.Model):
         Of `Batches` with `on_error="skip"`, examples that cannot be read have rows of NaN.
         """
         fit_arguments.require_whole_numbers(batch_size=batch_size, steps=steps)
-        replicas = self.distribute_strategy.num_replicas_in_sync
-        feed = Feed(x, None, None, batch_size, steps, replicas=replicas, predicting=True)
+        cutter = self.replication.cutter
+        feed = Feed(cutter, x, None, None, batch_size, steps, predicting=True)
         return loops.predict(self, feed, callbacks, verbose)
 
     def train_on_batch(
@@ -230,7 +226,7 @@ class DistributedModel(keras.Model):
             sample_weight = keras_internals.class_weights_of_labels(y, class_weight)
         batch = normalized((x, y, sample_weight))
         self.reset_metrics()
-        logs = pythonic(self.train_group(Group(1, [batch], None), None))
+        logs = pythonic(self.train_on(batch))
         return logs if return_dict else keras_internals.flatten_metrics(self, logs)
 
     def test_on_batch(
@@ -240,19 +236,23 @@ class DistributedModel(keras.Model):
         require_compiled(self)
         batch = normalized((x, y, sample_weight))
         self.reset_metrics()
-        logs = pythonic(self.test_group(Group(1, [batch], None), None))
+        logs = pythonic(self.replication.evaluation(self).run_one(self.replication.cutter(batch)))
         return logs if return_dict else keras_internals.flatten_metrics(self, logs)
 
     def predict_on_batch(self, x: Any) -> Any:
         """Predict one global batch, as `keras.Model.predict_on_batch`."""
-        outputs = self.predict_one(normalized((x, None, None)), None)
+        outputs = self.predict_one(self.replication.cutter(normalized((x, None, None))), None)
         return keras.tree.map_structure(loops.as_array, outputs)
+
+    def train_on(self, batch: Batch) -> dict[str, Any]:
+        """Run one training step on a global batch; its logs, as tensors."""
+        return self.train_group(Group(1, 1, [self.replication.cutter(batch)], None), None)
 
     def train_group(self, group: Group, spec: Batch | None) -> dict[str, Any]:
         """Run training steps; the logs of the last one."""
         if self.replication.micro_batches == "auto":
-            for batch in group.batches:
-                logs = self.replication.train_in_memory(self, batch, spec)
+            for shares in group.shares:
+                logs = self.replication.train_in_memory(self, shares, spec)
             return logs
         return self.replication.training(self).run(group, spec)
 
@@ -260,9 +260,9 @@ class DistributedModel(keras.Model):
         """Run evaluation steps; the logs of the last one."""
         return self.replication.evaluation(self).run(group, spec)
 
-    def predict_one(self, batch: Batch, spec: Batch | None) -> Any:
+    def predict_one(self, shares: Shares, spec: Batch | None) -> Any:
         """The predictions for one global batch, as tensors."""
-        return self.replication.prediction(self).run_one(batch, spec)
+        return self.replication.prediction(self).run_one(shares, spec)
 
     def __reduce__(self) -> Any:
         """Pickle the model as Keras does; it comes back on the default strategy."""

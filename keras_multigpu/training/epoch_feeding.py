@@ -6,12 +6,18 @@ offers.
 
 from collections.abc import Iterator
 from typing import Any
-from typing import NamedTuple
 
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
+from keras_multigpu.training.batch_source import Anchor
+from keras_multigpu.training.batch_source import BatchSource
+from keras_multigpu.training.batch_source import SharesInGraph
+from keras_multigpu.training.global_batch import Batch
+from keras_multigpu.training.global_batch import normalized
+from keras_multigpu.training.shares import Cutter
+from keras_multigpu.training.shares import Shares
 
 OFFERED = (
     "epoch",
@@ -34,27 +40,14 @@ def knows_epochs(x: Any) -> bool:
     return all(hasattr(type(x), name) for name in OFFERED)
 
 
-class Anchor(NamedTuple):
-    """Where an epoch of `fit` begins, since the batches have their present size.
-
-    Attributes:
-        epoch: The epoch of `fit`.
-        data_epoch: The epoch of the data.
-        examples: How many examples of it come before.
-    """
-
-    epoch: int
-    data_epoch: int
-    examples: int
-
-
-class EpochSource:
+class EpochSource(BatchSource):
     """Batches of an object that offers them epoch by epoch.
 
     In training one dataset goes on from epoch to epoch, so that the next epoch's first batches
     are being read while this one's last are in use. Evaluation reads one epoch, always the same.
 
     Args:
+        cutter: Cuts the batches.
         batches: The object; otherwise than in training what its `evaluation()` or `prediction()`
             returned.
         training: Whether epochs follow one another.
@@ -64,15 +57,19 @@ class EpochSource:
 
     def __init__(
         self,
+        cutter: Cutter,
         batches: Any,
         training: bool,
         steps: int | None = None,
         class_weight: dict[int, float] | None = None,
     ) -> None:
+        batches = batches.for_replicas(cutter.replicas)
         refuse_endless_epoch(batches, steps)
-        self.num_batches: int | None = batches.steps_per_epoch
+        self._cutter = cutter
+        self.num_batches = batches.steps_per_epoch
         self.endless = training and (self.num_batches is not None or steps is not None)
         self.may_be_empty = bool(batches.may_lose_examples)
+        self.skips_by_reading = False
         self.marks_missing = bool(batches.marks_missing)
         self.is_countable = self.num_batches is not None and not self.may_be_empty
         self._batches = batches
@@ -80,9 +77,8 @@ class EpochSource:
         self._steps = steps
         self._class_weight = class_weight
         self._place = (0, 0)
-        self.anchor = Anchor(0, 0, 0)
+        self.anchor: Anchor = Anchor(0, 0, 0)
         self._made: tuple[Any, tf.data.Dataset] | None = None
-        self.spec: Any = None
         self.start(0)
 
     @property
@@ -109,14 +105,15 @@ class EpochSource:
         self._batches = self._batches.with_(global_batch_size=batch_size)
         self.num_batches = self._batches.steps_per_epoch
 
-    def first_batches(self, batch_size: int | None) -> Iterator[Any]:
-        """Batches from the first epoch on, of any size, apart from what `fit` reads."""
+    def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
+        """Global batches from the first epoch on, of any size, apart from what `fit` reads."""
         batches = self._batches.with_(global_batch_size=batch_size or self.batch_size)
-        return iter(self._weighted(batches.epochs() if self.endless else batches.epoch(0)))
+        first = self._weighted(batches.epochs() if self.endless else batches.epoch(0))
+        return map(normalized, first)
 
-    def iterator(self) -> Iterator[Any]:
+    def iterator(self) -> Iterator[Shares]:
         """A new iterator: over all epochs if it is endless, otherwise over the next one."""
-        iterator = iter(self._dataset())
+        iterator = SharesInGraph(self._dataset())
         if self._training and not self.endless:
             self._place = (self._place[0] + 1, 0)
         return iterator
@@ -130,8 +127,8 @@ class EpochSource:
                 if self.endless
                 else self._batches.epoch(*self._position(epoch, step))
             )
-            self._made = key, made
-            self.spec = made.element_spec
+            self._made = key, self._cutter.ahead(made)
+            self.spec = normalized(made.element_spec)
         return self._made[1]
 
     def _weighted(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
@@ -167,12 +164,6 @@ class EpochSource:
         """Why reading failed, if that is what `error` is about."""
         failure: Exception | None = self._batches.failure_in(error)
         return failure
-
-    def on_epoch_begin(self) -> None:
-        """Nothing to do."""
-
-    def on_epoch_end(self) -> None:
-        """Nothing to do."""
 
 
 def refuse_what_batches_bring(x: Any, **separate: Any) -> None:

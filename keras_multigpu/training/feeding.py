@@ -1,4 +1,4 @@
-"""Turns whatever Keras's `fit` accepts into global batches, each exactly once.
+"""Turns whatever Keras's `fit` accepts into replicas' shares of batches, each exactly once.
 
 Keras's own adapters read arrays, datasets and `PyDataset`s. Generators are read here, one
 batch when one is needed, because anything that reads ahead loses the batches it has
@@ -22,16 +22,17 @@ from keras_multigpu.checks import problem
 from keras_multigpu.checks import warn
 from keras_multigpu.identities import identity_of
 from keras_multigpu.keras_internals import dataset_internals
+from keras_multigpu.training.batch_source import Anchor
+from keras_multigpu.training.batch_source import BatchSource
+from keras_multigpu.training.batch_source import SharesInGraph
 from keras_multigpu.training.dataset_feeding import DatasetSource
 from keras_multigpu.training.dataset_feeding import PythonSource
-from keras_multigpu.training.dataset_feeding import normalized
-from keras_multigpu.training.epoch_feeding import Anchor
 from keras_multigpu.training.epoch_feeding import EpochSource
 from keras_multigpu.training.epoch_feeding import knows_epochs
 from keras_multigpu.training.epoch_feeding import refuse_what_batches_bring
-from keras_multigpu.training.shares import batch_size_of
-
-Batch = tuple[Any, Any, Any]
+from keras_multigpu.training.global_batch import Batch
+from keras_multigpu.training.shares import Cutter
+from keras_multigpu.training.shares import Shares
 
 RAN_OUT = (
     "Your input ran out of data; interrupting training. Make sure that your dataset or "
@@ -43,18 +44,24 @@ RAN_OUT = (
 class Group(NamedTuple):
     """Some batches that are run between two callbacks.
 
-    Either `batches` holds them, or `iterator` yields them inside the graph.
+    Either `shares` holds them, or `iterator` yields them inside the graph.
+
+    Attributes:
+        size: How many there are.
+        most: How many a group of this feed may have.
     """
 
     size: int
-    batches: list[Batch]
-    iterator: tf.data.Iterator | None
+    most: int
+    shares: list[Shares]
+    iterator: Any
 
 
 class Feed:
-    """Global batches, epoch after epoch.
+    """The shares of global batches, epoch after epoch.
 
     Args:
+        cutter: Cuts the batches for the replicas.
         x: Inputs in any form that `keras.Model.fit` takes, or a `DistributedDataset`, or
             `keras_multigpu.data.Batches`.
         y: Targets, where `x` does not bring them.
@@ -63,7 +70,6 @@ class Feed:
         steps: How many batches make an epoch; the next epoch goes on where one stopped.
         shuffle: Whether arrays are shuffled.
         class_weight: Weights of classes, which become sample weights.
-        replicas: How many replicas share a batch.
         training: Whether the epochs differ; otherwise each is the same, as for evaluation.
         predicting: Whether each example needs its row in the predictions.
 
@@ -76,6 +82,7 @@ class Feed:
 
     def __init__(
         self,
+        cutter: Cutter,
         x: Any,
         y: Any = None,
         sample_weight: Any = None,
@@ -83,13 +90,12 @@ class Feed:
         steps: int | None = None,
         shuffle: Any = False,
         class_weight: dict[int, float] | None = None,
-        replicas: int = 1,
         training: bool = False,
         predicting: bool = False,
     ) -> None:
         most = keras.config.max_steps_per_epoch()
         self._steps = steps if most is None else min(steps or most, most)
-        self._source: DatasetSource | PythonSource | EpochSource
+        self._source: BatchSource
         if x is None:
             raise ValueError(
                 problem(
@@ -102,18 +108,17 @@ class Feed:
         if knows_epochs(x):
             refuse_what_batches_bring(x, y=y, sample_weight=sample_weight, batch_size=batch_size)
             batches = x if training else x.prediction() if predicting else x.evaluation()
-            self._source = EpochSource(
-                batches.for_replicas(replicas), training, self._steps, class_weight
-            )
+            self._source = EpochSource(cutter, batches, training, self._steps, class_weight)
         elif isinstance(x, tf.distribute.DistributedDataset):
-            self._source = PythonSource(lambda: map(joined_batch, x), class_weight)
+            self._source = PythonSource(cutter, lambda: map(joined_batch, x), class_weight)
         elif is_generator(x):
             refuse_separate_targets(x, y, sample_weight)
             if self._steps is None and hasattr(x, "__len__"):
                 self._steps = len(x)
-            self._source = PythonSource(lambda: x, class_weight)
+            self._source = PythonSource(cutter, lambda: x, class_weight)
         else:
             self._source = DatasetSource(
+                cutter,
                 x=x,
                 y=y,
                 sample_weight=sample_weight,
@@ -141,8 +146,7 @@ class Feed:
     @property
     def spec(self) -> Batch | None:
         """The specs of a batch, None where only the data can tell."""
-        spec = self._source.spec
-        return spec if spec is None else normalized(spec)
+        return self._source.spec
 
     def rewind(self, epoch: int = 0) -> None:
         """Start anew, as Keras does before it trains and before each evaluation.
@@ -153,8 +157,7 @@ class Feed:
             epoch: The epoch that comes first, for data whose epochs have numbers.
         """
         self._iterator = None
-        if isinstance(self._source, EpochSource):
-            self._source.start(epoch)
+        self._source.start(epoch)
         self._source.on_epoch_end()
 
     @property
@@ -180,22 +183,21 @@ class Feed:
     @property
     def marks_missing(self) -> bool:
         """Whether the weights of a batch only say which of its examples could be read."""
-        return isinstance(self._source, EpochSource) and self._source.marks_missing
+        return self._source.marks_missing
 
     @property
     def anchor(self) -> Anchor | None:
         """Where the data stood when the batch size last changed."""
-        return self._source.anchor if isinstance(self._source, EpochSource) else None
+        return self._source.anchor
 
     @property
     def skips_by_reading(self) -> bool:
         """Whether the way to a later step leads through all batches before it."""
-        return not isinstance(self._source, EpochSource)
+        return self._source.skips_by_reading
 
     def example_at(self, epoch: int, step: int, row: int) -> str | None:
         """The name of the example in a row of a batch, where its place tells."""
-        source = self._source
-        return source.example_at(epoch, step, row) if isinstance(source, EpochSource) else None
+        return self._source.example_at(epoch, step, row)
 
     def resize(self, batch_size: int, epoch: int) -> None:
         """Take batches of another size from this epoch on; `rewind` or `go_to` has to follow."""
@@ -203,11 +205,11 @@ class Feed:
         self._counted = None
 
     def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
-        """Batches from the beginning of the data on, of any size; `fit` goes on unaffected."""
-        return map(normalized, self._source.first_batches(batch_size))
+        """Global batches from the beginning of the data on; `fit` goes on unaffected."""
+        return self._source.first_batches(batch_size)
 
     def go_to(self, epoch: int, step: int, anchor: Sequence[int] | None = None) -> Batch | None:
-        """Begin in the middle of an epoch; the last batch that was skipped by reading.
+        """Begin in the middle of an epoch; the specs of the last batch that was read and skipped.
 
         Args:
             epoch: The epoch of `fit`.
@@ -215,7 +217,7 @@ class Feed:
             anchor: What `anchor` was when training stood there.
         """
         self._iterator, self._begin = None, step
-        if isinstance(self._source, EpochSource):
+        if not self._source.skips_by_reading:
             self._source.anchor = Anchor(*(anchor or (0, 0, 0)))
             self._source.start(epoch, step)
             return None
@@ -225,13 +227,13 @@ class Feed:
             self._source.on_epoch_begin()
             next(self._source.iterator(), None)
             self._source.on_epoch_end()
-        last = None
+        last: Shares | None = None
         for _ in range(step if self._steps is None else epoch * self._steps + step):
             if self._iterator is None or self._left() == 0:
                 self._restart()
             last = next(self._iterator, last)
             self._drawn += 1
-        return None if last is None else normalized(last)
+        return None if last is None else last.spec
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -239,7 +241,7 @@ class Feed:
         try:
             yield
         except tf.errors.OpError as error:
-            cause = self._source.cause(error) if isinstance(self._source, EpochSource) else None
+            cause = self._source.cause(error)
             if cause is None:
                 raise
             # Their frames keep the iterator, whose end waits for what is being read: it must not
@@ -265,7 +267,7 @@ class Feed:
         while total is None or first < total:
             size = group_size if total is None else min(group_size, total - first)
             asked = time.perf_counter()
-            group = self._draw(size, in_graph)
+            group = self._draw(size, group_size, in_graph)
             self.waited += time.perf_counter() - asked
             drawn, group = group.size, self._without_empty(group)
             self.done = first + drawn
@@ -297,19 +299,18 @@ class Feed:
         """A group without the batches of which no example is left."""
         if not self._source.may_be_empty:
             return group
-        batches = [batch for batch in group.batches if batch_size_of(batch)]
-        return Group(len(batches), batches, None)
+        shares = [shares for shares in group.shares if int(shares.rows[0].global_batch_size)]
+        return Group(len(shares), group.most, shares, None)
 
-    def _draw(self, size: int, in_graph: bool) -> Group:
+    def _draw(self, size: int, most: int, in_graph: bool) -> Group:
         left = self._left()
         size = size if left is None else min(size, left)
-        if in_graph and size and self._source.is_countable:
-            group = Group(size, [], self._iterator)
+        iterator = self._iterator
+        if in_graph and size and self._source.is_countable and isinstance(iterator, SharesInGraph):
+            group = Group(size, most, [], iterator.iterator)
         else:
-            batches = [
-                normalized(batch) for batch in itertools.islice(self._iterator, max(size, 0))
-            ]
-            group = Group(len(batches), batches, None)
+            shares = list(itertools.islice(iterator, max(size, 0)))
+            group = Group(len(shares), most, shares, None)
         self._drawn += group.size
         return group
 

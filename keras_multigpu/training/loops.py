@@ -23,6 +23,7 @@ from keras_multigpu.training.fitting_labels import require_fitting_labels
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.replication import is_overridden
 from keras_multigpu.training.run import TrainingRun
+from keras_multigpu.training.shares import gathered
 
 if TYPE_CHECKING:
     from keras_multigpu.training.distributed_model import DistributedModel
@@ -128,7 +129,7 @@ def run_epoch(
             run.step_began = time.perf_counter()
         logs = train_or_test(group, feed.spec)
         if run is not None:
-            run.in_steps += time.perf_counter() - run.step_began
+            run.in_calls += time.perf_counter() - run.step_began
             run.step, run.logs = feed.done, logs
         if listened:
             end(first + group.size - 1, logs)
@@ -204,12 +205,10 @@ def predict(model: "DistributedModel", feed: Feed, callbacks: Any, verbose: Any)
     with feed.reading():
         for first, group in feed.epoch(model.steps_per_execution):
             callbacks.on_predict_batch_begin(first)
-            parts = [model.predict_one(batch, feed.spec) for batch in group.batches]
-            if feed.marks_missing:
-                parts = [
-                    with_gaps(part, batch[2])
-                    for part, batch in zip(parts, group.batches, strict=True)
-                ]
+            parts = [model.predict_one(shares, feed.spec) for shares in group.shares]
+            if feed.marks_missing and feed.spec is not None:
+                present = [gathered(shares.rows, feed.spec)[2] for shares in group.shares]
+                parts = list(map(with_gaps, parts, present))
             outputs += parts
             callbacks.on_predict_batch_end(first + group.size - 1, {"outputs": joined(parts)})
             if model.stop_predicting:

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.training.caught_assignments import CatchingScope
+from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.optimizer_update import loss_scale
 from keras_multigpu.training.passes import EvaluationPass
 from keras_multigpu.training.passes import TrainingPass
@@ -20,7 +21,6 @@ from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.sparse_gradients import rows_spec
 from keras_multigpu.training.step import INTEGER
 from keras_multigpu.training.step import SCALAR
-from keras_multigpu.training.step import Batch
 from keras_multigpu.training.step import Result
 from keras_multigpu.training.step import Step
 from keras_multigpu.training.step import computed_loss
@@ -61,10 +61,14 @@ class TrainStep(UpdatingStep):
             [rows_spec(gradient) for gradient in outcome.slices] if outcome else None,
         )
 
-    def _tracked(self, batch: Batch, results: list[Result], y_pred: Any) -> dict[str, Any]:
-        return self._logs(batch, results, results[0].update.losses, y_pred)
+    def _tracked(
+        self, shares: Sequence[Rows], results: list[Result], whole: tuple[Any, Any]
+    ) -> dict[str, Any]:
+        return self._logs(shares, results, results[0].update.losses, whole)
 
-    def _on_replica(self, values: Values, rows: Rows, replica: Replica, batch: Batch) -> Result:
+    def _on_replica(
+        self, values: Values, rows: Rows, replica: Replica, shares: Sequence[Rows]
+    ) -> Result:
         index = tf.constant(replica.id)
         optimizer_values = self._group.read(self._optimizer, replica)
         rows, started = self._start(rows)
@@ -111,27 +115,30 @@ class EvaluationStep(Step):
             replica_pass.update, self._values_spec, specs_of(packs.packs if packs else None)
         )
 
-    def __call__(self, batch: Batch) -> dict[str, Any]:
+    def __call__(self, shares: Sequence[Rows]) -> dict[str, Any]:
         """Evaluate one global batch; the logs so far."""
-        results = self._run(batch)
+        results = self._run(shares)
         self._assign(results)
         losses = results[0].update.losses
         if not self._whole:
-            return self._logs(batch, results, losses, self._gathered_if_needed(batch, results))
-        y_pred = self._gathered(results)
+            whole = self._gathered_if_needed(shares, results)
+            return self._logs(shares, results, losses, whole)
+        batch, y_pred = self._batch_of(shares), self._gathered(results)
         if not self._model.run_eagerly:
             self._pass.metrics.build_for(batch, y_pred)
         with tf.device(self._group.hub):
             loss = whole_loss(self._model, batch, y_pred, losses, self._group)
-        return self._logs(batch, results, [loss], y_pred)
+        return self._logs(shares, results, [loss], (batch, y_pred))
 
-    def predict(self, batch: Batch) -> Any:
+    def predict(self, shares: Sequence[Rows]) -> Any:
         """The predictions for one global batch."""
-        results = self._run(batch)
+        results = self._run(shares)
         self._assign(results)
         return self._gathered(results)
 
-    def _on_replica(self, values: Values, rows: Rows, replica: Replica, batch: Batch) -> Result:
+    def _on_replica(
+        self, values: Values, rows: Rows, replica: Replica, shares: Sequence[Rows]
+    ) -> Result:
         outcome = self._run_pass(values, rows, tf.constant(replica.id))
         update = self._update(values, self._group.sum(outcome.packs))
         return Result(update, outcome, rows.examples)

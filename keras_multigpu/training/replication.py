@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import math
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from keras_multigpu.training.additive_metrics import AdditiveMetrics
 from keras_multigpu.training.adjusted_schedule import adjustments
 from keras_multigpu.training.custom_step import CustomPrediction
 from keras_multigpu.training.custom_step import CustomStep
-from keras_multigpu.training.feeding import Batch
+from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.loss_reduction import NeedsDivisors
 from keras_multigpu.training.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.metric_storages import MetricStorages
@@ -30,10 +29,13 @@ from keras_multigpu.training.placement import build_optimizer
 from keras_multigpu.training.placement import idle_optimizers
 from keras_multigpu.training.placement import place_model
 from keras_multigpu.training.probes import Probe
+from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.training.shares import batch_size_of
+from keras_multigpu.training.shares import Cutter
+from keras_multigpu.training.shares import Shares
 from keras_multigpu.training.step_functions import MakeStep
+from keras_multigpu.training.step_functions import RunStep
 from keras_multigpu.training.step_functions import StepFunctions
 from keras_multigpu.training.sync_batch_norm import said_of_batch_norm
 from keras_multigpu.training.sync_batch_norm import synchronized
@@ -57,6 +59,7 @@ class Replication:
     def __init__(self, strategy: tf.distribute.Strategy, sync_batch_norm: bool = False) -> None:
         self.group = ReplicaGroup(strategy)
         self.strategy = self.group.strategy
+        self.cutter = Cutter(self.group.count)
         self.sync_batch_norm = sync_batch_norm
         self.micro_batches: int | str = 1
         self.pieces = 1
@@ -95,9 +98,6 @@ class Replication:
         """
         with tf.init_scope(), keras_internals.single_device():
             probe.build(self.strategy)
-            if probe.timed and self._data_wait is None:
-                with tf.device(HOST):
-                    self._data_wait = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         self._probes += (probe,)
 
     def watch_nothing(self) -> None:
@@ -114,7 +114,7 @@ class Replication:
             self._probes = probes
 
     def waited_in_graph(self) -> float:
-        """For how many seconds graphs of several steps have waited for data, if that is timed."""
+        """For how many seconds graphs of training steps have waited for data."""
         return 0.0 if self._data_wait is None else float(self._data_wait.numpy())
 
     def training(self, model: keras.Model) -> StepFunctions:
@@ -141,7 +141,7 @@ class Replication:
             ("predict",), lambda spec, batch: self._prediction_step(model, spec, batch), model
         )
 
-    def train_in_memory(self, model: keras.Model, batch: Batch, spec: Batch | None) -> Any:
+    def train_in_memory(self, model: keras.Model, shares: Shares, spec: Batch | None) -> Any:
         """Train on a batch; where memory runs out, again in twice as many pieces.
 
         A step changes no variable before all replicas have their new values, so a step
@@ -149,9 +149,9 @@ class Replication:
         """
         while True:
             try:
-                return self.training(model).run_one(batch, spec)
+                return self.training(model).run_one(shares, spec)
             except tf.errors.ResourceExhaustedError:
-                if self.pieces >= largest_share(batch, self.group.count):
+                if self.pieces >= largest_share(shares):
                     raise
                 self.pieces *= 2
                 logger.warning(
@@ -165,7 +165,7 @@ class Replication:
         """Train on a batch in so many pieces, this once."""
         before, self.pieces = self.pieces, pieces
         try:
-            return self.training(model).run_one(batch, None)
+            return self.training(model).run_one(self.cutter(batch))
         finally:
             self.pieces = before
 
@@ -174,11 +174,20 @@ class Replication:
         if key not in self._functions:
             if self._probes:
                 self._forget_other_probes()
-            timed = any(probe.timed for probe in self._probes)
             self._functions[key] = StepFunctions(
-                make, bool(model.run_eagerly), self._data_wait if timed else None
+                make,
+                self.strategy.num_replicas_in_sync,
+                bool(model.run_eagerly),
+                self._timer() if kind[0] == "train" else None,
             )
         return self._functions[key]
+
+    def _timer(self) -> tf.Variable:
+        """Where the seconds add up that graphs of training steps wait for data."""
+        if self._data_wait is None:
+            with tf.init_scope(), keras_internals.single_device(), tf.device(HOST):
+                self._data_wait = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+        return self._data_wait
 
     def _forget_other_probes(self) -> None:
         """Drop steps with probes that are gone, so that repeated `fit`s do not grow."""
@@ -231,9 +240,7 @@ class Replication:
             optimizer = getattr(model, "optimizer", None)
             build_optimizer(optimizer, model.trainable_variables, self.strategy)
 
-    def _training_step(
-        self, model: keras.Model, spec: Batch, batch: Batch | None
-    ) -> Callable[[Batch], Any]:
+    def _training_step(self, model: keras.Model, spec: Batch, batch: Batch | None) -> RunStep:
         self.prepare(model, spec, batch)
         layers = synchronized_layers(model, self.sync_batch_norm)
         if is_overridden(model, "train_step"):
@@ -267,9 +274,7 @@ class Replication:
             [lambda: sum_of_examples(False), lambda: sum_of_examples(True), whole_batch]
         )
 
-    def _evaluation_step(
-        self, model: keras.Model, spec: Batch, batch: Batch | None
-    ) -> Callable[[Batch], Any]:
+    def _evaluation_step(self, model: keras.Model, spec: Batch, batch: Batch | None) -> RunStep:
         self.prepare(model, spec, batch)
         if is_overridden(model, "test_step"):
             return self._custom_step(model, (spec, batch), model.test_step)
@@ -282,9 +287,7 @@ class Replication:
             return step(whole=True)
         return FirstThatFits([lambda: step(whole=False), lambda: step(whole=True)])
 
-    def _prediction_step(
-        self, model: keras.Model, spec: Batch, batch: Batch | None
-    ) -> Callable[[Batch], Any]:
+    def _prediction_step(self, model: keras.Model, spec: Batch, batch: Batch | None) -> RunStep:
         self.prepare(model, spec, batch)
         if is_overridden(model, "predict_step"):
             return CustomPrediction(model, self.group, model.predict_step, spec)
@@ -323,19 +326,19 @@ class FirstThatFits:
             `NeedsDivisors` or `NeedsWholeBatch`, when it is made or when it is first run.
     """
 
-    def __init__(self, candidates: list[Callable[[], Callable[[Batch], Any]]]) -> None:
+    def __init__(self, candidates: list[Callable[[], RunStep]]) -> None:
         self._candidates = candidates
         self._step = self._next()
 
-    def __call__(self, batch: Batch) -> Any:
+    def __call__(self, shares: Sequence[Rows]) -> Any:
         """Run the step."""
         while True:
             try:
-                return self._step(batch)
+                return self._step(shares)
             except (NeedsDivisors, NeedsWholeBatch):
                 self._step = self._next()
 
-    def _next(self) -> Callable[[Batch], Any]:
+    def _next(self) -> RunStep:
         while True:
             make = self._candidates.pop(0)
             try:
@@ -344,9 +347,9 @@ class FirstThatFits:
                 continue
 
 
-def largest_share(batch: Batch, replicas: int) -> int:
+def largest_share(shares: Shares) -> int:
     """The number of examples of the replica that has the most."""
-    return math.ceil(int(batch_size_of(batch) or 0) / replicas)
+    return max(int(rows.examples) for rows in shares.rows)
 
 
 def metrics_of(model: keras.Model, spec: Batch) -> AdditiveMetrics:

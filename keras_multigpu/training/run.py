@@ -11,14 +11,13 @@ import keras
 import numpy as np
 
 from keras_multigpu import keras_internals
-from keras_multigpu.training.dataset_feeding import Batch
 from keras_multigpu.training.feeding import Feed
-from keras_multigpu.training.feeding import Group
+from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.model_state import ModelState
 from keras_multigpu.training.probes import Probe
 from keras_multigpu.training.replication import is_overridden
-from keras_multigpu.training.step_functions import open_spec
+from keras_multigpu.training.shares import open_spec
 from keras_multigpu.training.tracing import symbolic
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class TrainingRun:
         epochs: The epoch to stop before.
         logs: The logs of the last step.
         step_began: When the last call of steps began, by `time.perf_counter`.
-        in_steps: For how many seconds the calls of steps took, compiling included.
+        in_calls: For how many seconds the calls of steps took, compiling included.
     """
 
     def __init__(
@@ -60,7 +59,8 @@ class TrainingRun:
         self.epochs = epochs
         self.logs: dict[str, Any] = {}
         self.step_began = 0.0
-        self.in_steps = 0.0
+        self.in_calls = 0.0
+        self._waited_before = model.replication.waited_in_graph()
         self._model = model
         self._feed = feed
         self._callbacks = callbacks
@@ -124,7 +124,16 @@ class TrainingRun:
     @property
     def data_wait(self) -> float:
         """For how many seconds training has waited for data."""
-        return self._feed.waited + self._model.replication.waited_in_graph()
+        return self._feed.waited + self._waited_in_calls
+
+    @property
+    def in_steps(self) -> float:
+        """For how many seconds steps ran, compiling included and waiting for data not."""
+        return self.in_calls - self._waited_in_calls
+
+    @property
+    def _waited_in_calls(self) -> float:
+        return self._model.replication.waited_in_graph() - self._waited_before
 
     @property
     def skips_by_reading(self) -> bool:
@@ -213,7 +222,7 @@ class TrainingRun:
                 memory or not. As in `fit` if left out.
         """
         if micro_batches is None:
-            return self._model.train_group(Group(1, [batch], None), None)
+            return self._model.train_on(batch)
         return self._model.replication.train_in_pieces(self._model, batch, micro_batches)
 
     # To stop and go on.
@@ -259,9 +268,7 @@ class TrainingRun:
         self._model.replication.pieces = pieces
         self._begun = True
         skipped = self._feed.go_to(self.epoch, self.step, state["anchor"])
-        spec = self._feed.spec
-        if spec is None and skipped is not None:
-            spec = open_spec(skipped)
+        spec = self._feed.spec or skipped
         if spec is not None:
             self._make_step(spec)
 

@@ -1,6 +1,6 @@
-"""One step on N replicas, as a function of a global batch.
+"""One step on N replicas, as a function of their shares of a batch.
 
-    global batch ──> shares ──> forward and backward ──> sum ──> update ──> new values
+                     shares ──> forward and backward ──> sum ──> update ──> new values
                      a replica  a pure function,         over    a pure     assigned on
                      each       traced once              them    function   each replica
 
@@ -11,6 +11,7 @@ batch and its predictions, gathered.
 
 import contextlib
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.output_rows import Counts
 from keras_multigpu.training.output_rows import joined
 from keras_multigpu.training.output_rows import refuse_computed
@@ -28,20 +30,16 @@ from keras_multigpu.training.passes import ReplicaPass
 from keras_multigpu.training.passes import Update
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.pure_model import Values
-from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.shares import batch_size_of
-from keras_multigpu.training.shares import share_of
+from keras_multigpu.training.shares import gathered
 from keras_multigpu.training.shares import share_spec
 from keras_multigpu.training.sparse_gradients import distinct_rows_noted
 from keras_multigpu.training.tracing import called_directly
 from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.tracing import symbolic
 from keras_multigpu.training.tracing import traced
-
-Batch = tuple[Any, Any, Any]
-"""A global batch: `(x, y, sample_weight)`."""
 
 SCALAR = tf.TensorSpec((), tf.float32)
 INTEGER = tf.TensorSpec((), tf.int32)
@@ -88,11 +86,13 @@ class Step:
         self._trainable = group.copies(pure.trainable)
         self._others = group.copies(pure.others)
 
-    def __call__(self, batch: Batch) -> Any:
-        """Run the step on one global batch, in cross-replica context."""
+    def __call__(self, shares: Sequence[Rows]) -> Any:
+        """Run the step on each replica's rows of one batch, in cross-replica context."""
         raise NotImplementedError
 
-    def _on_replica(self, values: Values, rows: Rows, replica: Replica, batch: Batch) -> Result:
+    def _on_replica(
+        self, values: Values, rows: Rows, replica: Replica, shares: Sequence[Rows]
+    ) -> Result:
         raise NotImplementedError
 
     def _compiled(self, function: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
@@ -104,16 +104,25 @@ class Step:
         read = self._group.read
         return Values(read(self._trainable, replica), read(self._others, replica), global_seed)
 
-    def _run(self, batch: Batch) -> list[Result]:
+    def _batch_of(self, shares: Sequence[Rows]) -> Batch:
+        """The global batch, for what cannot be computed from the replicas' rows alone."""
+        return gathered(shares, self._spec)
+
+    def _size_of(self, shares: Sequence[Rows]) -> Any:
+        """The global batch size, an integer where it is known."""
+        size = batch_size_of(self._spec)
+        total = shares[0].global_batch_size
+        return size or (int(total) if tf.executing_eagerly() else total)
+
+    def _run(self, shares: Sequence[Rows]) -> list[Result]:
         """Run the replicas of this process; their results."""
         global_seed = tf.convert_to_tensor(self._pass.pure.global_seed)
 
         def on_replica(replica: Replica) -> Result:
-            with tf.device(HOST):
-                rows = share_of(batch, replica.id, self._group.count)
+            rows = shares[replica.place]
             self._group.count_moved("copied", rows.data)
             with distinct_rows_noted():
-                return self._on_replica(self._values(replica, global_seed), rows, replica, batch)
+                return self._on_replica(self._values(replica, global_seed), rows, replica, shares)
 
         return self._group.run(on_replica)
 
@@ -160,37 +169,45 @@ class Step:
             refuse_computed(counts, parts, outputs, graph.inputs[values : values + rows])
         return counts
 
-    def _gathered_if_needed(self, batch: Batch, results: list[Result]) -> Any:
-        """All predictions where metrics need them, after a look at those that nobody expects."""
+    def _gathered_if_needed(
+        self, shares: Sequence[Rows], results: list[Result]
+    ) -> tuple[Batch, Any]:
+        """The batch and its predictions where metrics need them; what is odd is refused."""
         if self._pass.metrics.gathered:
-            y_pred = self._gathered(results)
+            batch, y_pred = self._batch_of(shares), self._gathered(results)
             if not self._model.run_eagerly:
                 self._pass.metrics.build_for(batch, y_pred)
-            return y_pred
+            return batch, y_pred
         parts = [keras.tree.flatten(result.outcome.y_pred) for result in results]
         if self._group.count > 1 and results[0].outcome.y_pred is not None:
             self._rows_per_example(parts, results[0].examples)
-        return None
+        return (None, None, None), None
 
-    def _logs(self, batch: Batch, results: list[Result], losses: Any, y_pred: Any) -> Any:
+    def _logs(
+        self,
+        shares: Sequence[Rows],
+        results: list[Result],
+        losses: Sequence[tf.Tensor],
+        whole: tuple[Batch, Any],
+    ) -> dict[str, Any]:
         """Update all metrics, once; the logs.
 
         Args:
-            batch: The global batch.
+            shares: Each replica's rows.
             results: Those of all replicas, of which each has the sums.
             losses: The loss, and the single losses of which it is made, if they are known.
-            y_pred: The predictions for the batch, where metrics need them.
+            whole: The global batch and the predictions for it, where metrics need them.
         """
-        loss, *shares = losses
-        size = batch_size_of(batch)
+        loss, *parts = losses
+        size = self._size_of(shares)
         compiled = keras_internals.compile_loss(self._model)
         weight = size if isinstance(size, int) else None
         with keras_internals.single_device(), tf.device(self._group.hub):
             # As Keras weighs them.
-            for metric, share in zip(compiled.metrics if compiled else (), shares, strict=False):
-                metric.update_state(share, sample_weight=weight)
+            for metric, part in zip(compiled.metrics if compiled else (), parts, strict=False):
+                metric.update_state(part, sample_weight=weight)
             keras_internals.loss_tracker(self._model).update_state(loss, sample_weight=size)
-            return self._pass.metrics.logs(results[0].update.metrics, batch, y_pred)
+            return self._pass.metrics.logs(results[0].update.metrics, *whole)
 
     def _build_metrics(self) -> None:
         """Create the metrics' variables before the replicas are traced."""

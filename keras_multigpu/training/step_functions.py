@@ -6,22 +6,28 @@ later `fit`, `evaluate` and `predict`, so that repeated calls neither trace nor 
 
 from collections.abc import Callable
 from collections.abc import Hashable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_multigpu.training.dataset_feeding import normalized
-from keras_multigpu.training.feeding import Batch
 from keras_multigpu.training.feeding import Group
+from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.placement import MadeOutside
-from keras_multigpu.training.shares import batch_size_of
-from keras_multigpu.training.shares import is_one_row
+from keras_multigpu.training.pure_model import Rows
+from keras_multigpu.training.shares import Shares
+from keras_multigpu.training.shares import filled
+from keras_multigpu.training.shares import gathered
+from keras_multigpu.training.shares import present
+from keras_multigpu.training.shares import share_spec
 from keras_multigpu.training.tracing import held_until
-from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.tracing import tensors_of
 
-MakeStep = Callable[[Batch, Batch | None], Callable[[Batch], Any]]
+RunStep = Callable[[Sequence[Rows]], Any]
+"""Runs a step on the rows of each replica."""
+
+MakeStep = Callable[[Batch, Batch | None], RunStep]
 """Makes a step for batches of these specs; with the first of them, if it is at hand."""
 
 
@@ -30,17 +36,23 @@ class StepFunctions:
 
     Args:
         make_step: Makes the step.
+        replicas: How many replicas share a batch.
         eager: Whether steps run without a graph.
-        data_wait: Where the seconds add up that a graph of several steps waits for data.
+        data_wait: Where the seconds add up that graphs wait for data, if that is of interest.
     """
 
     def __init__(
-        self, make_step: MakeStep, eager: bool, data_wait: tf.Variable | None = None
+        self,
+        make_step: MakeStep,
+        replicas: int,
+        eager: bool,
+        data_wait: tf.Variable | None = None,
     ) -> None:
         self._make_step = make_step
+        self._replicas = replicas
         self._eager = eager
         self._data_wait = data_wait
-        self._single: dict[Hashable, Callable[[Batch], Any]] = {}
+        self._single: dict[Hashable, RunStep] = {}
         self._looped: dict[Hashable, Any] = {}
         self._forms: dict[Hashable, Batch] = {}
 
@@ -52,20 +64,23 @@ class StepFunctions:
     def run(self, group: Group, spec: Batch | None) -> Any:
         """Run a group of batches; what the last step returned."""
         if group.iterator is not None and spec is not None:
-            return self._loop(group.iterator, spec)(group.iterator, tf.constant(group.size))
-        for batch in group.batches:
-            result = self.run_one(batch, spec)
+            loop = self._loop(group.iterator, spec, group.most > 1)
+            return loop(group.iterator, *((tf.constant(group.size),) if group.most > 1 else ()))
+        for shares in group.shares:
+            result = self.run_one(shares, spec)
         return result
 
-    def run_one(self, batch: Batch, spec: Batch | None = None) -> Any:
+    def run_one(self, shares: Shares, spec: Batch | None = None) -> Any:
         """Run one batch.
 
         Args:
-            batch: The global batch.
+            shares: Its shares.
             spec: The specs that all batches of its source share, if they are known.
         """
-        spec = self._common_spec(open_spec(batch)) if spec is None else spec
-        return self._with_all(spec, lambda: self._step(spec, batch)(batch))
+        if shares.spec is not None:
+            spec = self._common_spec(shares.spec)
+        assert spec is not None
+        return self._with_all(spec, lambda: self._step(spec, shares.rows)(shares.rows))
 
     def make(self, spec: Batch) -> None:
         """Compile the step for batches of these specs before there are any."""
@@ -92,66 +107,66 @@ class StepFunctions:
         self._forms[key_of(form)] = common
         return common
 
-    def _step(self, spec: Batch, batch: Batch | None = None) -> Any:
+    def _step(self, spec: Batch, rows: Sequence[Rows] = ()) -> Any:
         key = key_of(spec)
         if key not in self._single:
-            step = self._make_step(spec, batch)
-            self._single[key] = step if self._eager else compiled(step, spec)
+            step = self._make_step(spec, gathered(rows, spec) if rows and self._eager else None)
+            if not self._eager:
+                step = CompiledStep(step, [share_spec(spec, self._replicas)] * self._replicas)
+            self._single[key] = step
         return self._single[key]
 
-    def _loop(self, iterator: tf.data.Iterator, spec: Batch) -> Any:
-        key = (key_of(spec), str(iterator.element_spec))
+    def _loop(self, iterator: Any, spec: Batch, several: bool) -> Any:
+        key = (key_of(spec), several)
         if key not in self._looped:
-            self._looped[key] = looped(
-                self._with_all(spec, lambda: self._step(spec)), iterator, self._data_wait
-            )
+            make = looped if several else reading
+            step = self._with_all(spec, lambda: self._step(spec))
+            self._looped[key] = make(step, iterator, self._data_wait)
         return self._looped[key]
 
 
 class CompiledStep:
-    """A step as one graph, called with the leaves of a batch.
+    """A step as one graph, called with the leaves of replicas' rows.
 
     Args:
         step: The step.
-        spec: The specs of its batch.
+        spec: The specs of the rows.
     """
 
-    def __init__(self, step: Callable[[Batch], Any], spec: Batch) -> None:
-        present = [leaf for leaf in keras.tree.flatten(spec) if leaf is not None]
-
+    def __init__(self, step: RunStep, spec: Sequence[Rows]) -> None:
         def on_leaves(*leaves: Any) -> Any:
-            remaining = iter(leaves)
-            return step(
-                keras.tree.map_structure(
-                    lambda leaf: None if leaf is None else next(remaining), spec
-                )
-            )
+            return step(filled(spec, leaves))
 
-        self._graph = tf.function(on_leaves, autograph=False).get_concrete_function(*present)
+        function = tf.function(on_leaves, autograph=False)
+        self._graph = function.get_concrete_function(*present(spec))
+        # A graph that calls this one asks for its variables, to which it has weak references.
+        self._variables = self._graph.variables
         self.structured_outputs = self._graph.structured_outputs
 
-    def __call__(self, batch: Batch) -> Any:
-        """Run the step on a global batch."""
-        return self._graph(*(leaf for leaf in keras.tree.flatten(batch) if leaf is not None))
+    def __call__(self, rows: Sequence[Rows]) -> Any:
+        """Run the step on the rows of each replica."""
+        return self._graph(*present(rows))
 
 
-def compiled(step: Callable[[Batch], Any], spec: Batch) -> CompiledStep:
-    """The step as one graph."""
-    return CompiledStep(step, spec)
+def reading(step: CompiledStep, iterator: Any, data_wait: tf.Variable | None = None) -> Any:
+    """A function of an iterator that runs a step on the next batch."""
+
+    def run(iterator: Any) -> Any:
+        return step(next_of(iterator, data_wait))
+
+    return tf.function(run, autograph=False).get_concrete_function(iterator)
 
 
-def looped(
-    step: CompiledStep, iterator: tf.data.Iterator, data_wait: tf.Variable | None = None
-) -> Any:
+def looped(step: CompiledStep, iterator: Any, data_wait: tf.Variable | None = None) -> Any:
     """A function of an iterator and a number that runs that many steps in one graph."""
 
-    def run(iterator: tf.data.Iterator, count: tf.Tensor) -> Any:
+    def run(iterator: Any, count: tf.Tensor) -> Any:
         nothing = keras.tree.map_structure(
             lambda value: tf.zeros(value.shape, value.dtype), step.structured_outputs
         )
 
         def body(index: tf.Tensor, _: Any) -> Any:
-            return index + 1, step(normalized(next_of(iterator, data_wait)))
+            return index + 1, step(next_of(iterator, data_wait))
 
         _, logs = tf.while_loop(
             lambda index, _: index < count, body, (0, nothing), parallel_iterations=1
@@ -163,8 +178,8 @@ def looped(
     )
 
 
-def next_of(iterator: tf.data.Iterator, data_wait: tf.Variable | None) -> Any:
-    """The next batch, inside a graph; how long it took is added to `data_wait`."""
+def next_of(iterator: Any, data_wait: tf.Variable | None) -> Any:
+    """The next batch's shares, inside a graph; how long it took is added to `data_wait`."""
     if data_wait is None:
         return iterator.get_next()
     with tf.device(data_wait.device):
@@ -195,23 +210,3 @@ def form_of(spec: tf.TypeSpec | None) -> Hashable:
 def common_spec(known: tf.TypeSpec | None, other: tf.TypeSpec | None) -> tf.TypeSpec | None:
     """The spec of two leaves of the same form, open where they differ."""
     return None if known is None else known.most_specific_common_supertype([other])
-
-
-def open_spec(batch: Batch) -> Batch:
-    """The specs of a batch with its number of examples left open."""
-    one_example = batch_size_of(batch) == 1
-
-    def opened(leaf: Any) -> Any:
-        spec = specs_of(leaf)
-        if is_one_row(spec) and not one_example:
-            return spec
-        if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
-            return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
-        if isinstance(spec, tf.SparseTensorSpec):
-            return tf.SparseTensorSpec([None, *spec.shape[1:]], spec.dtype)
-        if isinstance(spec, tf.RaggedTensorSpec):
-            shape = [None, *spec.shape[1:]]
-            return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
-        return spec
-
-    return keras.tree.map_structure(opened, batch)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.training.adjusted_schedule import state_of
+from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.optimizer_update import loss_scale
 from keras_multigpu.training.passes import Outcome
 from keras_multigpu.training.passes import TrainingPass
@@ -25,7 +26,6 @@ from keras_multigpu.training.pure_model import Values
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.sparse_gradients import rows_of_all
-from keras_multigpu.training.step import Batch
 from keras_multigpu.training.step import Result
 from keras_multigpu.training.step import Step
 from keras_multigpu.training.step import after_all
@@ -55,12 +55,12 @@ class UpdatingStep(Step):
         self._optimizer_variables = state_of(model.optimizer)
         self._optimizer = group.copies(self._optimizer_variables)
 
-    def __call__(self, batch: Batch) -> dict[str, Any]:
+    def __call__(self, shares: Sequence[Rows]) -> dict[str, Any]:
         """Train on one global batch; the logs so far in this epoch."""
         for probe in self._probes:
             probe.before_step()
-        results = self._run(batch)
-        y_pred = self._gathered_if_needed(batch, results)
+        results = self._run(shares)
+        whole = self._gathered_if_needed(shares, results)
         with after_all(results):
             measured = [result.measured for result in results]
             with tf.device(self._group.hub):
@@ -68,13 +68,13 @@ class UpdatingStep(Step):
                 collect(self._probes, measured, allowed)
             if allowed is None:
                 self._assign(results)
-                return self._tracked(batch, results, y_pred)
+                return self._tracked(shares, results, whole)
             tf.cond(allowed, lambda: self._assigned(results), lambda: False)
             with keras_internals.single_device():
-                if y_pred is not None:
-                    self._pass.metrics.build_for(batch, y_pred)
+                if whole[1] is not None:
+                    self._pass.metrics.build_for(*whole)
                 before = [tf.convert_to_tensor(v) for v in self._model.metrics_variables]
-            logs = self._tracked(batch, results, y_pred)
+            logs = self._tracked(shares, results, whole)
             return self._kept(logs, before, allowed)
 
     def _assign(self, results: list[Result]) -> None:
@@ -87,7 +87,9 @@ class UpdatingStep(Step):
         self._assign(results)
         return True
 
-    def _tracked(self, batch: Batch, results: list[Result], y_pred: Any) -> dict[str, Any]:
+    def _tracked(
+        self, shares: Sequence[Rows], results: list[Result], whole: tuple[Any, Any]
+    ) -> dict[str, Any]:
         """Update all metrics; the logs."""
         raise NotImplementedError
 

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.batch_sizes import share_bounds
+from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.loss_reduction import refuse_ragged
 from keras_multigpu.training.optimizer_update import loss_scale
 from keras_multigpu.training.passes import Summands
@@ -27,9 +28,7 @@ from keras_multigpu.training.pure_model import Values
 from keras_multigpu.training.pure_model import loss_trackers
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import is_ragged
-from keras_multigpu.training.step import Batch
 from keras_multigpu.training.step import Result
 from keras_multigpu.training.step import computed_loss
 from keras_multigpu.training.updating_step import UpdatingStep
@@ -54,13 +53,17 @@ class WholeBatchTrainStep(UpdatingStep):
         self._trackers: list[tf.Tensor] = []
         self._build_metrics()
 
-    def _tracked(self, batch: Batch, results: list[Result], y_pred: Any) -> dict[str, Any]:
+    def _tracked(
+        self, shares: Sequence[Rows], results: list[Result], whole: tuple[Any, Any]
+    ) -> dict[str, Any]:
         with keras_internals.single_device():
             for variable, value in zip(loss_trackers(self._model), self._trackers, strict=True):
                 variable.assign(value)
-        return self._logs(batch, results, [self._loss], y_pred)
+        return self._logs(shares, results, [self._loss], whole)
 
-    def _on_replica(self, values: Values, rows: Rows, replica: Replica, batch: Batch) -> Result:
+    def _on_replica(
+        self, values: Values, rows: Rows, replica: Replica, shares: Sequence[Rows]
+    ) -> Result:
         group, index = self._group, tf.constant(replica.id)
         optimizer_values = group.read(self._optimizer, replica)
         rows, started = self._start(rows)
@@ -82,11 +85,12 @@ class WholeBatchTrainStep(UpdatingStep):
             lambda t: None if t is None else next(gathered), predictions
         )
         common = self._pass.agreed(start, end, rows, index, group.sum)
+        batch = self._batch_of(shares)
         whole = WholeLoss(self._pass.pure, batch, common, everyones, group.sum(added))
         whole.compute(loss_scale(self._model.optimizer, optimizer_values))
         self._loss, self._trackers = whole.loss, whole.trackers
 
-        first, last = share_bounds(batch_size_of(batch), replica.id, group.count)
+        first, last = share_bounds(self._size_of(shares), replica.id, group.count)
         arriving = [gradient[first:last] for gradient in whole.of_predictions] + whole.of_added
         back = tape.gradient(own + added, start.trainable, arriving)
         gradients = [

@@ -6,8 +6,9 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import problem
-from keras_multigpu.training.feeding import Batch
 from keras_multigpu.training.feeding import Feed
+from keras_multigpu.training.global_batch import Batch
+from keras_multigpu.training.shares import Cutter
 
 
 def first_batches(data: Any, steps: int) -> list[Batch]:
@@ -23,14 +24,15 @@ def first_batches(data: Any, steps: int) -> list[Batch]:
         data = data()
     if isinstance(data, (tuple, list)):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tuple(data))
-        feed = Feed(x, y, sample_weight)
+        feed = Feed(Cutter(1), x, y, sample_weight)
     else:
-        feed = Feed(data)
+        feed = Feed(Cutter(1), data)
     batches: list[Batch] = []
     while len(batches) < steps:
         known = len(batches)
         for _, group in feed.epoch(1):
-            batches += group.batches
+            # One replica's share is the whole batch.
+            batches += [shares.rows[0].data for shares in group.shares]
             if len(batches) == steps:
                 break
         if len(batches) == known:

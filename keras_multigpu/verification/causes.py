@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from keras_multigpu.batch_sizes import shares
-from keras_multigpu.training.feeding import Batch
+from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.replication import is_overridden
 from keras_multigpu.training.shares import rows as rows_of_batch
 from keras_multigpu.training.sync_batch_norm import synchronized_layers

@@ -14,7 +14,7 @@ from keras_multigpu.checks import problem
 from keras_multigpu.replicas import obtained
 from keras_multigpu.training.distribute import distribute
 from keras_multigpu.training.distributed_model import DistributedModel
-from keras_multigpu.training.feeding import Batch
+from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.placement import optimizers_of
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.tracing import specs_of

@@ -7,10 +7,11 @@ import tensorflow as tf
 
 from keras_multigpu.training.dataset_feeding import DatasetSource
 from keras_multigpu.training.dataset_feeding import PythonSource
-from keras_multigpu.training.dataset_feeding import as_tensor
-from keras_multigpu.training.dataset_feeding import normalized
 from keras_multigpu.training.dataset_feeding import steps_of
 from keras_multigpu.training.dataset_feeding import weighted
+from keras_multigpu.training.global_batch import as_tensor
+from keras_multigpu.training.shares import Cutter
+from keras_multigpu.training.shares import gathered
 
 SEVEN = np.arange(7.0)
 ARGUMENTS = {
@@ -24,12 +25,19 @@ ARGUMENTS = {
 
 
 def source_of(x, **arguments):
-    return DatasetSource(**{**ARGUMENTS, "x": x, **arguments})
+    return DatasetSource(Cutter(2), **{**ARGUMENTS, "x": x, **arguments})
 
 
 def numbers(source):
     """The inputs of each batch of one iterator."""
-    return [normalized(batch)[0].numpy().ravel().tolist() for batch in source.iterator()]
+    return [
+        batch_of(shares, source.spec)[0].numpy().ravel().tolist() for shares in source.iterator()
+    ]
+
+
+def batch_of(shares, spec=None):
+    """The batch that was cut into shares."""
+    return gathered(shares.rows, spec or shares.spec)
 
 
 def dataset(size=3, drop_remainder=False):
@@ -89,7 +97,7 @@ def test_batches_of_another_size(x, expected, batches):
     """Those of arrays and of datasets; `first_batches` leaves the source as it is."""
     source = source_of(x, **({"batch_size": 3} if x is SEVEN else {}))
     before = numbers(source)
-    first = [normalized(batch)[0].numpy().ravel().tolist() for batch in source.first_batches(4)]
+    first = [batch[0].numpy().ravel().tolist() for batch in source.first_batches(4)]
     assert first == expected and numbers(source) == before
     source.resize(4, epoch=0)
     assert numbers(source) == expected
@@ -111,7 +119,7 @@ class Pairs(keras.utils.PyDataset):
     [
         (lambda: source_of(Pairs()), "data='Pairs', steps_per_epoch=None"),
         (lambda: source_of(SEVEN, batch_size=3, steps_per_epoch=2), "steps_per_epoch=2"),
-        (lambda: PythonSource(lambda: iter([]), None), "data='a generator'"),
+        (lambda: PythonSource(Cutter(2), lambda: iter([]), None), "data='a generator'"),
     ],
 )
 def test_batches_that_others_cut_keep_their_size(make, message):
@@ -131,8 +139,8 @@ def test_a_python_iterator_is_read_when_it_is_asked():
             yield (np.full((1, 1), number),)
 
     made = batches()
-    source = PythonSource(lambda: made, None)
-    x, y, weight = next(source.iterator())
+    source = PythonSource(Cutter(2), lambda: made, None)
+    x, y, weight = batch_of(next(source.iterator()))
     assert int(x[0, 0]) == 0 and y is None and weight is None and taken == [0]
     assert numbers(source) == [[1], [2]]
     with pytest.raises(ValueError, match="batches of their own"):
@@ -146,8 +154,9 @@ def test_class_weights_become_sample_weights():
     for y in (labels, labels[:, None], tf.one_hot(labels, 2)):
         batch = weighted((x, y, None), weights)
         assert batch[0] is x and batch[2].numpy().tolist() == [4, 0.5, 4]
-    source = PythonSource(lambda: iter([(np.ones((3, 1)), np.array([1, 0, 1]))]), weights)
-    assert next(source.iterator())[2].numpy().tolist() == [4, 0.5, 4]
+    batches = [(np.ones((3, 1)), np.array([1, 0, 1]))]
+    source = PythonSource(Cutter(2), lambda: iter(batches), weights)
+    assert batch_of(next(source.iterator()))[2].numpy().tolist() == [4, 0.5, 4]
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.training.epoch_feeding import Anchor
+from keras_multigpu.training.batch_source import Anchor
 from keras_multigpu.training.epoch_feeding import EpochSource
 from keras_multigpu.training.epoch_feeding import knows_epochs
 from keras_multigpu.training.epoch_feeding import refuse_what_batches_bring
+from keras_multigpu.training.shares import Cutter
+from keras_multigpu.training.shares import gathered
 
 
 def data(count=6, size=2, **settings):
@@ -23,8 +25,9 @@ def data(count=6, size=2, **settings):
 def taken(source, count):
     """The first batches of a new iterator, as numbers."""
     iterator = source.iterator()
-    found = [batch for batch, _ in zip(iterator, range(count), strict=False)]
-    return [batch[0].numpy().astype(int).tolist() for batch in found]
+    found = [shares for shares, _ in zip(iterator, range(count), strict=False)]
+    batches = [gathered(shares.rows, source.spec) for shares in found]
+    return [x.numpy().astype(int).tolist() for x, _, _ in batches]
 
 
 def test_what_knows_its_epochs():
@@ -36,7 +39,7 @@ def test_what_knows_its_epochs():
 
 def test_epochs_follow_one_another_in_training():
     """Four examples in batches of two, from any step of any epoch on."""
-    source = EpochSource(data(4), training=True)
+    source = EpochSource(Cutter(2), data(4), training=True)
     assert (source.num_batches, source.batch_size, source.num_examples) == (2, 2, 4)
     assert source.endless and source.is_countable
     assert taken(source, 3) == [[0, 1], [2, 3], [0, 1]]
@@ -48,7 +51,7 @@ def test_epochs_follow_one_another_in_training():
 
 def test_evaluation_reads_one_epoch():
     """Always the same, wherever training stands."""
-    source = EpochSource(data().evaluation(), training=False)
+    source = EpochSource(Cutter(2), data().evaluation(), training=False)
     assert not source.endless
     source.start(5, 1)
     for _ in range(2):
@@ -66,7 +69,7 @@ def test_the_same_place_is_made_once():
             return epochs(self, *position)
 
     batches.__class__ = Counted
-    source = EpochSource(batches, training=True)
+    source = EpochSource(Cutter(2), batches, training=True)
     for step in (0, 0, 1, 1):
         source.start(0, step)
         taken(source, 1)
@@ -75,7 +78,7 @@ def test_the_same_place_is_made_once():
 
 def test_epochs_of_so_many_steps_go_on_where_one_ended():
     """Two steps of an epoch of three: the second epoch begins with the third batch."""
-    source = EpochSource(data(), training=True, steps=2)
+    source = EpochSource(Cutter(2), data(), training=True, steps=2)
     starts = []
     for epoch in range(4):
         source.start(epoch)
@@ -85,7 +88,7 @@ def test_epochs_of_so_many_steps_go_on_where_one_ended():
 
 def test_another_batch_size_leaves_out_no_example():
     """After one epoch of two batches of two, batches of three begin with the fifth example."""
-    source = EpochSource(data(9), training=True, steps=2)
+    source = EpochSource(Cutter(2), data(9), training=True, steps=2)
     source.resize(3, epoch=1)
     source.start(1)
     assert source.anchor == Anchor(1, 0, 4) and source.num_batches == 3
@@ -96,7 +99,7 @@ def test_another_batch_size_leaves_out_no_example():
 
 def test_without_steps_another_batch_size_begins_with_an_epoch():
     """Epochs of `fit` are those of the data."""
-    source = EpochSource(data(), training=True)
+    source = EpochSource(Cutter(2), data(), training=True)
     source.resize(4, epoch=1)
     source.start(1)
     assert source.num_batches == 2 and taken(source, 2) == [[0, 1, 2, 3], [4, 5]]
@@ -105,7 +108,7 @@ def test_without_steps_another_batch_size_begins_with_an_epoch():
 
 def test_first_batches_leave_the_source_where_it_is():
     """Of the present size, or of another."""
-    source = EpochSource(data(), training=True)
+    source = EpochSource(Cutter(2), data(), training=True)
     source.start(0, 1)
     for size, expected in [(None, [0, 1]), (5, [0, 1, 2, 3, 4])]:
         first = next(source.first_batches(size))
@@ -115,17 +118,17 @@ def test_first_batches_leave_the_source_where_it_is():
 
 def test_class_weights_become_sample_weights():
     """Odd examples are of class one."""
-    source = EpochSource(data(), training=True, class_weight={0: 0.5, 1: 3.0})
-    assert next(source.iterator())[2].numpy().tolist() == [0.5, 3.0]
-    assert len(source.spec) == 3
+    source = EpochSource(Cutter(2), data(), training=True, class_weight={0: 0.5, 1: 3.0})
+    weights = [rows.data[2].numpy().tolist() for rows in next(source.iterator()).rows]
+    assert weights == [[0.5], [3.0]] and source.spec[2] is not None
 
 
 def test_examples_have_names_in_training_only():
     """The third row of the second batch of two is the fourth example."""
-    source = EpochSource(data(), training=True)
+    source = EpochSource(Cutter(2), data(), training=True)
     assert source.example_at(0, 1, 1) == source.example_at(7, 1, 1) is not None
     assert "3" in source.example_at(0, 1, 1)
-    assert EpochSource(data().evaluation(), training=False).example_at(0, 1, 1) is None
+    assert EpochSource(Cutter(2), data().evaluation(), training=False).example_at(0, 1, 1) is None
 
 
 @pytest.mark.parametrize(
@@ -136,15 +139,17 @@ def test_examples_have_names_in_training_only():
             "came together with `y`.*Received: y=",
         ),
         (
-            lambda: EpochSource(endless(), training=True),
+            lambda: EpochSource(Cutter(2), endless(), training=True),
             "never ends.*Pass `steps_per_epoch`",
         ),
         (
-            lambda: EpochSource(data(balance="class_weight"), True, class_weight={0: 1.0}),
+            lambda: EpochSource(
+                Cutter(2), data(balance="class_weight"), True, class_weight={0: 1.0}
+            ),
             "`class_weight` came to batches that have sample weights",
         ),
         (
-            lambda: EpochSource(endless(), training=True, steps=2).resize(4, 1),
+            lambda: EpochSource(Cutter(2), endless(), training=True, steps=2).resize(4, 1),
             "length is not known.*Leave out `steps_per_epoch`",
         ),
     ],

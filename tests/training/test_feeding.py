@@ -8,8 +8,14 @@ import pytest
 import scipy.sparse
 import tensorflow as tf
 
-from keras_multigpu.training.dataset_feeding import normalized
-from keras_multigpu.training.feeding import Feed
+from keras_multigpu.training import feeding
+from keras_multigpu.training.global_batch import normalized
+from keras_multigpu.training.shares import Cutter
+
+
+def Feed(data, **options):
+    """A feed for two replicas."""
+    return feeding.Feed(Cutter(2), data, **options)
 
 
 def numbered(count):
@@ -22,7 +28,11 @@ def read(feed, epochs, group_size=1):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         numbers = [
-            [int(batch[0][0, 0]) for _, group in feed.epoch(group_size) for batch in group.batches]
+            [
+                int(shares.rows[0].x[0, 0])
+                for _, group in feed.epoch(group_size)
+                for shares in group.shares
+            ]
             for _ in range(epochs)
         ]
     assert all("ran out of data" in str(warning.message) for warning in caught)

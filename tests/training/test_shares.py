@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import cut
-from keras_multigpu.training.shares import share_of
 from keras_multigpu.training.shares import share_spec
+from keras_multigpu.training.shares import shares_of
 
 FIVE = np.arange(10.0, dtype="float32").reshape(5, 2)
 RAGGED = tf.ragged.constant([[1, 2], [3], [], [4, 5, 6], [7]])
@@ -27,7 +27,7 @@ SPARSE = tf.sparse.from_dense(FIVE)
 def test_shares_are_contiguous_and_in_order(size, replicas, expected):
     """The first replicas take one row more where a batch does not divide evenly."""
     batch = tf.range(size), None, None
-    shares = [share_of(batch, replica, replicas) for replica in range(replicas)]
+    shares = shares_of(batch, replicas)
     assert [share.x.numpy().tolist() for share in shares] == expected
     assert sum(int(share.examples) for share in shares) == size
     assert {int(share.global_batch_size) for share in shares} == {size}
@@ -39,7 +39,7 @@ def test_every_part_of_a_batch_is_cut_at_the_same_rows():
     """Structures, ragged and sparse tensors; scalars and None are shared by all."""
     x = {"dense": tf.constant(FIVE), "ragged": RAGGED, "sparse": SPARSE, "none": None}
     batch = x, tf.range(5), tf.constant(3.0)
-    share = share_of(batch, 1, 2)
+    share = shares_of(batch, 2)[1]
     assert share.x["dense"].numpy().tolist() == FIVE[3:].tolist()
     assert share.x["ragged"].to_list() == [[4, 5, 6], [7]]
     assert tf.sparse.to_dense(share.x["sparse"]).numpy().tolist() == FIVE[3:].tolist()
@@ -59,7 +59,7 @@ def test_a_single_row_belongs_to_all_examples():
     context = tf.constant([[7.0]])
     for size, expected in [(4, [2, 2]), (1, [1, 0])]:
         batch = (context, tf.ones((size, 2))), None, None
-        shares = [share_of(batch, replica, 2) for replica in (0, 1)]
+        shares = shares_of(batch, 2)
         assert [int(share.examples) for share in shares] == expected
         assert all(share.x[0].numpy().tolist() == [[7]] for share in shares)
     spec = (tf.TensorSpec([1, 1]), tf.TensorSpec([None, 2])), None, None

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_multigpu.training.shares import Cutter
 from keras_multigpu.training.step_functions import StepFunctions
 
 
@@ -12,13 +13,16 @@ def sums_of(made):
 
     def make(spec, batch):
         made.append(spec[0].shape.as_list())
-        return lambda batch: tf.reduce_sum(batch[0])
+        return lambda shares: tf.reduce_sum(shares[0].x)
 
-    return StepFunctions(make, eager=False)
+    return StepFunctions(make, replicas=1, eager=False)
+
+
+cut = Cutter(1)
 
 
 def ones(*shape):
-    return tf.ones(shape), None, None
+    return cut((tf.ones(shape), None, None))
 
 
 def test_batches_of_many_sizes_need_one_step():
@@ -44,10 +48,10 @@ def test_batches_of_other_forms_have_steps_of_their_own():
     """Another dtype, rank or structure is no other length."""
     made = []
     steps = sums_of(made)
-    steps.run_one((tf.ones((2, 3)), None, None))
-    steps.run_one((tf.ones((2, 3), tf.int32), None, None))
-    steps.run_one((tf.ones((2, 3, 1)), None, None))
-    steps.run_one((tf.ones((2, 4)), tf.ones(2), None))
+    steps.run_one(cut((tf.ones((2, 3)), None, None)))
+    steps.run_one(cut((tf.ones((2, 3), tf.int32), None, None)))
+    steps.run_one(cut((tf.ones((2, 3, 1)), None, None)))
+    steps.run_one(cut((tf.ones((2, 4)), tf.ones(2), None)))
     assert made == [[None, 3], [None, 3], [None, 3, 1], [None, 4]]
 
 
@@ -58,17 +62,17 @@ def test_ragged_and_sparse_batches_of_many_lengths(kind):
     def make(spec, batch):
         made.append(spec[0])
         values = "flat_values" if kind == "ragged" else "values"
-        return lambda batch: tf.reduce_sum(getattr(batch[0], values))
+        return lambda shares: tf.reduce_sum(getattr(shares[0].x, values))
 
     made = []
-    steps = StepFunctions(make, eager=False)
+    steps = StepFunctions(make, replicas=1, eager=False)
     for length in (2, 3, 4, 5):
         leaf = (
             tf.RaggedTensor.from_tensor(tf.ones((2, length)))
             if kind == "ragged"
             else tf.sparse.from_dense(np.ones((2, length), "float32"))
         )
-        assert float(steps.run_one((leaf, None, None))) == 2 * length
+        assert float(steps.run_one(cut((leaf, None, None)))) == 2 * length
     assert len(made) <= 2
 
 
@@ -78,5 +82,5 @@ def test_specs_that_are_known_are_taken_as_they_are():
     steps = sums_of(made)
     spec = (tf.TensorSpec([4, None]), None, None)
     for length in (1, 2, 3):
-        steps.run_one(ones(4, length), spec)
+        steps.run_one(ones(4, length)._replace(spec=None), spec)
     assert made == [[4, None]]
