@@ -5,6 +5,7 @@ batch when one is needed, because anything that reads ahead loses the batches it
 read when it is dropped.
 """
 
+import collections
 import collections.abc
 import contextlib
 import itertools
@@ -191,6 +192,10 @@ class Feed:
         return self._source.anchor
 
     @property
+    def _caches(self) -> bool:
+        return isinstance(self.data, tf.data.Dataset) and dataset_internals.caches(self.data)
+
+    @property
     def skips_by_reading(self) -> bool:
         """Whether the way to a later step leads through all batches before it."""
         return self._source.skips_by_reading
@@ -222,10 +227,14 @@ class Feed:
             self._source.start(epoch, step)
             return None
         self._source.on_epoch_end()  # As `rewind` does.
-        for _ in range(epoch if self._steps is None else 0):
+        for earlier in range(epoch if self._steps is None else 0):
             # Data that are shuffled anew for each epoch count their iterators.
             self._source.on_epoch_begin()
-            next(self._source.iterator(), None)
+            batches = self._source.iterator()
+            next(batches, None)
+            if not earlier and self._caches:
+                # What is cached keeps the order in which it was first read whole.
+                collections.deque(batches, maxlen=0)
             self._source.on_epoch_end()
         last: Shares | None = None
         for _ in range(step if self._steps is None else epoch * self._steps + step):

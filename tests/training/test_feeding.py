@@ -110,6 +110,31 @@ def test_a_dataset_begins_anew_where_it_ended_early():
         assert read(Feed(known, steps=2), 3) == ([[0, 1], [2], [0, 1]], 1)
 
 
+def shuffled():
+    """Ten batches in an order that differs from epoch to epoch."""
+    return tf.data.Dataset.range(10).shuffle(10, seed=5).map(lambda i: (tf.reshape(i, (1, 1)),))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        shuffled,
+        lambda: shuffled().cache(),
+        lambda: shuffled().cache().shuffle(3, seed=3),
+        lambda: shuffled().cache().prefetch(2),
+    ],
+    ids=["shuffled", "cached", "cached between", "read ahead"],
+)
+def test_a_dataset_goes_on_in_the_middle_as_it_would_have(made):
+    """Made anew, as in another process: what is cached keeps the order of its first epoch."""
+    whole, _ = read(Feed(made(), training=True), 4)
+    for epoch, step in ((0, 4), (1, 3), (2, 0), (2, 9)):
+        feed = Feed(made(), training=True)
+        feed.go_to(epoch, step)
+        expected = [whole[epoch][step:], *whole[epoch + 1 :]]
+        assert read(feed, 4 - epoch)[0] == expected
+
+
 def test_a_batch_is_inputs_targets_and_weights():
     """Three inputs are three inputs only inside a tuple of one."""
     a, b, c = (np.full((2, 1), value) for value in (1.0, 2.0, 3.0))
