@@ -1,7 +1,7 @@
 """Folders, files, arrays, TFDS, generators and datasets as `Batches`.
 
-    files ──> indices ──────> examples ───> batches ─────────> shares
-    disk      order.py        from_*.py     batches.py         distributing.py
+    files ──> indices ──────> examples ───> batches
+    disk      order.py        from_*.py     batches.py
               plan.py         decoding.py   loading.py
 
 A source offers its examples in any order (`source.py`). `order.py` says which one stands where in

@@ -13,7 +13,6 @@ from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.data import augmenting
 from keras_multigpu.data import caching
-from keras_multigpu.data import distributing
 from keras_multigpu.data import preview
 from keras_multigpu.data import streaming
 from keras_multigpu.data import subsets
@@ -264,19 +263,6 @@ class Batches:
     def position_after(self, position: tuple[int, int], batches: int) -> tuple[int, int]:
         """Where reading stands, as `(epoch, examples)`, some batches after a position."""
         return self._plan().place(Place(*position), batches)
-
-    def distribute(
-        self, strategy: tf.distribute.Strategy, position: tuple[int, int] = (0, 0)
-    ) -> tf.distribute.DistributedDataset:
-        """The batches of all epochs, each replica's share on its own device ahead of time.
-
-        Args:
-            strategy: A `tf.distribute.Strategy`.
-            position: `(epoch, examples)`: where to begin.
-        """
-        replicas = strategy.num_replicas_in_sync
-        batches = self._like(self._plain, self._settings, replicas=replicas)
-        return distributing.distributed(lambda part: batches.epochs(position, part), strategy)
 
     def _dataset(self, first: Place, endless: bool, share: tuple[int, int]) -> tf.data.Dataset:
         require_shard(share)

@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.data.augmenting import Augment
 from keras_multigpu.data.loading import BATCHES_AT_ONCE
 from keras_multigpu.data.loading import GATE
@@ -75,7 +74,7 @@ def as_element(x: Any, y: Any, weight: Any) -> Any:
 
 
 def plain_options() -> tf.data.Options:
-    """Options of datasets that are cut into shares here, and not by TensorFlow."""
+    """Options of datasets whose batches are cut into shares, and not by TensorFlow."""
     options = tf.data.Options()
     options.deterministic = True
     # The pipeline is sized here, and the end of an iterator waits for the tuner's thread, which
@@ -83,24 +82,6 @@ def plain_options() -> tf.data.Options:
     options.autotune.enabled = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return options
-
-
-def shares_of(dataset: tf.data.Dataset, replicas: int) -> tf.data.Dataset:
-    """Each batch as its replicas' shares, one after another, in replica order."""
-
-    def cut(*batch: Any) -> tf.data.Dataset:
-        size = tf.shape(keras.tree.flatten(batch)[0])[0]
-
-        def share(replica: tf.Tensor) -> Any:
-            low, high = share_bounds(size, tf.cast(replica, tf.int32), replicas)
-            part = keras.tree.map_structure(
-                lambda leaf: None if leaf is None else leaf[low:high], batch
-            )
-            return part if len(part) > 1 else part[0]
-
-        return tf.data.Dataset.range(replicas).map(share)
-
-    return dataset.flat_map(cut)
 
 
 def weight_specs(y: Any) -> Any:

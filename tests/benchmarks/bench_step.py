@@ -27,6 +27,8 @@ from report import machine
 from report import write_section
 
 import keras_multigpu as kmg
+from keras_multigpu.training.feeding import Group
+from keras_multigpu.training.global_batch import normalized
 
 ROUNDS = 5
 REPLICAS = 2
@@ -175,6 +177,54 @@ def bench_one_device() -> list[str]:
     return rows
 
 
+def bench_input() -> list[str]:
+    """Time of `fit` over data on the host, against the same batches already on the devices."""
+    rows = []
+    for name, build, steps in (("small MLP", mlp, 300), ("MobileNetV2", mobilenet, 10)):
+        x, y = data(build, steps)
+        model = ours(build, REPLICAS)
+        waiting = on_devices(model, x, y)
+        seconds(model, x, y)
+        trained_on(model, waiting)
+        pairs = [(trained_on(model, waiting), seconds(model, x, y)) for _ in range(ROUNDS)]
+        there, host = (statistics.median(side) / steps * 1e3 for side in zip(*pairs, strict=True))
+        ratios = [second / first for first, second in pairs]
+        rows.append(
+            f"| {name} | {there:.1f} ms | {host:.1f} ms | {statistics.median(ratios):.2f} "
+            f"({min(ratios):.2f} to {max(ratios):.2f}) |"
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
+def on_devices(model: keras.Model, x: np.ndarray, y: np.ndarray) -> list[Group]:
+    """All batches as shares that lie on the replicas' devices."""
+    groups = []
+    for start in range(0, len(x), 64):
+        batch = normalized((x[start : start + 64], y[start : start + 64]))
+        shares = model.replication.cutter(batch)
+        rows = []
+        for share, replica in zip(shares.rows, model.replication.group.replicas, strict=True):
+            with tf.device(replica.device):
+                rows.append(keras.tree.map_structure(copied, share))
+        groups.append(Group(1, 1, [shares._replace(rows=tuple(rows))], None))
+    return groups
+
+
+def copied(leaf: tf.Tensor | None) -> tf.Tensor | None:
+    """A tensor on the present device; there are no sample weights."""
+    return None if leaf is None else tf.identity(leaf)
+
+
+def trained_on(model: keras.Model, groups: list[Group]) -> float:
+    """How long a step on each of these batches takes in all."""
+    start = time.perf_counter()
+    for group in groups:
+        logs = model.train_group(group, None)
+    float(logs["loss"])
+    return time.perf_counter() - start
+
+
 def bench_start() -> list[str]:
     """Time from calling `fit` to the end of the first step, 8 replicas."""
     x, y = data(mobilenet, 1)
@@ -239,6 +289,7 @@ def bench_memory() -> list[str]:
 TABLES = {
     "step": (bench_steps, "| model, 2 replicas | stock | ours | ratio (range) | limit |"),
     "one": (bench_one_device, "| 2 replicas | plain Keras | ours | ratio (range) | limit |"),
+    "input": (bench_input, "| model, 2 replicas | on the devices | on the host | ratio (range) |"),
     "start": (bench_start, "| MobileNetV2 | stock | ours | ratio (range) | limit |"),
     "sync": (bench_sync, "| MobileNetV2 | own shares | synchronised | ratio (range) | limit |"),
     "memory": (bench_memory, "| 200 x `fit` + `predict` | after 20 | after 200 | growth |"),

@@ -11,8 +11,6 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.batch_sizes import shares as kmg_shares
-from keras_multigpu.data.distributing import shares_of_worker
 
 
 def numbered(size, **batching):
@@ -37,55 +35,6 @@ def test_every_example_exactly_once_over_all_workers(size, shards, epoch):
     assert sorted(itertools.chain(*whole)) == list(range(size))
     assert [list(itertools.chain(*part)) for part in zip(*parts, strict=True)] == whole
     assert all(max(map(len, part)) - min(map(len, part)) <= 1 for part in zip(*parts, strict=True))
-
-
-@pytest.mark.parametrize("replicas", [1, 2, 3, 4, 8])
-@pytest.mark.slow
-def test_replicas_share_the_same_global_batches(replicas):
-    """The number of replicas decides who reads an example, never when."""
-    batches = numbered(29, global_batch_size=8)
-    strategy = kmg.strategy(devices=replicas)
-    expected = numbers(batches.epoch(0)) + numbers(batches.epoch(1))
-    distributed = iter(batches.distribute(strategy))
-    for global_batch in expected:
-        x, _ = next(distributed)
-        shares = [share.numpy().reshape(-1).tolist() for share in local(strategy, x)]
-        assert list(itertools.chain(*shares)) == global_batch
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
-def local(strategy, value):
-    return strategy.experimental_local_results(value)
-
-
-def test_shares_wait_on_their_devices():
-    """Each replica's share is where the replica computes."""
-    strategy = kmg.strategy(devices=2)
-    x, _ = next(iter(numbered(8, global_batch_size=4).distribute(strategy)))
-    assert [share.device[-5:] for share in local(strategy, x)] == ["CPU:0", "CPU:1"]
-
-
-def test_distribute_starts_anywhere():
-    """`position` is the epoch and the number of its examples that are done."""
-    batches = numbered(29, global_batch_size=8)
-    strategy = kmg.strategy(devices=2)
-    x, _ = next(iter(batches.distribute(strategy, position=(3, 16))))
-    shares = [share.numpy().reshape(-1).tolist() for share in local(strategy, x)]
-    assert list(itertools.chain(*shares)) == numbers(batches.epoch(3))[2]
-
-
-@pytest.mark.parametrize("worker", [0, 1, 2])
-def test_workers_get_the_shares_of_their_own_replicas(worker):
-    """Six replicas in three processes; batches of eight are cut 2, 2, 1, 1, 1, 1."""
-    batches = numbered(29, global_batch_size=8)
-    context = tf.distribute.InputContext(3, worker, 6)
-    shares = shares_of_worker(lambda part: batches.epochs((2, 0), part), context)
-    expected = [
-        batch[low:high]
-        for batch in numbers(batches.epoch(2))
-        for low, high in kmg_shares(len(batch), 6)[2 * worker : 2 * worker + 2]
-    ]
-    assert numbers(shares.take(8)) == expected
 
 
 def test_an_epoch_starts_at_any_position():
@@ -290,13 +239,13 @@ def test_nothing_is_kept_of_datasets_that_are_gone():
     kept = weakref.ref(array)
     batches = kmg.data.from_arrays(array, cache="memory", global_batch_size=2)
     iterator = iter(batches.epoch(0))
-    distributed = iter(batches.distribute(kmg.strategy(devices=2)))
+    endless = iter(batches.epochs())
     del batches, array
     gc.collect()
     assert len(list(iterator)) == 5
     for _ in range(12):
-        next(distributed)
-    del iterator, distributed
+        next(endless)
+    del iterator, endless
     gc.collect()
     assert kept() is None
 

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_multigpu.training.global_batch import normalized
+from keras_multigpu.training.shares import Cutter
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import cut
+from keras_multigpu.training.shares import gathered
 from keras_multigpu.training.shares import share_spec
 from keras_multigpu.training.shares import shares_of
 
@@ -64,6 +67,34 @@ def test_a_single_row_belongs_to_all_examples():
         assert all(share.x[0].numpy().tolist() == [[7]] for share in shares)
     spec = (tf.TensorSpec([1, 1]), tf.TensorSpec([None, 2])), None, None
     assert [leaf.shape.as_list() for leaf in share_spec(spec, 2).x] == [[1, 1], [None, 2]]
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8])
+@pytest.mark.parametrize("static", [True, False])
+def test_datasets_are_cut_as_batches_are(size, static):
+    """Whether the number of examples is known or not, and together they are the batch again."""
+    ragged = tf.concat([RAGGED, RAGGED], axis=0)[:size]
+    x = {"dense": tf.ones((size, 2)), "ragged": ragged, "context": tf.constant([[7.0]])}
+    data = tf.data.Dataset.from_tensors((x, tf.range(size)))
+    if not static:
+        data = data.map(open_sizes)
+    (shares,) = Cutter(3).ahead(data)
+    batch = normalized((x, tf.range(size)))
+    for rows, expected in zip(shares, shares_of(batch, 3), strict=True):
+        for leaf, wanted in zip(tf.nest.flatten(rows), tf.nest.flatten(expected), strict=True):
+            np.testing.assert_array_equal(*(getattr(t, "flat_values", t) for t in (leaf, wanted)))
+    again = gathered(shares, normalized(data.element_spec))
+    for leaf, wanted in zip(tf.nest.flatten(again), tf.nest.flatten(batch), strict=True):
+        np.testing.assert_array_equal(*(getattr(t, "flat_values", t) for t in (leaf, wanted)))
+
+
+def open_sizes(x, y):
+    """The same batch, whose size only reading tells."""
+    dense = tf.numpy_function(lambda leaf: leaf, [x["dense"]], tf.float32)
+    dense.set_shape([None, 2])
+    y = tf.numpy_function(lambda leaf: leaf, [y], tf.int32)
+    y.set_shape([None])
+    return {**x, "dense": dense}, y
 
 
 def test_specs_of_shares():
