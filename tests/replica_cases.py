@@ -88,6 +88,7 @@ class Case:
         sync_batch_norm: As in `keras_multigpu.distribute`.
         tolerance: The largest relative difference allowed.
         replicas: The numbers of replicas to run on.
+        kind: Of the replicas' strategy.
         after: What is called after the training.
     """
 
@@ -101,6 +102,7 @@ class Case:
     sync_batch_norm: bool = False
     tolerance: float = 2e-5
     replicas: tuple[int, ...] = REPLICAS
+    kind: str = "mirrored"
     after: tuple[str, ...] = ("evaluate", "predict")
 
     def compiled(self) -> keras.Model:
@@ -482,6 +484,16 @@ METHODS = [
     Case("two optimizers in one train_step", made.Adversaries, lambda: mse(metrics=None)),
 ]
 
+CENTRAL_STORAGE = [
+    Case("central storage, jit_compile", compile=lambda: mse(jit_compile=True)),
+    Case(
+        "central storage, train_step and BatchNorm",
+        lambda: made.stepping(made.bn_mlp()),
+        sync_batch_norm=True,
+    ),
+    Case("central storage, predict_step", made.OwnPredictStep),
+]
+
 RECIPES = [
     Case("loss object", recipes.LossObject),
     Case(
@@ -559,6 +571,7 @@ CASES = [
     # Where 8 bits are left of a number, a batch of one example rounds differently.
     *on((2, 3), PRECISION),
     *in_turn((3, 2), itertools.chain(*IN_TURN)),
+    *in_turn((2, 3), (dataclasses.replace(c, kind="central_storage") for c in CENTRAL_STORAGE)),
 ]
 # One row of each group, for those who cannot wait.
 QUICK = {group[0].name for group in [BATCHES, BATCH_NORM, PRECISION, *IN_TURN]}

@@ -69,7 +69,7 @@ def copies_that_differ(model, strategy):
 @pytest.mark.parametrize(("name", "replicas"), ROWS)
 def test_n_replicas_end_where_one_device_does(name, replicas):
     """Weights, optimizer, history, evaluation and predictions are those of plain Keras."""
-    strategy = kmg.strategy("mirrored", devices=replicas)
+    strategy = kmg.strategy(BY_NAME[name].kind, devices=replicas)
     outcome = on_replicas(name, strategy)
     differing = {
         what: difference

@@ -43,7 +43,6 @@ from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_group import copies_of
-from keras_multigpu.training.replica_group import home_device
 from keras_multigpu.training.sync_batch_norm import synchronized
 from keras_multigpu.training.whole_values import EXCHANGES
 from keras_multigpu.training.whole_values import everyones_rows
@@ -72,7 +71,6 @@ class CustomStep:
         probes: Sequence[Probe] = (),
     ) -> None:
         refuse_to_measure(probes)
-        refuse_one_copy(group.strategy)
         self._layers = list(layers)
         self._probes = list(probes)
         self._model = model
@@ -96,8 +94,9 @@ class CustomStep:
         """Run the step on each replica's rows of one batch; its logs."""
         for probe in self._probes:
             probe.before_step()
-        logs, rows = self._run(shares), list(shares)
-        return self._merged(logs, rows)
+        logs = self._run(shares)
+        with keras_internals.single_device():
+            return self._merged(logs, list(shares))
 
     def _run(self, shares: Sequence[Rows]) -> list[Any]:
         def on_replica(replica: Replica) -> Any:
@@ -223,21 +222,6 @@ def refuse_to_measure(probes: Sequence[Probe]) -> None:
                     probe=type(probe).__name__,
                 )
             )
-
-
-def refuse_one_copy(strategy: tf.distribute.Strategy) -> None:
-    """Raise a `ValueError` where several replicas would assign the same variables in turn."""
-    if home_device(strategy) is not None and strategy.num_replicas_in_sync > 1:
-        raise ValueError(
-            problem(
-                "A `train_step`, `test_step` or `predict_step` of your own came to replicas that "
-                "share one copy of the variables.",
-                "Expected a copy for each: in such a step every replica assigns metrics, seeds "
-                "and moving statistics.",
-                'Use `kmg.strategy("mirrored")`.',
-                strategy=type(strategy).__name__,
-            )
-        )
 
 
 class CustomPrediction(CustomStep):

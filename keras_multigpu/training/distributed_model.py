@@ -277,7 +277,9 @@ class DistributedModel(keras.Model):
         """A model of its own, on the same strategy."""
         again, arguments = self.__reduce__()
         model = again(*arguments)
-        model.replication.strategy = self.distribute_strategy
+        ours = Replication(self.distribute_strategy, model.replication.sync_batch_norm)
+        ours.micro_batches, ours.pieces = model.replication.micro_batches, model.replication.pieces
+        model.replicate(ours)
         memo[id(self)] = model
         return model
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.training.replica_group import home_device
+from keras_multigpu.training.replica_group import scope_of
 
 
 class MetricStorages:
@@ -52,7 +53,7 @@ class MetricStorages:
         if not in_parts:
             with tf.init_scope(), keras_internals.single_device():
                 return tf.Variable(zeros, **options)
-        with tf.init_scope(), self._strategy.scope():
+        with tf.init_scope(), scope_of(self._strategy):
             return tf.Variable(
                 zeros,
                 aggregation=tf.VariableAggregation.SUM,

@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.training.replica_group import home_device
+from keras_multigpu.training.replica_group import scope_of
 
 
 def place_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
@@ -138,7 +139,7 @@ def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Str
 def variable_scope(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[object]:
     """Where a new variable of this strategy is made."""
     home = home_device(strategy)
-    return strategy.scope() if home is None else tf.device(home)
+    return scope_of(strategy) if home is None else tf.device(home)
 
 
 def lives_under(storage: tf.Variable, strategy: tf.distribute.Strategy) -> bool:

@@ -11,6 +11,7 @@ which copy of a variable is its own. In one process the two are equal; nothing e
 """
 
 import contextlib
+import logging
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -23,9 +24,12 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
+from keras_multigpu.replicas import obtained
 from keras_multigpu.training.stages import summing
 
 T = TypeVar("T")
+
+logger = logging.getLogger("keras_multigpu")
 
 HOST = "/device:CPU:0"
 """Where batches are read and cut, so that a device receives its own share only."""
@@ -87,14 +91,14 @@ class ReplicaGroup:
         strategy: A strategy for the devices of this machine.
 
     Attributes:
-        strategy: The strategy that runs.
+        strategy: That which runs: mirrored, where central storage was asked for.
         count: The number of replicas.
         replicas: Those of this process, in the order of their places.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         require_one_process(strategy)
-        self.strategy = strategy
+        self.strategy = strategy = with_copies(strategy)
         self.count: int = strategy.num_replicas_in_sync
         self._moved: MovedBytes | None = None
         devices = strategy.extended.worker_devices
@@ -123,7 +127,8 @@ class ReplicaGroup:
                 results[replica.place] = function(replica)
 
         # Results are collected here and not returned, because `run` would wrap each tensor.
-        self.strategy.run(on_replica)
+        with scope_of(self.strategy):
+            self.strategy.run(on_replica)
         return [results[place] for place in sorted(results)]
 
     @property
@@ -227,7 +232,7 @@ def present_id() -> int:
 def local_ids(strategy: tf.distribute.Strategy) -> list[int]:
     """The ids of the replicas of this process, in the order of their devices."""
     found: list[int] = []
-    # Only a replica can tell, and a graph that never runs is where asking costs nothing.
+    # Only a replica can tell; in a graph that never runs, asking costs nothing.
     with tf.Graph().as_default():
         strategy.run(lambda: found.append(present_id()))
     return sorted(found)
@@ -244,6 +249,27 @@ def copies_of(variable: keras.Variable) -> Copies:
 def is_shared(parts: Copies) -> bool:
     """Whether there is one copy for all replicas of this process."""
     return len(parts) == 1
+
+
+def with_copies(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
+    """A strategy of the same devices that gives each replica a copy of the variables.
+
+    Replicas that shared one would assign it in turn in a step of the user's own. And it would save
+    no memory: in each step every replica needs all values and computes all new ones.
+    """
+    if not isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+        return strategy
+    logger.info("Central storage: every replica keeps a copy of the variables, as if mirrored.")
+    with keras_internals.single_device():
+        devices = strategy.extended.worker_devices
+        return obtained("auto", devices=devices, late_growth_is_an_error=False)
+
+
+@contextlib.contextmanager
+def scope_of(strategy: tf.distribute.Strategy) -> Iterator[None]:
+    """The scope of a strategy, whatever scope is open around it."""
+    with keras_internals.single_device(), strategy.scope():
+        yield
 
 
 def home_device(strategy: tf.distribute.Strategy) -> str | None:

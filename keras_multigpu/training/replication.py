@@ -58,7 +58,7 @@ class Replication:
 
     def __init__(self, strategy: tf.distribute.Strategy, sync_batch_norm: bool = False) -> None:
         self.group = ReplicaGroup(strategy)
-        self.strategy = self.group.strategy
+        self.strategy = strategy = self.group.strategy
         self.cutter = Cutter(self.group.count)
         self.sync_batch_norm = sync_batch_norm
         self.micro_batches: int | str = 1

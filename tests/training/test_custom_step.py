@@ -204,12 +204,39 @@ def test_losses_in_a_branch_are_refused(loss):
         logs_of(loss, loss="mse")
 
 
-def test_a_step_of_ones_own_needs_a_copy_for_each_replica():
-    """Replicas that share one copy would assign it in turn."""
-    model = kmg.distribute(Step(None), kmg.strategy("central_storage", devices=["CPU:0", "CPU:1"]))
-    model.compile("sgd")
-    with pytest.raises(ValueError, match="share one copy of the variables.*CentralStorage"):
-        model.train_on_batch(np.ones((2, 1)))
+class Drawing(keras.Model):
+    """Normalises and draws random numbers, also when it predicts."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.drop = keras.layers.BatchNormalization(), keras.layers.Dropout(0.5, seed=3)
+
+    def call(self, x, training=False):
+        return self.drop(self.norm(x, training=training), training=True)
+
+    def train_step(self, data):
+        self(data[0], training=True)
+        return {}
+
+    def predict_step(self, data):
+        return self(data)
+
+
+def test_steps_of_ones_own_run_on_central_storage_also_in_its_scope():
+    """Each replica has statistics and seeds of its own: no replica assigns in another's place.
+
+    The variance of 0 and 2, and of 0 and 6, is 1 and 9, of which the mean is 5.
+    """
+    central = kmg.strategy("central_storage", devices=["CPU:0", "CPU:1"])
+    with central.scope():
+        model = kmg.distribute(Drawing(), central)
+        model.compile("sgd")
+        model.train_on_batch(np.float32([[0], [2], [0], [6]]), np.zeros(4))
+    state = model.drop.seed_generator.state
+    assert model.norm.moving_variance.numpy() == pytest.approx([0.99 + 0.01 * 5])
+    assert state.numpy().tolist() == [3, 1]
+    model.predict(np.ones((4, 1)), verbose=0)
+    assert state.numpy().tolist() == [3, 2]
 
 
 def test_a_prediction_may_have_any_structure():
