@@ -63,6 +63,15 @@ MEANS = ((tf, "reduce_mean"), (tf.math, "reduce_mean"))
 SUMS = ((tf, "reduce_sum"), (tf.math, "reduce_sum"))
 """Where sums are taken, also by `keras.ops.sum`."""
 
+VARIANCES = ((tf.math, "reduce_variance"),)
+"""Where variances are taken, also by `keras.ops.var`."""
+
+DEVIATIONS = ((tf.math, "reduce_std"),)
+"""Where their roots are, also by `keras.ops.std`."""
+
+MOMENTS = ((tf.nn, "moments"),)
+"""Where both are taken, also by `keras.ops.moments`."""
+
 GRADIENTS = ((tf.GradientTape, "gradient"),)
 """Where gradients come from."""
 

@@ -62,6 +62,12 @@ class PresentStep:
                 self._come_from(leaf, frozenset({"rows"}))
 
     @property
+    def is_open(self) -> bool:
+        """Whether the length of an axis tells the batch's from others: only it is unknown."""
+        leaves = [leaf for leaf in tf.nest.flatten(self.rows.data) if leaf is not None]
+        return not tf.executing_eagerly() and all(leaf.shape[:1] == [None] for leaf in leaves)
+
+    @property
     def is_nested(self) -> bool:
         """Whether TensorFlow traces a function inside the step: a branch, a loop's body."""
         return tf.compat.v1.get_default_graph() is not self._graph

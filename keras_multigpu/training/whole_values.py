@@ -4,8 +4,9 @@ A `train_step` that was written for one device calls loss objects, means, sums a
 tape. Each replica runs it with some of the rows, so while it runs
 
     a loss object            returns the loss of the global batch
-    a mean or sum of all     is taken over the rows of all replicas; a sum of what all
-    values of a tensor       replicas have in common (a penalty on weights) stays as it is
+    a mean, sum or variance  is taken over the rows of all replicas, of all values of a tensor
+                             or along the batch's axis; a sum of what all replicas have in
+                             common (a penalty on weights) stays as it is
     `GradientTape.gradient`  returns, for variables, the sum over replicas
 
 Sums over replicas are differentiable: the gradient of one is the sum of the gradients that
@@ -43,11 +44,12 @@ logger = logging.getLogger("keras_multigpu")
 OF_OWN_ROWS = (
     "The `train_step` of %s takes a gradient of a number that each replica computes from its own "
     "rows, so its weights may differ from those of one device. Expected a loss made of "
-    "`self.compute_loss(...)`, of Keras loss objects, or of `keras.ops.mean(values)` and "
-    "`keras.ops.sum(values)` over all axes: these count the rows of all replicas. Write "
+    "`self.compute_loss(...)`, of Keras loss objects, or of `keras.ops.mean(values)`, `sum`, "
+    "`var` and `std` over all axes: these count the rows of all replicas, and so they do along the "
+    "batch's axis, unless the model runs eagerly or batches have a fixed size. Write "
     "`ops.mean(values)` instead of dividing by `ops.shape(x)[0]`, and make other numbers, such as "
-    "`ops.var(values)`, of means. `keras_multigpu.verify` tells whether the numbers are those of "
-    "one device."
+    "a maximum, of means. `keras_multigpu.verify` tells whether the numbers are those of one "
+    "device."
 )
 
 OF_PAIRS = (
@@ -105,13 +107,73 @@ def mean(original: Callable[..., Any]) -> Callable[..., Any]:
         step, values = values_of_user_code(input_tensor, axis)
         if step is None or not values.dtype.is_floating:
             return original(input_tensor, axis, keepdims, name)
-        wide = tf.float64 if values.dtype == tf.float64 else tf.float32
         with left_alone():
-            own = [tf.reduce_sum(tf.cast(values, wide)), tf.cast(tf.size(values), wide)]
-            total, count = sum_of_all(step, own)
-        return of_rank(step.shared(tf.cast(total / count, values.dtype)), values, keepdims)
+            return mean_of_all(step, values, axis, keepdims)
 
     return reduce_mean
+
+
+def mean_of_all(step: PresentStep, values: tf.Tensor, axis: Any, keepdims: bool) -> tf.Tensor:
+    """The mean along these axes, over all replicas."""
+    wide = tf.float64 if values.dtype == tf.float64 else tf.float32
+    own = tf.reduce_sum(tf.cast(values, wide), axis, keepdims)
+    each = tf.cast(tf.size(values) / tf.size(own), wide)
+    total, count = sum_of_all(step, [own, each])
+    return step.shared(tf.cast(total / count, values.dtype))
+
+
+def moments_of_all(
+    step: PresentStep, values: tf.Tensor, axis: Any, keepdims: bool
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The mean and the variance along these axes, over all replicas."""
+    middle = mean_of_all(step, values, axis, keepdims=True)
+    variance = mean_of_all(step, tf.square(values - middle), axis, keepdims)
+    return tf.reshape(middle, tf.shape(variance)), variance
+
+
+def variance(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`tf.math.reduce_variance` over the rows of all replicas."""
+
+    def reduce_variance(
+        input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
+    ) -> Any:
+        step, values = values_of_user_code(input_tensor, axis)
+        if step is None or not values.dtype.is_floating:
+            return original(input_tensor, axis, keepdims, name)
+        with left_alone():
+            return moments_of_all(step, values, axis, keepdims)[1]
+
+    return reduce_variance
+
+
+def deviation(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`tf.math.reduce_std` over the rows of all replicas."""
+
+    def reduce_std(
+        input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
+    ) -> Any:
+        step, values = values_of_user_code(input_tensor, axis)
+        if step is None or not values.dtype.is_floating:
+            return original(input_tensor, axis, keepdims, name)
+        with left_alone():
+            return tf.sqrt(moments_of_all(step, values, axis, keepdims)[1])
+
+    return reduce_std
+
+
+def both_moments(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`tf.nn.moments` over the rows of all replicas."""
+
+    def moments(
+        x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None
+    ) -> Any:
+        step, values = values_of_user_code(x, axes)
+        if step is None or not values.dtype.is_floating:
+            return original(x, axes, shift, keepdims, name)
+        with left_alone():
+            return moments_of_all(step, values, axes, keepdims)
+
+    return moments
 
 
 def total(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,14 +186,14 @@ def total(original: Callable[..., Any]) -> Callable[..., Any]:
         if step is None or "rows" not in step.origins(values):
             return original(input_tensor, axis, keepdims, name)
         with left_alone():
-            (value,) = sum_of_all(step, [tf.reduce_sum(values)])
-        return of_rank(step.shared(value), values, keepdims)
+            (value,) = sum_of_all(step, [tf.reduce_sum(values, axis, keepdims)])
+        return step.shared(value)
 
     return reduce_sum
 
 
 def values_of_user_code(input_tensor: Any, axis: Any) -> tuple[PresentStep | None, Any]:
-    """The step and the tensor, if the user's code reduces all values of one to a number."""
+    """The step and the tensor, if the user's code reduces one along the batch's axis."""
     step = step_of_user_code()
     # In a branch or loop a tensor may be one example's, so there nobody can tell.
     if step is None or step.is_nested or step_hooks.called_by_library(depth=2):
@@ -140,21 +202,34 @@ def values_of_user_code(input_tensor: Any, axis: Any) -> tuple[PresentStep | Non
         return None, None
     values = tf.convert_to_tensor(input_tensor)
     rank = values.shape.rank
-    if rank == 0 or not (axis is None or (rank and covers(axis, rank))):
+    axes = set[int]() if rank in (0, None) else axes_of(axis, rank)
+    whole = rank != 0 and (axis is None or axes == set(range(rank or 0)))
+    if not whole and not (axes and along_rows(step, values, axes)):
         return None, None
     tell_of_pairs(step, values)
     return step, values
 
 
-def covers(axis: Any, rank: int) -> bool:
-    """Whether an `axis` argument names all axes."""
+def axes_of(axis: Any, rank: int) -> set[int]:
+    """What an `axis` argument names; nothing if that is known only when the graph runs."""
+    if axis is None:
+        return set(range(rank))
     named = tf.get_static_value(tf.convert_to_tensor(axis, tf.int32))
-    return named is not None and {int(a) % rank for a in named.reshape(-1)} == set(range(rank))
+    return set() if named is None else {int(a) % rank for a in named.reshape(-1)}
 
 
-def of_rank(number: tf.Tensor, values: tf.Tensor, keepdims: bool) -> tf.Tensor:
-    """A number, with all axes of length one where they are to be kept."""
-    return tf.reshape(number, tf.ones([tf.rank(values)], tf.int32)) if keepdims else number
+def along_rows(step: PresentStep, values: tf.Tensor, axes: set[int]) -> bool:
+    """Whether the batch's axis is among these, as far as its length tells."""
+    if "rows" not in step.origins(values):
+        return False
+    shape = values.shape.as_list()
+    if step.is_open:
+        kept = [size for axis, size in enumerate(shape) if axis not in axes]
+        return None in [shape[axis] for axis in axes] and None not in kept
+    counts = {leaf.shape[0] for leaf in tf.nest.flatten(step.rows.data) if leaf is not None}
+    if 0 in axes and shape[0] in counts:
+        warn_once(step, OF_OWN_ROWS)
+    return False
 
 
 def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -299,6 +374,9 @@ EXCHANGES: list[step_hooks.Exchange] = [
         (step_hooks.LOSSES, loss_call),
         (step_hooks.MEANS, mean),
         (step_hooks.SUMS, total),
+        (step_hooks.VARIANCES, variance),
+        (step_hooks.DEVIATIONS, deviation),
+        (step_hooks.MOMENTS, both_moments),
         (step_hooks.GRADIENTS, gradient),
         (step_hooks.VARIABLES, assignment),
     )

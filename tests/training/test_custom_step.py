@@ -82,6 +82,33 @@ def test_losses_means_and_sums_are_those_of_the_batch(loss, value, gradient):
     np.testing.assert_allclose(logs_of(loss, run_eagerly=True), [value, gradient], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("loss", "value", "gradient"),
+    [
+        (lambda model, x, p: ops.mean(ops.square(p - ops.mean(p, axis=0))), 50.96, 2 * 50.96),
+        (lambda model, x, p: ops.sum(ops.square(ops.mean(p, axis=0) - 2)), 27.04, 2 * 5.2 * 7.2),
+        (lambda model, x, p: ops.mean(ops.square(ops.sum(p, 0, keepdims=True))), 1296, 2592),
+        (lambda model, x, p: ops.mean(ops.square(ops.mean(ops.transpose(p), 1))), 51.84, 103.68),
+        (lambda model, x, p: ops.mean(ops.var(p, axis=0)), 50.96, 2 * 50.96),
+        (lambda model, x, p: ops.std(p), 50.96**0.5, 50.96**0.5),
+        (lambda model, x, p: ops.mean(sum(ops.moments(p, axes=[0]))), 58.16, 7.2 + 2 * 50.96),
+        # The batch's axis stays: two values for each row.
+        (lambda model, x, p: ops.mean(ops.mean(ops.stack([p, 3 * p]), axis=0)), 14.4, 14.4),
+    ],
+)
+def test_reductions_along_the_batch_are_those_of_the_batch(loss, value, gradient, caplog):
+    """What has one number for each feature is shared by all replicas, as one number is."""
+    np.testing.assert_allclose(logs_of(loss), [value, gradient], rtol=1e-5)
+    assert not caplog.records
+
+
+def test_a_reduction_that_may_be_along_the_batch_is_told(caplog):
+    """Without a graph every axis has a known length, so none is known to be the batch's."""
+    logs_of(lambda model, x, p: ops.mean(ops.square(ops.mean(p, axis=0))), run_eagerly=True)
+    (record,) = [record for record in caplog.records if record.name == "keras_multigpu"]
+    assert "from its own rows" in record.message
+
+
 def test_a_replica_without_examples_adds_nothing():
     """Also not to what all replicas have in common, such as a penalty on weights."""
 
@@ -139,11 +166,11 @@ def divided_by_own_rows(model, x, y_pred):
     return ops.sum(y_pred) / ops.cast(ops.shape(x)[0], "float32")
 
 
-def variance(model, x, y_pred):
-    return ops.var(y_pred)
+def largest(model, x, y_pred):
+    return ops.max(y_pred)
 
 
-@pytest.mark.parametrize("loss", [divided_by_own_rows, variance])
+@pytest.mark.parametrize("loss", [divided_by_own_rows, largest])
 def test_a_loss_of_a_replicas_own_rows_is_told_once(loss, caplog):
     """What cannot be made that of the batch is said, with what to write."""
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
