@@ -64,8 +64,13 @@ class PresentStep:
     @property
     def is_open(self) -> bool:
         """Whether the length of an axis tells the batch's from others: only it is unknown."""
+        return not tf.executing_eagerly() and self.lengths == {None}
+
+    @property
+    def lengths(self) -> set[int | None]:
+        """How many rows the parts of the batch have; None where that is not known."""
         leaves = [leaf for leaf in tf.nest.flatten(self.rows.data) if leaf is not None]
-        return not tf.executing_eagerly() and all(leaf.shape[:1] == [None] for leaf in leaves)
+        return {leaf.shape[0] for leaf in leaves if leaf.shape.rank}
 
     @property
     def is_nested(self) -> bool:

@@ -226,8 +226,7 @@ def along_rows(step: PresentStep, values: tf.Tensor, axes: set[int]) -> bool:
     if step.is_open:
         kept = [size for axis, size in enumerate(shape) if axis not in axes]
         return None in [shape[axis] for axis in axes] and None not in kept
-    counts = {leaf.shape[0] for leaf in tf.nest.flatten(step.rows.data) if leaf is not None}
-    if 0 in axes and shape[0] in counts:
+    if 0 in axes and shape[0] is not None and shape[0] in step.lengths:
         warn_once(step, OF_OWN_ROWS)
     return False
 
