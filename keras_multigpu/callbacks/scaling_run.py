@@ -36,7 +36,7 @@ def scaling_of(model: Any, run: Any, steps: int) -> Scaling:
         run: Its `TrainingRun`.
         steps: How many steps a round has.
     """
-    replicas = model.distribute_strategy.num_replicas_in_sync
+    replicas = run.replicas
     devices = run.devices
     batches = list(itertools.islice(run.first_batches(), BATCHES))
     share = -(-int(batch_size_of(batches[0]) or 0) // replicas)

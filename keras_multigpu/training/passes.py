@@ -101,7 +101,7 @@ class ReplicaPass:
         self.model = model
         self.metrics = metrics
         self._keeps = keeps or metrics is None or model.run_eagerly
-        self._in_parts = model.replication.strategy.num_replicas_in_sync > 1
+        self._in_parts = model.replication.group.count > 1
         self._counts: Counts | None = None
         self._packing = Packing([])
         self._sizes: list[int] = []

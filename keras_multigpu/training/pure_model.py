@@ -74,7 +74,7 @@ class PureModel:
     def __init__(self, model: keras.Model) -> None:
         self.model = model
         self._untracked = model.replication.untracked
-        self._several = model.distribute_strategy.num_replicas_in_sync > 1
+        self._several = model.replication.group.count > 1
         self.trainable = list(model.trainable_variables)
         self.others = [
             *model.non_trainable_variables,

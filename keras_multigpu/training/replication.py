@@ -176,7 +176,7 @@ class Replication:
                 self._forget_other_probes()
             self._functions[key] = StepFunctions(
                 make,
-                self.strategy.num_replicas_in_sync,
+                self.group.count,
                 bool(model.run_eagerly),
                 self._timer() if kind[0] == "train" else None,
             )
