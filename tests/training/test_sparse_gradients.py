@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.training import sparse_gradients
+from keras_multigpu.training.replica_group import ReplicaGroup
 
 
 def rows(indices, values, table=(3, 2)):
@@ -135,20 +136,17 @@ def test_the_rows_of_all_replicas(distinct, expected):
 
     Rows that are distinct on each replica are so on one device, and equal ones add up.
     """
-    strategy = kmg.strategy("mirrored", devices=3)
+    group = ReplicaGroup(kmg.strategy("mirrored", devices=3))
 
-    def on_replica():
-        context = tf.distribute.get_replica_context()
-        replica = context.replica_id_in_sync_group
+    def on_replica(replica):
         indices = tf.constant([2, 0])
         if distinct:
             indices = tf.unique(indices)[0]
-        values = tf.constant([[1.0, 1.0], [2.0, 2.0]]) + 10.0 * tf.cast(replica, tf.float32)
+        values = tf.constant([[1.0, 1.0], [2.0, 2.0]]) + 10.0 * replica.id
         own = tf.IndexedSlices(values, indices, tf.constant([3, 2]))
-        return sparse_gradients.rows_of_all(context, own, replica < 2)
+        return sparse_gradients.rows_of_all(group, own, tf.constant(replica.id < 2))
 
-    found = tf.function(lambda: strategy.run(on_replica))()
-    for each in strategy.experimental_local_results(found):
+    for each in tf.function(lambda: group.run(on_replica), autograph=False)():
         assert content(each) == expected
 
 
