@@ -98,19 +98,26 @@ def loss_of_all(
     return tf.math.divide_no_nan(*sum_of_all(step, [total, tf.cast(count, tf.float32)]))
 
 
-def mean(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`tf.reduce_mean` that divides the sum over all replicas by the count on all."""
+def over_all_rows(of_all: Callable[..., tf.Tensor]) -> Callable[..., Any]:
+    """What exchanges a reduction of TensorFlow's: one of the rows of all replicas.
 
-    def reduce_mean(
-        input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
-    ) -> Any:
-        step, values = values_of_user_code(input_tensor, axis)
-        if step is None or not values.dtype.is_floating:
-            return original(input_tensor, axis, keepdims, name)
-        with left_alone():
-            return mean_of_all(step, values, axis, keepdims)
+    Args:
+        of_all: Reduces some values along some axes over all replicas.
+    """
 
-    return reduce_mean
+    def exchange(original: Callable[..., Any]) -> Callable[..., Any]:
+        def reduce(
+            input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
+        ) -> Any:
+            step, values = values_of_user_code(input_tensor, axis)
+            if step is None or not values.dtype.is_floating:
+                return original(input_tensor, axis, keepdims, name)
+            with left_alone():
+                return of_all(step, values, axis, keepdims)
+
+        return reduce
+
+    return exchange
 
 
 def mean_of_all(step: PresentStep, values: tf.Tensor, axis: Any, keepdims: bool) -> tf.Tensor:
@@ -131,34 +138,14 @@ def moments_of_all(
     return tf.reshape(middle, tf.shape(variance)), variance
 
 
-def variance(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`tf.math.reduce_variance` over the rows of all replicas."""
-
-    def reduce_variance(
-        input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
-    ) -> Any:
-        step, values = values_of_user_code(input_tensor, axis)
-        if step is None or not values.dtype.is_floating:
-            return original(input_tensor, axis, keepdims, name)
-        with left_alone():
-            return moments_of_all(step, values, axis, keepdims)[1]
-
-    return reduce_variance
+def variance_of_all(step: PresentStep, values: tf.Tensor, axis: Any, keepdims: bool) -> tf.Tensor:
+    """The variance along these axes, over all replicas."""
+    return moments_of_all(step, values, axis, keepdims)[1]
 
 
-def deviation(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`tf.math.reduce_std` over the rows of all replicas."""
-
-    def reduce_std(
-        input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
-    ) -> Any:
-        step, values = values_of_user_code(input_tensor, axis)
-        if step is None or not values.dtype.is_floating:
-            return original(input_tensor, axis, keepdims, name)
-        with left_alone():
-            return tf.sqrt(moments_of_all(step, values, axis, keepdims)[1])
-
-    return reduce_std
+def deviation_of_all(step: PresentStep, values: tf.Tensor, axis: Any, keepdims: bool) -> tf.Tensor:
+    """The standard deviation along these axes, over all replicas."""
+    return tf.sqrt(variance_of_all(step, values, axis, keepdims))
 
 
 def both_moments(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -371,10 +358,10 @@ EXCHANGES: list[step_hooks.Exchange] = [
     (owner, name, make)
     for places, make in (
         (step_hooks.LOSSES, loss_call),
-        (step_hooks.MEANS, mean),
+        (step_hooks.MEANS, over_all_rows(mean_of_all)),
         (step_hooks.SUMS, total),
-        (step_hooks.VARIANCES, variance),
-        (step_hooks.DEVIATIONS, deviation),
+        (step_hooks.VARIANCES, over_all_rows(variance_of_all)),
+        (step_hooks.DEVIATIONS, over_all_rows(deviation_of_all)),
         (step_hooks.MOMENTS, both_moments),
         (step_hooks.GRADIENTS, gradient),
         (step_hooks.VARIABLES, assignment),
