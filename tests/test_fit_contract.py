@@ -362,6 +362,7 @@ def texts(lengths):
         yield np.ones((length, length), "int32"), np.ones((length, 1), "float32")
 
 
+@pytest.mark.slow
 def test_batches_of_many_lengths_are_traced_once_or_twice():
     """Python meets `call` as often for 3 lengths as for 12, in `fit` and batch by batch."""
     calls = []
@@ -425,6 +426,7 @@ class OnlyTrains(keras.Model):
     [(ReadsNumbers, {"run_eagerly": True}), (OnlyTrains, {"metrics": None})],
     ids=["eager", "train step"],
 )
+@pytest.mark.slow
 def test_models_that_keras_never_calls_symbolically(model, options):
     """They are built by the first batch that is there, as in Keras."""
     assert_same_fit(lambda: {"x": X, "y": Y, "batch_size": 8, "epochs": 2}, model, **options)
@@ -435,6 +437,7 @@ def test_models_that_keras_never_calls_symbolically(model, options):
         assert_close(*(each.predict(X, verbose=0) for each in (one, three)))
 
 
+@pytest.mark.slow
 def test_a_generator_of_scipy_matrices():
     """Keras makes sparse tensors of them."""
     sparse = scipy.sparse.csr_matrix(np.where(X > 0, X, 0))
@@ -443,6 +446,7 @@ def test_a_generator_of_scipy_matrices():
     assert_same_fit(lambda: {"x": endless(batches), "steps_per_epoch": 4}, reads_sparse)
 
 
+@pytest.mark.slow
 def test_a_generator_that_ends_early_ends_training():
     """With Keras's warning, and with the history of the epochs that had data."""
     one, three = one_and_three()
@@ -459,6 +463,7 @@ def test_a_generator_that_ends_early_ends_training():
     assert [len(history.history[name]) for name in ("loss", "val_loss")] == [3, 2]
 
 
+@pytest.mark.slow
 def test_a_flow_of_images_ends_its_epochs():
     """`ImageDataGenerator` makes iterators without an end that are `PyDataset`s."""
     images, kinds, _ = made.images(10)
@@ -485,6 +490,7 @@ class Noisy(layers.Layer):
 
 
 @pytest.mark.parametrize("first", [[], [Noisy()]], ids=["nothing", "global state"])
+@pytest.mark.slow
 def test_what_is_random_after_fit_is_as_in_keras(first):
     """A second model starts with the same weights, and Python's and NumPy's numbers go on."""
     found = []
@@ -594,6 +600,7 @@ class EvaluatesInBetween(keras.callbacks.Callback):
             self.results.append(self.model.predict(X[:9], verbose=0))
 
 
+@pytest.mark.slow
 def test_a_callback_may_evaluate_and_predict():
     """Training goes on with the next batch; the logs are Keras's, too."""
     results = []

@@ -334,6 +334,7 @@ def test_metrics_made_inside_a_scope(own_step):
     require_equal(found, history(None))
 
 
+@pytest.mark.slow
 def test_a_stateful_network_keeps_its_states_on_one_replica():
     """From batch to batch, until they are set to zero."""
 
@@ -366,6 +367,7 @@ def test_jit_compiles_several_outputs_with_metrics(replicas):
         np.testing.assert_allclose(logs["loss"], logs["a_loss"] + logs["b_loss"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_input_of_one_row_is_shared_by_all():
     """It is no example of its own; a batch of one example is one."""
 

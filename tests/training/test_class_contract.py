@@ -114,6 +114,7 @@ def distiller():
 
 
 @has_distillation
+@pytest.mark.slow
 def test_a_distiller_learns_as_on_one_device(two):
     """Its `compute_loss` is Keras's, and none the less another than a model's."""
     expected, found = distiller(), kmg.distribute(distiller(), two)

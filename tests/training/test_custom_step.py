@@ -76,6 +76,7 @@ def small(x):
         (lambda model, x, p: ops.mean(ops.square(p - ops.mean(p))), 50.96, 2 * 50.96),
     ],
 )
+@pytest.mark.slow
 def test_losses_means_and_sums_are_those_of_the_batch(loss, value, gradient):
     """Of the rows of all replicas, whatever their shares; numbers in common count once."""
     np.testing.assert_allclose(logs_of(loss), [value, gradient], rtol=1e-6)
@@ -96,6 +97,7 @@ def test_losses_means_and_sums_are_those_of_the_batch(loss, value, gradient):
         (lambda model, x, p: ops.mean(ops.mean(ops.stack([p, 3 * p]), axis=0)), 14.4, 14.4),
     ],
 )
+@pytest.mark.slow
 def test_reductions_along_the_batch_are_those_of_the_batch(loss, value, gradient, caplog):
     """What has one number for each feature is shared by all replicas, as one number is."""
     np.testing.assert_allclose(logs_of(loss), [value, gradient], rtol=1e-5)
@@ -316,6 +318,7 @@ class Keeper(Step):
     ("values", "replicas", "eager"),
     [(VALUES, 2, False), (VALUES, 2, True), ([1.0, 3.0], 3, False)],
 )
+@pytest.mark.slow
 def test_each_variable_is_assigned_as_on_one_device(values, replicas, eager):
     """Also one that nothing tracks, and also after a first try that stopped in the middle."""
     model = kmg.distribute(Keeper(), kmg.strategy("mirrored", devices=replicas))

@@ -163,6 +163,7 @@ def shuffled():
     ],
     ids=["shuffled", "cached", "cached between", "read ahead"],
 )
+@pytest.mark.slow
 def test_a_dataset_goes_on_in_the_middle_as_it_would_have(made):
     """Made anew, as in another process: what is cached keeps the order of its first epoch."""
     whole, _ = read(Feed(made(), training=True), 4)
