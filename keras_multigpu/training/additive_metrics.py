@@ -26,8 +26,10 @@ from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.related_rows import KEPT
 from keras_multigpu.training.related_rows import random_rows
 from keras_multigpu.training.related_rows import tried
+from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import is_one_row
+from keras_multigpu.training.shares import present
 from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.tracing import symbolic
 from keras_multigpu.training.tracing import without_batch_size
@@ -105,7 +107,7 @@ def adds_up(metric: keras.metrics.Metric, data: Sequence[Any], leaves: list[Any]
 
 def state_after(metric: keras.metrics.Metric, data: Any, rows: list[np.ndarray]) -> list[Any]:
     """The values of a metric's variables after one update from zero."""
-    with tf.init_scope(), tf.device("/device:CPU:0"), warnings.catch_warnings():
+    with tf.init_scope(), tf.device(HOST), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The step gives them.
         given = map(tf.convert_to_tensor, rows)
         arguments = tf.nest.map_structure(lambda leaf: leaf if leaf is None else next(given), data)
@@ -218,14 +220,13 @@ class AdditiveMetrics:
 
 def shared_by_all(spec: tuple[Any, Any, Any]) -> bool:
     """Whether targets or weights have parts that all examples share, so that none adds its own."""
-    leaves = [leaf for leaf in keras.tree.flatten(spec[1:]) if leaf is not None]
     return batch_size_of(spec) != 1 and any(
-        not leaf.shape.rank or is_one_row(leaf) for leaf in leaves
+        not leaf.shape.rank or is_one_row(leaf) for leaf in present(spec[1:])
     )
 
 
 def refuse_others(scope: CatchingScope, variables: Sequence[keras.Variable]) -> None:
-    """Raise a `ValueError` where a metric changes what is no part of its state."""
+    """Raise a `ValueError` where a metric changes what is not part of its state."""
     own = {id(variable) for variable in variables}
     for key, variable in scope.assigned.items():
         if key not in own:

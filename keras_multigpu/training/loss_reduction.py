@@ -31,7 +31,7 @@ from keras_multigpu.training.related_rows import relates_rows
 
 
 class NeedsWholeBatch(Exception):
-    """A loss that is no sum over examples."""
+    """A loss that is not a sum over examples."""
 
 
 class NeedsDivisors(Exception):

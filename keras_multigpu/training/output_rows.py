@@ -19,6 +19,7 @@ from keras_multigpu.checks import problem
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.shares import cut
 from keras_multigpu.training.tracing import symbolic
+from keras_multigpu.training.tracing import with_length
 
 MANY = 24_240
 """A number of examples that no other axis has by accident, and that many numbers divide."""
@@ -104,7 +105,7 @@ def of_many(spec: Any) -> Any:
     """The spec of many examples; scalars, None and ragged ones as they are."""
     if spec is None or isinstance(spec, tf.RaggedTensorSpec) or not spec.shape.rank:
         return spec
-    return type(spec)([MANY, *spec.shape[1:]], spec.dtype)
+    return with_length(spec, MANY)
 
 
 def joined(

@@ -24,6 +24,7 @@ from keras_multigpu.training.global_batch import normalized
 from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.tracing import specs_of
+from keras_multigpu.training.tracing import with_length
 
 AHEAD = 2
 """How many batches of shares wait for the step."""
@@ -238,10 +239,7 @@ def share_spec(spec: tuple[Any, Any, Any], replicas: int) -> Rows:
     def share(leaf: Any) -> Any:
         if leaf is None or leaf.shape.rank == 0 or is_one_row(leaf):
             return leaf
-        shape = [rows, *leaf.shape[1:]]
-        if isinstance(leaf, tf.RaggedTensorSpec):
-            return tf.RaggedTensorSpec(shape, leaf.dtype, leaf.ragged_rank, leaf.row_splits_dtype)
-        return type(leaf)(shape, leaf.dtype)
+        return with_length(leaf, rows)
 
     integer = tf.TensorSpec((), tf.int32)
     return Rows(keras.tree.map_structure(share, spec), integer, integer)
@@ -263,15 +261,8 @@ def open_spec(batch: Batch) -> Batch:
 
     def opened(leaf: Any) -> Any:
         spec = specs_of(leaf)
-        if is_one_row(spec) and not one_example:
+        if spec is None or not spec.shape.rank or (is_one_row(spec) and not one_example):
             return spec
-        if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
-            return tf.TensorSpec([None, *spec.shape[1:]], spec.dtype)
-        if isinstance(spec, tf.SparseTensorSpec):
-            return tf.SparseTensorSpec([None, *spec.shape[1:]], spec.dtype)
-        if isinstance(spec, tf.RaggedTensorSpec):
-            shape = [None, *spec.shape[1:]]
-            return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
-        return spec
+        return with_length(spec, None)
 
     return keras.tree.map_structure(opened, batch)

@@ -5,7 +5,7 @@
                      each       traced once              them    function   each replica
 
 The two pure functions are traced once and called for every replica on its device. What the rows
-add to metrics is in the sum; metrics that are no sums over examples are updated with the global
+add to metrics is in the sum; metrics that are not sums over examples are updated with the global
 batch and its predictions, gathered.
 """
 

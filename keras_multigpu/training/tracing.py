@@ -66,6 +66,14 @@ def spec_of(value: Any) -> Any:
     return tf.type_spec_from_value(value)
 
 
+def with_length(spec: Any, length: int | None) -> Any:
+    """The same spec with another length of its first axis."""
+    shape = [length, *spec.shape[1:]]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    return type(spec)(shape, spec.dtype)
+
+
 def without_batch_size(specs: Any) -> Any:
     """Specs whose first axis is open: those of a global batch, from those of a share."""
     return keras.tree.map_structure(

@@ -32,7 +32,7 @@ def public_classes():
 
 def test_the_public_names_are_these():
     """A name is added or removed on purpose: here, in the docs and in CHANGELOG.md."""
-    # What a callback measures in a step is no callback itself.
+    # What a callback measures in a step is not a callback itself.
     assert sorted(public_classes()) == sorted([*NAMES, "Probe"])
 
 

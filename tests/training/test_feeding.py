@@ -87,7 +87,7 @@ def test_shares_wait_before_the_step_before_has_ended():
     model = kmg.distribute(keras.Sequential(layers), kmg.strategy(devices=2))
     model.compile("sgd", "mse")
     options = tf.data.Options()
-    # What TensorFlow by itself reads ahead is no proof.
+    # What TensorFlow by itself reads ahead proves nothing.
     options.experimental_optimization.apply_default_optimizations = False
     data = tf.data.Dataset.range(8).map(batch).with_options(options)
     model.fit(data, steps_per_epoch=6, verbose=0)

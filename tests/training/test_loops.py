@@ -40,7 +40,7 @@ def callback(**methods):
 
 
 def test_who_listens_to_single_batches():
-    """Keras's old names are heard in training only; epochs are no batches."""
+    """Keras's old names are heard in training only; epochs are not batches."""
     hook = lambda self, batch, logs=None: None  # noqa: E731
     assert heard() == []
     assert heard(callback(on_epoch_end=hook, on_predict_batch_end=hook)) == []

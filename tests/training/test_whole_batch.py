@@ -13,7 +13,7 @@ from keras_multigpu.training.pure_model import loss_trackers
 
 
 def squared_mean(y, y_pred):
-    """A loss that is no sum over examples."""
+    """A loss that is not a sum over examples."""
     return tf.square(tf.reduce_mean(y_pred - y))
 
 
