@@ -76,7 +76,7 @@ $(OLDEST)/.installed: pyproject.toml
 
 # The kill test in full: a real training is killed forty times. Takes about ten minutes.
 soak: $(INSTALLED)
-	KMG_KILLS=40 $(BIN)/python -m pytest tests/callbacks/test_killed_training.py
+	KMG_KILLS=40 $(BIN)/python -m pytest tests/callbacks/resumable_checkpoint/test_killed_training.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

@@ -25,7 +25,7 @@ HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer}
 
 
 def part_of(module: str) -> str:
-    """The part that a module such as `keras_multigpu.data.order` belongs to."""
+    """The part that a module such as `keras_multigpu.data.road.order` belongs to."""
     return (module.split(".") + ["__init__"])[1]
 
 
@@ -79,9 +79,9 @@ def test_every_part_has_a_layer():
         ("checks.py", "import keras_multigpu.replicas", ["checks.py imports replicas"]),
         ("checks.py", "from keras_multigpu import batch_sizes", ["checks.py imports batch_sizes"]),
         (
-            "data/order.py",
+            "data/road/order.py",
             "from keras_multigpu.training.loops import x",
-            ["data/order.py imports training"],
+            ["data/road/order.py imports training"],
         ),
         (
             "verification/verify.py",
@@ -98,6 +98,6 @@ def test_every_part_has_a_layer():
 def test_the_checker_sees_what_is_planted(tmp_path, file, source, expected):
     """Upward and sibling imports are found in every form; downward ones are let through."""
     path = tmp_path / file
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(source)
     assert forbidden_imports(tmp_path) == expected

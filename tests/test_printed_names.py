@@ -14,8 +14,8 @@ import keras_multigpu as kmg
 from keras_multigpu.checks import printable
 from keras_multigpu.checks import problem
 from keras_multigpu.commands import main
-from keras_multigpu.data.damage import DamagedExample
-from keras_multigpu.data.preview_labels import label_texts
+from keras_multigpu.data.previewing.labels import label_texts
+from keras_multigpu.data.road.damage import DamagedExample
 
 PACKAGE = Path(kmg.__file__).parent
 HOSTILE = "a\x1b]0;owned\x07\x1b[2J\r\nb\u202e\x9b"

@@ -5,8 +5,9 @@
 
 Every layer is an `AugmentationLayer` (`augmentation_layer.py`): it draws parameters from two
 integers for each image, and changes images by parameters. In a pipeline the integers come with
-the batch (`pipeline_batches.py`), in a model from the layer's own generator; the rest is the
-same. `Sequence` puts layers in a row, and `adapters.py` lets those of Keras and keras-cv join.
+the batch (`examples/`), in a model from the layer's own generator; the rest is the same.
+`geometry/`, `color/`, `policies/` and `mixing/` hold the arithmetic. `Sequence` puts layers in a
+row, and `wrapping/` lets those of Keras and keras-cv join. `pages/` draws the gallery.
 """
 
 from keras_multigpu.augmentation.aug_mix import AugMix as AugMix

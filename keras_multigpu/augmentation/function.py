@@ -7,9 +7,9 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import require_bool
-from keras_multigpu.augmentation.examples import Drawn
-from keras_multigpu.augmentation.examples import Example
-from keras_multigpu.augmentation.wrapped_layer import WrappedLayer
+from keras_multigpu.augmentation.examples.forms import Drawn
+from keras_multigpu.augmentation.examples.forms import Example
+from keras_multigpu.augmentation.wrapping.wrapped_layer import WrappedLayer
 from keras_multigpu.checks import problem
 from keras_multigpu.seeded_layers import parameters
 

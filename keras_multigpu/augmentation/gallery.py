@@ -9,17 +9,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.augmentation.adapters import as_layer
 from keras_multigpu.augmentation.arguments import require_seed
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.drawn_texts import argument_texts
-from keras_multigpu.augmentation.drawn_texts import drawn_texts
-from keras_multigpu.augmentation.drawn_texts import label_text
-from keras_multigpu.augmentation.gallery_figure import Block
-from keras_multigpu.augmentation.gallery_figure import Cell
-from keras_multigpu.augmentation.gallery_figure import figure_of
+from keras_multigpu.augmentation.pages.gallery import Block
+from keras_multigpu.augmentation.pages.gallery import Cell
+from keras_multigpu.augmentation.pages.gallery import figure_of
+from keras_multigpu.augmentation.pages.texts import argument_texts
+from keras_multigpu.augmentation.pages.texts import drawn_texts
+from keras_multigpu.augmentation.pages.texts import label_text
 from keras_multigpu.augmentation.random_numbers import folded
 from keras_multigpu.augmentation.sequence import Sequence
+from keras_multigpu.augmentation.wrapping.adapters import as_layer
 from keras_multigpu.checks import problem
 from keras_multigpu.pictures import checked_png
 from keras_multigpu.pictures import finished

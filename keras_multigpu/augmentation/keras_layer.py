@@ -10,14 +10,14 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.augmentation.arguments import require_bool
-from keras_multigpu.augmentation.examples import Drawn
-from keras_multigpu.augmentation.examples import Example
-from keras_multigpu.augmentation.examples import Shape
-from keras_multigpu.augmentation.wrapped_layer import WrappedLayer
-from keras_multigpu.augmentation.wrapped_layer import require_foreign
-from keras_multigpu.augmentation.wrapped_layer import require_no_mixing
-from keras_multigpu.augmentation.wrapped_layer import trial_error
-from keras_multigpu.augmentation.wrapped_layer import with_one_mask
+from keras_multigpu.augmentation.examples.forms import Drawn
+from keras_multigpu.augmentation.examples.forms import Example
+from keras_multigpu.augmentation.examples.forms import Shape
+from keras_multigpu.augmentation.wrapping.wrapped_layer import WrappedLayer
+from keras_multigpu.augmentation.wrapping.wrapped_layer import require_foreign
+from keras_multigpu.augmentation.wrapping.wrapped_layer import require_no_mixing
+from keras_multigpu.augmentation.wrapping.wrapped_layer import trial_error
+from keras_multigpu.augmentation.wrapping.wrapped_layer import with_one_mask
 from keras_multigpu.checks import problem
 from keras_multigpu.seeded_layers import build
 from keras_multigpu.seeded_layers import call_of

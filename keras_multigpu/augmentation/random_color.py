@@ -13,19 +13,19 @@ from keras_multigpu.augmentation.arguments import plain
 from keras_multigpu.augmentation.arguments import require_draws
 from keras_multigpu.augmentation.arguments import require_probability
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.color_matrices import ColorMap
-from keras_multigpu.augmentation.color_matrices import apply_matrices
-from keras_multigpu.augmentation.color_matrices import away_from
-from keras_multigpu.augmentation.color_matrices import blended_with_gray
-from keras_multigpu.augmentation.color_matrices import clipped_to
-from keras_multigpu.augmentation.color_matrices import color_channels
-from keras_multigpu.augmentation.color_matrices import mapped
-from keras_multigpu.augmentation.color_matrices import mean_colors
-from keras_multigpu.augmentation.color_matrices import shifted
-from keras_multigpu.augmentation.color_matrices import then
-from keras_multigpu.augmentation.examples import Drawn
-from keras_multigpu.augmentation.examples import Shape
-from keras_multigpu.augmentation.hue_and_saturation import change_hue_and_saturation
+from keras_multigpu.augmentation.color.hue_and_saturation import change_hue_and_saturation
+from keras_multigpu.augmentation.color.matrices import ColorMap
+from keras_multigpu.augmentation.color.matrices import apply_matrices
+from keras_multigpu.augmentation.color.matrices import away_from
+from keras_multigpu.augmentation.color.matrices import blended_with_gray
+from keras_multigpu.augmentation.color.matrices import clipped_to
+from keras_multigpu.augmentation.color.matrices import color_channels
+from keras_multigpu.augmentation.color.matrices import mapped
+from keras_multigpu.augmentation.color.matrices import mean_colors
+from keras_multigpu.augmentation.color.matrices import shifted
+from keras_multigpu.augmentation.color.matrices import then
+from keras_multigpu.augmentation.examples.forms import Drawn
+from keras_multigpu.augmentation.examples.forms import Shape
 from keras_multigpu.augmentation.random_numbers import Draws
 
 CHANGES = ("brightness", "contrast", "saturation", "hue", "channel_shift", "grayscale")

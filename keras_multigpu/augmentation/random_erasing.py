@@ -14,8 +14,8 @@ from keras_multigpu.augmentation.arguments import is_pair
 from keras_multigpu.augmentation.arguments import plain
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.compilation import fused
-from keras_multigpu.augmentation.examples import Drawn
-from keras_multigpu.augmentation.examples import Shape
+from keras_multigpu.augmentation.examples.forms import Drawn
+from keras_multigpu.augmentation.examples.forms import Shape
 from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.augmentation.random_numbers import folded
 from keras_multigpu.augmentation.random_numbers import hashed

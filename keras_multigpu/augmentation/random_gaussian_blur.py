@@ -12,9 +12,9 @@ from keras_multigpu.augmentation.arguments import as_range
 from keras_multigpu.augmentation.arguments import as_value_range
 from keras_multigpu.augmentation.arguments import plain
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.color_matrices import clipped_to
-from keras_multigpu.augmentation.examples import Drawn
-from keras_multigpu.augmentation.examples import Shape
+from keras_multigpu.augmentation.color.matrices import clipped_to
+from keras_multigpu.augmentation.examples.forms import Drawn
+from keras_multigpu.augmentation.examples.forms import Shape
 from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.checks import problem
 

@@ -5,32 +5,32 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.augmentation import affine
-from keras_multigpu.augmentation import examples
 from keras_multigpu.augmentation.arguments import plain
 from keras_multigpu.augmentation.arguments import require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.examples import Drawn
-from keras_multigpu.augmentation.examples import Example
-from keras_multigpu.augmentation.examples import Shape
-from keras_multigpu.augmentation.geometry_arguments import FLIPS
-from keras_multigpu.augmentation.geometry_arguments import as_positive_range
-from keras_multigpu.augmentation.geometry_arguments import as_size
-from keras_multigpu.augmentation.geometry_arguments import drawn_ranges
-from keras_multigpu.augmentation.geometry_arguments import require_fill_value
-from keras_multigpu.augmentation.geometry_arguments import require_flip
-from keras_multigpu.augmentation.geometry_arguments import require_one_window
-from keras_multigpu.augmentation.geometry_arguments import zoom_ranges
+from keras_multigpu.augmentation.examples import forms as examples
+from keras_multigpu.augmentation.examples.forms import Drawn
+from keras_multigpu.augmentation.examples.forms import Example
+from keras_multigpu.augmentation.examples.forms import Shape
+from keras_multigpu.augmentation.geometry import affine
+from keras_multigpu.augmentation.geometry.arguments import FLIPS
+from keras_multigpu.augmentation.geometry.arguments import as_positive_range
+from keras_multigpu.augmentation.geometry.arguments import as_size
+from keras_multigpu.augmentation.geometry.arguments import drawn_ranges
+from keras_multigpu.augmentation.geometry.arguments import require_fill_value
+from keras_multigpu.augmentation.geometry.arguments import require_flip
+from keras_multigpu.augmentation.geometry.arguments import require_one_window
+from keras_multigpu.augmentation.geometry.arguments import zoom_ranges
+from keras_multigpu.augmentation.geometry.resampling import FILL_MODES
+from keras_multigpu.augmentation.geometry.resampling import INTERPOLATIONS
+from keras_multigpu.augmentation.geometry.resampling import resampled
+from keras_multigpu.augmentation.geometry.shifts import NAMES as SHIFTS
+from keras_multigpu.augmentation.geometry.shifts import shifted
+from keras_multigpu.augmentation.geometry.windows import WindowSettings
+from keras_multigpu.augmentation.geometry.windows import drawn_window
+from keras_multigpu.augmentation.geometry.windows import floats
+from keras_multigpu.augmentation.geometry.windows import still_window
 from keras_multigpu.augmentation.random_numbers import Draws
-from keras_multigpu.augmentation.resampling import FILL_MODES
-from keras_multigpu.augmentation.resampling import INTERPOLATIONS
-from keras_multigpu.augmentation.resampling import resampled
-from keras_multigpu.augmentation.shifts import NAMES as SHIFTS
-from keras_multigpu.augmentation.shifts import shifted
-from keras_multigpu.augmentation.windows import WindowSettings
-from keras_multigpu.augmentation.windows import drawn_window
-from keras_multigpu.augmentation.windows import floats
-from keras_multigpu.augmentation.windows import still_window
 from keras_multigpu.checks import require_choice
 
 WINDOWS = {"crop_top", "crop_left", "crop_height", "crop_width"}

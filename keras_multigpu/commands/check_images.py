@@ -187,7 +187,7 @@ def checked(
         jobs: The number of threads; None for one a core.
         terminal: Where to show the progress, if anywhere.
     """
-    from keras_multigpu.data.loading import CORES
+    from keras_multigpu.data.road.loader import CORES
 
     progress = Progress(len(images), terminal)
     verdicts = []
@@ -212,12 +212,12 @@ def checker(max_pixels: int | None) -> Callable[[str], Verdict]:
     import numpy as np
     import tensorflow as tf
 
-    from keras_multigpu.data.damage import DamagedExample
-    from keras_multigpu.data.decoding import ImageDecoder
-    from keras_multigpu.data.decoding import cause_of
-    from keras_multigpu.data.decoding import read_file
-    from keras_multigpu.data.image_header import MAX_PIXELS
-    from keras_multigpu.data.image_header import read_header
+    from keras_multigpu.data.decoding.decoder import ImageDecoder
+    from keras_multigpu.data.decoding.decoder import cause_of
+    from keras_multigpu.data.decoding.decoder import read_file
+    from keras_multigpu.data.decoding.header import MAX_PIXELS
+    from keras_multigpu.data.decoding.header import read_header
+    from keras_multigpu.data.road.damage import DamagedExample
 
     # TensorFlow would take the memory of all GPUs, from the training that may be running there. If
     # it has started already it has done so, and says it with this error.

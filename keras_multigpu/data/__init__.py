@@ -1,13 +1,14 @@
 """Folders, files, arrays, TFDS, generators and datasets as `Batches`.
 
-    files ──> indices ──────> examples ───> batches
-    disk      order.py        from_*.py     batches.py
-              plan.py         decoding.py   loading.py
+    files ──> indices ─────────> examples ─────────────> batches
+    disk      road/order.py      from_*.py, decoding/    batches.py
+              road/plan.py       road/loader.py          road/pipeline.py
 
-A source offers its examples in any order (`source.py`). `order.py` says which one stands where in
-an epoch, `plan.py` which ones make a batch, `loading.py` reads them, and `pipeline.py` makes a
-`tf.data.Dataset` of it. Sources that can only be read from front to end are streams
-(`streaming.py`).
+A source offers its examples in any order (`road/source.py`). `road/` is the way of all of them:
+`order.py` says which one stands where in an epoch, `plan.py` which ones make a batch, `loader.py`
+reads them, and `pipeline.py` makes a `tf.data.Dataset` of it. Sources that can only be read from
+front to end go through `streams/`. `files/`, `flows/` and `tfds/` are kinds of sources, `caching/`
+keeps what was decoded, and `previewing/` draws what training will see.
 """
 
 from keras_multigpu.data.batches import Batches as Batches

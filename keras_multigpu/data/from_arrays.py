@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from keras_multigpu.checks import problem
 from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.settings import Batching
-from keras_multigpu.data.settings import require_known
-from keras_multigpu.data.source import Example
-from keras_multigpu.data.source import Source
-from keras_multigpu.data.source import present
+from keras_multigpu.data.road.settings import Batching
+from keras_multigpu.data.road.settings import require_known
+from keras_multigpu.data.road.source import Example
+from keras_multigpu.data.road.source import Source
+from keras_multigpu.data.road.source import present
 from keras_multigpu.identities import identity_of
 from keras_multigpu.identities import of_array
 

@@ -12,13 +12,13 @@ from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.from_arrays import weight_type
-from keras_multigpu.data.settings import Batching
-from keras_multigpu.data.settings import require_known
-from keras_multigpu.data.source import Stream
-from keras_multigpu.data.stream_order import buffer_shuffled
-from keras_multigpu.data.stream_order import in_python
-from keras_multigpu.data.stream_order import mapped
-from keras_multigpu.data.streaming import require_sliceable
+from keras_multigpu.data.road.settings import Batching
+from keras_multigpu.data.road.settings import require_known
+from keras_multigpu.data.road.source import Stream
+from keras_multigpu.data.streams.order import buffer_shuffled
+from keras_multigpu.data.streams.order import in_python
+from keras_multigpu.data.streams.order import mapped
+from keras_multigpu.data.streams.stream import require_sliceable
 from keras_multigpu.identities import identity_of
 from keras_multigpu.keras_internals import dataset_internals
 

@@ -14,16 +14,16 @@ from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import warn
 from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.decoding import ImageDecoder
-from keras_multigpu.data.image_files import ImageFiles
-from keras_multigpu.data.image_folder import image_folder
-from keras_multigpu.data.image_folder import say
-from keras_multigpu.data.image_header import MAX_PIXELS
-from keras_multigpu.data.settings import Batching
-from keras_multigpu.data.settings import completed
-from keras_multigpu.data.settings import require_known
-from keras_multigpu.data.settings import require_valid
-from keras_multigpu.data.subsets import Subset
+from keras_multigpu.data.decoding.decoder import ImageDecoder
+from keras_multigpu.data.decoding.header import MAX_PIXELS
+from keras_multigpu.data.files.folder import image_folder
+from keras_multigpu.data.files.folder import say
+from keras_multigpu.data.files.images import ImageFiles
+from keras_multigpu.data.road.settings import Batching
+from keras_multigpu.data.road.settings import completed
+from keras_multigpu.data.road.settings import require_known
+from keras_multigpu.data.road.settings import require_valid
+from keras_multigpu.data.road.subsets import Subset
 
 
 @overload

@@ -9,22 +9,22 @@ import numpy as np
 
 from keras_multigpu.checks import problem
 from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.decoding import ImageDecoder
-from keras_multigpu.data.file_lists import Columns
-from keras_multigpu.data.file_lists import FileList
-from keras_multigpu.data.file_lists import listed
-from keras_multigpu.data.file_table import FileTable
-from keras_multigpu.data.image_files import ImageFiles
-from keras_multigpu.data.image_header import MAX_PIXELS
-from keras_multigpu.data.labelling import as_array
-from keras_multigpu.data.labelling import class_targets
-from keras_multigpu.data.labelling import found_task
-from keras_multigpu.data.labelling import mask_paths
-from keras_multigpu.data.labelling import value_targets
-from keras_multigpu.data.masks import MaskTargets
-from keras_multigpu.data.settings import Batching
-from keras_multigpu.data.settings import require_known
-from keras_multigpu.data.targets import Targets
+from keras_multigpu.data.decoding.decoder import ImageDecoder
+from keras_multigpu.data.decoding.header import MAX_PIXELS
+from keras_multigpu.data.files.images import ImageFiles
+from keras_multigpu.data.files.labelling import as_array
+from keras_multigpu.data.files.labelling import class_targets
+from keras_multigpu.data.files.labelling import found_task
+from keras_multigpu.data.files.labelling import mask_paths
+from keras_multigpu.data.files.labelling import value_targets
+from keras_multigpu.data.files.lists import Columns
+from keras_multigpu.data.files.lists import FileList
+from keras_multigpu.data.files.lists import listed
+from keras_multigpu.data.files.masks import MaskTargets
+from keras_multigpu.data.files.table import FileTable
+from keras_multigpu.data.files.targets import Targets
+from keras_multigpu.data.road.settings import Batching
+from keras_multigpu.data.road.settings import require_known
 
 
 def from_files(

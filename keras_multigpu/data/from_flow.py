@@ -15,16 +15,16 @@ from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.flow_sources import FlowArrays
-from keras_multigpu.data.flow_sources import FlowFiles
-from keras_multigpu.data.flow_transforms import FILL_MODES
-from keras_multigpu.data.python_batches import FlowStream
-from keras_multigpu.data.python_batches import GeneratorStream
-from keras_multigpu.data.python_batches import PyDatasetStream
-from keras_multigpu.data.settings import Batching
-from keras_multigpu.data.settings import require_known
-from keras_multigpu.data.source import Source
-from keras_multigpu.data.source import Stream
+from keras_multigpu.data.flows.sources import FlowArrays
+from keras_multigpu.data.flows.sources import FlowFiles
+from keras_multigpu.data.flows.transforms import FILL_MODES
+from keras_multigpu.data.road.settings import Batching
+from keras_multigpu.data.road.settings import require_known
+from keras_multigpu.data.road.source import Source
+from keras_multigpu.data.road.source import Stream
+from keras_multigpu.data.streams.python_batches import FlowStream
+from keras_multigpu.data.streams.python_batches import GeneratorStream
+from keras_multigpu.data.streams.python_batches import PyDatasetStream
 
 logger = logging.getLogger("keras_multigpu")
 

@@ -6,18 +6,18 @@ from typing import Unpack
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.image_header import MAX_PIXELS
-from keras_multigpu.data.settings import Batching
-from keras_multigpu.data.settings import require_known
-from keras_multigpu.data.source import Source
-from keras_multigpu.data.source import Stream
-from keras_multigpu.data.tfds_features import Features
-from keras_multigpu.data.tfds_preparation import builder_of
-from keras_multigpu.data.tfds_preparation import imported
-from keras_multigpu.data.tfds_preparation import preferred_format
-from keras_multigpu.data.tfds_preparation import prepare
-from keras_multigpu.data.tfds_records import TfdsRecords
-from keras_multigpu.data.tfds_stream import TfdsStream
+from keras_multigpu.data.decoding.header import MAX_PIXELS
+from keras_multigpu.data.road.settings import Batching
+from keras_multigpu.data.road.settings import require_known
+from keras_multigpu.data.road.source import Source
+from keras_multigpu.data.road.source import Stream
+from keras_multigpu.data.tfds.features import Features
+from keras_multigpu.data.tfds.preparation import builder_of
+from keras_multigpu.data.tfds.preparation import imported
+from keras_multigpu.data.tfds.preparation import preferred_format
+from keras_multigpu.data.tfds.preparation import prepare
+from keras_multigpu.data.tfds.records import TfdsRecords
+from keras_multigpu.data.tfds.stream import TfdsStream
 
 SHUFFLE_BUFFER = 1024
 """How many examples wait in the buffer that shuffles records which cannot be read in any order."""

@@ -1,19 +1,14 @@
 """Training on replicas: a Keras model whose batch is shared.
 
-distribute              turns a Keras model into a `DistributedModel`
-distributed_model       the class: Keras's methods
-loops                   epochs and steps
-run                     where `fit` stands, for callbacks
-feeding                 batches: from datasets (`dataset_feeding`), from `Batches` (`epoch_feeding`)
-replication             which step a model needs
-step, updating_step     what steps have in common
-one_step                the usual step
-whole_batch             the step for losses that are no sums over examples
-custom_step             the step around a `train_step` of the user's own
-probes                  what callbacks measure and forbid inside a step
-model_state             all values that training changes, taken and given back
-passes, pure_model      forward and backward on a replica, as pure functions
-loss_reduction          per-example losses to one number
-optimizer_update        gradients to new values
-moving_statistics, randomness, sync_batch_norm, stages, placement, packing, shares, tracing
+    distribute ──> distributed_model ──> loops ───────> steps/ ──────────> callbacks
+                   Keras's methods       epochs, run    feed/ ahead        logs
+
+One step, on each replica:
+
+    shares ──> replica_pass/ ───────> exchange/ ────> update/
+    its rows   forward, backward      sums travel     new values
+
+`replica_group` is the only place that knows which replicas exist and how they exchange values;
+`variables/` says where values live. `run` is what callbacks may ask, `steps/probes` what they
+measure inside a step. `fit_arguments` and `fitting_labels` name mistakes before the first step.
 """

@@ -9,7 +9,7 @@ from keras_multigpu.checks import problem
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training.distributed_model import DistributedModel
 from keras_multigpu.training.distributed_model import distributed_class
-from keras_multigpu.training.replication import Replication
+from keras_multigpu.training.steps.steps_of_model import Replication
 
 
 def distribute(

@@ -10,19 +10,19 @@ from keras_multigpu.checks import problem
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training import fit_arguments
 from keras_multigpu.training import loops
-from keras_multigpu.training.custom_step import share_of_loss
-from keras_multigpu.training.custom_step import whole_losses
-from keras_multigpu.training.epoch_feeding import knows_epochs
-from keras_multigpu.training.feeding import Feed
-from keras_multigpu.training.feeding import Group
+from keras_multigpu.training.feed.epoch_source import knows_epochs
+from keras_multigpu.training.feed.feed import Feed
+from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.global_batch import normalized
 from keras_multigpu.training.logs import pythonic
-from keras_multigpu.training.present_step import present_rows
-from keras_multigpu.training.present_step import step_of_user_code
-from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import Shares
+from keras_multigpu.training.steps.custom_step import share_of_loss
+from keras_multigpu.training.steps.custom_step import whole_losses
+from keras_multigpu.training.steps.present_step import present_rows
+from keras_multigpu.training.steps.present_step import step_of_user_code
+from keras_multigpu.training.steps.steps_of_model import Replication
 
 
 class DistributedModel(keras.Model):

@@ -16,14 +16,14 @@ import tensorflow as tf
 
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import warn
-from keras_multigpu.training.epoch_feeding import knows_epochs
-from keras_multigpu.training.feeding import Feed
-from keras_multigpu.training.feeding import Group
+from keras_multigpu.training.feed.epoch_source import knows_epochs
+from keras_multigpu.training.feed.feed import Feed
+from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.fitting_labels import require_fitting_labels
 from keras_multigpu.training.logs import pythonic
-from keras_multigpu.training.replication import is_overridden
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import gathered
+from keras_multigpu.training.steps.steps_of_model import is_overridden
 
 if TYPE_CHECKING:
     from keras_multigpu.training.distributed_model import DistributedModel

@@ -25,7 +25,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 from keras_multigpu.replicas import obtained
-from keras_multigpu.training.stages import summing
+from keras_multigpu.training.exchange.stages import summing
 
 T = TypeVar("T")
 

@@ -11,14 +11,14 @@ import keras
 import numpy as np
 
 from keras_multigpu import keras_internals
-from keras_multigpu.training.feeding import Feed
+from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.logs import pythonic
-from keras_multigpu.training.model_state import ModelState
-from keras_multigpu.training.probes import Probe
-from keras_multigpu.training.replication import is_overridden
 from keras_multigpu.training.shares import open_spec
+from keras_multigpu.training.steps.probes import Probe
+from keras_multigpu.training.steps.steps_of_model import is_overridden
 from keras_multigpu.training.tracing import symbolic
+from keras_multigpu.training.variables.model_state import ModelState
 
 if TYPE_CHECKING:
     from keras_multigpu.training.distributed_model import DistributedModel

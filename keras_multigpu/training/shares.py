@@ -21,8 +21,8 @@ from keras_multigpu import keras_internals
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.global_batch import normalized
-from keras_multigpu.training.pure_model import Rows
 from keras_multigpu.training.replica_group import HOST
+from keras_multigpu.training.replica_pass.pure_model import Rows
 from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.tracing import with_length
 

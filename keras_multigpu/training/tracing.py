@@ -8,9 +8,9 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.training.stages import Stages
-from keras_multigpu.training.stages import present_sum
-from keras_multigpu.training.stages import summing
+from keras_multigpu.training.exchange.stages import Stages
+from keras_multigpu.training.exchange.stages import present_sum
+from keras_multigpu.training.exchange.stages import summing
 
 
 def traced(function: Callable[..., Any], specs: Sequence[Any], jit_compile: bool) -> Any:

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import problem
-from keras_multigpu.training.feeding import Feed
+from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.shares import Cutter
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.training.global_batch import Batch
-from keras_multigpu.training.placement import optimizers_of
+from keras_multigpu.training.variables.placement import optimizers_of
 from keras_multigpu.verification.participants import weights_of
 
 Gradients = list[np.ndarray | None]

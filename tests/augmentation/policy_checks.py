@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 from layer_checks import drawn_for
 
-from keras_multigpu.augmentation.policy_draws import OPERATIONS
+from keras_multigpu.augmentation.policies.draws import OPERATIONS
 
 
 def levels(shape, seed=0):

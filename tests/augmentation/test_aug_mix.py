@@ -13,8 +13,8 @@ from policy_checks import check_evenly_drawn
 from policy_checks import levels
 
 from keras_multigpu.augmentation.aug_mix import AugMix
-from keras_multigpu.augmentation.policy_draws import OPERATIONS
-from keras_multigpu.augmentation.policy_draws import dirichlet
+from keras_multigpu.augmentation.policies.draws import OPERATIONS
+from keras_multigpu.augmentation.policies.draws import dirichlet
 from keras_multigpu.augmentation.random_numbers import Draws
 
 NINE = (

@@ -8,19 +8,19 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.augmentation.drawn_texts import argument_texts
-from keras_multigpu.augmentation.drawn_texts import drawn_texts
-from keras_multigpu.augmentation.drawn_texts import flattened
-from keras_multigpu.augmentation.drawn_texts import label_text
-from keras_multigpu.augmentation.drawn_texts import parameter_texts
 from keras_multigpu.augmentation.gallery import Request
 from keras_multigpu.augmentation.gallery import batch_of
 from keras_multigpu.augmentation.gallery import block
 from keras_multigpu.augmentation.gallery import gallery
 from keras_multigpu.augmentation.gallery import titled_layers
 from keras_multigpu.augmentation.gallery import value_range_of
-from keras_multigpu.augmentation.gallery_figure import figure_of
-from keras_multigpu.augmentation.gallery_figure import wrapped
+from keras_multigpu.augmentation.pages.gallery import figure_of
+from keras_multigpu.augmentation.pages.gallery import wrapped
+from keras_multigpu.augmentation.pages.texts import argument_texts
+from keras_multigpu.augmentation.pages.texts import drawn_texts
+from keras_multigpu.augmentation.pages.texts import flattened
+from keras_multigpu.augmentation.pages.texts import label_text
+from keras_multigpu.augmentation.pages.texts import parameter_texts
 from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.augmentation.sequence import Sequence
 

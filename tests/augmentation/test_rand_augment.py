@@ -13,7 +13,7 @@ from policy_checks import check_evenly_drawn
 from policy_checks import drawn_operations
 from policy_checks import levels
 
-from keras_multigpu.augmentation.policy_draws import OPERATIONS
+from keras_multigpu.augmentation.policies.draws import OPERATIONS
 from keras_multigpu.augmentation.rand_augment import RandAugment
 
 

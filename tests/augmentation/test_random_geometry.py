@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from scipy import ndimage
 
-from keras_multigpu.augmentation import affine
+from keras_multigpu.augmentation.geometry import affine
 from keras_multigpu.augmentation.random_geometry import RandomGeometry
 
 RANDOM = np.random.default_rng(1)

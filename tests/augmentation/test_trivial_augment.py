@@ -8,7 +8,7 @@ from layer_checks import check_saved_model
 from policy_checks import check_evenly_drawn
 from policy_checks import drawn_operations
 
-from keras_multigpu.augmentation.policy_draws import OPERATIONS
+from keras_multigpu.augmentation.policies.draws import OPERATIONS
 from keras_multigpu.augmentation.trivial_augment import TrivialAugment
 
 

@@ -27,7 +27,7 @@ from report import machine
 from report import write_section
 
 import keras_multigpu as kmg
-from keras_multigpu.training.feeding import Group
+from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.global_batch import normalized
 
 ROUNDS = 5

@@ -8,7 +8,7 @@ import pytest
 
 import keras_multigpu as kmg
 from keras_multigpu import callbacks as ours
-from keras_multigpu.training.model_state import ModelState
+from keras_multigpu.training.variables.model_state import ModelState
 
 pytestmark = [
     pytest.mark.usefixtures("unoptimized_graphs"),

@@ -42,8 +42,8 @@ def test_each_is_a_callback_with_a_page_of_its_own(name):
     one = getattr(callbacks, name)
     assert issubclass(one, keras.callbacks.Callback)
     assert one.__doc__
-    file = one.__module__.rpartition(".")[2]
+    room = one.__module__.split(".")[2]
     api = (ROOT / "docs" / "api" / "callbacks.md").read_text(encoding="utf-8")
     assert f"::: {one.__module__}.{name}\n" in api
-    page = (ROOT / "docs" / "callbacks" / f"{file}.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "callbacks" / f"{room}.md").read_text(encoding="utf-8")
     assert "## Cost" in page, "What it costs is part of what it does."

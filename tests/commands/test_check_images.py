@@ -14,7 +14,7 @@ from picture_files import picture
 
 from keras_multigpu.commands import main
 from keras_multigpu.commands.check_images import SUFFIXES
-from keras_multigpu.data.scanning import EXTENSIONS
+from keras_multigpu.data.files.scanning import EXTENSIONS
 
 JPEG = encoded(picture(), "JPEG")
 PNG = encoded(picture())

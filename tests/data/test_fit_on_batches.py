@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.damage import DamagedExample
-from keras_multigpu.data.source import ExampleSource
+from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.road.source import ExampleSource
 
 pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
 

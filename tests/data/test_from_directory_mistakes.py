@@ -9,9 +9,9 @@ import tensorflow as tf
 from small_image_files import write_images
 from small_image_files import write_two_classes
 
-from keras_multigpu.data.damage import DamagedExample
+from keras_multigpu.data.files.scanning import images_in
 from keras_multigpu.data.from_directory import from_directory
-from keras_multigpu.data.scanning import images_in
+from keras_multigpu.data.road.damage import DamagedExample
 
 SMALL = {"image_size": (4, 4), "global_batch_size": 4}
 

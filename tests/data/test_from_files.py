@@ -10,8 +10,8 @@ from small_image_files import write_csv
 from small_image_files import write_numbers
 
 import keras_multigpu as kmg
-from keras_multigpu.data.damage import DamagedExample
 from keras_multigpu.data.from_files import from_files
+from keras_multigpu.data.road.damage import DamagedExample
 
 SMALL = {"image_size": (4, 4), "global_batch_size": 4}
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.data.from_flow import from_flow
-from keras_multigpu.data.source import Source
-from keras_multigpu.data.source import Stream
+from keras_multigpu.data.road.source import Source
+from keras_multigpu.data.road.source import Stream
 
 pytest.importorskip("cv2")
 Generator = tf.keras.preprocessing.image.ImageDataGenerator  # noqa: TID251

@@ -12,10 +12,10 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.data import tfds_preparation
 from keras_multigpu.data.from_tfds import from_tfds
-from keras_multigpu.data.tfds_records import TfdsRecords
-from keras_multigpu.data.tfds_stream import TfdsStream
+from keras_multigpu.data.tfds import preparation as tfds_preparation
+from keras_multigpu.data.tfds.records import TfdsRecords
+from keras_multigpu.data.tfds.stream import TfdsStream
 
 tfds = pytest.importorskip("tensorflow_datasets")
 tfds_builder = pytest.importorskip("tfds_builder")
@@ -298,7 +298,7 @@ def test_only_one_process_prepares(tmp_path):
     script = (
         "import logging, sys, tfds_builder\n"
         "logging.basicConfig(level=logging.INFO)\n"
-        "from keras_multigpu.data.tfds_preparation import builder_of, prepare\n"
+        "from keras_multigpu.data.tfds.preparation import builder_of, prepare\n"
         "builder = builder_of('spots', sys.argv[1], False)\n"
         "print('ready', flush=True)\n"
         "sys.stdin.readline()\n"

@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.training.placement import place_variables
 from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.variables.placement import place_variables
 
 
 def group_of(count):

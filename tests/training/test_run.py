@@ -7,8 +7,8 @@ import tensorflow as tf
 from test_probes import replicas_of
 
 import keras_multigpu as kmg
-from keras_multigpu.training.model_state import ModelState
 from keras_multigpu.training.shares import gathered
+from keras_multigpu.training.variables.model_state import ModelState
 
 pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
 

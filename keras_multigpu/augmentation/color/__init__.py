@@ -1,0 +1,5 @@
+"""Which color pixels get.
+
+matrices             brightness, contrast, saturation as one product
+hue_and_saturation   what is no matrix
+"""

@@ -1,0 +1,220 @@
+"""Batches of a pipeline, `(x, y, weight)`, as examples that layers change, and the way back."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from keras_multigpu.augmentation.examples.forms import TARGETS
+from keras_multigpu.augmentation.examples.forms import Example
+from keras_multigpu.checks import problem
+
+Batch = tuple[Any, Any, Any]
+"""Inputs, targets and weights; the last two may be None."""
+
+
+def from_batch(x: Any, y: Any, weight: Any) -> tuple[Example, Callable[[Example], Batch]]:
+    """A batch as a dictionary of examples, and the way back.
+
+    Args:
+        x: The inputs. Beside `images` there may be targets by the names that layers use.
+        y: The targets or None.
+        weight: The sample weights or None.
+    """
+    place = place_of_images(x, keras.tree.flatten(x))
+    images = keras.tree.flatten(x)[place]
+    named = isinstance(x, dict) and "images" in x
+    beside = {name: x[name] for name in TARGETS if named and name in x}
+    targets, targets_back = from_targets(y, images)
+    require_one_of_each(beside, targets, weight)
+    weights, weights_back = from_weights(weight, y, images)
+    example = {"images": images, **beside, **targets}
+    if weight is not None:
+        example["sample_weights"] = weights
+
+    def back(changed: Example) -> Batch:
+        leaves = keras.tree.flatten(x)
+        leaves[place] = changed["images"]
+        changed_x = keras.tree.pack_sequence_as(x, leaves)
+        if beside:
+            changed_x = {**changed_x, **{name: changed[name] for name in beside}}
+        changed_weights = None if weight is None else weights_back(changed["sample_weights"])
+        return changed_x, targets_back(changed), changed_weights
+
+    return example, back
+
+
+def require_one_of_each(beside: Example, targets: Example, weight: Any) -> None:
+    """Raise a `ValueError` where the same kind of target comes twice.
+
+    Args:
+        beside: Targets among the inputs.
+        targets: The targets.
+        weight: The sample weights or None.
+    """
+    given = {*targets, *([] if weight is None else ["sample_weights"])}
+    twice = sorted(beside.keys() & given)
+    if twice:
+        raise ValueError(
+            problem(
+                f"`{twice[0]}` came among the inputs and apart from them.",
+                "Expected targets in one place, so that it is clear which follow the images.",
+                "Leave one of them out, or give the one among the inputs another name.",
+                inputs=sorted(beside),
+                targets=sorted(given),
+            )
+        )
+
+
+def place_of_images(x: Any, inputs: list) -> int:
+    """The place of the images among the inputs of a batch.
+
+    Args:
+        x: The inputs.
+        inputs: Their leaves.
+    """
+    if isinstance(x, dict) and "images" in x:
+        return next(place for place, leaf in enumerate(inputs) if leaf is x["images"])
+    places = [place for place, leaf in enumerate(inputs) if leaf.shape.rank == 4]
+    if len(places) != 1:
+        raise ValueError(
+            problem(
+                f"The inputs hold {len(places)} batches of images.",
+                "Expected one tensor of four axes, (batch, height, width, channels).",
+                "Call the one to augment `images` in a dictionary of inputs, or augment inside "
+                "the model.",
+                shapes=[tuple(leaf.shape) for leaf in inputs],
+            )
+        )
+    return places[0]
+
+
+def from_targets(y: Any, images: Any) -> tuple[Example, Callable[[Example], Any]]:
+    """Targets by the names that layers use, and the way back.
+
+    Args:
+        y: The targets: a dictionary by name, or boxes, labels and masks in any structure, which
+            are told by their shapes.
+        images: The images.
+    """
+    if isinstance(y, dict) and "boxes" not in y and any(name in y for name in TARGETS):
+        named = {name: y[name] for name in TARGETS if name in y}
+        return named, lambda changed: {**y, **{name: changed[name] for name in named}}
+    example: Example = {}
+
+    def sort(target: Any) -> None:
+        example.setdefault(kind_of(target, images), []).append(target)
+
+    each_target(y, sort)
+    require_one_set_of_boxes(example)
+    if "bounding_boxes" in example:
+        example["bounding_boxes"] = example["bounding_boxes"][0]
+
+    def back(changed: Example) -> Any:
+        queues = {kind: iter(changed[kind]) for kind in example if kind != "bounding_boxes"}
+        queues["bounding_boxes"] = iter([changed.get("bounding_boxes")])
+        return each_target(y, lambda target: next(queues[kind_of(target, images)]))
+
+    return example, back
+
+
+def each_target(y: Any, change: Callable[[Any], Any]) -> Any:
+    """A structure of targets, each changed; boxes with their labels count as one target.
+
+    Args:
+        y: The structure.
+        change: A function of a target.
+    """
+    if y is None:
+        return None
+    if isinstance(y, dict) and "boxes" not in y:
+        return {name: each_target(part, change) for name, part in y.items()}
+    if isinstance(y, list | tuple):
+        return type(y)([each_target(part, change) for part in y])
+    return change(y)
+
+
+def require_one_set_of_boxes(example: Example) -> None:
+    """Raise a `ValueError` where it is not clear which boxes belong to the images."""
+    if len(example.get("bounding_boxes", [])) > 1:
+        raise ValueError(
+            problem(
+                "There are several sets of bounding boxes.",
+                "Expected one dictionary of `boxes` and `labels` for each batch of images.",
+                "Join them into one, and tell them apart by their labels.",
+                sets=len(example["bounding_boxes"]),
+            )
+        )
+
+
+def from_weights(weight: Any, y: Any, images: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """Sample weights by the names of their targets where each target has its own; the way back.
+
+    Args:
+        weight: The sample weights or None.
+        y: The targets.
+        images: The images.
+    """
+    leaves = keras.tree.flatten(weight)
+    targets: list[Any] = []
+    each_target(y, targets.append)
+    named = isinstance(y, dict) and any(name in y for name in (*TARGETS, "boxes"))
+    if named or len(leaves) == 1 or len(leaves) != len(targets):
+        return weight, lambda changed: changed
+    kinds = [kind_of(target, images) for target in targets]
+    parts: dict[str, list] = {}
+    for kind, leaf in zip(kinds, leaves, strict=True):
+        parts.setdefault(kind, []).append(leaf)
+
+    def back(changed: Any) -> Any:
+        queues = {kind: iter(changed[kind]) for kind in parts}
+        return keras.tree.pack_sequence_as(weight, [next(queues[kind]) for kind in kinds])
+
+    return parts, back
+
+
+def kind_of(target: Any, images: Any) -> str:
+    """Whether a target has a value for each pixel, or belongs to an image as a whole.
+
+    Args:
+        target: A tensor, or boxes.
+        images: The images.
+    """
+    if isinstance(target, dict):
+        return "bounding_boxes"
+    if target.shape.rank != 3:
+        return "segmentation_masks" if target.shape.rank == 4 else "labels"
+    sizes = target.shape[1:3], images.shape[1:3]
+    if not sizes[0].is_compatible_with(sizes[1]):
+        return "labels"
+    if all(size.is_fully_defined() for size in sizes):
+        return "segmentation_masks"
+    raise ValueError(
+        problem(
+            "A target has three axes, and images of unknown size: is it a mask?",
+            "Expected to see by its shape whether it has a value for each pixel.",
+            "Pass the targets in a dictionary, as `segmentation_masks` or as `labels`.",
+            target=tuple(target.shape),
+            images=tuple(images.shape),
+        )
+    )
+
+
+def require_boxes_if_promised(example: Example, box_format: str | None) -> None:
+    """Raise a `ValueError` where a layer was told of boxes, and none can be found.
+
+    Args:
+        example: The examples.
+        box_format: The layer's format of boxes.
+    """
+    if box_format is not None and "bounding_boxes" not in example:
+        raise ValueError(
+            problem(
+                "The layer has a `bounding_box_format`, but the batch has no boxes that it knows.",
+                "Expected a dictionary with `boxes`, (batch, boxes, 4), and `labels` among the "
+                "targets, or `bounding_boxes` among the inputs.",
+                "Put the boxes into such a dictionary, or leave out `bounding_box_format`.",
+                bounding_box_format=box_format,
+                found=sorted(example),
+            )
+        )

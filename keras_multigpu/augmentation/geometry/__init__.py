@@ -1,0 +1,4 @@
+"""Where pixels go.
+
+arguments ───> affine, windows, shifts ───> resampling
+"""

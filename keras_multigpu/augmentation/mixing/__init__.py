@@ -1,0 +1,4 @@
+"""Images that are mixed with others of their batch.
+
+mixing    pairs and shares       targets   what becomes of labels
+"""

@@ -1,0 +1,1 @@
+"""The pages of `gallery`: texts and figure."""

@@ -1,0 +1,230 @@
+"""`Policy`: what `RandAugment`, `TrivialAugment` and `AugMix` have in common."""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.augmentation.arguments import as_value_range
+from keras_multigpu.augmentation.arguments import require_draws
+from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
+from keras_multigpu.augmentation.examples.forms import Drawn
+from keras_multigpu.augmentation.examples.forms import Shape
+from keras_multigpu.augmentation.geometry import affine
+from keras_multigpu.augmentation.geometry.resampling import INTERPOLATIONS
+from keras_multigpu.augmentation.geometry.resampling import resampled
+from keras_multigpu.augmentation.policies.draws import OPERATIONS
+from keras_multigpu.augmentation.policies.draws import Magnitudes
+from keras_multigpu.augmentation.policies.draws import operation_text
+from keras_multigpu.augmentation.policies.geometry import geometric_matrices
+from keras_multigpu.augmentation.policies.operations import VALUE_OPERATIONS
+from keras_multigpu.augmentation.policies.operations import Operation
+from keras_multigpu.augmentation.policies.operations import as_levels
+from keras_multigpu.augmentation.policies.operations import from_levels
+from keras_multigpu.checks import require_choice
+
+Change = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+"""A function of some images and of their rows in the batch, `int32[m]`."""
+
+_MOVE = len(VALUE_OPERATIONS)
+"""The place of the first operation that moves pixels."""
+
+_GROUP_SIZES = 8
+"""Images to be moved are filled up to a multiple of so many."""
+
+
+class Policy(AugmentationLayer):
+    """A layer that draws for each image which operations change it, and how much.
+
+    It draws `"operation"`, places in `OPERATIONS`, and `"magnitude"`, in the operation's own unit:
+    degrees, pixels, factors (1 changes nothing), a threshold among 256 levels, bits. Each
+    operation runs on the images that drew it and on no others.
+
+    Args:
+        value_range: The values of black and white in the images.
+        interpolation: How to read between pixels, `"bilinear"` or `"nearest"`.
+        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
+        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
+        **kwargs: `name` and `dtype`.
+    """
+
+    OPERATIONS = OPERATIONS
+    """The names of the operations, by their number in `"operation"`."""
+
+    fill = 0.0
+    """What appears where an image has moved away, among 256 levels."""
+
+    def __init__(
+        self,
+        *,
+        value_range: tuple[float, float] = (0, 255),
+        interpolation: str = "bilinear",
+        seed: int | None = None,
+        bounding_box_format: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(seed=seed, bounding_box_format=bounding_box_format, **kwargs)
+        require_choice("interpolation", interpolation, INTERPOLATIONS)
+        self.value_range = as_value_range(value_range)
+        self.interpolation = interpolation
+        # XLA needs all shapes beforehand, and how many images drew an operation is known only
+        # when it runs. Keras reads this where `jit_compile` is "auto".
+        self.supports_jit = False
+
+    def magnitudes(self, shape: Shape) -> Mapping[str, Magnitudes]:
+        """The operations that can be drawn, and their magnitudes.
+
+        Args:
+            shape: `(height, width, channels)` of the images.
+        """
+        raise NotImplementedError
+
+    def drawn_text(self, drawn: Drawn) -> str:
+        """What was drawn for one image, such as `rotate 27, equalize`.
+
+        Args:
+            drawn: The parameters of one image.
+        """
+        pairs = zip(np.ravel(drawn["operation"]), np.ravel(drawn["magnitude"]), strict=True)
+        return ", ".join(operation_text(*pair) for pair in pairs)
+
+    def change_images(self, images: tf.Tensor, drawn: Drawn, on_host: bool) -> tf.Tensor:
+        levels, places = as_levels(images, self.value_range), tf.range(tf.shape(images)[0])
+        for kind, magnitude in steps(drawn):
+            levels, places = self.operated(levels, places, kind, magnitude, on_host)
+        levels = tf.ensure_shape(tf.gather(levels, places), images.shape)
+        return from_levels(levels, self.value_range)
+
+    def change_masks(self, masks: tf.Tensor, drawn: Drawn) -> tf.Tensor:
+        moved = tf.cast(masks, tf.float32)
+        for kind, magnitude in steps(drawn):
+            move = moving(kind, magnitude, interpolation="nearest")
+            moved = grouped(moved, tf.cast(kind >= _MOVE, tf.int32), [unchanged, move])
+        return tf.cast(moved, masks.dtype)
+
+    def change_boxes(self, boxes: tf.Tensor, drawn: Drawn, shape: Shape) -> tf.Tensor:
+        maps = [geometric_matrices(kind - _MOVE, size, shape) for kind, size in steps(drawn)]
+        return affine.moved_boxes(boxes, affine.product(*maps))
+
+    def operated(
+        self,
+        levels: tf.Tensor,
+        places: tf.Tensor,
+        kind: tf.Tensor,
+        magnitude: tf.Tensor,
+        on_host: bool,
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Images after one operation each, and the places where they stand now.
+
+        Args:
+            levels: Whole numbers from 0 to 255, `float32[m, height, width, channels]`.
+            places: The place of each image in `levels`, `int32[n]`.
+            kind: Places in `OPERATIONS`, `int32[n]`.
+            magnitude: The operations' magnitudes, `float32[n]`.
+            on_host: Whether this is a pipeline on the CPU, where Python may run.
+        """
+        move = moving(
+            kind,
+            magnitude,
+            interpolation=self.interpolation,
+            fill_value=self.fill,
+            on_host=on_host,
+        )
+        changes = [with_magnitude(operation, magnitude) for operation in VALUE_OPERATIONS.values()]
+        # To resample takes a map, whatever it is the map of: one group for all moves.
+        group = tf.minimum(kind, _MOVE)
+        changes.append(lambda *part: tf.floor(move(*part) + 0.5))
+        return regrouped(levels, places, group, changes)
+
+    def get_config(self) -> dict[str, Any]:
+        config = {"value_range": self.value_range, "interpolation": self.interpolation}
+        return {**super().get_config(), **config}
+
+
+def steps(drawn: Drawn) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+    """The operations and magnitudes of one step after another."""
+    names = ("operation", "magnitude")
+    require_draws(drawn, names, needed=names)
+    kinds, magnitudes = (tf.unstack(drawn[name], axis=1) for name in names)
+    return zip(kinds, magnitudes, strict=True)
+
+
+def unchanged(images: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """Images as they are."""
+    return images
+
+
+def with_magnitude(operation: Operation, magnitude: tf.Tensor) -> Change:
+    """An operation with the magnitudes of a whole batch.
+
+    Args:
+        operation: The operation.
+        magnitude: The magnitude of each image.
+    """
+    return lambda levels, rows: operation(levels, tf.gather(magnitude, rows))
+
+
+def moving(kind: tf.Tensor, magnitude: tf.Tensor, **settings: Any) -> Change:
+    """The operations that move pixels, as one change.
+
+    Args:
+        kind: Places in `OPERATIONS`, `int32[n]`.
+        magnitude: The operations' magnitudes, `float32[n]`.
+        **settings: Passed on to `resampled`.
+    """
+
+    def change(images: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        shape = [
+            known or tf.shape(images)[axis]
+            for axis, known in zip((1, 2, 3), images.shape[1:], strict=True)
+        ]
+        kinds, magnitudes = tf.gather(kind - _MOVE, rows), tf.gather(magnitude, rows)
+        matrices = geometric_matrices(kinds, magnitudes, tuple(shape))
+        # What XLA compiles it compiles for each number of images; so let there be few of those.
+        count = tf.shape(images)[0]
+        extra = -count % _GROUP_SIZES
+        images, matrices = (
+            tf.pad(one, [[0, extra], *[[0, 0]] * (one.shape.rank - 1)])
+            for one in (images, matrices)
+        )
+        moved = resampled(images, matrices, tuple(shape[:2]), fill_mode="constant", **settings)
+        return moved[:count]
+
+    return change
+
+
+def grouped(images: tf.Tensor, group: tf.Tensor, changes: Sequence[Change]) -> tf.Tensor:
+    """Images of which each is changed by one of several functions, and seen by no other.
+
+    Args:
+        images: The batch.
+        group: The number of each image's function, `int32[n]`.
+        changes: The functions.
+    """
+    changed, places = regrouped(images, tf.range(tf.shape(images)[0]), group, changes)
+    return tf.ensure_shape(tf.gather(changed, places), images.shape)
+
+
+def regrouped(
+    images: tf.Tensor, places: tf.Tensor, group: tf.Tensor, changes: Sequence[Change]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """What `grouped` gives, left in the order of groups, and the place of each image in it.
+
+    To put images back in their order after each of several steps would cost one more copy.
+
+    Args:
+        images: Images in any order.
+        places: The place of each image in `images`, `int32[n]`; they may repeat.
+        group: The number of each image's function, `int32[n]`.
+        changes: The functions.
+    """
+    rows = [tf.cast(tf.where(group == number)[:, 0], tf.int32) for number in range(len(changes))]
+    parts = [
+        change(tf.gather(images, tf.gather(places, some)), some)
+        for change, some in zip(changes, rows, strict=True)
+    ]
+    return tf.concat(parts, axis=0), tf.math.invert_permutation(tf.concat(rows, axis=0))

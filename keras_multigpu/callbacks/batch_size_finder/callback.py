@@ -1,0 +1,241 @@
+"""`BatchSizeFinder`: the largest replica batch that fits into memory."""
+
+import math
+from pathlib import Path
+from typing import Any
+from typing import NoReturn
+
+import keras
+
+from keras_multigpu.callbacks.batch_size_finder.figure import size_figure
+from keras_multigpu.callbacks.batch_size_finder.largest_size import largest_size
+from keras_multigpu.callbacks.batch_size_finder.search import SizeSearch
+from keras_multigpu.callbacks.batch_size_finder.search import Try
+from keras_multigpu.callbacks.figures import picture_file
+from keras_multigpu.callbacks.trial_batches import batches_going_round
+from keras_multigpu.callbacks.trial_batches import run_to_try
+from keras_multigpu.callbacks.trial_batches import same_draws
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.pictures import write_png
+from keras_multigpu.training.run import TrainingRun
+
+
+class BatchSizeFinder(keras.callbacks.Callback):
+    """Finds the largest replica batch that fits into memory, before the first epoch.
+
+    It runs real training steps on all replicas, with 1, 2, 4, 8, ... examples on each until memory
+    runs out, and then looks between the last two sizes. Afterwards the model, its optimizer,
+    metrics and random numbers are what they were, bit for bit, and the data begin where they would
+    have.
+
+    To know the size and not train, call `fit(..., epochs=0)`. The data's own batches do not
+    matter: the rows of the first one are repeated. All replicas are filled alike, so the global
+    batch that is tried is the replica batch times the number of replicas.
+
+    Args:
+        apply: What to do with the size in this `fit`. `"replica_batch_size"` makes it every
+            replica's share, so that the global batch changes. `"micro_batches"` keeps the
+            global batch, and where a share is larger than the size, replicas take it in pieces;
+            the numbers stay the same. None changes nothing.
+        minimum: Integer, the size to begin with. It has to fit.
+        maximum: Integer, the largest size to try. By default an equal share of all examples, or
+            without a limit where their number is not known.
+        margin: Float from 0 up to 1. This part of the largest size that fits is left unused, for
+            memory that later steps or callbacks need, and the search is exact to half of it. A
+            size that `maximum` or the number of examples has limited is used whole.
+        steps: Integer, how many steps are run with each size. The first one may need less
+            than those that follow.
+        path: Where to draw speed and memory against the size, a `.png`. By default nowhere.
+        verbose: 1 prints what was found, and the progress of a long search; 0 prints nothing.
+
+    Attributes:
+        best_replica_batch_size: The size to use, margin left. None before a search.
+        largest_replica_batch_size: The largest size that fitted.
+        tries: A `Try` for each size, in order: whether it fitted, seconds of a step, bytes.
+    """
+
+    def __init__(
+        self,
+        apply: str | None = "replica_batch_size",
+        *,
+        minimum: int = 1,
+        maximum: int | None = None,
+        margin: float = 0.1,
+        steps: int = 3,
+        path: str | Path | None = None,
+        verbose: int = 1,
+    ) -> None:
+        super().__init__()
+        require_choice("apply", apply, ["replica_batch_size", "micro_batches", None])
+        require_positive_integer("minimum", minimum)
+        require_positive_integer("steps", steps)
+        if maximum is not None:
+            require_positive_integer("maximum", maximum)
+            require_order(minimum, maximum)
+        require_part(margin)
+        self.best_replica_batch_size: int | None = None
+        self.largest_replica_batch_size: int | None = None
+        self.tries: list[Try] = []
+        self._apply = apply
+        self._minimum = int(minimum)
+        self._maximum = maximum
+        self._margin = margin
+        self._steps = int(steps)
+        self._picture = picture_file(path)
+        self._verbose = verbose
+        self._resumed = False
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What was found, for a run that goes on and need not search again."""
+        return {
+            "best_replica_batch_size": self.best_replica_batch_size,
+            "largest_replica_batch_size": self.largest_replica_batch_size,
+        }
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        self.best_replica_batch_size = state["best_replica_batch_size"]
+        self.largest_replica_batch_size = state["largest_replica_batch_size"]
+        self._resumed = self.best_replica_batch_size is not None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Search once the other callbacks have prepared what they need."""
+        run = run_to_try(self)
+        if self._apply == "micro_batches" and run.global_batch_size is None:
+            raise_unknown_size(run)
+        if self._apply == "replica_batch_size":
+            # Data that come in batches of their own are refused now, and not after a search.
+            run.first_batches((run.global_batch_size or 0) + 1)
+        self._resumed = False
+        run.after_begin(lambda: self._begin(run))
+
+    def _begin(self, run: TrainingRun) -> None:
+        if self._resumed:
+            # A run that goes on knows by itself which batches it takes.
+            return
+        with same_draws():
+            batch = next(batches_going_round(run))
+        search = SizeSearch(run, batch, self._steps, self._say)
+        self.tries = search.tries
+        # Compiling the step is what `fit` would do, and keeps what it draws.
+        with run.trial(batch), same_draws():
+            found = self._search(run, search)
+            outcome = self._applied(run, search)
+        self._say(f"{found}; {outcome}.")
+        if self._picture is not None:
+            assert self.best_replica_batch_size is not None
+            figure = size_figure(self.tries, run.replicas, self.best_replica_batch_size)
+            write_png(figure, self._picture)
+
+    def _search(self, run: TrainingRun, search: SizeSearch) -> str:
+        maximum = self._limit(run)
+        good, bad = largest_size(search.fits, self._minimum, maximum, self._margin / 2)
+        if good is None:
+            raise_too_little_memory(self._minimum, run.replicas)
+        self.largest_replica_batch_size = good
+        used = good if bad is None else int(good * (1 - self._margin))
+        self.best_replica_batch_size = max(self._minimum, used)
+        if bad is None:
+            why = "`maximum`" if maximum == self._maximum else "the number of examples"
+            return f"{good} examples fit on each replica, the most that {why} allows"
+        spare = "" if used == good else f", {self.best_replica_batch_size} with room to spare"
+        return f"{good} examples fit on each replica and {bad} do not{spare}"
+
+    def _limit(self, run: TrainingRun) -> int | None:
+        """The largest size to try."""
+        examples = number_of_examples(run)
+        share = None if examples is None else max(self._minimum, examples // run.replicas)
+        return min((size for size in (self._maximum, share) if size is not None), default=None)
+
+    def _applied(self, run: TrainingRun, search: SizeSearch) -> str:
+        """Let training use the size; what is said about it."""
+        best, replicas, size = self.best_replica_batch_size, run.replicas, run.global_batch_size
+        assert best is not None
+        if self._apply is None:
+            return "nothing is changed"
+        if self._apply == "replica_batch_size":
+            run.set_batch_size(replicas * best, largest_share=best)
+            before = "" if size is None else f" instead of {size}"
+            return f"global batches have {replicas * best} examples from now on{before}"
+        assert size is not None
+        pieces = search.pieces_that_fit(size, best)
+        if pieces is None:
+            raise_too_little_memory(1, replicas)
+        share = math.ceil(size / replicas)
+        run.set_batch_size(size, largest_share=math.ceil(share / pieces))
+        return (
+            f"global batches keep their {size} examples, and each replica takes its share of "
+            f"{share} in {pieces} micro-batch{'es' if pieces > 1 else ''}"
+        )
+
+    def _say(self, text: str) -> None:
+        if self._verbose:
+            print(f"BatchSizeFinder: {text}", flush=True)  # noqa: T201
+
+
+def number_of_examples(run: TrainingRun) -> int | None:
+    """How many examples an epoch has, at most; None if that is not known."""
+    known = getattr(run.data, "num_examples", None)
+    if known is None and run.steps_per_epoch and run.global_batch_size:
+        known = run.steps_per_epoch * run.global_batch_size
+        shape: tuple[int, ...] = getattr(keras.tree.flatten(run.data)[0], "shape", ())
+        known = min(known, shape[0]) if len(shape) else known
+    return known
+
+
+def require_order(minimum: int, maximum: int) -> None:
+    """Raise a `ValueError` if there is no size to try."""
+    if maximum < minimum:
+        raise ValueError(
+            problem(
+                "`maximum` is smaller than `minimum`.",
+                "Expected `minimum <= maximum`.",
+                "Change one of them.",
+                minimum=minimum,
+                maximum=maximum,
+            )
+        )
+
+
+def require_part(margin: Any) -> None:
+    """Raise a `ValueError` unless `margin` is a part of a whole."""
+    if not isinstance(margin, (int, float)) or not 0 <= margin < 1:
+        raise ValueError(
+            problem(
+                "`margin` is no part of the size that fits.",
+                "Expected a number from 0 up to 1, without 1.",
+                "Pass 0.1 to leave a tenth unused.",
+                margin=margin,
+            )
+        )
+
+
+def raise_unknown_size(run: TrainingRun) -> NoReturn:
+    """Raise because nobody knows how large the batches will be."""
+    raise ValueError(
+        problem(
+            "The global batch is to be kept, and its size is not known.",
+            "Expected data that know their batch size.",
+            "Make the data with one of the `keras_multigpu.data.from_*` functions, or pass "
+            "`apply=None`.",
+            apply="micro_batches",
+            data=type(run.data).__name__,
+        )
+    )
+
+
+def raise_too_little_memory(size: int, replicas: int) -> NoReturn:
+    """Raise because not even the smallest batch fits."""
+    raise MemoryError(
+        problem(
+            f"The model does not fit into memory with {size} examples on each replica.",
+            "Expected that at least `minimum` examples fit.",
+            "Pass a smaller `minimum`, shrink the examples or the model, or train with "
+            "`keras.mixed_precision`; see what else holds memory on the device.",
+            minimum=size,
+            replicas=replicas,
+        )
+    )

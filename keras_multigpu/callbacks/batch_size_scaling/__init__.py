@@ -1,0 +1,1 @@
+"""`BatchSizeScaling`: batches that grow, and the rate that follows."""

@@ -1,0 +1,1 @@
+"""`GradientNoiseScale`: which batch size still pays."""

@@ -1,0 +1,4 @@
+"""`LearningRateFinder`: losses over a range of rates.
+
+callback ───> curve ───> figure
+"""

@@ -1,0 +1,294 @@
+"""`LearningRateFinder`: a range test that suggests a learning rate."""
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_multigpu.callbacks.figures import picture_file
+from keras_multigpu.callbacks.learning_rate_finder.curve import RateCurve
+from keras_multigpu.callbacks.learning_rate_finder.curve import Suggestion
+from keras_multigpu.callbacks.learning_rate_finder.curve import explodes
+from keras_multigpu.callbacks.learning_rate_finder.curve import smoothed
+from keras_multigpu.callbacks.learning_rate_finder.curve import suggestion
+from keras_multigpu.callbacks.learning_rate_finder.curve import sweep
+from keras_multigpu.callbacks.learning_rate_finder.figure import drawn
+from keras_multigpu.callbacks.rates.rates import Rate
+from keras_multigpu.callbacks.trial_batches import batches_going_round
+from keras_multigpu.callbacks.trial_batches import run_to_try
+from keras_multigpu.callbacks.trial_batches import same_draws
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.pictures import write_png
+from keras_multigpu.training.logs import pythonic
+from keras_multigpu.training.run import TrainingRun
+
+PATIENCE = 5.0
+"""Every how many seconds a search says how far it is."""
+
+FEWEST = 10
+"""With fewer steps there is no curve."""
+
+
+class LearningRateFinder(keras.callbacks.Callback):
+    """Suggests a learning rate by a range test, before the first epoch.
+
+    It trains for some steps with a rate that grows from `low` to `high`, one batch each, until the
+    loss explodes (Smith 2017). The rate where the smoothed loss falls fastest is suggested.
+    Afterwards the model, its optimizer, metrics and random numbers are what they were, bit for
+    bit, and the data begin where they would have.
+
+    To know the rate and not train, call `fit(..., epochs=0)`.
+
+    Args:
+        low: Float, the first rate, small enough that nothing happens.
+        high: Float, the last rate, large enough that the loss explodes.
+        steps: Integer, how many rates are tried. The data go round if they have fewer batches.
+        smoothing: Float of at least 1, over how many steps to each side the loss is averaged, as
+            the standard deviation of a Gaussian. Larger for small batches, whose losses differ
+            more, together with more steps.
+        stop_at: Float above 1. The search ends once the smoothed loss is this many times its
+            lowest value, or has lost this many times less one what it had won.
+        apply: Boolean, whether this `fit` trains with the suggested rate. A schedule is scaled so
+            that it begins with it.
+        path: Where to draw the curve, a `.png`. By default nowhere.
+        verbose: 1 prints what was found, and the progress of a long search; 0 prints nothing.
+
+    Attributes:
+        suggested_rate: The rate where the loss falls fastest. None without a suggestion.
+        lowest_rate: The rate where the smoothed loss is lowest, which is too large to train with.
+        exploded_rate: The rate where the search ended early; None if it did not.
+        curve: `rates`, `losses` and `smoothed`, as arrays.
+    """
+
+    def __init__(
+        self,
+        low: float = 1e-6,
+        high: float = 10.0,
+        *,
+        steps: int = 100,
+        smoothing: float = 5.0,
+        stop_at: float = 4.0,
+        apply: bool = False,
+        path: str | Path | None = None,
+        verbose: int = 1,
+    ) -> None:
+        super().__init__()
+        require_range(low, high)
+        require_enough(steps)
+        require_between("smoothing", smoothing, 1 <= smoothing <= steps, "from 1 to `steps`")
+        require_between("stop_at", stop_at, 1 < stop_at < np.inf, "above 1")
+        self.suggested_rate: float | None = None
+        self.lowest_rate: float | None = None
+        self.exploded_rate: float | None = None
+        self.curve: RateCurve | None = None
+        self._rates = sweep(low, high, steps)
+        self._smoothing = smoothing
+        self._stop_at = stop_at
+        self._apply = apply
+        self._picture = picture_file(path)
+        self._verbose = verbose
+        self._rate: Rate | None = None
+        self._factor: float | None = None
+        self._resumed = False
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What was found, for a run that goes on and need not search again."""
+        names = ("suggested_rate", "lowest_rate", "exploded_rate")
+        factor = self._factor
+        if factor is not None and self._rate is not None:
+            # With what others have multiplied since, because this is what is set again.
+            factor = self._rate.state
+        return {**{name: getattr(self, name) for name in names}, "factor": factor}
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        for name in ("suggested_rate", "lowest_rate", "exploded_rate"):
+            setattr(self, name, state[name])
+        self._factor, self._resumed = state["factor"], True
+        if self._apply and self._rate is not None and self._factor is not None:
+            self._scale(self._rate, self._factor)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Search once the other callbacks have prepared what they need."""
+        run = run_to_try(self)
+        self._rate, self._factor, self._resumed = Rate(self.model), None, False
+        if self._apply and not self._rate.is_plain and not self._rate.next:
+            raise_schedule_from_zero()
+        run.after_begin(lambda: self._begin(run))
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Let go of the optimizer."""
+        self._rate = None
+
+    def _begin(self, run: TrainingRun) -> None:
+        if self._resumed:
+            return
+        first, rates, losses = self._search(run)
+        finite = np.isfinite(losses)
+        kept = np.array(losses)[finite]
+        self.curve = RateCurve(np.array(rates)[finite], kept, smoothed(kept, self._smoothing))
+        exploded = explodes(losses, first, self._smoothing, self._stop_at)
+        self.exploded_rate = float(rates[-1]) if exploded else None
+        found = suggestion(self.curve)
+        self.suggested_rate, self.lowest_rate = found or (None, None)
+        self._tell(found)
+        if self._picture is not None and len(kept):
+            write_png(drawn(self.curve, found, self.exploded_rate), self._picture)
+        if self._apply and found is not None:
+            self._use(found.steepest)
+
+    def _search(self, run: TrainingRun) -> tuple[float, list[float], list[float]]:
+        """Train with growing rates: the first loss, and for each rate the loss that it led to."""
+        assert self._rate is not None
+        with same_draws():
+            batches = batches_going_round(run)
+            batch = next(batches)
+        rates: list[float] = []
+        losses: list[float] = []
+        told = time.perf_counter()
+        with run.trial(batch), self._rate.tried(), same_draws():
+            first = self._loss(run, batch, float(self._rates[0]))
+            require_finite(first)
+            for rate, following in itertools.zip_longest(
+                self._rates, self._rates[1:], fillvalue=self._rates[-1]
+            ):
+                # A step's loss is taken before its update, so it is what the rate before led to.
+                losses.append(self._loss(run, next(batches), float(following)))
+                rates.append(float(rate))
+                if explodes(losses, first, self._smoothing, self._stop_at):
+                    break
+                if time.perf_counter() - told > PATIENCE:
+                    told = time.perf_counter()
+                    done = f"step {len(rates)} of {len(self._rates)}"
+                    self._say(f"{done}, rate {rate:.2g}, loss {losses[-1]:.4g}")
+        return first, rates, losses
+
+    def _loss(self, run: TrainingRun, batch: Any, rate: float) -> float:
+        """Train one step with a rate; the loss of the batch, before it."""
+        assert self._rate is not None
+        self._rate.set(rate)
+        # The loss of this batch, and not the mean of all so far.
+        self.model.reset_metrics()
+        logs = pythonic(run.train_on(batch))
+        if "loss" not in logs:
+            raise_no_loss(logs)
+        return float(logs["loss"])
+
+    def _use(self, rate: float) -> None:
+        assert self._rate is not None
+        if self._rate.is_plain:
+            self._rate.set(rate)
+        else:
+            self._scale(self._rate, rate / self._rate.next)
+
+    def _scale(self, rate: Rate, factor: float) -> None:
+        """Let a schedule yield so many times its rate, until `fit` ends."""
+        self._factor = factor
+        rate.adjust().lever.assign(factor)
+        self.model.training_run.after_end(rate.restore)
+
+    def _tell(self, found: Suggestion | None) -> None:
+        assert self.curve is not None
+        end = "it did not explode"
+        if self.exploded_rate is not None:
+            end = f"it explodes at {self.exploded_rate:.2g}"
+        if found is None:
+            last = float(self._rates[-1])
+            self._say(
+                "no rate is suggested: the loss does not fall with any rate from "
+                f"{self._rates[0]:.2g} to {self.exploded_rate or last:.2g}; {end}."
+            )
+            return
+        used = ", and is used from now on" if self._apply else ""
+        self._say(
+            f"a rate of {found.steepest:.2g} is suggested{used}. There the loss falls fastest; it "
+            f"is lowest at {found.lowest:.2g} (a tenth of that is another usual choice), and {end}."
+        )
+
+    def _say(self, text: str) -> None:
+        if self._verbose:
+            print(f"LearningRateFinder: {text}", flush=True)  # noqa: T201
+
+
+def require_range(low: Any, high: Any) -> None:
+    """Raise a `ValueError` unless the rates can grow from one to the other."""
+    numbers = all(isinstance(rate, (int, float)) for rate in (low, high))
+    if not numbers or not 0 < low < high < np.inf:
+        raise ValueError(
+            problem(
+                "`low` and `high` are no range of learning rates.",
+                "Expected numbers with 0 < low < high.",
+                "Pass for example low=1e-6 and high=10.0.",
+                low=low,
+                high=high,
+            )
+        )
+
+
+def require_enough(steps: Any) -> None:
+    """Raise a `ValueError` if there are too few steps for a curve."""
+    require_positive_integer("steps", steps)
+    if steps < FEWEST:
+        raise ValueError(
+            problem(
+                "There are too few steps for a curve.",
+                f"Expected at least {FEWEST}.",
+                "Pass 100, or for a coarse look 30.",
+                steps=steps,
+            )
+        )
+
+
+def require_between(name: str, value: float, fits: bool, expected: str) -> None:
+    """Raise a `ValueError` where a number is out of its range."""
+    if not fits:
+        raise ValueError(
+            problem(
+                f"`{name}` is out of range.",
+                f"Expected a number {expected}.",
+                f"Leave out `{name}` for a value that suits most trainings.",
+                **{name: value},
+            )
+        )
+
+
+def require_finite(loss: float) -> None:
+    """Raise a `ValueError` if the model is broken before any rate was tried."""
+    if not np.isfinite(loss):
+        raise ValueError(
+            problem(
+                "The loss is not finite before any learning rate was tried.",
+                "Expected a finite loss of the first batch.",
+                "Check the data for NaN and the model for a wrong loss or activation.",
+                loss=loss,
+            )
+        )
+
+
+def raise_no_loss(logs: dict[str, Any]) -> None:
+    """Raise because a `train_step` does not tell its loss."""
+    raise ValueError(
+        problem(
+            "The model's `train_step` returns no loss.",
+            'Expected the loss in its logs, as "loss".',
+            'Add it to the dict that `train_step` returns: `{"loss": loss, ...}`.',
+            logs=sorted(logs),
+        )
+    )
+
+
+def raise_schedule_from_zero() -> None:
+    """Raise because a schedule that begins with zero cannot be scaled to a rate."""
+    raise ValueError(
+        problem(
+            "`apply=True` came to a schedule whose next rate is zero.",
+            "Expected a schedule that can be scaled to begin with the suggested rate.",
+            "Pass `apply=False`, and compile a schedule with the rate that is suggested.",
+            apply=True,
+        )
+    )

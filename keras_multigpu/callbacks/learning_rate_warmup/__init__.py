@@ -1,0 +1,1 @@
+"""`LearningRateWarmup`: a rate that rises from the first step."""

@@ -1,0 +1,308 @@
+"""`NaNGuard`: says what is not finite, where, and keeps it out of the model."""
+
+import logging
+from typing import Any
+from typing import NoReturn
+
+import keras
+import numpy as np
+
+from keras_multigpu.callbacks.fit_run import run_to_see
+from keras_multigpu.callbacks.log_readers import require_before_readers
+from keras_multigpu.callbacks.nan_guard.findings import Facts
+from keras_multigpu.callbacks.nan_guard.findings import Finding
+from keras_multigpu.callbacks.nan_guard.findings import finding_between_steps
+from keras_multigpu.callbacks.nan_guard.findings import finding_of
+from keras_multigpu.callbacks.nan_guard.good_state import GoodState
+from keras_multigpu.callbacks.nan_guard.probe import ACTIVE
+from keras_multigpu.callbacks.nan_guard.probe import FOUND_AT
+from keras_multigpu.callbacks.nan_guard.probe import LONGEST
+from keras_multigpu.callbacks.nan_guard.probe import NOTHING_FOUND
+from keras_multigpu.callbacks.nan_guard.probe import SKIPPED
+from keras_multigpu.callbacks.nan_guard.probe import STEPS
+from keras_multigpu.callbacks.nan_guard.probe import TOOK
+from keras_multigpu.callbacks.nan_guard.probe import FiniteProbe
+from keras_multigpu.callbacks.rates.rates import Rate
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import warn
+
+UNSEEN = "elsewhere a step is seen only when its weights are there, and cannot be skipped"
+
+logger = logging.getLogger("keras_multigpu")
+
+
+class NaNGuard(keras.callbacks.Callback):
+    """Keeps NaN and infinity out of a model, and names replica, layer and example.
+
+    Every step is checked before it changes anything: the loss, the gradients, the new weights, and
+    what layers and the optimizer remember. A step with a number that is not finite is not taken:
+    weights, optimizer, moving statistics, metrics and logs stay as they were.
+
+    Args:
+        action: What follows. `"stop"`: training ends, with the weights before that step.
+            `"skip"`: training goes on with the next batch. `"rollback"`: the model goes back to an
+            earlier state, with a lower rate, and training goes on with the next batch.
+        check_every: After how many steps Python asks whether something was found. Until then
+            `"stop"` and `"rollback"` take no further steps. To ask waits for the devices.
+        patience: For `"skip"`: after so many steps in a row that were skipped, training ends with
+            a `FloatingPointError`.
+        snapshot_every: For `"rollback"`: after how many steps the state to go back to is taken
+            anew; None for the beginning of each epoch. It is a copy in the host's memory, as
+            large as weights and optimizer.
+        rate_factor: For `"rollback"`: what the rate is multiplied by, each time.
+        max_rollbacks: For `"rollback"`: after so many, the next finding ends training with a
+            `FloatingPointError`.
+
+    Attributes:
+        findings: What was found in this `fit`; each has `epoch`, `step`, `what`, `cause`,
+            `replicas`, `devices`, `layers`, `variables`, `array`, `position` and `example`.
+        skipped_steps: How many steps were not taken, as of the last check.
+        rollbacks: How often the model went back.
+
+    Example:
+
+    ```python
+    guard = kmg.callbacks.NaNGuard(action="skip")
+    model.fit(train, epochs=10, callbacks=[guard])
+    print(guard.skipped_steps, guard.findings)
+    ```
+    """
+
+    def __init__(
+        self,
+        action: str = "stop",
+        *,
+        check_every: int = 10,
+        patience: int = 10,
+        snapshot_every: int | None = None,
+        rate_factor: float = 0.5,
+        max_rollbacks: int = 5,
+    ) -> None:
+        super().__init__()
+        require_choice("action", action, ("stop", "skip", "rollback"))
+        require_positive_integer("check_every", check_every)
+        require_positive_integer("patience", patience)
+        require_positive_integer("max_rollbacks", max_rollbacks)
+        if snapshot_every is not None:
+            require_positive_integer("snapshot_every", snapshot_every)
+        require_factor(rate_factor)
+        self.action = action
+        self.check_every = check_every
+        self.patience = patience
+        self.snapshot_every = snapshot_every
+        self.rate_factor = rate_factor
+        self.max_rollbacks = max_rollbacks
+        self.findings: list[Finding] = []
+        self.skipped_steps = 0
+        self.rollbacks = 0
+        self._probe: FiniteProbe | None = None
+        self._inside = False
+        self._good: GoodState | None = None
+        self._rate: Rate | None = None
+        self._at_epoch_begin = {"skipped": 0, "took": 0}
+        self._epoch = self._step = 0
+        self._unchecked = self._untaken = 0
+
+    # Hooks.
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Let the probe into the step, where there is one to let it into."""
+        self.findings, self.skipped_steps, self.rollbacks = [], 0, 0
+        self._good = None
+        self._at_epoch_begin = {"skipped": 0, "took": 0}
+        self._unchecked = self._untaken = 0
+        self._rate = Rate(self.model).adjust() if self.action == "rollback" else None
+        run = getattr(self.model, "training_run", None)
+        if run is not None and self._rate is not None:
+            # Also where `fit` fails.
+            run.after_end(self._rate.restore)
+        self._inside = run is not None and not run.has_own_train_step
+        if self.action == "skip":
+            run = run_to_see(self, UNSEEN, "Pass `action='rollback'`")
+            require_before_readers(self, run.callbacks, ["skipped_steps"])
+        if run is None or not self._inside:
+            return
+        if self._probe is None or self._probe.model is not self.model:
+            self._probe = FiniteProbe(self.model, goes_on=self.action == "skip")
+        run.watch(self._probe)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Be on duty from here on: steps that other callbacks try out before do not count."""
+        run = getattr(self.model, "training_run", None)
+        self._epoch, self._step = epoch, 0 if run is None else run.step
+        resumed = self._step > 0
+        if self._probe is not None and self._inside:
+            self._probe.set({ACTIVE: 1})
+            counters = self._probe.read()
+            if not resumed:
+                self._at_epoch_begin = {
+                    "skipped": int(counters[SKIPPED]),
+                    "took": int(counters[TOOK]),
+                }
+        every_epoch = self.snapshot_every is None and not resumed
+        if self.action == "rollback" and (every_epoch or self._good is None):
+            self._good = GoodState.of(self.model, epoch)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Look whether something was found, every `check_every` steps."""
+        self._unchecked += batch + 1 - self._step
+        self._untaken += batch + 1 - self._step
+        self._step = batch + 1
+        due = self.snapshot_every is not None and self._untaken >= self.snapshot_every
+        if due or self._unchecked >= self.check_every:
+            self._check(logs or {})
+        if self.action == "rollback" and (due or self._good is None):
+            self._untaken = 0
+            self._good = GoodState.of(self.model, self._epoch)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Look again, and log `skipped_steps`."""
+        logs = logs if logs is not None else {}
+        self._check(logs)
+        if not self._inside or self._probe is None:
+            return
+        counters = self._probe.read()
+        if self.action == "skip":
+            logs["skipped_steps"] = int(counters[SKIPPED]) - self._at_epoch_begin["skipped"]
+        if counters[TOOK] == self._at_epoch_begin["took"]:
+            # No step counts, so the metrics are at zero, which would look like a perfect model.
+            means = logs.keys() & self.model.training_run.logs.keys()
+            logs.update(dict.fromkeys(means, float("nan")))
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Be off duty, and let go of the copy."""
+        self._good = None
+        if self._rate is not None:
+            self._rate.restore()
+        if self._probe is not None and self._inside:
+            self._probe.set({ACTIVE: 0})
+
+    # What was found, and what follows.
+
+    def _check(self, logs: dict[str, Any]) -> None:
+        if not self._unchecked:
+            return
+        self._unchecked = 0
+        finding = self._found_inside() if self._inside else self._found_between(logs)
+        if finding is not None:
+            self.findings.append(finding)
+            getattr(self, f"_{self.action}")(finding)
+        if self._inside and self.action == "skip":
+            assert self._probe is not None
+            self._require_patience(int(self._probe.read()[LONGEST]))
+
+    def _found_inside(self) -> Finding | None:
+        assert self._probe is not None
+        counters = self._probe.read()
+        self.skipped_steps = int(counters[SKIPPED])
+        if counters[FOUND_AT] == NOTHING_FOUND:
+            return None
+        step = self._step - int(counters[STEPS] - counters[FOUND_AT])
+        facts = Facts(self._probe.table(), self._probe.columns)
+        run = self.model.training_run
+        finding = finding_of(facts, self._epoch, step, run, self.model)
+        self._probe.set({FOUND_AT: NOTHING_FOUND})
+        return finding
+
+    def _found_between(self, logs: dict[str, Any]) -> Finding | None:
+        return finding_between_steps(self.model, logs, self._epoch, self._step - 1)
+
+    def _stop(self, finding: Finding) -> None:
+        self.model.stop_training = True
+        kept = (
+            "Training stops; the weights are those before that step."
+            if self._inside
+            else "Training stops, too late for the weights; `action='rollback'` keeps good ones."
+        )
+        logger.error("%s %s", finding, kept)
+
+    def _skip(self, finding: Finding) -> None:
+        if len(self.findings) == 1:
+            warn(
+                f"{finding} The step is skipped; so are others like it, without a word. "
+                "`skipped_steps` in the logs counts them.",
+                stacklevel=2,
+            )
+
+    def _rollback(self, finding: Finding) -> None:
+        if self.rollbacks == self.max_rollbacks:
+            give_up(
+                finding,
+                f"The model went back {self.rollbacks} times and it did not help.",
+                max_rollbacks=self.max_rollbacks,
+            )
+        self.rollbacks += 1
+        assert self._rate is not None
+        lever = self._rate.lever.numpy()
+        if self._good is not None:
+            self._good.restore(self.model, self._epoch)
+        # Not from the rate of the good state: it may be the state of an earlier return.
+        self._rate.lever.assign(lever)
+        self._rate.scale(self.rate_factor)
+        logger.warning(
+            "%s The model goes back to an earlier state, with %g of the rate.",
+            finding,
+            self.rate_factor,
+        )
+
+    def _require_patience(self, longest: int) -> None:
+        if longest >= self.patience:
+            give_up(
+                self.findings[-1], f"{longest} steps in a row were skipped.", patience=self.patience
+            )
+
+    # To go on after an interruption.
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has to keep."""
+        state: dict[str, Any] = {
+            "rollbacks": self.rollbacks,
+            "at_epoch_begin": dict(self._at_epoch_begin),
+            "unchecked": self._unchecked,
+            "untaken": self._untaken,
+            "good": None if self._good is None else self._good.saved,
+            "rate": None if self._rate is None else self._rate.state,
+        }
+        if self._inside and self._probe is not None:
+            state["probe"] = self._probe.state
+        return state
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        self.rollbacks = state["rollbacks"]
+        self._at_epoch_begin = dict(state["at_epoch_begin"])
+        self._unchecked, self._untaken = state["unchecked"], state["untaken"]
+        self._good = None if state["good"] is None else GoodState.loaded(state["good"])
+        if self._rate is not None:
+            self._rate.state = state["rate"]
+        if self._inside and self._probe is not None and "probe" in state:
+            self._probe.state = state["probe"]
+            self.skipped_steps = int(self._probe.read()[SKIPPED])
+
+
+def give_up(finding: Finding, why: str, **received: Any) -> NoReturn:
+    """Raise a `FloatingPointError` where nothing helps."""
+    raise FloatingPointError(
+        problem(
+            f"{finding} {why}",
+            "Expected training to become finite again.",
+            "Lower the rate, clip gradients (`clipnorm` of the optimizer), or mend the example.",
+            **received,
+        )
+    )
+
+
+def require_factor(rate_factor: Any) -> None:
+    """Raise a `ValueError` unless the factor lowers a rate."""
+    if not isinstance(rate_factor, (int, float, np.floating)) or not 0 < rate_factor <= 1:
+        raise ValueError(
+            problem(
+                "`rate_factor` does not lower a rate.",
+                "Expected a number above 0 and not above 1.",
+                "Pass 0.5 to halve the rate each time.",
+                rate_factor=rate_factor,
+            )
+        )

@@ -1,0 +1,246 @@
+"""What `NaNGuard` found, in words: which replica, layer and example, and what it was."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.callbacks.nan_guard.probe import ROWS
+from keras_multigpu.checks import printable
+from keras_multigpu.training.replica_group import copies_of
+
+ARRAYS = {
+    "x": "input",
+    "y": "target",
+    "sample_weight": "sample weight",
+    "y_pred": "prediction",
+}
+LISTED = 3
+"""So many layers are named; the others are counted."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A number that was not finite. Its text is a line for people.
+
+    Attributes:
+        epoch: The epoch, counted from zero.
+        step: The step in it, counted from zero.
+        what: `"loss"`, `"gradient"`, `"statistics"`, `"weight"` or `"optimizer"`.
+        cause: Why, as far as the numbers tell: a sentence.
+        replicas: The replicas where it began.
+        devices: Their devices.
+        layers: The layers whose gradients, weights or outputs were not finite.
+        variables: The paths of the variables, for the same.
+        array: `"x"`, `"y"`, `"sample_weight"` or `"y_pred"`, if one of them was not finite.
+        position: The first such example's place in the global batch, counted from zero.
+        example: Its file or number in the data, where its place tells.
+    """
+
+    epoch: int
+    step: int
+    what: str
+    cause: str
+    replicas: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ()
+    layers: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    array: str | None = None
+    position: int | None = None
+    example: str | None = None
+
+    def __str__(self) -> str:
+        parts = [f"Epoch {self.epoch + 1}, step {self.step + 1}: {NAMES[self.what]} not finite"]
+        if self.replicas:
+            where = [f"{r} ({d})" for r, d in zip(self.replicas, self.devices, strict=True)]
+            parts.append(f" on replica {', '.join(where)}")
+        if self.layers:
+            rest = len(self.layers) - LISTED
+            more = f" and {rest} more" if rest > 0 else ""
+            parts.append(f", in {', '.join(self.layers[:LISTED])}{more}")
+        parts.append(f". {self.cause}")
+        if self.position is not None:
+            name = f" ({self.example})" if self.example else ""
+            parts.append(f" First one: example {self.position} of the batch{name}.")
+        return printable("".join(parts))
+
+
+NAMES = {
+    "loss": "the loss is",
+    "gradient": "a gradient is",
+    "statistics": "a layer's statistics are",
+    "weight": "a new weight is",
+    "optimizer": "the optimizer's state is",
+}
+
+CAUSES = {
+    "x": "An input is not finite: the data are at fault.",
+    "y": "A target is not finite: the data are at fault.",
+    "sample_weight": "A sample weight is not finite: the data are at fault.",
+    "y_pred": "Inputs and weights are finite and a prediction is not: the forward pass overflows.",
+    "loss": "Predictions and targets are finite: the loss function is not, for them.",
+    "gradient": "The loss is finite and its gradient is not: the backward pass overflows or "
+    "divides by zero.",
+    "statistics": "The gradients are finite; what a layer remembers, such as a moving variance, "
+    "overflows.",
+    "weight": "The gradients are finite and the update is not: mostly the rate is too high.",
+    "optimizer": "Gradients and weights are finite: what the optimizer remembers, such as squares "
+    "of gradients, overflows.",
+}
+
+
+class Facts:
+    """The facts that a probe has kept of one step.
+
+    Args:
+        table: A row for each replica, a column for each fact.
+        columns: What each column is about: its kind, and a variable or an array.
+    """
+
+    def __init__(self, table: np.ndarray, columns: Sequence[tuple[str, str]]) -> None:
+        self._table = table
+        self._columns = list(columns)
+
+    def of(self, kind: str, name: str | None = None) -> np.ndarray:
+        """The columns of a kind."""
+        chosen = [
+            index
+            for index, column in enumerate(self._columns)
+            if column[0] == kind and name in (None, column[1])
+        ]
+        return self._table[:, chosen]
+
+    def replicas(self, kind: str, name: str | None = None) -> list[int]:
+        """The replicas where a fact of this kind holds."""
+        return np.flatnonzero(self.of(kind, name).any(axis=1)).tolist()
+
+    def names(self, kind: str) -> list[str]:
+        """What a kind of fact holds for, on any replica."""
+        names = [name for column, name in self._columns if column == kind]
+        return [names[index] for index in np.flatnonzero(self.of(kind).any(axis=0))]
+
+    @property
+    def what(self) -> str:
+        """The first thing in a step that was not finite."""
+        if self.replicas("loss", "total"):
+            return "loss"
+        kinds = ("gradient", "weight", "statistics", "optimizer")
+        return next(kind for kind in kinds if self.replicas(kind))
+
+    @property
+    def cause(self) -> str:
+        """The kind of fact that explains the others."""
+        if self.what != "loss":
+            return self.what
+        wrong = [kind for kind in ROWS if self.replicas(kind)]
+        if "y_pred" not in wrong:
+            # Inputs that are not finite do no harm where the predictions are.
+            wrong = [kind for kind in wrong if kind != "x"]
+        return next(iter(wrong), "loss")
+
+    def position(self, kind: str) -> tuple[int, int] | None:
+        """Of rows of this kind the first: its replica, and its place in the global batch."""
+        rows = self.of(kind)
+        for replica in self.replicas(kind):
+            row = rows[replica][rows[replica] > 0].min() - 1
+            return replica, int(self.of("start")[replica, 0] + row)
+        return None
+
+
+def finding_of(facts: Facts, epoch: int, step: int, run: Any, model: keras.Model) -> Finding:
+    """The finding that facts of a step amount to."""
+    what, cause = facts.what, facts.cause
+    replicas = facts.replicas(cause, "own" if cause == "loss" else None)
+    variables = facts.names("gradient" if what == "loss" else what)
+    before = weights_not_finite(model)
+    place = facts.position(cause) if cause in ROWS else None
+    words = CAUSES[cause]
+    if what == "loss" and cause in ("y_pred", "loss") and before:
+        words = f"{listed(before)} had values that are not finite before this step."
+        variables, place = before, None
+    return Finding(
+        epoch=epoch,
+        step=step,
+        what=what,
+        cause=words,
+        replicas=tuple(replicas),
+        devices=tuple(device_of(model, replica) for replica in replicas),
+        layers=tuple(layers_of(variables)) if what != "loss" or before else (),
+        variables=tuple(variables),
+        array=cause if place else None,
+        position=place[1] if place else None,
+        example=run.example_at(step, place[1]) if place else None,
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few names."""
+    rest = len(names) - LISTED
+    return ", ".join(names[:LISTED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def layers_of(paths: Sequence[str]) -> list[str]:
+    """The layers that variables belong to, each once."""
+    return list(dict.fromkeys(path.rpartition("/")[0] or path for path in paths))
+
+
+def device_of(model: keras.Model, replica: int) -> str:
+    """A replica's device, as `GPU:1`."""
+    name = model.distribute_strategy.extended.worker_devices[replica]
+    return name.rpartition("device:")[2]
+
+
+def weights_not_finite(model: keras.Model) -> list[str]:
+    """The paths of weights that are not finite on any replica."""
+    return [path for path, _ in copies_not_finite(model)]
+
+
+def copies_not_finite(model: keras.Model) -> list[tuple[str, dict[int, str]]]:
+    """Weights that are not finite, each with the replicas whose copy is not, and their devices."""
+    found = []
+    for variable in model.variables:
+        storage = keras_internals.variable_storage(variable)
+        if not storage.dtype.is_floating:
+            continue
+        parts = copies_of(variable)
+        bad = {
+            replica: part.device.rpartition("device:")[2]
+            for replica, part in enumerate(parts)
+            if not tf.reduce_all(tf.math.is_finite(part))
+        }
+        if bad:
+            found.append((variable.path, bad))
+    return found
+
+
+def finding_between_steps(
+    model: keras.Model, logs: dict[str, Any], epoch: int, step: int
+) -> Finding | None:
+    """What is not finite in the logs and weights that a step has left, if anything."""
+    losses = [
+        name
+        for name, value in logs.items()
+        if "loss" in name
+        and not name.startswith("val_")
+        and not np.isfinite(np.asarray(value)).all()
+    ]
+    weights = copies_not_finite(model)
+    if not losses and not weights:
+        return None
+    replicas = {replica: device for _, bad in weights for replica, device in bad.items()}
+    variables = [path for path, _ in weights]
+    what = f"The logs' {', '.join(losses)}" if losses else "The loss is finite; weights"
+    return Finding(
+        epoch=epoch,
+        step=step,
+        what="loss" if losses else "weight",
+        cause=f"{what} went wrong at this step or since the check before it.",
+        replicas=tuple(sorted(replicas)),
+        devices=tuple(replicas[replica] for replica in sorted(replicas)),
+        layers=tuple(layers_of(variables)),
+        variables=tuple(variables),
+    )

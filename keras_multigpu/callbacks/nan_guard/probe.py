@@ -1,0 +1,232 @@
+"""The part of `NaNGuard` that is in the step: sees what is not finite, and forbids the step.
+
+In a step without trouble one number for each replica decides: the sum of the squares of all
+that replicas have summed and of the new weights. It is finite only if each of them is. What
+exactly is not finite is found out only where that number is not.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.batch_sizes import share_bounds
+from keras_multigpu.training.replica_group import HOST
+from keras_multigpu.training.steps.probes import Probe
+from keras_multigpu.training.steps.probes import Seen
+from keras_multigpu.training.update.adjusted_schedule import state_of
+
+ACTIVE, STEPS, FOUND_AT, SKIPPED, STREAK, LONGEST, TOOK = range(7)
+"""Where the counters stand: whether the guard is on duty, the steps so far, the step of a finding
+that nobody has read, the steps that were forbidden, those in a row, the most in a row, and the
+steps that were taken."""
+
+NOTHING_FOUND = -1
+SMALL = 2**16
+"""Tensors with fewer elements are joined before they are read; to read each costs more."""
+
+ROWS = ("x", "y", "sample_weight", "y_pred")
+"""Facts of these kinds tell a row, counted from one; the others tell yes or no."""
+
+
+class FiniteProbe(Probe):
+    """Forbids steps with a number that is not finite, and keeps the facts of the first.
+
+    Args:
+        model: The model.
+        goes_on: Whether later steps are taken while a finding is not read.
+
+    Attributes:
+        columns: What each fact is about: its kind, and a variable's path or an array's name.
+        counters: See `ACTIVE` and the others.
+        facts: One row for each replica, filled when something is found.
+    """
+
+    def __init__(self, model: keras.Model, goes_on: bool) -> None:
+        self.model = model
+        self.goes_on = goes_on
+        self.columns: list[tuple[str, str]] = []
+        self.counters: tf.Variable | None = None
+        self.facts: tf.Variable | None = None
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        """Create the variables, once: a step that stays compiled goes on using them."""
+        if self.counters is None:
+            with tf.device(HOST):
+                self.counters = tf.Variable(tf.zeros([7], tf.int64), trainable=False)
+                self.facts = tf.Variable(
+                    tf.zeros([0, 0], tf.int64), shape=[None, None], trainable=False
+                )
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, and be off duty."""
+        self.set({**dict.fromkeys(range(7), 0), FOUND_AT: NOTHING_FOUND})
+
+    def set(self, values: dict[int, int]) -> None:
+        """Give counters a value, between steps."""
+        assert self.counters is not None
+        counters = self.counters.numpy()
+        counters[list(values)] = list(values.values())
+        self.counters.assign(counters)
+
+    def read(self) -> np.ndarray:
+        """The counters; waits until the devices have done all steps."""
+        assert self.counters is not None
+        counters: np.ndarray = self.counters.numpy()
+        return counters
+
+    def table(self) -> np.ndarray:
+        """The facts that were kept: a row for each replica, in `columns`."""
+        assert self.facts is not None
+        table: np.ndarray = self.facts.numpy()
+        return table
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint has to keep."""
+        return {
+            "counters": self.read(),
+            "facts": self.table(),
+            "columns": [list(column) for column in self.columns],
+        }
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        assert self.facts is not None
+        values = np.asarray(state["counters"]).tolist()
+        self.set({**dict(enumerate(values)), ACTIVE: int(self.read()[ACTIVE])})
+        self.facts.assign(state["facts"])
+        self.columns = [(kind, name) for kind, name in state["columns"]]
+
+    def on_replica(self, seen: Seen) -> list[tf.Tensor]:
+        """Whether something on this replica counts, and the facts if so."""
+        # What the optimizer remembers overflows with the squares of gradients, which are in here.
+        watched = [*seen.everyones_sums, seen.total_loss, *seen.update.trainable]
+        healthy = tf.math.is_finite(square_sum(watched))
+        nothing = tf.constant(False), tf.zeros([0], tf.int64)
+        return list(tf.cond(healthy, lambda: nothing, lambda: self._details(seen)))
+
+    def _details(self, seen: Seen) -> tuple[tf.Tensor, tf.Tensor]:
+        """Whether something counts, and a number for each of `columns`."""
+        facts = list(self._facts(seen))
+        self.columns = [column for column, _ in facts]
+        values = tf.stack([tf.cast(value, tf.int64) for _, value in facts])
+        counts = [value for (kind, _), value in facts if kind not in ("start", *ROWS)]
+        return tf.reduce_any(tf.stack(counts)), values
+
+    def _facts(self, seen: Seen) -> Iterator[tuple[tuple[str, str], tf.Tensor]]:
+        yield ("start", ""), share_bounds(seen.global_batch_size, seen.replica, seen.replicas)[0]
+        yield ("loss", "own"), ~finite([seen.loss])
+        yield ("loss", "total"), ~finite([seen.total_loss])
+        yield ("statistics", ""), ~finite(seen.statistics)
+        # Dynamic scaling of the loss makes gradients overflow, and skips such steps itself. Once
+        # the scale is down at one, it is not the scale.
+        counts = seen.loss_scale <= 1.0
+        for variable, gradient in zip(seen.variables, seen.gradients, strict=True):
+            yield ("gradient", variable.path), ~finite([gradient]) & counts
+        for kind, variables, values in (
+            ("weight", self.model.trainable_variables, seen.update.trainable),
+            ("optimizer", state_of(self.model.optimizer), seen.update.optimizer),
+        ):
+            for variable, value in zip(variables, values, strict=True):
+                yield (kind, variable.path), ~finite([value])
+        for kind, data in zip(ROWS, (*seen.batch, seen.y_pred), strict=True):
+            for path, leaf in keras.tree.flatten_with_path(data):
+                if leaf is not None and leaf.dtype.is_floating and leaf.shape.rank:
+                    yield (kind, "/".join(map(str, path))), first_bad_row(leaf)
+
+    def allows(self, measured: list[list[tf.Tensor]]) -> tf.Tensor:
+        """Not where something was found, nor before an earlier finding was dealt with."""
+        assert self.counters is not None
+        with tf.device(HOST):
+            counters = self.counters.read_value()
+        forbidden = found(measured)
+        if not self.goes_on:
+            forbidden |= counters[FOUND_AT] != NOTHING_FOUND
+        return ~(forbidden & (counters[ACTIVE] == 1))
+
+    def collect(self, measured: list[list[tf.Tensor]], allowed: tf.Tensor | None) -> None:
+        """Count the step, and keep the facts of the first finding."""
+        assert allowed is not None
+        assert self.counters is not None
+        with tf.device(HOST):
+            before = tf.unstack(self.counters.read_value())
+            active = before[ACTIVE]
+            bad = tf.cast(found(measured), tf.int64) * active
+            first = (bad == 1) & (before[FOUND_AT] == NOTHING_FOUND)
+            tf.cond(first, lambda: self._keep(measured), lambda: False)
+            after = list(before)
+            after[STEPS] += active
+            after[FOUND_AT] = tf.where(first, before[STEPS], before[FOUND_AT])
+            after[SKIPPED] += tf.cast(~allowed, tf.int64) * active
+            after[STREAK] = (before[STREAK] + bad) * bad
+            after[LONGEST] = tf.maximum(before[LONGEST], after[STREAK])
+            after[TOOK] += tf.cast(allowed, tf.int64) * active
+            self.counters.assign(tf.stack(after), read_value=False)
+
+    def _keep(self, measured: list[list[tf.Tensor]]) -> bool:
+        assert self.facts is not None
+        facts = [own for _, own in measured]
+        width = tf.reduce_max([tf.size(own) for own in facts])
+        # A replica that found nothing has no facts.
+        rows = [tf.pad(own, [[0, width - tf.size(own)]]) for own in facts]
+        self.facts.assign(tf.stack(rows), read_value=False)
+        return True
+
+
+def found(measured: list[list[tf.Tensor]]) -> tf.Tensor:
+    """Whether any replica found something."""
+    return tf.reduce_any(tf.stack([bad for bad, _ in measured]))
+
+
+def square_sum(tensors: Sequence[Any]) -> tf.Tensor:
+    """A number that is finite only if all elements are; it may overflow though they are."""
+    small: dict[tf.DType, list[tf.Tensor]] = {}
+    sums = []
+    for tensor in floating(tensors):
+        if (tensor.shape.num_elements() or SMALL) < SMALL:
+            small.setdefault(tensor.dtype, []).append(tf.reshape(tensor, [-1]))
+        else:
+            sums.append(tf.cast(tf.nn.l2_loss(widened(tensor)), tf.float32))
+    for parts in small.values():
+        joined = tf.concat(parts, axis=0)
+        sums.append(tf.cast(tf.nn.l2_loss(widened(joined)), tf.float32))
+    return tf.add_n(sums) if sums else tf.zeros(())
+
+
+def widened(tensor: tf.Tensor) -> tf.Tensor:
+    """A tensor whose squares do not soon overflow."""
+    return tf.cast(tensor, tf.float32) if tensor.dtype == tf.float16 else tensor
+
+
+def finite(tensors: Sequence[Any]) -> tf.Tensor:
+    """Whether all elements are finite."""
+    flags = [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in floating(tensors)]
+    return tf.reduce_all(tf.stack(flags)) if flags else tf.constant(True)
+
+
+def floating(tensors: Sequence[Any]) -> list[tf.Tensor]:
+    """Those of floats; of sparse ones, the values."""
+    dense = [t.values if isinstance(t, tf.IndexedSlices) else t for t in tensors]
+    return [tensor for tensor in dense if tensor.dtype.is_floating]
+
+
+def first_bad_row(leaf: Any) -> tf.Tensor:
+    """The first row with a number that is not finite, counted from one; zero without any."""
+    if isinstance(leaf, tf.SparseTensor):
+        bad = tf.boolean_mask(leaf.indices[:, 0], ~tf.math.is_finite(leaf.values))
+        return tf.where(tf.size(bad) > 0, tf.reduce_min(tf.concat([bad, [2**62]], 0)) + 1, 0)
+    if isinstance(leaf, tf.RaggedTensor):
+        flags = tf.ragged.map_flat_values(lambda t: tf.cast(~tf.math.is_finite(t), tf.int64), leaf)
+        bad = tf.reduce_sum(flags, axis=list(range(1, leaf.shape.rank)))
+        bad = (bad.to_tensor() if isinstance(bad, tf.RaggedTensor) else bad) > 0
+    else:
+        bad = tf.reduce_any(~tf.math.is_finite(leaf), axis=list(range(1, leaf.shape.rank)))
+    places = tf.where(bad)[:, 0]
+    return tf.reduce_min(tf.concat([places + 1, [2**62]], axis=0)) * tf.cast(
+        tf.size(places) > 0, tf.int64
+    )

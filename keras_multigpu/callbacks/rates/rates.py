@@ -1,0 +1,168 @@
+"""The learning rate of a model, whatever its optimizer was compiled with."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.checks import problem
+from keras_multigpu.keras_internals import optimizer_internals
+from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.training.update.adjusted_schedule import AdjustedSchedule
+
+
+class Rate:
+    """Reads, scales and sets the learning rate of a compiled model.
+
+    A plain rate is changed where Keras keeps it. A schedule is replaced by one that adjusts it
+    by variables, from `adjust` until `restore`; steps that were compiled without it are not used
+    in between. Model files name the user's schedule all the time.
+
+    Args:
+        model: A compiled model; one of this package's, or any Keras model.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self.model = model
+        self.optimizer = innermost(model)
+        self.strategy: tf.distribute.Strategy = model.distribute_strategy
+        self._given = optimizer_internals.compiled_rate(self.optimizer)
+        if isinstance(self._given, AdjustedSchedule):
+            self._given = self._given.schedule
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a number, and not a schedule or a function."""
+        return isinstance(self._given, keras.Variable)
+
+    def adjust(self) -> "Rate":
+        """Make a schedule adjustable until `restore`; a plain rate is so already."""
+        present = optimizer_internals.compiled_rate(self.optimizer)
+        if self.is_plain or isinstance(present, AdjustedSchedule):
+            return self
+        known = vars(self.optimizer).get("_adjusted_schedule")
+        if known is None or known.schedule is not present or known.strategy is not self.strategy:
+            known = AdjustedSchedule(present, self.strategy)
+            # The same one each time, for which the steps of an earlier `fit` are compiled.
+            self.optimizer.__dict__["_adjusted_schedule"] = known
+        known.factor.assign(1.0)
+        known.offset.assign(0.0)
+        self.optimizer.learning_rate = known
+        self._compile_again()
+        return self
+
+    def restore(self) -> None:
+        """Give the optimizer the schedule that it was compiled with; a plain rate stays."""
+        if isinstance(optimizer_internals.compiled_rate(self.optimizer), AdjustedSchedule):
+            self.optimizer.learning_rate = self._given
+            self._compile_again()
+
+    @property
+    def lever(self) -> keras.Variable:
+        """What to multiply to scale the rate: the rate itself, or a schedule's factor."""
+        return self._given if self.is_plain else self._adjusted.factor
+
+    @property
+    def state(self) -> float | None:
+        """What a schedule is multiplied by; None for a plain rate, which is the optimizer's."""
+        return None if self.is_plain else float(self.lever.numpy())
+
+    @state.setter
+    def state(self, state: float | None) -> None:
+        if state is not None and not self.is_plain:
+            self.lever.assign(state)
+
+    @property
+    def next(self) -> float:
+        """The rate of the next step."""
+        return float(self.optimizer.learning_rate)
+
+    def scale(self, factor: float) -> None:
+        """Multiply the rate of this and all further steps."""
+        for variable in self._variables:
+            # In single precision, in which a training step would do it.
+            variable.assign(variable.numpy() * tf.constant(factor, tf.float32).numpy())
+
+    def set(self, rate: float) -> None:
+        """Let all further steps have this rate; a schedule's own is left out of account."""
+        if self.is_plain:
+            self._given.assign(rate)
+        else:
+            self._adjusted.factor.assign(0.0)
+            self._adjusted.offset.assign(rate)
+
+    @contextlib.contextmanager
+    def tried(self) -> Iterator[None]:
+        """Set rates for a while; afterwards it is adjusted, or not, as it was before."""
+        adjusted = isinstance(optimizer_internals.compiled_rate(self.optimizer), AdjustedSchedule)
+        self.adjust()
+        before = [variable.numpy() for variable in self._variables]
+        try:
+            yield
+        finally:
+            for variable, value in zip(self._variables, before, strict=True):
+                variable.assign(value)
+            if not adjusted:
+                self.restore()
+
+    # Inside a training step.
+
+    def lever_copies(self) -> tuple[tf.Variable, ...]:
+        """The lever on each replica."""
+        return self._copies(self.lever)
+
+    def steps(self) -> tf.Tensor:
+        """The number of steps that the optimizer has done, as a tensor."""
+        counter = self._copies(optimizer_internals.step_counter(self.optimizer))
+        return counter[0].read_value()
+
+    def of_step(self) -> tf.Tensor:
+        """The rate of the next step, as a tensor."""
+        lever = self.lever_copies()[0].read_value()
+        if self.is_plain:
+            return lever
+        offset = self._copies(self._adjusted.offset)[0].read_value()
+        return tf.cast(self._adjusted.unadjusted(self.steps()), lever.dtype) * lever + offset
+
+    def velocities(self) -> list[tuple[tf.Variable, ...]]:
+        """The velocities of SGD with momentum on each replica, which contain the rate."""
+        if not isinstance(self.optimizer, keras.optimizers.SGD) or not self.optimizer.momentum:
+            return []
+        return [self._copies(v) for v in getattr(self.optimizer, "momentums", ()) if v is not None]
+
+    @property
+    def _variables(self) -> list[keras.Variable]:
+        return [self._given] if self.is_plain else self._adjusted.variables
+
+    @property
+    def _adjusted(self) -> AdjustedSchedule:
+        return self.optimizer.__dict__["_adjusted_schedule"]
+
+    def _copies(self, variable: keras.Variable) -> tuple[tf.Variable, ...]:
+        return copies_of(variable)
+
+    def _compile_again(self) -> None:
+        # A distributed model looks at its schedule by itself; Keras's compiled step does not.
+        if hasattr(self.model, "replication"):
+            return
+        if getattr(self.model, "train_function", None) is not None:
+            self.model.make_train_function(force=True)
+
+
+def innermost(model: keras.Model) -> keras.optimizers.Optimizer:
+    """The optimizer that updates the weights, inside of one that scales the loss."""
+    optimizer: Any = getattr(model, "optimizer", None)
+    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    if not isinstance(optimizer, keras.optimizers.Optimizer) or hasattr(optimizer, "optimizers"):
+        raise ValueError(
+            problem(
+                "The model has no learning rate that is one.",
+                "Expected one compiled Keras optimizer.",
+                "Pass `optimizer` to `compile`; with several optimizers, set their rates yourself.",
+                optimizer=optimizer,
+            )
+        )
+    return optimizer

@@ -1,0 +1,4 @@
+"""`ReplicaDriftCheck`: are the replicas still equal?
+
+callback ───> checksums ───> drift
+"""

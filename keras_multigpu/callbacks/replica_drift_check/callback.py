@@ -1,0 +1,185 @@
+"""`ReplicaDriftCheck`: proves that all replicas hold the same weights."""
+
+import fnmatch
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_multigpu.callbacks.replica_drift_check.checksums import Checksums
+from keras_multigpu.callbacks.replica_drift_check.checksums import Copied
+from keras_multigpu.callbacks.replica_drift_check.checksums import copied_variables
+from keras_multigpu.callbacks.replica_drift_check.drift import Drift
+from keras_multigpu.callbacks.replica_drift_check.drift import drift_of
+from keras_multigpu.callbacks.replica_drift_check.drift import repair
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import warn
+from keras_multigpu.training.distributed_model import DistributedModel
+from keras_multigpu.training.replica_group import home_device
+from keras_multigpu.training.replica_group import require_one_process
+
+NAMED = 5
+"""How many variables a message names."""
+
+logger = logging.getLogger("keras_multigpu")
+
+
+class ReplicaDriftCheck(keras.callbacks.Callback):
+    """Proves every n steps that all replicas hold the same weights, bit for bit.
+
+    Each replica computes a checksum of its copy of every variable on its own device; only the
+    checksums travel. Compared are weights, statistics, seeds and the variables of optimizers.
+    A single copy changes when memory is faulty, when code assigns to one replica only, or when
+    a kernel adds in another order on one device. Training then goes on without an error, and the
+    replicas drift apart.
+
+    Checks happen after each `every` steps of an epoch and when an epoch ends; in between
+    nothing is computed. It works with `keras_multigpu.distribute` and also in Keras's own `fit`
+    under a `MirroredStrategy`, with any `train_step`. There each replica keeps moving
+    statistics of its own, which is found and said: see `ignore`.
+
+    Args:
+        every: The number of steps between two checks.
+        action: `"raise"` stops training with an error. `"warn"` warns and goes on. `"repair"`
+            warns and gives the copies that differ the value that most replicas have, or, where
+            there is no majority, as with two replicas, the first replica's.
+        ignore: Patterns of variable paths that are not compared, such as
+            `["*/moving_mean", "*/moving_variance"]`.
+
+    Attributes:
+        checks: How many checks were made in this `fit`.
+        drifts: What they found.
+    """
+
+    def __init__(
+        self, every: int = 1000, action: str = "raise", ignore: Sequence[str] = ()
+    ) -> None:
+        super().__init__()
+        require_positive_integer("every", every)
+        require_choice("action", action, ("raise", "warn", "repair"))
+        if isinstance(ignore, str) or not all(isinstance(one, str) for one in ignore):
+            raise ValueError(
+                problem(
+                    "`ignore` is no list of patterns.",
+                    "Expected patterns of variable paths, in a list.",
+                    'Write for example `ignore=["*/moving_mean"]`.',
+                    ignore=ignore,
+                )
+            )
+        self.every = every
+        self.action = action
+        self.ignore = list(ignore)
+        self.checks = 0
+        self.drifts: list[Drift] = []
+        self._compares = False
+        self._checksums: Checksums | None = None
+        self._epoch = self._step = self._checked_at = 0
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Start anew."""
+        self.checks, self.drifts = 0, []
+        strategy = self.model.distribute_strategy
+        self._compares = strategy.num_replicas_in_sync > 1 and home_device(strategy) is None
+        if not self._compares:
+            logger.warning(
+                "ReplicaDriftCheck: there is one copy of the variables, so there is nothing to "
+                "compare."
+            )
+            return
+        require_one_process(strategy)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Count this epoch's steps from where it begins."""
+        run = getattr(self.model, "training_run", None)
+        self._epoch = epoch
+        self._step = self._checked_at = 0 if run is None else run.step
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Check, if it is due."""
+        self._step = batch + 1
+        if self._step // self.every > self._checked_at // self.every:
+            self._check()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Check what this epoch has made of the weights."""
+        if self._step > self._checked_at:
+            self._check()
+
+    def _check(self) -> None:
+        self._checked_at = self._step
+        variables = self._compared() if self._compares else []
+        if not variables:
+            return
+        if self._checksums is None or not self._checksums.fits(variables):
+            self._checksums = Checksums(variables)
+        checks = self._checksums.by_replica()
+        self.checks += 1
+        if (checks == checks[0]).all():
+            return
+        different = np.flatnonzero((checks != checks[0]).any(axis=0))
+        found = [
+            drift_of(variables[index], checks[:, index].tolist(), self._epoch, self._step)
+            for index in different
+        ]
+        self.drifts += found
+        self._act([variables[index] for index in different], checks[:, different].T, found)
+
+    def _act(self, variables: list[Copied], checks: np.ndarray, found: list[Drift]) -> None:
+        text = self._text(found, all(variable.is_statistic for variable in variables))
+        if self.action == "raise":
+            raise RuntimeError(text)
+        warn(text, stacklevel=2)
+        if self.action == "repair":
+            for variable, of_variable in zip(variables, checks.tolist(), strict=True):
+                repair(variable, of_variable)
+
+    def _compared(self) -> list[Copied]:
+        variables = copied_variables(self.model)
+        names = [variable.name for variable in variables]
+        for pattern in self.ignore:
+            if not fnmatch.filter(names, pattern):
+                raise ValueError(
+                    problem(
+                        "A pattern of `ignore` fits no variable.",
+                        f"Expected paths such as {names[0] if names else 'dense/kernel'!r}.",
+                        "Correct the pattern, or leave it out.",
+                        pattern=pattern,
+                    )
+                )
+        return [
+            variable
+            for variable in variables
+            if not any(fnmatch.fnmatchcase(variable.name, pattern) for pattern in self.ignore)
+        ]
+
+    def _text(self, found: list[Drift], only_statistics: bool) -> str:
+        shown = "; ".join(str(drift) for drift in found[:NAMED])
+        more = f"; and {len(found) - NAMED} more variables" if len(found) > NAMED else ""
+        return problem(
+            f"The replicas do not hold the same values: {shown}{more}.",
+            "Expected every bit to be equal on all replicas.",
+            self._fix(only_statistics),
+            epoch=self._epoch,
+            step=self._step,
+            devices=sorted({device for drift in found for device in drift.devices}),
+            variables=len(found),
+        )
+
+    def _fix(self, only_statistics: bool) -> str:
+        if only_statistics and not isinstance(self.model, DistributedModel):
+            return (
+                "In Keras's own `fit` each replica keeps moving statistics of its own: use "
+                "`keras_multigpu.distribute`, which averages them in every step, or "
+                'leave them out, `ignore=["*/moving_mean", "*/moving_variance"]`, and let '
+                "`EvaluationAveraging` average them."
+            )
+        if self.action == "repair":
+            return "The copies that differ are overwritten; look after the device if it recurs."
+        return (
+            "Go on from an earlier checkpoint and test the memory of the device; see that no code "
+            'assigns to a single copy; or let `action="repair"` overwrite the copies that differ.'
+        )

@@ -1,0 +1,137 @@
+"""Checksums of the variables on each replica, computed on its own device.
+
+    sum over all positions i of  mix(bits[i] + i * C)   modulo 2^32
+
+The bits are taken as they are, so NaN equals NaN and 0.0 is not -0.0. For each position `mix`
+is one to one: if a single 32-bit word differs, so does the sum. Changes of several words, such as
+two that have changed places, are missed once in four thousand million times.
+"""
+
+import collections
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.training.tracing import traced
+from keras_multigpu.training.variables.model_state import adds_up
+from keras_multigpu.training.variables.model_state import variables_of
+
+STRIDE = 0x9E3779B1
+# The finalizer of MurmurHash3: shifts and odd factors that spread each bit over all others.
+ROUNDS = ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1))
+
+
+class Copied(NamedTuple):
+    """A variable that has a copy on each replica.
+
+    Attributes:
+        name: Its path.
+        copies: The copies.
+        is_statistic: Whether it is no weight that is trained but one that a forward pass changes.
+    """
+
+    name: str
+    copies: tuple[tf.Variable, ...]
+    is_statistic: bool
+
+
+def copied_variables(model: keras.Model) -> list[Copied]:
+    """The variables that have a copy on each replica: weights, seeds, those of optimizers.
+
+    Metrics differ on purpose, because their copies add up.
+    """
+    found: dict[str, Copied] = {}
+    statistics = {id(v) for v in model.non_trainable_variables if "float" in str(v.dtype)}
+    for variable in variables_of(model).values():
+        storage = keras_internals.variable_storage(variable)
+        if storage is None or adds_up(storage):
+            continue
+        parts = copies_of(variable)
+        if len(parts) > 1:
+            name = unused(variable.path, found)
+            found[name] = Copied(name, parts, id(variable) in statistics)
+    return list(found.values())
+
+
+def unused(path: str, names: Any) -> str:
+    """A path, with a number behind it where two variables have the same."""
+    number, name = 1, path
+    while name in names:
+        number += 1
+        name = f"{path} ({number})"
+    return name
+
+
+class Checksums:
+    """Computes the checksums of some variables; compiled once.
+
+    Args:
+        variables: The variables.
+    """
+
+    def __init__(self, variables: Sequence[Copied]) -> None:
+        self._copies = [variable.copies for variable in variables]
+        specs = tuple(tf.TensorSpec(parts[0].shape, parts[0].dtype) for parts in self._copies)
+        # XLA computes each sum in one pass over the words, without a second copy in memory.
+        self._checksums: Callable[..., tf.Tensor] = traced(checksums, specs, jit_compile=True)
+
+    def fits(self, variables: Sequence[Copied]) -> bool:
+        """Whether it was compiled for these."""
+        known = [parts[0] for parts in self._copies]
+        return len(known) == len(variables) and all(
+            one is variable.copies[0] for one, variable in zip(known, variables, strict=True)
+        )
+
+    def by_replica(self) -> np.ndarray:
+        """A row for each replica with a checksum of each variable."""
+        results = []
+        for replica, part in enumerate(self._copies[0]):
+            with tf.device(part.device):
+                values = [parts[replica].read_value() for parts in self._copies]
+                results.append(self._checksums(*values))
+        # All devices have begun before the first one is waited for.
+        return np.stack([result.numpy() for result in results])
+
+
+def checksums(*values: tf.Tensor) -> tf.Tensor:
+    """The checksum of each tensor."""
+    return tf.stack([checksum(value) for value in values])
+
+
+def checksum(value: tf.Tensor) -> tf.Tensor:
+    """The checksum of one tensor."""
+    words = words_of(value)
+    positions = tf.cast(tf.range(tf.size(words)), tf.uint32)
+    mixed = words + positions * tf.constant(STRIDE, tf.uint32)
+    for shift, factor in ROUNDS:
+        shifted = tf.bitwise.right_shift(mixed, tf.constant(shift, tf.uint32))
+        mixed = tf.bitwise.bitwise_xor(mixed, shifted) * tf.constant(factor, tf.uint32)
+    return tf.reduce_sum(mixed)
+
+
+def words_of(value: tf.Tensor) -> tf.Tensor:
+    """A tensor's bits as words of 32; of smaller types a word for each element."""
+    value = tf.reshape(value, [-1])
+    if value.dtype == tf.bool:
+        return tf.cast(value, tf.uint32)
+    if value.dtype.size >= 4:
+        return tf.reshape(tf.bitcast(value, tf.uint32), [-1])
+    same_size = tf.uint16 if value.dtype.size == 2 else tf.uint8
+    return tf.cast(tf.bitcast(value, same_size), tf.uint32)
+
+
+def odd_ones(checks: Sequence[int]) -> tuple[int, list[int]]:
+    """A replica to believe, and those that differ from it: the fewer against the most.
+
+    Where two groups are of one size, the one with the first replica is believed.
+    """
+    groups = collections.Counter(checks)
+    believed = max(groups, key=lambda check: (groups[check], -list(checks).index(check)))
+    return list(checks).index(believed), [i for i, c in enumerate(checks) if c != believed]

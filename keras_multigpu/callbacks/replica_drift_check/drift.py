@@ -1,0 +1,96 @@
+"""What `ReplicaDriftCheck` finds: which copy of a variable differs, where, and by how much."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.callbacks.replica_drift_check.checksums import Copied
+from keras_multigpu.callbacks.replica_drift_check.checksums import odd_ones
+
+
+class Drift(NamedTuple):
+    """One variable whose copies differ.
+
+    Attributes:
+        variable: Its path.
+        devices: The devices whose copies differ from the one that is believed.
+        believed: The device of that one: in the majority, or else the first replica's.
+        is_majority: Whether more replicas agree with it than with any other.
+        elements: How many elements differ, on the device where most do.
+        size: How many elements the variable has.
+        largest: The largest difference; NaN where a value is not finite.
+        epoch: The epoch, from zero.
+        step: How many steps of it were done.
+    """
+
+    variable: str
+    devices: list[str]
+    believed: str
+    is_majority: bool
+    elements: int
+    size: int
+    largest: float
+    epoch: int
+    step: int
+
+    def __str__(self) -> str:
+        against = f"{self.believed} and most others" if self.is_majority else self.believed
+        amount = f"by up to {self.largest:.3g}" if np.isfinite(self.largest) else "not finite"
+        return (
+            f"{self.variable} on {', '.join(self.devices)} differs from {against} in "
+            f"{self.elements} of {self.size} values, {amount}"
+        )
+
+
+def drift_of(variable: Copied, checks: Sequence[int], epoch: int, step: int) -> Drift:
+    """What has happened to a variable whose checksums differ.
+
+    Args:
+        variable: The variable.
+        checks: The checksum on each replica.
+        epoch: The epoch.
+        step: How many steps of it were done.
+    """
+    believed, odd = odd_ones(checks)
+    names = [device_name(part) for part in variable.copies]
+    right = variable.copies[believed].numpy()
+    compared = [difference(right, variable.copies[replica].numpy()) for replica in odd]
+    most = len(checks) - len(odd)
+    return Drift(
+        variable.name,
+        [names[replica] for replica in odd],
+        names[believed],
+        max(list(checks).count(checks[replica]) for replica in odd) < most,
+        max(elements for elements, _ in compared),
+        int(right.size),
+        float(np.max([largest for _, largest in compared])),
+        epoch,
+        step,
+    )
+
+
+def difference(right: np.ndarray, other: np.ndarray) -> tuple[int, float]:
+    """How many elements differ in their bits, and by how much at most."""
+    right, other = (np.ascontiguousarray(value).reshape(-1) for value in (right, other))
+    width = right.dtype.itemsize
+    bits = [value.view(np.uint8).reshape(-1, width) for value in (right, other)]
+    elements = np.flatnonzero((bits[0] != bits[1]).any(axis=1))
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(right[elements].astype(np.float64) - other[elements].astype(np.float64))
+    return len(elements), float(apart.max()) if len(elements) else 0.0
+
+
+def repair(variable: Copied, checks: Sequence[int]) -> None:
+    """Give the copies that differ the value of the one that is believed."""
+    believed, odd = odd_ones(checks)
+    for replica in odd:
+        with tf.device(variable.copies[replica].device):
+            variable.copies[replica].assign(variable.copies[believed].read_value())
+
+
+def device_name(variable: tf.Variable) -> str:
+    """The device of a copy as people write it, such as `GPU:1`."""
+    spec = tf.DeviceSpec.from_string(variable.device)
+    return f"{spec.device_type}:{spec.device_index}"

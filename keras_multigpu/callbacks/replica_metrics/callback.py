@@ -1,0 +1,338 @@
+"""`ReplicaMetrics`: what each replica does, by itself."""
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_multigpu.callbacks.figures import picture_file
+from keras_multigpu.callbacks.fit_run import run_to_see
+from keras_multigpu.callbacks.replica_metrics.events import ReplicaEvents
+from keras_multigpu.callbacks.replica_metrics.figure import replica_figure
+from keras_multigpu.callbacks.replica_metrics.scores import ScoreProbe
+from keras_multigpu.callbacks.replica_metrics.scores import require_targets
+from keras_multigpu.callbacks.row_files import RowFile
+from keras_multigpu.callbacks.row_files import require_writable
+from keras_multigpu.callbacks.timing.replica_window import WHERE
+from keras_multigpu.callbacks.timing.replica_window import Place
+from keras_multigpu.callbacks.timing.replica_window import Slowest
+from keras_multigpu.callbacks.timing.replica_window import Window
+from keras_multigpu.callbacks.timing.replica_window import behind
+from keras_multigpu.callbacks.timing.replica_window import window_of
+from keras_multigpu.callbacks.timing.step_clock import StepClock
+from keras_multigpu.callbacks.timing.step_clock import Timing
+from keras_multigpu.callbacks.timing.step_clock import no_time
+from keras_multigpu.callbacks.timing.step_probe import Sums
+from keras_multigpu.callbacks.timing.step_probe import no_sums
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import real_number
+from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.keras_internals.compile_internals import compile_arguments
+from keras_multigpu.pictures import write_png
+
+logger = logging.getLogger("keras_multigpu")
+
+MOST_WINDOWS = 2000
+"""More than that are thinned out: a picture has no more pixels."""
+
+
+class ReplicaMetrics(keras.callbacks.Callback):
+    """Shows loss, metrics, examples, gradients and times of each replica by itself.
+
+    What `fit` reports is true for the global batch, and hides which replica has other data,
+    diverges, or is slow. This callback measures inside the step, adds up on the devices, and reads
+    once an epoch. For each replica the history gets, under `replica_0/` and so on: `loss`, your
+    `metrics`, `examples`, `examples_per_second`, `gradient_norm`, `compute_time`, `sync_time`,
+    `step_time` and `data_wait`; and under `replicas/` of each the `_min`, `_max` and `_spread`.
+    A replica that had no example has no loss: NaN stands there, and is left out of the extremes.
+
+    Args:
+        metrics: Names or `keras.metrics.Metric` objects, which mean what they mean in `compile`;
+            for several outputs a dict: for each output's name a list.
+        path: A file for all values, which grows as training goes on: `.csv` with a row for each
+            replica, or `.jsonl` with a record for each measurement. An older file is replaced,
+            unless training goes on from a `ResumableCheckpoint`.
+        every: Measure also every so many steps, for the file, TensorBoard and the picture.
+        log_dir: A folder for TensorBoard, with a run for each replica.
+        picture: A PNG that is drawn when training ends.
+        slow_factor: A replica is behind if its passes take so many times as long as the median of
+            the others'.
+        slow_windows: After so many measurements in a row behind, a warning names the replica.
+
+    Attributes:
+        windows: The measurements so far, of the model that was trained last.
+        slowest: The replica that stays behind; None if there is none.
+
+    Example:
+
+    ```python
+    model.fit(data, epochs=5, callbacks=[kmg.callbacks.ReplicaMetrics(["accuracy"])])
+    ```
+    """
+
+    def __init__(
+        self,
+        metrics: Any = (),
+        *,
+        path: str | Path | None = None,
+        every: int | None = None,
+        log_dir: str | Path | None = None,
+        picture: str | Path | None = None,
+        slow_factor: float = 1.25,
+        slow_windows: int = 3,
+    ) -> None:
+        super().__init__()
+        if every is not None:
+            require_positive_integer("every", every)
+        require_positive_integer("slow_windows", slow_windows)
+        require_larger_than_one(slow_factor)
+        self.metrics = metrics_of(metrics)
+        self.every = every
+        self.slow_factor = slow_factor
+        self.slow_windows = slow_windows
+        self.windows: list[Window] = []
+        self.slowest: Slowest | None = None
+        self._ends: list[float] = []
+        self._behind: Slowest | None = None
+        self._named: set[int] = set()
+        self._rows_path = None if path is None else Path(path)
+        self._file = None if path is None else RowFile(path)
+        self._events = None if log_dir is None else ReplicaEvents(log_dir)
+        self._picture = picture_file(picture)
+        self._probe = ScoreProbe(self._compiling, self.metrics)
+        self._measured: tuple[Any, Any] | None = None
+        self._clock: StepClock | None = None
+        self._base = (0, no_sums(1), no_time(1))
+        self._restored: dict[str, Any] | None = None
+        if self._file is not None:
+            require_writable(self._file.path)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Let the probe into the step."""
+        self._run = run_to_see(self)
+        refuse_second(self._run.callbacks)
+        if self.metrics and self._run.batch_spec is not None:
+            require_targets(self.metrics, self._run.batch_spec[1])
+        self._begin_anew_for_another_model()
+        self._named = set()
+        strategy = self.model.distribute_strategy
+        self._place = Place.of(strategy)
+        if self._file is not None and self._rows_path is not None and self._place.worker:
+            name = f"{self._rows_path.stem}.worker_{self._place.worker}{self._rows_path.suffix}"
+            self._file.path = self._rows_path.with_name(name)
+        self._probe.output_names = list(getattr(self.model, "output_names", None) or ["output"])
+        self._run.watch(self._probe)
+        self._clock = StepClock(self._run, self._probe, bool(self.model.run_eagerly))
+        self._run.after_each("on_train_batch_end", self._step_done)
+        if self._events is not None:
+            self._run.after_end(self._events.close)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begin the sums anew, or go on where a checkpoint was taken."""
+        restored, self._restored = self._restored, None
+        self._probe.reset()
+        base = 0, no_sums(self._probe.replicas)
+        if restored is not None and self._run.step and self._fits(restored):
+            self._probe.write(sums_of(restored["sums"]))
+            self._probe.write_scores(restored["scores"])
+            base = restored["base_step"], sums_of(restored["base_sums"])
+        assert self._clock is not None
+        self._clock.begin_epoch()
+        self._base = (*base, no_time(self._probe.replicas))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Read the sums, and report the epoch."""
+        assert self._clock is not None
+        timing, sums = self._clock.read(), self._probe.read()
+        whole = self._window(sums, timing)
+        for callback in self._run.callbacks:
+            if isinstance(callback, keras.callbacks.History):
+                add_to_history(callback.history, whole)
+        if self._run.step > self._base[0]:
+            self._report(self._since_last(sums, timing))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Draw the picture."""
+        if self._picture is not None and self.windows:
+            write_png(replica_figure(self.windows, self._ends), self._picture)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What goes on from step to step: the sums, the metrics, the lines of the file."""
+        # A checkpoint may be taken before this callback was told of the step.
+        self._step_done()
+        step, base, _ = self._base
+        sums = self._probe.read()
+        return {
+            "lines": 0 if self._file is None else self._file.lines,
+            "sums": list(sums),
+            "scores": self._probe.score_values,
+            "base_step": step,
+            "base_sums": list(base),
+            "behind": None if self._behind is None else list(self._behind),
+        }
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        if self._file is not None:
+            self._file.go_on_after(int(state["lines"]))
+        found = state["behind"]
+        self._behind = None if found is None else Slowest(*found)
+        self._restored = state
+
+    def _begin_anew_for_another_model(self) -> None:
+        """Metrics mean what `compile` makes of them for one model, and so do measurements."""
+        now = self.model, compile_arguments(self.model)
+        before, self._measured = self._measured, now
+        if before is None or all(a is b for a, b in zip(before, now, strict=True)):
+            return
+        self._probe = ScoreProbe(self._compiling, self.metrics)
+        self.windows, self._ends = [], []
+        self.slowest = self._behind = None
+        if self._file is not None:
+            self._file.go_on_after(self._file.lines)
+
+    def _compiling(self) -> None:
+        if self._clock is not None:
+            self._clock.compiling()
+
+    def _step_done(self) -> None:
+        if self._clock is None or self._clock.step == self._run.step:
+            return
+        self._clock.step_done()
+        if self.every and self._run.step // self.every > self._base[0] // self.every:
+            self._report(self._since_last(self._probe.read(), self._clock.read()))
+
+    def _since_last(self, sums: Sums, timing: Timing) -> Window:
+        _, before, time_before = self._base
+        window = self._window(sums.since(before), timing.since(time_before))
+        self._base = self._run.step, sums, timing
+        return window
+
+    def _window(self, sums: Sums, timing: Timing) -> Window:
+        replicas = range(len(self._place.devices))
+        scores = {
+            score.name: np.array([score.result(replica) for replica in replicas])
+            for score in self._probe.scores or ()
+        }
+        run = self._run
+        return window_of(run.epoch, run.step, self._place, sums, scores, timing)
+
+    def _report(self, window: Window) -> None:
+        if len(self.windows) >= MOST_WINDOWS:
+            self.windows, self._ends = self.windows[1::2], self._ends[1::2]
+        self.windows.append(window)
+        self._ends.append(window.epoch + window.step / (self._run.steps_per_epoch or window.step))
+        if self._file is not None and self._file.is_csv:
+            self._file.add(window.rows, [*WHERE, *window.values])
+        elif self._file is not None:
+            self._file.add([record_of(window)])
+        if self._events is not None:
+            self._events.add(window, int(self.model.optimizer.iterations.numpy()))
+        self._judge(window)
+
+    def _judge(self, window: Window) -> None:
+        """Tell once when a replica stays behind."""
+        self._behind = behind(window, self.slow_factor, self._behind)
+        streak = 0 if self._behind is None else self._behind.windows
+        self.slowest = self._behind if streak >= self.slow_windows else None
+        if self.slowest is not None and self.slowest.replica not in self._named:
+            self._named.add(self.slowest.replica)
+            logger.warning(
+                "Replica %d (%s, worker %d) stays behind: its passes took %.2f times as long as "
+                "those of the others, in %d measurements in a row. All replicas wait for it.",
+                self.slowest.replica,
+                self.slowest.device,
+                self.slowest.worker,
+                self.slowest.factor,
+                streak,
+            )
+
+    def _fits(self, state: dict[str, Any]) -> bool:
+        """Whether a state was taken with as many replicas."""
+        return len(state["sums"][0]) == self._probe.replicas
+
+
+def refuse_second(callbacks: list[Any]) -> None:
+    """Raise a `ValueError` where two would write the same names into the history."""
+    several = [one for one in callbacks if isinstance(one, ReplicaMetrics)]
+    if len(several) > 1:
+        raise ValueError(
+            problem(
+                "A second `ReplicaMetrics` came to the same `fit`.",
+                "Expected one: both would write `replica_0/loss` and so on to the history.",
+                "Give all metrics to one `ReplicaMetrics` and leave the other out.",
+                callbacks=[type(one).__name__ for one in callbacks],
+            )
+        )
+
+
+def metrics_of(metrics: Any) -> Any:
+    """The metrics, checked."""
+    several = metrics.values() if isinstance(metrics, dict) else [metrics]
+    for one in several:
+        flat = one if isinstance(one, (list, tuple)) else [one]
+        if isinstance(one, str) and not isinstance(metrics, dict):
+            flat = [None]
+        for metric in flat:
+            if not isinstance(metric, (str, keras.metrics.Metric)) and not callable(metric):
+                raise ValueError(
+                    problem(
+                        "`metrics` holds something that is no metric.",
+                        "Expected a list of names and `keras.metrics.Metric` objects, or a dict "
+                        "of lists.",
+                        'Pass for example metrics=["accuracy"].',
+                        metrics=metrics,
+                    )
+                )
+            if isinstance(metric, str) and metric.lower() not in ("accuracy", "acc"):
+                keras.metrics.get(metric)
+    return metrics if isinstance(metrics, dict) else list(metrics)
+
+
+def require_larger_than_one(slow_factor: object) -> None:
+    """Raise a `ValueError` unless the factor makes a replica slower than others."""
+    if not 1 < real_number(slow_factor) < math.inf:
+        raise ValueError(
+            problem(
+                "`slow_factor` makes no replica slower than the others.",
+                "Expected a number above 1.",
+                "Pass for example slow_factor=1.25.",
+                slow_factor=slow_factor,
+            )
+        )
+
+
+def add_to_history(history: dict[str, list[Any]], window: Window) -> None:
+    """Add the values of an epoch to Keras's history, which the progress bar does not show."""
+    for name, values in window.values.items():
+        for index, value in enumerate(values):
+            key = f"replica_{window.place.first + index}/{name}"
+            history.setdefault(key, []).append(float(value))
+    for name, extremes in window.extremes.items():
+        for kind, value in extremes.items():
+            number = float("nan") if value is None else float(value)
+            history.setdefault(f"replicas/{name}_{kind}", []).append(number)
+
+
+def record_of(window: Window) -> dict[str, Any]:
+    """A measurement as a record of JSON."""
+    rows = [{k: v for k, v in row.items() if k not in ("epoch", "step")} for row in window.rows]
+    extremes = window.extremes
+    return {
+        "epoch": window.epoch,
+        "step": window.step,
+        "replicas": rows,
+        **{
+            kind: {name: extremes[name][kind] for name in extremes}
+            for kind in ("min", "max", "spread")
+        },
+    }
+
+
+def sums_of(arrays: Any) -> Sums:
+    """Sums from a state."""
+    return Sums(*(np.asarray(part, np.float64) for part in arrays))

@@ -1,0 +1,210 @@
+"""Keras metrics of each replica's own examples, updated inside the training step."""
+
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.callbacks.timing.step_probe import StepProbe
+from keras_multigpu.callbacks.timing.step_probe import no_sums
+from keras_multigpu.checks import problem
+from keras_multigpu.keras_internals.compile_internals import compiled_metric
+from keras_multigpu.training.steps.probes import Seen
+
+OF_STEP_PROBE = 2
+"""How many tensors of a replica are `StepProbe`'s."""
+
+
+class Score(NamedTuple):
+    """A metric and what it keeps for each replica.
+
+    Attributes:
+        name: Its name.
+        metric: The metric, which is used without its own variables.
+        start: The values that its variables begin with.
+        states: For each replica its values so far.
+    """
+
+    name: str
+    metric: keras.metrics.Metric
+    start: list[np.ndarray]
+    states: list[list[tf.Variable]]
+
+    def result(self, replica: int) -> float:
+        """A replica's value so far."""
+        values = [tf.convert_to_tensor(state) for state in self.states[replica]]
+        # On the first device, whatever scope is open.
+        with keras_internals.single_device():
+            return mean_of(self.metric.stateless_result(values))
+
+
+class ScoreProbe(StepProbe):
+    """Adds up times, losses and norms, and updates metrics of each replica.
+
+    Args:
+        on_trace: Called while a step is compiled.
+        metrics: Names or metrics, as in `compile`; for several outputs a dict of lists.
+    """
+
+    def __init__(self, on_trace: Callable[[], None], metrics: Any) -> None:
+        super().__init__(on_trace, losses=True)
+        self._metrics = metrics
+        self._devices: tuple[str, ...] = ()
+        self.output_names: list[str] = []
+        self.scores: list[Score] | None = None
+        self._pending: list[Any] = []
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        """Create the variables; those of metrics wait until predictions have a shape."""
+        super().build(strategy)
+        devices = tuple(strategy.extended.worker_devices)
+        if devices != self._devices:
+            self._devices, self.scores = devices, None
+
+    def on_replica(self, seen: Seen) -> list[tf.Tensor]:
+        """A replica's numbers, times, and new values of its metrics."""
+        measured = super().on_replica(seen)
+        if not self._metrics:
+            return measured
+        pairs = chosen(self._metrics, seen.batch[1], seen.y_pred, self.output_names)
+        if self.scores is None:
+            with tf.init_scope(), keras_internals.single_device():
+                self.scores = [self._score(*pair) for pair in pairs]
+                self.write_scores(self._pending)
+        for score, (_, _, y, y_pred) in zip(self.scores, pairs, strict=True):
+            before = [state.read_value() for state in score.states[self._here(seen)]]
+            after = score.metric.stateless_update_state(before, y, y_pred)
+            # Some metrics make NaN of no examples.
+            measured += [
+                tf.where(seen.examples > 0, tf.cast(new, old.dtype), old)
+                for new, old in zip(after, before, strict=True)
+            ]
+        return measured
+
+    def collect(self, measured: list[list[tf.Tensor]], allowed: tf.Tensor | None) -> None:
+        """Add to the sums, and keep what the metrics have become."""
+        super().collect([one[:OF_STEP_PROBE] for one in measured], allowed)
+        for replica, one in enumerate(measured):
+            states = [state for score in self.scores or () for state in score.states[replica]]
+            for state, value in zip(states, one[OF_STEP_PROBE:], strict=True):
+                with tf.device(state.device):
+                    kept = value if allowed is None else tf.where(allowed, value, state)
+                    state.assign(kept)
+
+    def reset(self) -> None:
+        """Begin the sums and the metrics anew."""
+        self.write(no_sums(self.replicas))
+        self._pending = []
+        for score in self.scores or ():
+            for states in score.states:
+                for state, value in zip(states, score.start, strict=True):
+                    state.assign(value)
+
+    @property
+    def score_values(self) -> list[np.ndarray]:
+        """The values that the metrics keep, one metric and replica after another."""
+        return [state.numpy() for state in self._all_states()]
+
+    def write_scores(self, values: list[Any]) -> None:
+        """Give the metrics the values back, now or once they are made."""
+        self._pending = values
+        states = self._all_states()
+        if len(states) == len(values):
+            for state, value in zip(states, values, strict=True):
+                state.assign(value)
+
+    def _all_states(self) -> list[tf.Variable]:
+        scores = self.scores or []
+        return [state for score in scores for states in score.states for state in states]
+
+    def _here(self, seen: Seen) -> int:
+        """Which of the replicas of this process it is."""
+        return seen.replica % self.replicas
+
+    def _score(self, name: str, metric: Any, y: Any, y_pred: Any) -> Score:
+        metric = compiled_metric(metric, y, y_pred)
+        # Some metrics make their variables when they first see predictions.
+        metric.update_state(zeros_like(y), zeros_like(y_pred))
+        metric.reset_state()
+        start = [np.asarray(v.numpy()) for v in metric.variables]
+        states = []
+        for device in self._devices:
+            with tf.device(device):
+                states.append([tf.Variable(value, trainable=False) for value in start])
+        return Score(f"{name}{metric.name}", metric, start, states)
+
+
+def chosen(
+    metrics: Any, y: Any, y_pred: Any, output_names: list[str]
+) -> list[tuple[str, Any, Any, Any]]:
+    """For each metric the beginning of its name, itself, its targets and its predictions."""
+    require_targets(metrics, y)
+    if not isinstance(metrics, dict):
+        if keras.tree.is_nested(y_pred) and len(keras.tree.flatten(y_pred)) > 1:
+            raise ValueError(
+                problem(
+                    "`metrics` is a list, and the model has several outputs.",
+                    "Expected a dict: for each output's name a list of metrics.",
+                    f"Pass for example metrics={{{output_names[0]!r}: ['mae']}}.",
+                    metrics=metrics,
+                    outputs=output_names,
+                )
+            )
+        y, y_pred = (keras.tree.flatten(part)[0] for part in (y, y_pred))
+        return [("", metric, y, y_pred) for metric in metrics]
+    found = []
+    for output, several in metrics.items():
+        several = several if isinstance(several, (list, tuple)) else [several]
+        of_output = [output_of(part, output, output_names) for part in (y, y_pred)]
+        found += [(f"{output}_", metric, *of_output) for metric in several]
+    return found
+
+
+def require_targets(metrics: Any, y: Any) -> None:
+    """Raise a `ValueError` where metrics have no targets to compare predictions with."""
+    if y is None:
+        raise ValueError(
+            problem(
+                "`metrics` came with data that have no targets.",
+                "Expected targets `y`, which metrics compare predictions with.",
+                "Leave out `metrics`: loss, gradients and times are shown without them.",
+                metrics=metrics,
+                y=y,
+            )
+        )
+
+
+def output_of(parts: Any, output: str, output_names: list[str]) -> Any:
+    """What belongs to one output, in a dict or in the order of the outputs."""
+    if isinstance(parts, dict) and output in parts:
+        return parts[output]
+    if not isinstance(parts, dict) and output in output_names:
+        return keras.tree.flatten(parts)[output_names.index(output)]
+    output_names = list(parts) if isinstance(parts, dict) else output_names
+    raise ValueError(
+        problem(
+            "`metrics` names an output that the model does not have.",
+            f"Expected some of {', '.join(map(repr, output_names))}.",
+            "Check the spelling.",
+            output=output,
+        )
+    )
+
+
+def zeros_like(tensor: Any) -> tf.Tensor:
+    """One example of zeros."""
+    return tf.zeros([1, *(1 if size is None else size for size in tensor.shape[1:])], tensor.dtype)
+
+
+def mean_of(result: Any) -> float:
+    """A metric's result as one number: the mean where there is one for each class."""
+    return float(np.mean([np.mean(tf.convert_to_tensor(v).numpy()) for v in flat(result)]))
+
+
+def flat(result: Any) -> list[Any]:
+    """The leaves of a result."""
+    return list(keras.tree.flatten(result))

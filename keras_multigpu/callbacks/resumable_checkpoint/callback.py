@@ -1,0 +1,288 @@
+"""`ResumableCheckpoint`: kill training anywhere, run the same command, get the same result."""
+
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_multigpu.callbacks.fit_run import run_of
+from keras_multigpu.callbacks.resumable_checkpoint import resumed_run
+from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder
+from keras_multigpu.callbacks.resumable_checkpoint.signals import StopSignals
+from keras_multigpu.callbacks.resumable_checkpoint.states import report_changes
+from keras_multigpu.callbacks.resumable_checkpoint.states import restore_states
+from keras_multigpu.callbacks.resumable_checkpoint.states import states_of
+from keras_multigpu.callbacks.resumable_checkpoint.writer import BackgroundWriter
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.training.run import TrainingRun
+from keras_multigpu.training.variables.model_identity import identity_of_model
+from keras_multigpu.training.variables.model_state import ModelState
+
+_log = logging.getLogger("keras_multigpu")
+
+
+class ResumableCheckpoint(keras.callbacks.Callback):
+    """Saves all that training consists of, and goes on with it when the command is run again.
+
+    That is: weights, optimizer, loss scale, seeds, metrics in progress, the position in the data,
+    epoch and step, the history, and the state of the other callbacks: those of Keras, and any with
+    a `state`, a dict that can be read and set. A run that was killed in the middle of an epoch goes
+    on there, and ends as if nothing had happened. A run that has ended trains no further.
+
+    It needs a model from `keras_multigpu.distribute`; one device is enough. Its place among the
+    callbacks does not matter: it acts when all of them are through with a step or an epoch.
+
+    Args:
+        folder: Where the checkpoints are kept; a folder for each run, that is for each `fit`.
+        every_steps: Save after so many steps, counted over all epochs.
+        every_minutes: Save when so many minutes have passed since the last time.
+        every_epochs: Save at the end of every so many epochs; None for the last one only.
+        keep: How many checkpoints to keep. With two or more, one can be damaged.
+        background: Write while training goes on. The values are copied to the host's memory
+            first, where they take the place of one more model and optimizer.
+        signals: The signals on which to save and end. A second one ends at once.
+
+    Example:
+
+    ```python
+    model = kmg.distribute(model)
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    model.fit(train, epochs=90, callbacks=[ResumableCheckpoint("photos_run", every_minutes=10)])
+    ```
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every_steps: int | None = None,
+        every_minutes: float | None = None,
+        every_epochs: int | None = 1,
+        keep: int = 2,
+        background: bool = False,
+        signals: Sequence[str] = ("SIGTERM", "SIGINT"),
+    ) -> None:
+        super().__init__()
+        for name, value in (("every_steps", every_steps), ("every_epochs", every_epochs)):
+            if value is not None:
+                require_positive_integer(name, value)
+        require_positive_integer("keep", keep)
+        require_minutes(every_minutes)
+        require_signals(signals)
+        self.folder = Path(folder)
+        self.every_steps = every_steps
+        self.every_minutes = every_minutes
+        self.every_epochs = every_epochs
+        self.resumed_from: Path | None = None
+        self._files = CheckpointFolder(self.folder, keep)
+        self._signals = StopSignals(signals, self._cut_validation)
+        self._background = background
+        self._writer: BackgroundWriter | None = None
+        self._found: Any = None
+        self._data: dict[str, Any] = {}
+        self._made: dict[str, Any] | None = None
+        self._rates: list[Any] = []
+        self._validating = False
+        self._steps = 0
+        self._last_step = 0
+        self._saved_at = 0.0
+
+    @property
+    def _run(self) -> TrainingRun:
+        return self.model.training_run
+
+    # Begin, and go on.
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Open the folder, find the newest checkpoint, and restore it when all have begun."""
+        run = run_of(self, "elsewhere `fit` cannot begin in the middle of an epoch")
+        resumed_run.refuse_others(self, run.callbacks)
+        self._files.open()
+        self._run.after_end(self._close)
+        self._data = resumed_run.identity_of_data(self._run)
+        resumed_run.warn_of_other_orders(self._data)
+        self.resumed_from, self._found = self._files.newest() or (None, None)
+        if self.resumed_from is not None:
+            resumed_run.require_run(self._found, self.resumed_from)
+            resumed_run.refuse_other_data(self._data, self._found["data"], self.resumed_from)
+            resumed_run.refuse_later_start(self._run, self._found["run"], self.resumed_from)
+        self._writer = BackgroundWriter(self._files) if self._background else None
+        self._rates = []
+        self._validating = False
+        self._signals.listen()
+        self._run.after_begin(self._begin)
+        self._run.after_each("on_epoch_begin", self._epoch_begun)
+        self._run.after_each("on_train_batch_end", self._step_done)
+        self._run.after_each("on_test_end", self._validation_done)
+        self._run.after_each("on_epoch_end", self._epoch_done)
+
+    def _begin(self) -> None:
+        self._rates = resumed_run.written_rates(self.model)
+        # Before a callback changes what is trained.
+        self._made = identity_of_model(self.model) if self.model.built else None
+        if self.resumed_from is not None:
+            resumed_run.go_on(self._run, self._found, self.resumed_from)
+            resumed_run.refuse_other_model(self.model, self._rates, self._found, self.resumed_from)
+            report_changes(self._run.callbacks, self._found["callbacks"])
+            self._restore()
+        self._steps, self._last_step, self._saved_at = 0, self._run.step, time.monotonic()
+
+    def _restore(self) -> None:
+        ModelState(self._found["model"]).restore(self.model)
+        restore_states(self._run.callbacks, self._found["callbacks"])
+        resumed_run.apply_rates(self.model, self._rates, self._found["rates"])
+        random.setstate(self._found["random"]["python"])
+        np.random.set_state(self._found["random"]["numpy"])
+
+    def _epoch_begun(self) -> None:
+        # In the middle of an epoch its beginning was seen before the checkpoint was saved. What
+        # callbacks have now done for a second time is undone.
+        if self._found is not None and self._run.step:
+            self._restore()
+        self._found = None
+
+    # Save.
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Validation begins, which a signal may cut short."""
+        self._validating = True
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Validation is over."""
+        self._validating = False
+
+    def _cut_validation(self) -> None:
+        """A signal has come: validation is left, because it can be done again."""
+        # Except where this would round weights once more.
+        swaps = any(
+            isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in self._run.callbacks
+        )
+        if self._validating and not swaps:
+            self.model.stop_evaluating = True
+
+    def _validation_done(self) -> None:
+        if self._signals.pending is not None and self.model.stop_evaluating:
+            self._save(self._run.state)
+            self._end()
+
+    def _step_done(self) -> None:
+        step = self._run.step
+        self._steps += step - (self._last_step if step > self._last_step else 0)
+        self._last_step = step
+        if self._writer is not None:
+            self._writer.raise_error()
+        if self._signals.pending is not None:
+            self._save(self._run.state)
+            self._end()
+        elif self._is_due():
+            self._save(self._run.state)
+
+    def _is_due(self) -> bool:
+        if self.every_steps is not None and self._steps >= self.every_steps:
+            return True
+        waited = time.monotonic() - self._saved_at
+        return self.every_minutes is not None and waited >= 60 * self.every_minutes
+
+    def _epoch_done(self) -> None:
+        """Save the state of the moment before the next epoch."""
+        done, signalled = self._run.epoch + 1, self._signals.pending is not None
+        over = self.model.stop_training or done >= self._run.epochs
+        regular = self.every_epochs is not None and done % self.every_epochs == 0
+        self._last_step = 0
+        if over or regular or signalled or self._is_due():
+            state = {**self._run.state, "epoch": done, "step": 0, "logs": {}}
+            self._save(state, stopped=bool(self.model.stop_training))
+        if signalled:
+            self._end()
+
+    def _save(self, run_state: dict[str, Any], stopped: bool = False) -> None:
+        if self._made is None:
+            self._made = identity_of_model(self.model)
+        tree = {
+            "run": run_state,
+            "stopped": stopped,
+            "model": ModelState.of(self.model).values,
+            "made": self._made,
+            "rates": self._rates,
+            "callbacks": states_of(self._run.callbacks),
+            "random": {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)},
+            "data": self._data,
+            "replicas": self._run.replicas,
+            "saved": time.strftime("%Y-%m-%d %H:%M:%S"),
+        }
+        content = resumed_run.encoded(tree)
+        (self._writer or self._files).write(content)
+        self._steps, self._saved_at = 0, time.monotonic()
+
+    # End.
+
+    def _end(self) -> None:
+        """Say where training stands, and end as the signal asks for."""
+        if self._writer is not None:
+            self._writer.wait()
+        number = self._signals.pending
+        assert number is not None
+        _log.warning(
+            "Ended by %s after step %d of epoch %d. All is saved in %s; run the same command "
+            "again to go on.",
+            signal.Signals(number).name,
+            self._run.step,
+            self._run.epoch + 1,
+            self.folder,
+        )
+        self._signals.end()
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Wait for what is being written."""
+        if self._writer is not None:
+            self._writer.wait()
+
+    def _close(self) -> None:
+        """`fit` is over, perhaps through an error."""
+        error = self._writer.close() if self._writer is not None else None
+        self._writer = self._found = None
+        self._files.close()
+        if self._rates:
+            resumed_run.remember_rates(self.model, self._rates)
+        if error is not None:
+            _log.warning("The last checkpoint was not written. %s", error)
+        self._signals.close()
+
+
+def require_minutes(minutes: Any) -> None:
+    """Raise a `ValueError` unless this is a positive number, or None."""
+    if minutes is not None and not (isinstance(minutes, (int, float)) and minutes > 0):
+        raise ValueError(
+            problem(
+                "`every_minutes` is no time.",
+                "Expected a positive number, or None.",
+                "Pass for example 10, or 0.5.",
+                every_minutes=minutes,
+            )
+        )
+
+
+def require_signals(names: Any) -> None:
+    """Raise a `ValueError` for what is no list of names of signals."""
+    unknown = (
+        [names]
+        if isinstance(names, str)
+        else [name for name in names if not hasattr(signal.Signals, str(name))]
+    )
+    if unknown:
+        raise ValueError(
+            problem(
+                f"`signals` holds what is no signal of this system: {unknown[0]!r}.",
+                "Expected a list of names.",
+                'Pass for example ["SIGTERM", "SIGUSR1"], or [] for none.',
+                signals=names,
+            )
+        )

@@ -1,0 +1,287 @@
+"""The folder of a run: numbered checkpoints, each whole or not there, and a lock.
+
+    photos_run/
+      checkpoint-000017.kmg           the last ones; the greatest number is the newest
+      checkpoint-000018.kmg
+      checkpoint-000016.kmg.damaged   set aside because its checksum was wrong
+      lock                            names the process that trains here
+
+A checkpoint is written under another name, brought to the disk, and then renamed. So a process
+that is killed at any moment leaves the earlier ones as they were.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import socket
+import stat
+from pathlib import Path
+from typing import Any
+from typing import BinaryIO
+
+from keras_multigpu.callbacks.resumable_checkpoint.format import NUMBER
+from keras_multigpu.callbacks.resumable_checkpoint.format import Damaged
+from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
+from keras_multigpu.callbacks.resumable_checkpoint.format import OtherFormat
+from keras_multigpu.callbacks.resumable_checkpoint.format import decoded
+from keras_multigpu.checks import problem
+
+_log = logging.getLogger("keras_multigpu")
+
+ENDING = ".kmg"
+NAME = re.compile(rf"checkpoint-([0-9]+){ENDING}(\..*)?")
+"""A checkpoint's name, or that of one which is half written, or set aside."""
+CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""A link leads to files of others, and a pipe is waited for without an end."""
+_held: set[Path] = set()
+"""The folders that this process holds: its own lock would not keep it out."""
+
+
+class CheckpointFolder:
+    """The checkpoints of one run.
+
+    Args:
+        path: The folder. It is made when it is opened.
+        keep: How many checkpoints to keep.
+    """
+
+    def __init__(self, path: Path, keep: int) -> None:
+        self.path = path
+        self._keep = keep
+        self._lock: int | None = None
+
+    def open(self) -> None:
+        """Lock the folder for this process, and remove what a killed one has left half written."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._take_lock()
+            for partial in self.path.glob(f"checkpoint-*{ENDING}.partial"):
+                partial.unlink()
+        except OSError as error:
+            self.close()
+            raise unwritable(self.path, error) from error
+
+    def close(self) -> None:
+        """Let others have the folder."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+            _held.discard(self.path.resolve())
+
+    def _take_lock(self) -> None:
+        path = self.path.resolve()
+        if path in _held:
+            raise in_use(path, "this process")
+        file = opened(path / "lock", os.O_RDWR | os.O_CREAT, most_names=1)
+        try:
+            if not locked(file):
+                holder = os.read(file, 200).decode(errors="replace").strip()
+                raise in_use(path, holder or "another process")
+            os.ftruncate(file, 0)
+            os.write(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        except BaseException:
+            os.close(file)
+            raise
+        self._lock = file
+        _held.add(path)
+
+    def checkpoints(self) -> list[Path]:
+        """The checkpoints, the oldest first; what has such a name and no number is not one."""
+        found = self.path.glob(f"checkpoint-*{ENDING}")
+        return sorted((path for path in found if NAME.fullmatch(path.name)), key=number_of)
+
+    def newest(self) -> tuple[Path, Any] | None:
+        """The newest checkpoint that is whole, and what is in it; None if there are none at all.
+
+        Damaged ones are set aside, and named in the log.
+        """
+        found = self.checkpoints()
+        for path in {*self.path.glob(f"checkpoint-*{ENDING}")}.difference(found):
+            _log.warning("%s has no number, and is left alone.", path)
+        for path in reversed(found):
+            try:
+                with os.fdopen(opened(path, os.O_RDONLY), "rb") as file:
+                    return path, decoded(file)
+            except OtherFormat as cause:
+                raise of_other_format(path, str(cause)) from cause
+            except Damaged as cause:
+                self._set_aside(path, str(cause))
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise unreadable(path, error) from error
+                self._set_aside(path, "the disk cannot read it")
+        if found:
+            raise all_damaged(self.path, found)
+        return None
+
+    def _set_aside(self, path: Path, cause: str) -> None:
+        aside = path.with_name(f"{path.name}.damaged")
+        try:
+            while os.path.lexists(aside):
+                aside = aside.with_name(f"{aside.name}.again")
+            os.replace(path, aside)
+        except OSError as error:
+            raise unwritable(self.path, error) from error
+        _log.warning("%s is damaged: %s. It is now %s.", path, cause, aside.name)
+
+    def write(self, content: Encoded) -> Path:
+        """Add a checkpoint, and then drop those that are too many."""
+        taken = [path for path in self.path.iterdir() if NAME.fullmatch(path.name)]
+        numbers = [number_of(path) for path in taken]
+        path = self.path / f"checkpoint-{max(numbers, default=0) + 1:06}{ENDING}"
+        partial = path.with_name(f"{path.name}.partial")
+        try:
+            made = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | CAREFULLY, 0o666)
+            with os.fdopen(made, "wb") as file:
+                write_through(file, content)
+            os.replace(partial, path)
+            bring_to_disk(self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise unwritable(self.path, error, content.num_bytes) from error
+        for old in self.checkpoints()[: -self._keep]:
+            with contextlib.suppress(OSError):
+                old.unlink()
+        return path
+
+
+def opened(path: Path, flags: int, most_names: int | None = None) -> int:
+    """An open file; a `ValueError` for a link, a pipe or anything else that is not a plain file.
+
+    Args:
+        path: The file.
+        flags: How to open it.
+        most_names: How many names it may have; one that is written here has no other.
+    """
+    try:
+        file = os.open(path, flags | CAREFULLY, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise not_plain(path) from error
+        raise
+    state = os.fstat(file)
+    if not stat.S_ISREG(state.st_mode) or (most_names and state.st_nlink > most_names):
+        os.close(file)
+        raise not_plain(path)
+    return file
+
+
+def write_through(file: BinaryIO, content: Encoded) -> None:
+    """Write a file, and wait until the disk has it."""
+    content.write_to(file)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def bring_to_disk(folder: Path) -> None:
+    """Wait until the disk has a folder's names."""
+    if os.name != "posix":  # Elsewhere a folder cannot be opened.
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def locked(file: int) -> bool:
+    """Whether a file could be locked; the system lets go when the process ends, however it ends.
+
+    A lock of this kind belongs to the process. Those that it starts do not inherit it, so one
+    that outlives it does not keep the next run out.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        _log.info("This system has no fcntl: two runs in one folder are not noticed.")
+        return True
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+        _log.info("%s: two runs in one folder are not noticed.", error.strerror)
+    return True
+
+
+def number_of(path: Path) -> int:
+    """The number in a checkpoint's name."""
+    found = NAME.fullmatch(path.name)
+    assert found is not None
+    return int(found[1])
+
+
+def not_plain(path: Path) -> ValueError:
+    """The error of a link, a pipe or a folder that has the name of a file of this package."""
+    return ValueError(
+        problem(
+            f"{path} is a link, a pipe or a folder, or a file that has other names.",
+            "Expected a file of its own: nothing else is read, written or waited for.",
+            "Look at where it comes from and remove it, or choose another folder.",
+            file=str(path),
+        )
+    )
+
+
+def in_use(folder: Path, holder: str) -> ValueError:
+    """The error of two runs in one folder."""
+    return ValueError(
+        problem(
+            f"Another run keeps its checkpoints in this folder: {holder}.",
+            "Expected a folder for each run.",
+            "Wait until the other run has ended, or choose another folder.",
+            folder=str(folder),
+        )
+    )
+
+
+def unwritable(folder: Path, error: OSError, needed: int | None = None) -> OSError:
+    """The error of a folder that cannot be written, of the same kind as its cause."""
+    room = "" if needed is None else f" with room for {needed / 1e6:,.1f} MB"
+    text = problem(
+        f"The checkpoint cannot be written: {error.strerror}.",
+        f"Expected a folder that can be written{room}.",
+        "Make room or allow writing, and run the same command again: what was saved before is "
+        "still there. Or choose another folder.",
+        folder=str(folder),
+    )
+    return type(error)(error.errno, text)
+
+
+def unreadable(path: Path, error: OSError) -> OSError:
+    """The error of a checkpoint that may not be read, of the same kind as its cause."""
+    text = problem(
+        f"The newest checkpoint cannot be read: {error.strerror}.",
+        "Expected a file that this user may read.",
+        "Allow reading, or choose another folder to begin anew.",
+        file=str(path),
+    )
+    return type(error)(error.errno, text)
+
+
+def of_other_format(path: Path, cause: str) -> ValueError:
+    """The error of a checkpoint that another version has written."""
+    return ValueError(
+        problem(
+            f"Another version of keras_multigpu has written this checkpoint: {cause}.",
+            f"Expected format {NUMBER}.",
+            "Use that version, or choose another folder to begin anew.",
+            file=str(path),
+        )
+    )
+
+
+def all_damaged(folder: Path, found: list[Path]) -> ValueError:
+    """The error of a folder with checkpoints, none of them whole."""
+    return ValueError(
+        problem(
+            "All checkpoints of this run are damaged, and now end in .damaged.",
+            "Expected at least one that is whole.",
+            "Run again to begin anew in this folder, and check the disk.",
+            folder=str(folder),
+            checkpoints=[path.name for path in found],
+        )
+    )

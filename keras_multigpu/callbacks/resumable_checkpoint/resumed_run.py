@@ -1,0 +1,226 @@
+"""Whether a checkpoint belongs to this run, and how the run goes on with it."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import keras
+
+from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
+from keras_multigpu.checks import problem
+from keras_multigpu.identities import changes
+from keras_multigpu.keras_internals.dataset_internals import UNSEEDED
+from keras_multigpu.training.run import TrainingRun
+from keras_multigpu.training.variables.model_identity import identity_of_model
+from keras_multigpu.training.variables.model_identity import rates_of
+from keras_multigpu.training.variables.model_state import ModelState
+from keras_multigpu.training.variables.placement import optimizers_of
+
+_log = logging.getLogger("keras_multigpu")
+
+NEW_FOLDER = "Or choose another folder to begin anew."
+
+PARTS = {"run", "stopped", "model", "made", "rates", "callbacks", "random", "data"}
+"""What a checkpoint is read for."""
+
+MAY_CHANGE = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue")
+"""The numbers of an optimizer that may be others when a run goes on, besides the learning rate."""
+
+_left: WeakKeyDictionary[keras.optimizers.Optimizer, tuple[Any, Any]] = WeakKeyDictionary()
+"""For each optimizer the rate that the last `fit` has left, and the one that the user wrote."""
+
+
+def encoded(tree: Any) -> Encoded:
+    """A state, ready to be written; the error of one that cannot be."""
+    try:
+        return Encoded(tree)
+    except TypeError as cause:
+        raise TypeError(
+            problem(
+                f"A callback's state cannot be saved: {cause}.",
+                "Expected numbers, texts, None, NumPy arrays, and lists and dicts of them.",
+                "Let the callback's `state` return such values.",
+                callbacks=sorted(tree["callbacks"]),
+            )
+        ) from cause
+
+
+def require_run(found: Any, path: Path) -> None:
+    """Raise a `ValueError` for a file of the right format with something else in it."""
+    missing = PARTS - found.keys() if isinstance(found, dict) else PARTS
+    if missing:
+        raise ValueError(
+            problem(
+                f"{path} is not the checkpoint of a run: it has no {sorted(missing)[0]!r}.",
+                f"Expected {', '.join(sorted(PARTS))}.",
+                f"Look at where it comes from and remove it. {NEW_FOLDER}",
+                file=str(path),
+            )
+        )
+
+
+def go_on(run: TrainingRun, found: dict[str, Any], path: Path) -> None:
+    """Let a run go on where a checkpoint was saved."""
+    state = found["run"]
+    if found["stopped"] or state["epoch"] >= run.epochs:
+        _log.warning("%s is of a run that has ended: no epoch is trained.", path)
+        # One batch, where only batches tell of what kind they are; none of them is trained on.
+        first = {**state, "epoch": 0, "step": int(run.skips_by_reading), "anchor": None, "logs": {}}
+        run.restore({**first, "global_batch_size": run.global_batch_size})
+        run.epoch, run.step = run.epochs, 0
+        return
+    place = f"epoch {state['epoch'] + 1}, after step {state['step']}"
+    _log.info("Going on in %s, from %s.", place, path)
+    if run.skips_by_reading and (state["epoch"] or state["step"]):
+        _log.warning(
+            "To go on in %s, the batches before it are read again. "
+            "Data from `keras_multigpu.data` begin there at once.",
+            place,
+        )
+    run.restore(state)
+
+
+def identity_of_data(run: TrainingRun) -> dict[str, Any]:
+    """What has to be the same for a position in the data to mean the same."""
+    return {
+        "kind": type(run.data).__name__,
+        "examples": run.num_examples,
+        "global_batch_size": run.global_batch_size,
+        "steps_per_epoch": run.steps_per_epoch,
+        "data": run.identity_of_data(),
+    }
+
+
+def warn_of_other_orders(identity: Any) -> None:
+    """Say that no run can go on with the examples of a dataset that shuffles without a seed."""
+    if isinstance(identity, list) and identity[:2] == UNSEEDED:
+        _log.warning(
+            "The dataset shuffles without a seed: a run that is resumed goes on with other "
+            "examples than it would have had. Write `shuffle(..., seed=1)`."
+        )
+    elif isinstance(identity, (list, dict)):
+        for part in identity.values() if isinstance(identity, dict) else identity:
+            warn_of_other_orders(part)
+
+
+def refuse_other_data(now: dict[str, Any], then: dict[str, Any], path: Path) -> None:
+    """Raise a `ValueError` where a position in the data would mean something else."""
+    changed = changes(then, now)
+    if not changed:
+        return
+    fix = "Use the data of the run, as they were."
+    if "global_batch_size" in changed and now["kind"] == "Batches":
+        fix = (
+            "With another number of replicas say `global_batch_size=` in place of "
+            "`replica_batch_size=`."
+        )
+    raise ValueError(
+        problem(
+            f"The data have changed since {path} was saved: {told(changed)}.",
+            "Expected the same examples in the same batches.",
+            f"{fix} {NEW_FOLDER}",
+            changes=len(changed),
+        )
+    )
+
+
+def told(changed: dict[str, tuple[Any, Any]]) -> str:
+    """The first changes, a phrase for each."""
+    phrases = [
+        f"{place} was {shortened(then)} and is {shortened(now)}"
+        for place, (then, now) in list(changed.items())[:3]
+    ]
+    return "; ".join([*phrases, *(["..."] if len(changed) > 3 else [])])
+
+
+def shortened(value: Any) -> str:
+    """The beginning of a value's text."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def refuse_later_start(run: TrainingRun, state: dict[str, Any], path: Path) -> None:
+    """Raise a `ValueError` where `initial_epoch` lies behind the checkpoint."""
+    if run.epoch > state["epoch"]:
+        raise ValueError(
+            problem(
+                f"`fit` is to begin with an epoch that comes after the one of {path}.",
+                f"Expected `initial_epoch` to be at most {state['epoch']}.",
+                f"Leave it out: the checkpoint knows where to go on. {NEW_FOLDER}",
+                initial_epoch=run.epoch,
+            )
+        )
+
+
+def refuse_other_model(
+    model: keras.Model, rates: list[Any], found: dict[str, Any], path: Path
+) -> None:
+    """Raise a `ValueError` where a checkpoint is that of another model; nothing is changed.
+
+    What may have changed is said.
+    """
+    changed = changes(found["made"], identity_of_model(model))
+    refused = {place: pair for place, pair in changed.items() if not may_change(place)}
+    differences = ModelState(found["model"]).differences(model)
+    if refused or differences:
+        raise ValueError(
+            problem(
+                f"{path} is of another model: {told(refused) or '; '.join(differences[:3])}.",
+                "Expected the same layers, optimizer, loss and metrics; of an optimizer "
+                f"the rate and {', '.join(f'`{name}`' for name in MAY_CHANGE)} may change.",
+                f"Build and compile the model as it was. {NEW_FOLDER}",
+                differences=len(refused or differences),
+            )
+        )
+    changed |= changes(found["rates"], rates, "learning_rate")
+    if changed:
+        _log.warning("Since %s was saved, %s. What is written now counts.", path, told(changed))
+
+
+def may_change(place: str) -> bool:
+    """Whether an entry of a model's identity is a number that the optimizer uses from now on."""
+    group, _, name = place.rpartition(".")
+    return group.startswith("optimizers[") and name in MAY_CHANGE
+
+
+def written_rates(model: keras.Model) -> list[Any]:
+    """The learning rates that the user has written, and not those that a `fit` has left."""
+    known = [_left.get(part, (None, None)) for part in optimizers_of(model)]
+    return [
+        written if rate == left else rate
+        for rate, (left, written) in zip(rates_of(model), known, strict=True)
+    ]
+
+
+def remember_rates(model: keras.Model, written: list[Any]) -> None:
+    """Note which rates this `fit` leaves, so that nobody takes them for the user's."""
+    rates = zip(rates_of(model), written, strict=True)
+    _left.update(zip(optimizers_of(model), rates, strict=True))
+
+
+def apply_rates(model: keras.Model, now: list[Any], then: list[Any]) -> None:
+    """Let the learning rate be the one that the user has written, if it was another one before.
+
+    Otherwise it stays what callbacks have made of it. A schedule is in the optimizer already.
+    """
+    for optimizer, new, old in zip(optimizers_of(model), now, then, strict=True):
+        if new != old and isinstance(new, float):
+            optimizer.learning_rate = new
+
+
+def refuse_others(own: keras.callbacks.Callback, callbacks: Sequence[Any]) -> None:
+    """Raise a `ValueError` where a second callback wants to decide where training goes on."""
+    for callback in callbacks:
+        second = isinstance(callback, type(own)) and callback is not own
+        if second or isinstance(callback, keras.callbacks.BackupAndRestore):
+            name = type(callback).__name__
+            raise ValueError(
+                problem(
+                    f"{'A second' if second else 'A'} `{name}` came with `ResumableCheckpoint`.",
+                    "Expected one callback that decides where training goes on.",
+                    "Leave the other one out.",
+                    callbacks=[type(callback).__name__ for callback in callbacks],
+                )
+            )

@@ -1,0 +1,235 @@
+"""`ThroughputReport`: how fast training is, where the time goes, and what to try."""
+
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.callbacks.figures import picture_file
+from keras_multigpu.callbacks.fit_run import run_of
+from keras_multigpu.callbacks.row_files import jsonable
+from keras_multigpu.callbacks.row_files import replaced
+from keras_multigpu.callbacks.row_files import require_writable
+from keras_multigpu.callbacks.throughput_report.bottlenecks import verdict_on
+from keras_multigpu.callbacks.throughput_report.device_peaks import peak_of_devices
+from keras_multigpu.callbacks.throughput_report.figure import throughput_figure
+from keras_multigpu.callbacks.throughput_report.forward_flops import forward_flops
+from keras_multigpu.callbacks.throughput_report.report import Throughput
+from keras_multigpu.callbacks.throughput_report.report import throughput_of
+from keras_multigpu.callbacks.throughput_report.report import unseen_throughput
+from keras_multigpu.callbacks.throughput_report.scaling_run import scaling_of
+from keras_multigpu.callbacks.timing.replica_window import short_name
+from keras_multigpu.callbacks.timing.step_clock import StepClock
+from keras_multigpu.callbacks.timing.step_probe import StepProbe
+from keras_multigpu.callbacks.timing.step_probe import TraceProbe
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import real_number
+from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.pictures import write_png
+from keras_multigpu.training.feed.feed import is_generator
+
+logger = logging.getLogger("keras_multigpu")
+
+
+class ThroughputReport(keras.callbacks.Callback):
+    """Tells how fast training is, where the time of a step goes, and what to try.
+
+    The wall time of an epoch's steps is split into the wait for data, the computation of the
+    replicas, the all-reduce of what they have computed, and the rest, which is the host's. The
+    parts add up to the wall time. Steps that are compiled and validation are left out.
+
+    Args:
+        path: A `.json` file for the reports of all epochs, written anew after each. It holds the
+            last `fit`, and what a `ResumableCheckpoint` says came before it.
+        picture: A PNG that is drawn when training ends.
+        scaling_steps: Measure, when training is over, how much faster all replicas are than one,
+            in rounds of so many steps on copies of the model. None leaves it out.
+        peak_flops: The operations a second that one device can do at most, for GPUs that this
+            package does not know.
+        verbose: 0 prints nothing, 1 the last epoch's report when training ends, 2 each epoch's.
+
+    Attributes:
+        reports: A `Throughput` for each epoch.
+        report: The last of them that measured any step; None before.
+
+    Example:
+
+    ```python
+    model.fit(data, epochs=2, callbacks=[kmg.callbacks.ThroughputReport()])
+    ```
+    """
+
+    def __init__(
+        self,
+        *,
+        path: str | Path | None = None,
+        picture: str | Path | None = None,
+        scaling_steps: int | None = None,
+        peak_flops: float | None = None,
+        verbose: int = 1,
+    ) -> None:
+        super().__init__()
+        if scaling_steps is not None:
+            require_positive_integer("scaling_steps", scaling_steps)
+        require_choice("verbose", verbose, (0, 1, 2))
+        require_positive("peak_flops", peak_flops)
+        self.scaling_steps = scaling_steps
+        self.peak_flops = None if peak_flops is None else float(peak_flops)
+        self.verbose = verbose
+        self.reports: list[Throughput] = []
+        self._json_path = None if path is None else checked_json(path)
+        self._picture = picture_file(picture)
+        self._measures = StepProbe(self._compiling)
+        self._traces = TraceProbe(self._compiling)
+        self._clock: StepClock | None = None
+        self._forward_flops: int | None = None
+        self._counted = False
+
+    @property
+    def report(self) -> Throughput | None:
+        """The last report that measured any step."""
+        return next((one for one in reversed(self.reports) if one.steps), None)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Let the probe into the step."""
+        self._run = run = run_of(self, "elsewhere the parts of a step are not seen")
+        self.reports = []
+        self._counted = False
+        if self.scaling_steps is not None:
+            refuse_generator(run.data)
+        self._seen = not run.has_own_train_step
+        probe = self._measures if self._seen else self._traces
+        run.watch(probe)
+        self._clock = StepClock(run, probe, bool(self.model.run_eagerly))
+        run.after_each("on_train_batch_end", self._clock.step_done)
+        self._devices = [short_name(device) for device in run.devices]
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Start the clock."""
+        assert self._clock is not None
+        self._clock.begin_epoch()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Report the epoch."""
+        assert self._clock is not None
+        timing, run = self._clock.read(), self._run
+        if self._seen:
+            found = throughput_of(epoch, self._devices, timing)
+        else:
+            found = unseen_throughput(epoch, self._devices, timing, run.global_batch_size)
+        if not self._counted:
+            self._counted = True
+            self._forward_flops = flops_of(self.model, run.batch_spec)
+        found = found._replace(
+            forward_flops=self._forward_flops,
+            peak_flops=self._peak(),
+            verdict=verdict_on(found, self.model, run.data),
+        )
+        self._keep(found)
+        if self.verbose == 2:
+            tell(found)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Measure the scaling, draw the picture and print the report."""
+        if self.scaling_steps is not None and self.report is not None:
+            scaling = scaling_of(self.model, self._run, self.scaling_steps)
+            index = self.reports.index(self.report)
+            self.reports[index] = self.reports[index]._replace(scaling=scaling)
+            self._write()
+        measured = [report for report in self.reports if report.steps]
+        if self._picture is not None and measured:
+            write_png(throughput_figure(measured), self._picture)
+        if self.verbose == 1 and self.reports:
+            tell(self.report or self.reports[-1])
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What goes on when training does: the reports so far."""
+        return {"reports": [report.state for report in self.reports]}
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        self.reports = [Throughput.from_state(report) for report in state["reports"]]
+
+    def _peak(self) -> float | None:
+        if self.peak_flops is not None:
+            return self.peak_flops * len(self._devices)
+        return peak_of_devices(self._run.devices, self.model)
+
+    def _keep(self, found: Throughput) -> None:
+        self.reports.append(found)
+        self._write()
+
+    def _write(self) -> None:
+        if self._json_path is not None:
+            content = jsonable({"epochs": [report.as_json() for report in self.reports]})
+            replaced(self._json_path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+    def _compiling(self) -> None:
+        if self._clock is not None:
+            self._clock.compiling()
+
+
+def flops_of(model: keras.Model, spec: Any) -> int | None:
+    """The operations of a forward pass for one example; None where they cannot be counted."""
+    if spec is None:
+        return None
+    try:
+        return forward_flops(model, spec[0])
+    except Exception as error:
+        # The model's own code runs here, for a single example, and may raise whatever it likes. A
+        # figure that is missing is no reason to end a training.
+        logger.debug("The operations of the model cannot be counted: %s", error)
+        return None
+
+
+def refuse_generator(data: Any) -> None:
+    """Raise a `ValueError` for data of which no batch can be read twice."""
+    if is_generator(data) or isinstance(data, tf.distribute.DistributedDataset):
+        raise ValueError(
+            problem(
+                "`scaling_steps` came with data of which no batch can be read twice.",
+                "Expected arrays, a `tf.data.Dataset` or `keras_multigpu.data` batches.",
+                "Leave out `scaling_steps`, or make the data with one of the `kmg.data.from_*`.",
+                data=type(data).__name__,
+            )
+        )
+
+
+def tell(report: Throughput) -> None:
+    """Print a report."""
+    print(report)  # noqa: T201
+
+
+def checked_json(path: str | Path) -> Path:
+    """The file for reports; a `ValueError` if it is no JSON or cannot be written."""
+    path = Path(path)
+    if path.suffix.lower() != ".json":
+        raise ValueError(
+            problem(
+                "The file for the reports is no JSON.",
+                "Expected a path that ends in .json.",
+                "Change the ending.",
+                path=str(path),
+            )
+        )
+    require_writable(path)
+    return path
+
+
+def require_positive(name: str, value: object) -> None:
+    """Raise a `ValueError` unless a number is above zero."""
+    if value is not None and not 0 < real_number(value) < math.inf:
+        raise ValueError(
+            problem(
+                f"`{name}` is no number, or not positive.",
+                "Expected the operations a second of one device, for example 312e12.",
+                "Leave it out where it is not known.",
+                **{name: value},
+            )
+        )

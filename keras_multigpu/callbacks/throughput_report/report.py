@@ -1,0 +1,250 @@
+"""How fast an epoch was, and where its time went."""
+
+import math
+from typing import Any
+from typing import NamedTuple
+
+from keras_multigpu.callbacks.timing.step_clock import Timing
+
+
+class Scaling(NamedTuple):
+    """What more replicas bring.
+
+    Attributes:
+        replicas: The number of replicas.
+        one: Examples a second of one replica, with its share of the batch.
+        all: Examples a second of all replicas.
+        shared: Whether the devices are parts of one processor, which then cannot become faster.
+    """
+
+    replicas: int
+    one: float
+    all: float
+    shared: bool
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast all are as one."""
+        return self.all / self.one
+
+    @property
+    def efficiency(self) -> float:
+        """The speedup for each replica; 1 is the best."""
+        return self.speedup / self.replicas
+
+
+class Throughput(NamedTuple):
+    """How fast an epoch was, and where its time went. Steps that were compiled are left out.
+
+    Attributes:
+        epoch: The epoch, from zero.
+        devices: The names of the replicas' devices.
+        steps: How many steps were measured.
+        examples: How many examples they had.
+        wall: How many seconds they took.
+        parts: These seconds by what they were spent on.
+        straggler: How many seconds of the computation replicas waited for the slowest, on average.
+        forward_flops: The operations of the forward pass for one example; None if unknown.
+        peak_flops: The operations a second that the devices can do at most; None if unknown.
+        scaling: What more replicas bring, if it was measured.
+        verdict: What limits the speed, and what to try.
+    """
+
+    epoch: int
+    devices: list[str]
+    steps: int
+    examples: float
+    wall: float
+    parts: dict[str, float]
+    straggler: float
+    forward_flops: int | None = None
+    peak_flops: float | None = None
+    scaling: Scaling | None = None
+    verdict: str = ""
+
+    @property
+    def examples_per_second(self) -> float:
+        """Examples a second of all replicas; NaN if no step was measured."""
+        return self.examples / self.wall if self.steps and self.wall > 0 else math.nan
+
+    @property
+    def examples_per_second_per_device(self) -> float:
+        """Examples a second of one replica."""
+        return self.examples_per_second / len(self.devices)
+
+    @property
+    def step_time(self) -> float:
+        """Seconds for each step."""
+        return self.wall / self.steps if self.steps else math.nan
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each part of the wall time, from 0 to 1."""
+        wall = self.wall
+        return {name: part / wall if wall else 0.0 for name, part in self.parts.items()}
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What `from_state` makes a report of again."""
+        return {**self._asdict(), "scaling": self.scaling and self.scaling._asdict()}
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> "Throughput":
+        """The report that a state is of."""
+        scaling = state["scaling"]
+        return cls(**{**state, "scaling": scaling and Scaling(**scaling)})
+
+    @property
+    def flops_per_second(self) -> float | None:
+        """The model's operations a second in training; None if unknown."""
+        if self.forward_flops is None:
+            return None
+        return 3 * self.forward_flops * self.examples_per_second
+
+    @property
+    def utilisation(self) -> float | None:
+        """The part of the devices' peak that the model uses; None if unknown."""
+        done = self.flops_per_second
+        return None if done is None or not self.peak_flops else done / self.peak_flops
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it, as JSON can hold it."""
+        numbers = {
+            "examples_per_second": self.examples_per_second,
+            "examples_per_second_per_device": self.examples_per_second_per_device,
+            "step_time": self.step_time,
+            "flops_per_second": self.flops_per_second,
+            "utilisation": self.utilisation,
+        }
+        scaling = self.scaling
+        return {
+            **self._asdict(),
+            **{k: None if v is None or math.isnan(v) else v for k, v in numbers.items()},
+            "shares": self.shares,
+            "scaling": scaling
+            and {
+                **scaling._asdict(),
+                "speedup": scaling.speedup,
+                "efficiency": scaling.efficiency,
+            },
+        }
+
+    def __str__(self) -> str:
+        """A small table and the verdict."""
+        return "\n".join([*self._lines(), self.verdict])
+
+    def _lines(self) -> list[str]:
+        lines = [f"Throughput of epoch {self.epoch + 1} ({self.steps} steps, compiling left out)"]
+        if not self.steps:
+            return lines
+        lines.append(
+            line(
+                "examples a second",
+                f"{number(self.examples_per_second)}",
+                f"{number(self.examples_per_second_per_device)} on each of {len(self.devices)}",
+            )
+        )
+        lines.append(line("step", f"{self.step_time * 1e3:.2f} ms", "100%"))
+        for name, seconds in self.parts.items():
+            label = "  " + LABELS[name]
+            text = f"{seconds / self.steps * 1e3:.2f} ms"
+            lines.append(line(label, text, f"{self.shares[name]:.0%}"))
+        if self.forward_flops is not None:
+            done = self.flops_per_second or 0.0
+            used = self.utilisation
+            unknown = "peak of the devices unknown: no utilisation"
+            lines.append(
+                line(
+                    "model FLOPs",
+                    with_unit(done),
+                    unknown if used is None else f"{used:.1%} of the devices' peak",
+                )
+            )
+        if self.scaling is not None:
+            lines.append(scaling_line(self.scaling))
+        return lines
+
+
+LABELS = {
+    "data_wait": "wait for data",
+    "compute": "compute",
+    "all_reduce": "all-reduce",
+    "host": "host",
+    "step": "step, as a whole",
+}
+
+
+def line(*columns: str) -> str:
+    """One line of the table."""
+    return f"  {columns[0]:<20}{columns[1]:>12}   {columns[2]}"
+
+
+def scaling_line(scaling: Scaling) -> str:
+    """What is told of scaling."""
+    note = "; these devices share one processor" if scaling.shared else ""
+    return line(
+        f"scaling 1 -> {scaling.replicas}",
+        f"{scaling.speedup:.2f} x",
+        f"efficiency {scaling.efficiency:.0%}{note}",
+    )
+
+
+def with_unit(operations: float) -> str:
+    """Operations a second with the unit that fits."""
+    unit, factor = ("T", 1e12) if operations >= 1e12 else ("G", 1e9)
+    return f"{operations / factor:.3g} {unit}/s"
+
+
+def number(value: float) -> str:
+    """A speed with three digits or more."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def throughput_of(epoch: int, devices: list[str], timing: Timing) -> Throughput:
+    """What was measured in an epoch, taken apart.
+
+    Args:
+        epoch: The epoch.
+        devices: The names of the replicas' devices.
+        timing: What the clock has measured.
+    """
+    of_steps, computed = timing.sums.of_steps, timing.sums.of_replicas("compute")
+    parts = fitted(
+        timing.wall,
+        {
+            "data_wait": timing.data_wait,
+            "compute": of_steps("compute"),
+            "all_reduce": of_steps("all_reduce"),
+        },
+    )
+    straggler = max(parts["compute"] - float(computed.mean()), 0.0)
+    examples = float(timing.sums.of_replicas("examples").sum())
+    return Throughput(epoch, devices, timing.steps, examples, timing.wall, parts, straggler)
+
+
+def unseen_throughput(
+    epoch: int, devices: list[str], timing: Timing, batch_size: int | None
+) -> Throughput:
+    """The same where nothing inside the step is seen; all batches count as full.
+
+    Args:
+        epoch: The epoch.
+        devices: The names of the replicas' devices.
+        timing: What the clock has measured.
+        batch_size: The global batch size, if it is known.
+    """
+    parts = fitted(timing.wall, {"data_wait": timing.data_wait, "step": timing.in_steps})
+    examples = float(timing.steps * batch_size) if batch_size else math.nan
+    return Throughput(epoch, devices, timing.steps, examples, timing.wall, parts, 0.0)
+
+
+def fitted(wall: float, parts: dict[str, float]) -> dict[str, float]:
+    """Parts that are never negative and, with the host's, add up to the wall time.
+
+    Two clocks are involved, so their sum may exceed it by microseconds.
+    """
+    left, found = max(wall, 0.0), {}
+    for name, seconds in parts.items():
+        found[name] = min(max(seconds, 0.0), left)
+        left -= found[name]
+    return {**found, "host": left}

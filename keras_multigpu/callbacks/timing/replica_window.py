@@ -1,0 +1,169 @@
+"""What each replica did in some steps, and who stays behind."""
+
+import math
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.callbacks.timing.step_clock import Timing
+from keras_multigpu.callbacks.timing.step_probe import Sums
+
+NOTABLE_LAG = 0.05
+"""A lag below this part of a step is not worth a word: on small steps it is noise."""
+
+WHERE = ("epoch", "step", "replica", "worker", "device")
+"""What comes before the values in a row of a file."""
+
+TIMES = ("examples_per_second", "compute_time", "sync_time", "step_time", "data_wait")
+
+
+class Place(NamedTuple):
+    """Which replicas run in this process.
+
+    Attributes:
+        worker: The index of this process among the workers.
+        first: The index of its first replica among all replicas.
+        devices: The names of its devices.
+    """
+
+    worker: int
+    first: int
+    devices: list[str]
+
+    @classmethod
+    def of(cls, strategy: tf.distribute.Strategy) -> "Place":
+        """The place of this process."""
+        devices = [short_name(device) for device in strategy.extended.worker_devices]
+        resolver = strategy.cluster_resolver
+        worker = int(getattr(resolver, "task_id", None) or 0)
+        return cls(worker, worker * len(devices), devices)
+
+
+def short_name(device: str) -> str:
+    """`GPU:0` of `/job:localhost/replica:0/task:0/device:GPU:0`."""
+    return device.rpartition("device:")[2].lstrip("/")
+
+
+class Window(NamedTuple):
+    """The values of each replica over some steps.
+
+    Attributes:
+        epoch: The epoch, from zero.
+        step: How many of its steps were done.
+        place: Which replicas.
+        values: By name, a value for each replica; NaN where there is none.
+        compute: For each replica the seconds that a pass took.
+    """
+
+    epoch: int
+    step: int
+    place: Place
+    values: dict[str, np.ndarray]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each replica."""
+        place = self.place
+        return [
+            {
+                "epoch": self.epoch,
+                "step": self.step,
+                "replica": place.first + index,
+                "worker": place.worker,
+                "device": device,
+                **{name: plain(values[index]) for name, values in self.values.items()},
+            }
+            for index, device in enumerate(place.devices)
+        ]
+
+    @property
+    def extremes(self) -> dict[str, dict[str, float | None]]:
+        """By name the minimum, the maximum and the spread over replicas that have a value."""
+        found = {}
+        for name, values in self.values.items():
+            known = values[~np.isnan(values)]
+            low, high = (known.min(), known.max()) if len(known) else (np.nan, np.nan)
+            # Without a replica that diverged to infinity the spread would be NaN for no reason.
+            spread = 0.0 if low == high else high - low
+            found[name] = {"min": plain(low), "max": plain(high), "spread": plain(spread)}
+        return found
+
+
+def plain(value: Any) -> float | int | None:
+    """A number as Python has it; None for NaN."""
+    number = float(value)
+    if math.isnan(number):
+        return None
+    return int(number) if number.is_integer() and abs(number) < 1e15 else number
+
+
+def window_of(
+    epoch: int, step: int, place: Place, sums: Sums, scores: dict[str, np.ndarray], timing: Timing
+) -> Window:
+    """A window from what was added up in it."""
+    present = sums.of_replicas("present")
+    examples = sums.of_replicas("examples")
+    steps = np.full(len(present), float(timing.steps))
+    of_replicas = timing.sums.of_replicas
+    # Where every step was compiled there is wall time, and no step it belongs to.
+    wall = np.full(len(present), timing.wall if timing.steps else 0.0)
+    values = {
+        "loss": ratio(sums.of_replicas("loss"), examples),
+        **{name: np.where(examples > 0, value, np.nan) for name, value in scores.items()},
+        "examples": examples,
+        "examples_per_second": ratio(of_replicas("examples"), wall),
+        "gradient_norm": ratio(sums.of_replicas("gradient_norm"), present),
+        "compute_time": ratio(of_replicas("compute"), steps),
+        "sync_time": ratio(of_replicas("sync"), steps),
+        "step_time": ratio(wall, steps),
+        "data_wait": ratio(np.full(len(present), timing.data_wait), steps),
+    }
+    return Window(epoch, step, place, values)
+
+
+def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    """A quotient, NaN where nothing was counted."""
+    return np.divide(above, below, out=np.full(len(above), np.nan), where=below > 0)
+
+
+class Slowest(NamedTuple):
+    """A replica that stays behind.
+
+    Attributes:
+        replica: Its index.
+        worker: The index of its worker.
+        device: The name of its device.
+        factor: How many times as long as the median of the others its passes take.
+        windows: In how many windows in a row.
+    """
+
+    replica: int
+    worker: int
+    device: str
+    factor: float
+    windows: int
+
+
+def behind(window: Window, factor: float, before: Slowest | None) -> Slowest | None:
+    """The replica that is behind in this window, if there is one, and by a notable part of a step.
+
+    Args:
+        window: The window.
+        factor: By what factor its passes have to be slower than the median of the others'.
+        before: The replica that was behind in the window before.
+    """
+    times = window.values["compute_time"]
+    if len(times) < 2 or np.isnan(times).any():
+        return None
+    index = int(np.argmax(times))
+    others = float(np.median(np.delete(times, index)))
+    if others <= 0 or times[index] <= factor * others:
+        return None
+    if times[index] - others < NOTABLE_LAG * window.values["step_time"][index]:
+        return None
+    replica = window.place.first + index
+    streak = before.windows if before is not None and before.replica == replica else 0
+    slower = float(times[index]) / others
+    return Slowest(replica, window.place.worker, window.place.devices[index], slower, streak + 1)

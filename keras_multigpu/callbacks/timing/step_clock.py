@@ -1,0 +1,142 @@
+"""Where the time of steps went, without steps that were compiled and without validation."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+from keras_multigpu.callbacks.timing.step_probe import Sums
+from keras_multigpu.callbacks.timing.step_probe import TraceProbe
+from keras_multigpu.callbacks.timing.step_probe import no_sums
+
+
+class Timing(NamedTuple):
+    """Seconds of some steps, and what was added up in them.
+
+    Attributes:
+        wall: The seconds that passed.
+        data_wait: For how many of them training waited for data.
+        in_steps: For how many of them steps ran.
+        groups: How many calls of steps there were.
+        steps: How many steps.
+        sums: What the probe added up.
+    """
+
+    wall: float
+    data_wait: float
+    in_steps: float
+    groups: int
+    steps: int
+    sums: Sums
+
+    def plus(self, other: "Timing") -> "Timing":
+        """Both together."""
+        return Timing(
+            self.wall + other.wall,
+            self.data_wait + other.data_wait,
+            self.in_steps + other.in_steps,
+            self.groups + other.groups,
+            self.steps + other.steps,
+            self.sums.plus(other.sums),
+        )
+
+    def since(self, before: "Timing") -> "Timing":
+        """What came after."""
+        return Timing(
+            self.wall - before.wall,
+            self.data_wait - before.data_wait,
+            self.in_steps - before.in_steps,
+            self.groups - before.groups,
+            self.steps - before.steps,
+            self.sums.since(before.sums),
+        )
+
+
+def no_time(replicas: int) -> Timing:
+    """Nothing yet."""
+    return Timing(0.0, 0.0, 0.0, 0, 0, no_sums(replicas))
+
+
+class StepClock:
+    """Runs while steps run that are compiled already.
+
+    It stops when a step begins to be compiled and goes on when that step is done.
+
+    Args:
+        run: The `TrainingRun`.
+        probe: What adds up inside the step.
+        eager: Whether steps run without a graph; then only the first one is left out.
+        now: The clock, in seconds.
+
+    Attributes:
+        step: How many steps of the epoch it knows to be done.
+    """
+
+    def __init__(
+        self,
+        run: Any,
+        probe: TraceProbe,
+        eager: bool = False,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._eager = eager
+        self._run = run
+        self._probe = probe
+        self._now = now
+        self._total: Timing | None = None
+        self._begun: Timing | None = None
+        self._last = 0.0
+        self._steps = 0
+        self._groups = 0
+        self.step = 0
+        self._seen_eagerly = False
+
+    def begin_epoch(self) -> None:
+        """An epoch's first step is to come."""
+        self._total = no_time(self._probe.replicas)
+        self.step = self._run.step
+        self._start()
+
+    def compiling(self) -> None:
+        """A step is being compiled; this step will not count."""
+        if self._seen_eagerly:
+            return
+        self._seen_eagerly = self._eager
+        # By now its parts are compiled already; what came before the call is to be counted.
+        self._last = max(self._last, self._run.step_began)
+        self._stop()
+
+    def step_done(self) -> None:
+        """Some steps are done."""
+        self._steps += self._run.step - self.step
+        self.step = self._run.step
+        self._groups += 1
+        self._last = self._now()
+        if self._begun is None:
+            self._start()
+
+    def read(self) -> Timing:
+        """All that this epoch took until its last step was done."""
+        was_running = self._begun is not None
+        self._stop()
+        if was_running:
+            self._start(self._last)
+        assert self._total is not None
+        return self._total
+
+    def _start(self, at: float | None = None) -> None:
+        self._last = self._now() if at is None else at
+        self._begun = self._mark()
+
+    def _stop(self) -> None:
+        if self._begun is None:
+            return
+        added = self._mark().since(self._begun)
+        assert self._total is not None
+        self._total, self._begun = self._total.plus(added), None
+
+    def _mark(self) -> Timing:
+        run = self._run
+        return Timing(
+            self._last, run.data_wait, run.in_steps, self._groups, self._steps, self._probe.read()
+        )

@@ -1,0 +1,151 @@
+"""Keeps decoded examples in memory or in a folder, as they are before augmentation.
+
+What is kept belongs to the source that the `from_*` function made, not to a `Batches`. So all
+copies and parts of some batches (`with_`, `evaluation`, `split`, `take`) share one cache, each
+example is decoded once, and a part fills in no more than its own examples.
+"""
+
+import threading
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_multigpu.checks import problem
+from keras_multigpu.data.caching.folder import FolderCache
+from keras_multigpu.data.caching.memory import MemoryCache
+from keras_multigpu.data.road.source import Source
+from keras_multigpu.data.road.subsets import Subset
+
+_caches: weakref.WeakKeyDictionary[Source, dict[Path | None, MemoryCache | FolderCache]] = (
+    weakref.WeakKeyDictionary()
+)
+_lock = threading.Lock()
+
+
+def cached(source: Source, where: str | Path) -> Source:
+    """The source, each of whose examples is decoded once.
+
+    Args:
+        source: Where the examples come from.
+        where: `"memory"` or a folder.
+    """
+    if isinstance(source, Subset):
+        whole = cached(source.source, where)
+        assert isinstance(whole, CachedSource | CachedPart)
+        return CachedPart(whole, source.indices)
+    require_place(where)
+    require_the_same_each_time(source, where)
+    place = None if where == "memory" else Path(where).expanduser().absolute()
+    with _lock:
+        caches = _caches.setdefault(source, {})
+        cache = caches.get(place)
+        if cache is None:
+            cache = MemoryCache(source) if place is None else FolderCache(source, place)
+            caches[place] = cache
+    return CachedSource(source, cache)
+
+
+class CachedSource(Source):
+    """A source with a cache.
+
+    Args:
+        source: Where the examples come from.
+        cache: Where they are kept.
+    """
+
+    def __init__(self, source: Source, cache: MemoryCache | FolderCache) -> None:
+        self._source = source
+        self._cache = cache
+        self._prepared = False
+        self.name = source.name
+        self.num_examples = source.num_examples
+        self.spec = source.spec
+        self.class_names = source.class_names
+        self.has_files = source.has_files
+
+    @property
+    def labels(self) -> np.ndarray | None:  # type: ignore[override]
+        """The classes, which the source may have to read first."""
+        return self._source.labels
+
+    def prepare(self) -> None:
+        """Decode all examples that are not in the cache yet."""
+        if not self._prepared:
+            self.prepare_rows(np.arange(self.num_examples))
+            self._prepared = True
+
+    def prepare_rows(self, rows: np.ndarray) -> None:
+        """Decode some examples that are not in the cache yet.
+
+        Args:
+            rows: The examples.
+        """
+        self._cache.prepare(self._source, rows)
+
+    def read(
+        self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
+    ) -> list[tuple[int, str]]:
+        """As `Source.read`."""
+        return self._cache.read(self._source, out, indices)
+
+    def example_name(self, index: int) -> str:
+        """As `Source.example_name`."""
+        return self._source.example_name(index)
+
+    def identity(self, exact: bool = False) -> dict[str, Any]:
+        """As `Source.identity`."""
+        return self._source.identity(exact)
+
+
+class CachedPart(Subset):
+    """Some of the examples of a source with a cache.
+
+    Args:
+        source: The source.
+        indices: Which of its examples, in the order that they have here.
+    """
+
+    def __init__(self, source: "CachedSource | CachedPart", indices: np.ndarray) -> None:
+        super().__init__(source, indices)
+        self._whole = source
+        self._prepared = False
+
+    def prepare(self) -> None:
+        """Decode the examples of this part that are not in the cache yet."""
+        if not self._prepared:
+            self.prepare_rows(np.arange(self.num_examples))
+            self._prepared = True
+
+    def prepare_rows(self, rows: np.ndarray) -> None:
+        """As `CachedSource.prepare_rows`."""
+        self._whole.prepare_rows(self.indices[rows])
+
+
+def require_place(where: str | Path) -> None:
+    """Raise a `ValueError` unless `where` can be a place for a cache."""
+    if not isinstance(where, str | Path) or not str(where):
+        raise ValueError(
+            problem(
+                "`cache` is no place for decoded examples.",
+                'Expected "memory" or the path of a folder.',
+                'Pass cache="memory", a folder on a local disk, or leave it out.',
+                cache=where,
+            )
+        )
+
+
+def require_the_same_each_time(source: Source, where: str | Path) -> None:
+    """Raise a `ValueError` if the source draws at random what a cache would freeze."""
+    if source.draws:
+        raise ValueError(
+            problem(
+                f"Each example of {source.name} is drawn anew whenever it is read.",
+                "Expected examples that are always the same: a cache would freeze the first draw.",
+                "Leave out `cache`, or decode whole images and crop them in `augment`, "
+                "such as with `keras.layers.RandomCrop`.",
+                cache=where,
+            )
+        )

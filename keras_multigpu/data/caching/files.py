@@ -1,0 +1,253 @@
+"""The files of a cache folder: how they are made, mapped, written and locked."""
+
+import contextlib
+import errno
+import io
+import json
+import logging
+import os
+import shutil
+import zlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from typing import Self
+
+import numpy as np
+
+from keras_multigpu.checks import problem
+from keras_multigpu.data.caching.filling import size_text
+
+_log = logging.getLogger("keras_multigpu")
+
+
+class Writer:
+    """Writes rows into `.npy` files, from several threads at once.
+
+    It does not write through the mapping: on a full disk that would end the process.
+
+    Args:
+        paths: The files.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._files: list[int] = []
+
+    def __enter__(self) -> Self:
+        for path in self._paths:
+            try:
+                self._files.append(os.open(path, os.O_WRONLY))
+            except OSError as error:
+                self.__exit__()
+                raise unwritable(path, error) from error
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for file in self._files:
+            os.close(file)
+
+    def write(self, number: int, array: Any, rows: np.ndarray, values: np.ndarray) -> None:
+        """Write some rows.
+
+        Args:
+            number: Which file.
+            array: The file's `numpy.memmap`, which says where its rows are.
+            rows: The rows, in ascending order.
+            values: What to write there.
+        """
+        for low, high in runs(rows):
+            data = memoryview(values[low:high].tobytes())
+            offset = array.offset + int(rows[low]) * array.strides[0]
+            try:
+                while data:
+                    written = os.pwrite(self._files[number], data, offset)
+                    data, offset = data[written:], offset + written
+            except OSError as error:
+                raise unwritable(self._paths[number], error) from error
+
+    def flush(self) -> None:
+        """Wait until everything has reached the disk."""
+        for path, file in zip(self._paths, self._files, strict=True):
+            try:
+                os.fsync(file)
+            except OSError as error:
+                raise unwritable(path, error) from error
+
+
+def runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
+    """The parts `low:high` of ascending numbers that follow one another without a gap."""
+    if rows.size:
+        bounds = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+        yield from zip(bounds[:-1], bounds[1:], strict=True)
+
+
+def sums_of(leaves: Sequence[np.ndarray]) -> np.ndarray:
+    """A checksum of each example; never zero, which stands for an example that is not there.
+
+    Args:
+        leaves: The arrays of some examples.
+    """
+    sums = np.zeros(len(leaves[0]), np.uint32)
+    for row in range(len(sums)):
+        total = 0
+        for leaf in leaves:
+            total = zlib.crc32(leaf[row].tobytes(), total)
+        sums[row] = total or 1
+    return sums
+
+
+def mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
+    """A file that `write_empty` made, not loaded; a `ValueError` if it is another or not whole.
+
+    Its header is compared and not read: whatever stands there does no harm.
+    """
+    start = header(shape, dtype)
+    with regular(path).open("rb") as file:
+        length = os.fstat(file.fileno()).st_size
+        if file.read(len(start)) != start or length != len(start) + size_of(shape, dtype):
+            raise ValueError(f"{path.name} is not the whole file of {dtype}{shape} that was made")
+    return np.memmap(path, dtype, "r", len(start), shape)
+
+
+def regular(path: Path) -> Path:
+    """The path of a regular file; a `ValueError` where it is none. A pipe would be waited for."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path.name} is not a regular file")
+    return path
+
+
+def header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
+    """How a `.npy` file begins."""
+    file = io.BytesIO()
+    content = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, content)
+    return file.getvalue()
+
+
+def size_of(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    """The bytes of an array."""
+    return int(np.prod(shape)) * dtype.itemsize
+
+
+def write_empty(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Make a file of zeros, which take no room on the disk until they are written.
+
+    Args:
+        path: The file.
+        shape: Its shape.
+        dtype: Its type.
+    """
+    with path.open("wb") as file:
+        file.write(header(shape, dtype))
+        file.truncate(file.tell() + size_of(shape, dtype))
+
+
+def write_about(folder: Path, name: str, damaged: dict[int, str]) -> None:
+    """Write what the cache is of, and which examples could not be read.
+
+    Args:
+        folder: The cache.
+        name: The source's.
+        damaged: The cause of each damaged example.
+    """
+    partial = folder / "cache.json.partial"
+    partial.write_text(json.dumps({"source": name, "damaged": damaged}, indent=1))
+    os.replace(partial, folder / "cache.json")
+
+
+def read_about(folder: Path, count: int) -> dict[int, str]:
+    """The cause of each damaged example that `write_about` wrote; a `ValueError` if it did not.
+
+    Args:
+        folder: The cache.
+        count: How many examples there are.
+    """
+    try:
+        damaged = json.loads(regular(folder / "cache.json").read_text())["damaged"]
+        causes = {int(row): str(cause) for row, cause in damaged.items()}
+    except (AttributeError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError("cache.json holds something else") from error
+    if any(not 0 <= row < count for row in causes):
+        raise ValueError("cache.json holds examples that do not exist")
+    return causes
+
+
+def create(folder: Path, fill: Callable[[Path], None]) -> None:
+    """Make a folder, whole or not at all, in the place of what may be there.
+
+    Args:
+        folder: The folder.
+        fill: Puts the files into the folder that it gets.
+    """
+    partial = folder.with_suffix(".partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        fill(partial)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(partial, folder)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a folder's lock; waits, with a line in the log, while another process does.
+
+    Args:
+        folder: The folder. The folder that holds it is made.
+    """
+    # Not on every system; there, memory can be the cache.
+    import fcntl
+
+    path = folder.with_suffix(".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise unwritable(path, error) from error
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _log.info("Another process is filling the cache %s; waiting for it.", folder)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+def unwritable(path: Path, error: OSError) -> OSError:
+    """The error of a cache that cannot be written, of the same kind as its cause."""
+    text = problem(
+        f"The cache cannot be written: {error.strerror}.",
+        "Expected a folder that can be written, with room for the decoded examples.",
+        "Choose another folder, or free this one and run again: what is there stays.",
+        path=str(path),
+    )
+    return type(error)(error.errno, text)
+
+
+def require_disk(where: Path, needed: int, name: str) -> None:
+    """Raise an `OSError` unless there is room for so many bytes.
+
+    Args:
+        where: A folder, which need not exist yet.
+        needed: Bytes.
+        name: The source's.
+    """
+    there = next(folder for folder in [where, *where.absolute().parents] if folder.exists())
+    free = shutil.disk_usage(there).free
+    if needed > free:
+        text = problem(
+            f"The decoded examples of {name} take {size_text(needed)}, and {size_text(free)} are "
+            "free on the disk.",
+            "Expected room for all of them.",
+            "Choose a folder on another disk or smaller images, or leave `cache` out.",
+            cache=str(where),
+        )
+        raise OSError(errno.ENOSPC, text)

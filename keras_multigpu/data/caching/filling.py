@@ -1,0 +1,114 @@
+"""Reads many examples once, in parallel, and shows how far it is."""
+
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Generator
+from collections.abc import Iterator
+from collections.abc import Sequence
+from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from typing import NamedTuple
+
+import keras
+
+from keras_multigpu.data.road.loader import CORES
+
+PIECE_BYTES = 4 * 2**20
+PIECE_EXAMPLES = 256
+QUIET_SECONDS = 1.0
+"""What takes no longer than this is not worth a word."""
+
+_log = logging.getLogger("keras_multigpu")
+
+
+class Piece(NamedTuple):
+    """Some examples that have been read.
+
+    Attributes:
+        low: The first one's place among all that are read.
+        high: The place behind the last one.
+        damaged: `(row, cause)` of those that cannot be read, counted from `low`.
+    """
+
+    low: int
+    high: int
+    damaged: list[tuple[int, str]]
+
+
+def in_pieces(
+    read: Callable[[int, int], list[tuple[int, str]]], count: int, example_bytes: int
+) -> Generator[Piece, None, None]:
+    """Call `read(low, high)` from several threads for consecutive ranges, up to `count`.
+
+    A few ranges are read ahead of the one that is yielded. The threads are none of those that
+    share the work on a batch: a source may use these while it reads. To `close` the iterator is
+    to wait until they have ended.
+
+    Args:
+        read: Reads a range and returns its damaged examples.
+        count: How many examples there are.
+        example_bytes: The size of one.
+    """
+    size = min(PIECE_BYTES // max(example_bytes, 1), PIECE_EXAMPLES, -(-count // (4 * CORES)))
+    size = max(size, 1)
+    waiting: deque[tuple[int, int, Future[list[tuple[int, str]]]]] = deque()
+    pool = ThreadPoolExecutor(CORES, thread_name_prefix="keras_multigpu_cache")
+    try:
+        for low in range(0, count, size):
+            high = min(low + size, count)
+            waiting.append((low, high, pool.submit(read, low, high)))
+            if len(waiting) > 2 * CORES:
+                yield finished(*waiting.popleft())
+        while waiting:
+            yield finished(*waiting.popleft())
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def finished(low: int, high: int, result: Future[list[tuple[int, str]]]) -> Piece:
+    """A piece, as soon as it has been read."""
+    return Piece(low, high, result.result())
+
+
+def shown(pieces: Iterator[Piece], count: int, what: str) -> Iterator[Piece]:
+    """The pieces; a bar grows on a terminal, elsewhere the log gets a line at begin and end.
+
+    Args:
+        pieces: What has been read.
+        count: How many examples are read in all.
+        what: The first line.
+    """
+    start = time.monotonic()
+    bar = keras.utils.Progbar(count, unit_name="example") if sys.stdout.isatty() else None
+    said = False
+    for piece in pieces:
+        yield piece
+        if not said and time.monotonic() - start > QUIET_SECONDS:
+            said = True
+            _log.info("%s", what)
+        if said and bar is not None:
+            bar.update(piece.high)
+    if said:
+        _log.info("Cached %s examples in %.0f s.", f"{count:,}", time.monotonic() - start)
+
+
+def size_of_one(leaves: Sequence[Any]) -> int:
+    """The bytes of one example.
+
+    Args:
+        leaves: Its specs.
+    """
+    return sum(leaf.dtype.size * leaf.shape.num_elements() for leaf in leaves)
+
+
+def size_text(number: float) -> str:
+    """A number of bytes as a short text, such as "1.5 GiB"."""
+    power = 0
+    while number >= 1024 and power < 4:
+        number, power = number / 1024, power + 1
+    digits = 1 if power and number < 10 else 0
+    return f"{number:,.{digits}f} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

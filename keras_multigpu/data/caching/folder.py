@@ -1,0 +1,283 @@
+"""Decoded examples in a folder, shared by all processes of a host.
+
+`where/key/` holds one `.npy` file for each leaf of the examples, in the order of the source,
+and `sums.npy`, which has a checksum of each example that is there and zero for the others. They
+are mapped, not loaded: processes share the pages. A process compares the checksum of an example
+when it first reads it. The key is a hash of the source and its settings.
+
+One process fills a cache and holds the lock `where/key.lock`, while others wait; the operating
+system frees it when the process ends, however it ends. An example counts as being there only
+after its bytes have reached the disk, so whoever comes next goes on where another was killed.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.checks import problem
+from keras_multigpu.data.caching import files as cache_files
+from keras_multigpu.data.caching import filling as cache_filling
+from keras_multigpu.data.caching.memory import damaged_among
+from keras_multigpu.data.road.source import Source
+from keras_multigpu.data.road.source import present
+
+VERSION = 2
+"""Part of the key; to be raised when the files change their form."""
+
+FLUSH_SECONDS = 1.0
+"""How much work may be lost when the process is killed."""
+
+_log = logging.getLogger("keras_multigpu")
+
+
+class FolderCache:
+    """Decoded examples in a folder.
+
+    Args:
+        source: Where the examples come from; it is not held.
+        where: The folder, which may hold caches of other sources, too.
+    """
+
+    def __init__(self, source: Source, where: Path) -> None:
+        self._leaves = present(source.spec)
+        require_fixed_size(self._leaves, source.name, where)
+        self._name = source.name
+        self._count = int(source.num_examples)
+        self._where = where
+        self._folder: Path | None = None
+        self._arrays: Sequence[np.ndarray] = []
+        self._sums: np.ndarray | None = None
+        self._checked = np.zeros(self._count, bool)
+        self._damaged: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def prepare(self, source: Source, rows: np.ndarray) -> None:
+        """Read those examples that are not here yet.
+
+        Args:
+            source: Where the examples come from.
+            rows: The examples.
+        """
+        with self._lock:
+            if self._folder is None:
+                self._folder = self._where / key(source)
+            if self._sums is None and self._folder.exists():
+                self._open(self._folder)
+            missing = self._missing(rows)
+            if not missing.size:
+                return
+            if self._sums is None:
+                self._require_disk(missing)
+            with cache_files.locked(self._folder):
+                self._fill(source, self._folder, rows)
+
+    def read(
+        self, source: Source, out: Sequence[np.ndarray], indices: np.ndarray
+    ) -> list[tuple[int, str]]:
+        """Copy examples that have been prepared; those whose bytes have changed are read anew.
+
+        Args:
+            source: Where the examples come from.
+            out: One array for each leaf.
+            indices: The examples.
+
+        Returns:
+            `(row, cause)` of each damaged one.
+        """
+        wrong = self._copy(out, indices)
+        if wrong.size:
+            self._mend(source, wrong)
+            wrong = self._copy(out, indices)
+        if wrong.size:
+            raise self._untrusted(wrong)
+        return damaged_among(indices, self._damaged)
+
+    def _copy(self, out: Sequence[np.ndarray], indices: np.ndarray) -> np.ndarray:
+        """Copy examples; those among them whose checksums do not fit, where none has looked yet."""
+        for target, array in zip(out, self._arrays, strict=True):
+            # "clip" lets `take` write into `target` at once; the indices are all valid.
+            np.take(array, indices, axis=0, out=target, mode="clip")
+        rows = np.flatnonzero(~self._checked[indices])
+        if not rows.size:
+            return rows
+        assert self._sums is not None
+        fits = cache_files.sums_of([leaf[rows] for leaf in out]) == self._sums[indices[rows]]
+        self._checked[indices[rows[fits]]] = True
+        wrong = indices[rows[~fits]]
+        return wrong[~np.isin(wrong, list(self._damaged))]
+
+    def _mend(self, source: Source, rows: np.ndarray) -> None:
+        """Forget examples whose bytes have changed since they were written, and read them anew."""
+        assert self._folder is not None
+        assert self._sums is not None
+        what = f"{len(rows)} examples" if len(rows) > 1 else "1 example"
+        _log.warning("%s in the cache %s changed on the disk; read anew.", what, self._folder)
+        try:
+            with (
+                cache_files.locked(self._folder),
+                cache_files.Writer([self._folder / "sums.npy"]) as writer,
+            ):
+                rows = np.unique(rows)
+                writer.write(0, self._sums, rows, np.zeros(len(rows), np.uint32))
+        except OSError as error:
+            raise self._untrusted(rows) from error
+        self.prepare(source, rows)
+
+    def _untrusted(self, rows: np.ndarray) -> ValueError:
+        """The error for cached examples that are wrong and cannot be written anew."""
+        return ValueError(
+            problem(
+                "The cache holds other bytes than were written, and they cannot be replaced.",
+                "Expected examples whose checksums fit.",
+                "Check the disk, and remove the cache's folder: it is made anew.",
+                cache=str(self._folder),
+                examples=rows[:5].tolist(),
+            )
+        )
+
+    def _missing(self, rows: np.ndarray) -> np.ndarray:
+        """Those of the examples that are not here, in order; other processes may add some."""
+        rows = np.unique(rows)
+        if self._sums is not None:
+            rows = rows[np.asarray(self._sums[rows]) == 0]
+        return rows[~np.isin(rows, list(self._damaged))] if self._damaged else rows
+
+    def _open(self, folder: Path) -> str | None:
+        """Map the files, if they are all there and whole; otherwise what is wrong."""
+        try:
+            sums = cache_files.mapped(folder / "sums.npy", (self._count,), np.dtype(np.uint32))
+            arrays = [
+                cache_files.mapped(path, (self._count, *leaf.shape), dtype)
+                for path, leaf, dtype in self._files(folder)
+            ]
+            known = cache_files.read_about(folder, self._count)
+        except (OSError, ValueError) as error:
+            return str(error)
+        self._sums, self._arrays = sums, arrays
+        self._checked = np.zeros(self._count, bool)
+        if not os.access(folder, os.W_OK):
+            # Where they can be written they get another chance: they may have been repaired.
+            self._damaged = {row: cause for row, cause in known.items() if not sums[row]}
+        return None
+
+    def _fill(self, source: Source, folder: Path, rows: np.ndarray) -> None:
+        """Read the missing examples; this process holds the lock."""
+        if self._sums is None:
+            wrong = self._open(folder) if folder.exists() else ""
+            if wrong:
+                _log.warning("The cache %s is not whole and is made anew: %s", folder, wrong)
+            if wrong is not None:
+                self._create(folder)
+        missing = self._missing(rows)
+        if not missing.size:
+            return
+        self._require_disk(missing)
+        source.prepare()
+        files = [path for path, _, _ in self._files(folder)]
+        with cache_files.Writer([*files, folder / "sums.npy"]) as writer:
+            self._read_all(source, missing, writer)
+
+    def _read_all(self, source: Source, rows: np.ndarray, writer: cache_files.Writer) -> None:
+        size = cache_filling.size_of_one(self._leaves)
+        seeds = np.zeros((len(rows), 2), np.int32)
+        sums = np.zeros(len(rows), np.uint32)
+
+        def read(low: int, high: int) -> list[tuple[int, str]]:
+            leaves = [
+                np.empty((high - low, *leaf.shape), leaf.dtype.as_numpy_dtype)
+                for leaf in self._leaves
+            ]
+            damaged = source.read(leaves, rows[low:high], seeds[low:high])
+            sums[low:high] = cache_files.sums_of(leaves)
+            for number, (leaf, array) in enumerate(zip(leaves, self._arrays, strict=True)):
+                writer.write(number, array, rows[low:high], leaf)
+            return damaged
+
+        what = (
+            f"Caching {len(rows):,} examples of {self._name} in {self._folder} "
+            f"({cache_filling.size_text(len(rows) * size)})."
+        )
+        done = flushed = 0
+        last = time.monotonic()
+        with contextlib.closing(cache_filling.in_pieces(read, len(rows), size)) as pieces:
+            try:
+                for low, high, damaged in cache_filling.shown(pieces, len(rows), what):
+                    self._damaged.update((int(rows[low + row]), cause) for row, cause in damaged)
+                    done = high
+                    if time.monotonic() - last > FLUSH_SECONDS:
+                        self._flush(rows[flushed:done], sums[flushed:done], writer)
+                        flushed, last = done, time.monotonic()
+            finally:
+                self._flush(rows[flushed:done], sums[flushed:done], writer)
+
+    def _flush(self, rows: np.ndarray, sums: np.ndarray, writer: cache_files.Writer) -> None:
+        """Put what has been read on the disk, then say so."""
+        assert self._sums is not None
+        assert self._folder is not None
+        writer.flush()
+        if any(row in self._damaged for row in rows.tolist()):
+            known = {**self._known_damage(self._folder), **self._damaged}
+            cache_files.write_about(self._folder, self._name, known)
+        whole = ~np.isin(rows, list(self._damaged))
+        writer.write(len(self._leaves), self._sums, rows[whole], sums[whole])
+
+    def _known_damage(self, folder: Path) -> dict[int, str]:
+        """What the folder says of damaged examples; they are only tried again if it is lost."""
+        try:
+            return cache_files.read_about(folder, self._count)
+        except (OSError, ValueError):
+            return {}
+
+    def _create(self, folder: Path) -> None:
+        def fill(partial: Path) -> None:
+            for path, leaf, dtype in self._files(partial):
+                cache_files.write_empty(path, (self._count, *leaf.shape), dtype)
+            cache_files.write_empty(partial / "sums.npy", (self._count,), np.dtype(np.uint32))
+            cache_files.write_about(partial, self._name, {})
+
+        cache_files.create(folder, fill)
+        self._open(folder)
+
+    def _files(self, folder: Path) -> list[tuple[Path, tf.TensorSpec, np.dtype]]:
+        """Each leaf's file, spec and type."""
+        return [
+            (folder / f"leaf_{number}.npy", leaf, np.dtype(leaf.dtype.as_numpy_dtype))
+            for number, leaf in enumerate(self._leaves)
+        ]
+
+    def _require_disk(self, rows: np.ndarray) -> None:
+        needed = len(rows) * cache_filling.size_of_one(self._leaves)
+        cache_files.require_disk(self._where, needed, self._name)
+
+
+def key(source: Source) -> str:
+    """The name of a source's cache: another one for other examples or settings.
+
+    Args:
+        source: Where the examples come from.
+    """
+    leaves = [f"{leaf.dtype.name}{leaf.shape}" for leaf in present(source.spec)]
+    text = json.dumps([VERSION, source.num_examples, leaves, source.identity(exact=True)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def require_fixed_size(leaves: Sequence[tf.TensorSpec], name: str, where: Path) -> None:
+    """Raise a `ValueError` if examples hold texts, whose sizes differ."""
+    if any(leaf.dtype == tf.string for leaf in leaves):
+        raise ValueError(
+            problem(
+                f"The examples of {name} hold texts.",
+                "Expected numbers: a cache folder has the same room for each example.",
+                'Pass cache="memory", or turn the texts into numbers before.',
+                cache=str(where),
+            )
+        )

@@ -1,0 +1,288 @@
+"""`ImageDecoder`: the content of an image file as an array of fixed size."""
+
+import math
+import os
+import random
+import stat
+from typing import Any
+
+import numpy as np
+
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.data.decoding.backends import Box
+from keras_multigpu.data.decoding.backends import backend
+from keras_multigpu.data.decoding.backends import cut
+from keras_multigpu.data.decoding.header import MAX_PIXELS
+from keras_multigpu.data.decoding.header import MOST_PIXELS
+from keras_multigpu.data.decoding.header import read_header
+from keras_multigpu.data.road.damage import DamagedExample
+
+CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
+INTERPOLATIONS = (
+    "bilinear",
+    "nearest",
+    "bicubic",
+    "area",
+    "lanczos3",
+    "lanczos5",
+    "gaussian",
+    "mitchellcubic",
+)
+
+MAX_BYTES = 2**31
+"""No image of `MOST_PIXELS` takes more, even without compression."""
+
+AREAS = (0.08, 1.0)
+ASPECTS = (math.log(3 / 4), math.log(4 / 3))
+TRIES = 10
+
+# A pipe that is named like an image must not be waited for.
+_OPEN = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
+
+class ImageDecoder:
+    """Decodes images to `uint8` arrays of one size; safe to use from several threads.
+
+    Images are decoded and resized as `keras.utils.image_dataset_from_directory` does, and rounded.
+    What kind of image it is, its content decides, not its name. Of an animation the first frame is
+    taken, of 16 bits the upper 8; how a camera was turned is ignored.
+
+    Args:
+        image_size: `(height, width)` of the arrays, or one integer for both.
+        color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
+        interpolation: One of `INTERPOLATIONS`.
+        crop_to_aspect_ratio: Whether to cut off what is too wide or too high; otherwise images
+            are distorted.
+        pad_to_aspect_ratio: Whether to fill up with black instead.
+        crop: `"random"` takes a random part of each image, of 0.08 to 1 of its area and of an
+            aspect ratio of 3/4 to 4/3, as the training of Inception (Szegedy et al., "Going deeper
+            with convolutions", 2014) and most since. Of a JPEG that part alone is decoded where
+            this takes less time.
+        max_pixels: The most pixels (height times width) that an image may have; a larger one
+            counts as damaged, and is not decoded.
+    """
+
+    def __init__(
+        self,
+        image_size: int | tuple[int, int] | None,
+        *,
+        color_mode: str = "rgb",
+        interpolation: str = "bilinear",
+        crop_to_aspect_ratio: bool = False,
+        pad_to_aspect_ratio: bool = False,
+        crop: str | None = None,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        height, width = require_size(image_size)
+        require_choice("color_mode", color_mode, CHANNELS)
+        require_choice("interpolation", interpolation, INTERPOLATIONS)
+        require_choice("crop", crop, (None, "random"))
+        require_one(crop_to_aspect_ratio, pad_to_aspect_ratio, crop)
+        require_limit(max_pixels)
+        self.shape = (height, width, CHANNELS[color_mode])
+        self.draws = crop == "random"
+        self.max_pixels = max_pixels
+        self._color_mode = color_mode
+        self._crops = crop_to_aspect_ratio
+        self._pads = pad_to_aspect_ratio
+        self._interpolation = interpolation
+        self._backend = backend(CHANNELS[color_mode], interpolation)
+
+    def still(self) -> "ImageDecoder":
+        """The same without random draws: the middle of an image instead of a random part."""
+        if not self.draws:
+            return self
+        return ImageDecoder(
+            self.shape[:2],
+            color_mode=self._color_mode,
+            interpolation=self._interpolation,
+            crop_to_aspect_ratio=True,
+            max_pixels=self.max_pixels,
+        )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides the pixels, besides the file."""
+        way = "random" if self.draws else "crop" if self._crops else "pad" if self._pads else "fit"
+        return {"shape": list(self.shape), "interpolation": self._interpolation, "way": way}
+
+    def decode_file(self, path: str, seed: np.ndarray) -> np.ndarray:
+        """The image in a file, as a `uint8` array of `shape`.
+
+        Args:
+            path: The file.
+            seed: Two non-negative integers that decide a random crop.
+        """
+        try:
+            data = read_file(path)
+        except OSError as error:
+            raise DamagedExample(cause_of(error), path) from None
+        return self.decode(data, seed, path)
+
+    def decode(self, data: bytes, seed: np.ndarray, name: str = "") -> np.ndarray:
+        """An encoded image as a `uint8` array of `shape`.
+
+        Args:
+            data: The content of a file.
+            seed: Two non-negative integers that decide a random crop.
+            name: How to name the image in an error.
+        """
+        try:
+            return self._decoded(data, seed)
+        except DamagedExample as damage:
+            raise DamagedExample(damage.cause, name or None) from None
+
+    def _decoded(self, data: bytes, seed: np.ndarray) -> np.ndarray:
+        header = read_header(data, self.max_pixels)
+        height, width, _ = self.shape
+        if self.draws and header.kind == "JPEG":
+            box = random_box(header.height, header.width, seed)
+            return self._backend.resize(self._backend.read_part(data, header, box), height, width)
+        image = self._backend.read(data, header)
+        rows, columns, _ = image.shape
+        if self.draws:
+            image = cut(image, random_box(rows, columns, seed))
+        elif self._crops:
+            image = cut(image, centred_box(rows, columns, height, width))
+        elif self._pads:
+            return self._padded(image)
+        return self._backend.resize(image, height, width)
+
+    def _padded(self, image: np.ndarray) -> np.ndarray:
+        """The whole image in the middle, and black around it; the arithmetic is TensorFlow's."""
+        height, width, _ = self.shape
+        rows, columns = np.float32(image.shape[0]), np.float32(image.shape[1])
+        ratio = max(columns / np.float32(width), rows / np.float32(height))
+        inner_height, inner_width = max(int(rows / ratio), 1), max(int(columns / ratio), 1)
+        top = max(int((height - rows / ratio) / 2), 0)
+        left = max(int((width - columns / ratio) / 2), 0)
+        padded = np.zeros(self.shape, np.uint8)
+        padded[top : top + inner_height, left : left + inner_width] = self._backend.resize(
+            image, inner_height, inner_width
+        )
+        return padded
+
+
+def read_file(path: str) -> bytes:
+    """The content of a regular file; `OSError` for anything else.
+
+    Args:
+        path: The file.
+    """
+    file = os.open(path, _OPEN)
+    try:
+        status = os.fstat(file)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError("it is no regular file")
+        if status.st_size > MAX_BYTES:
+            raise OSError(f"it has {status.st_size:,} bytes, too many for an image")
+        data = os.read(file, status.st_size)
+        while len(data) < status.st_size and (more := os.read(file, status.st_size - len(data))):
+            data += more
+        return data
+    finally:
+        os.close(file)
+
+
+def cause_of(error: OSError) -> str:
+    """Why a file cannot be read, as a short clause."""
+    if isinstance(error, FileNotFoundError):
+        return "it does not exist, or not any more"
+    if isinstance(error, IsADirectoryError):
+        return "it is a directory"
+    if isinstance(error, PermissionError):
+        return "permission to read it is denied"
+    return error.strerror or str(error)
+
+
+def random_box(height: int, width: int, seed: np.ndarray) -> Box:
+    """A random part of an image.
+
+    Args:
+        height: The rows of the image.
+        width: Its columns.
+        seed: Two non-negative integers.
+    """
+    # Python's own generator starts ten times as fast as NumPy's.
+    draw = random.Random(int(seed[0]) << 32 | int(seed[1])).random
+    for _ in range(TRIES):
+        area = height * width * (AREAS[0] + (AREAS[1] - AREAS[0]) * draw())
+        aspect = math.exp(ASPECTS[0] + (ASPECTS[1] - ASPECTS[0]) * draw())
+        rows, columns = round(math.sqrt(area / aspect)), round(math.sqrt(area * aspect))
+        if 0 < rows <= height and 0 < columns <= width:
+            top, left = int(draw() * (height - rows + 1)), int(draw() * (width - columns + 1))
+            return Box(top, left, rows, columns)
+    # Too narrow an image: the largest part in its middle that has an allowed aspect ratio.
+    aspect = min(max(width / height, 3 / 4), 4 / 3)
+    rows, columns = min(height, round(width / aspect)), min(width, round(height * aspect))
+    rows, columns = max(rows, 1), max(columns, 1)
+    return Box((height - rows) // 2, (width - columns) // 2, rows, columns)
+
+
+def centred_box(height: int, width: int, target_height: int, target_width: int) -> Box:
+    """The largest part in the middle with another aspect ratio, by Keras's arithmetic.
+
+    Args:
+        height: The rows of the image.
+        width: Its columns.
+        target_height: The rows of the other.
+        target_width: Its columns.
+    """
+    rows = int(np.float32(width * target_height) / np.float32(target_width))
+    columns = int(np.float32(height * target_width) / np.float32(target_height))
+    rows, columns = max(min(height, rows), 1), max(min(width, columns), 1)
+    return Box((height - rows) // 2, (width - columns) // 2, rows, columns)
+
+
+def require_size(image_size: Any) -> tuple[int, int]:
+    """The size as two integers; one counts for both. A `ValueError` for anything else."""
+    if isinstance(image_size, int | np.integer):
+        image_size = (image_size, image_size)
+    try:
+        height, width = (int(side) for side in image_size if side == int(side))
+    except (TypeError, ValueError):
+        height = width = 0
+    if height < 1 or width < 1:
+        raise ValueError(
+            problem(
+                "`image_size` is not a size of images.",
+                "Expected `(height, width)`, or one integer for both: all images of a batch have "
+                "the same shape.",
+                "Pass for example image_size=(224, 224).",
+                image_size=image_size,
+            )
+        )
+    return height, width
+
+
+def require_one(crop_to_aspect_ratio: bool, pad_to_aspect_ratio: bool, crop: str | None) -> None:
+    """Raise a `ValueError` if images shall be cropped or padded in more than one way."""
+    if bool(crop_to_aspect_ratio) + bool(pad_to_aspect_ratio) + (crop is not None) > 1:
+        raise ValueError(
+            problem(
+                "Images shall be cropped or padded in more than one way.",
+                "Expected one of `crop_to_aspect_ratio`, `pad_to_aspect_ratio` and `crop`.",
+                "Leave out the others.",
+                crop_to_aspect_ratio=crop_to_aspect_ratio,
+                pad_to_aspect_ratio=pad_to_aspect_ratio,
+                crop=crop,
+            )
+        )
+
+
+def require_limit(max_pixels: Any) -> None:
+    """Raise a `ValueError` unless images of so many pixels can be decoded."""
+    require_positive_integer("max_pixels", max_pixels)
+    if max_pixels > MOST_PIXELS:
+        raise ValueError(
+            problem(
+                "`max_pixels` allows images that cannot be decoded.",
+                f"Expected at most {MOST_PIXELS:,}, half a gigabyte for one image.",
+                "Make larger images smaller before.",
+                max_pixels=max_pixels,
+            )
+        )

@@ -1,0 +1,211 @@
+"""The images of a folder with their labels, as a source."""
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_multigpu.checks import printable
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import warn
+from keras_multigpu.data.decoding.decoder import ImageDecoder
+from keras_multigpu.data.files.images import ImageFiles
+from keras_multigpu.data.files.scanning import EXTENSIONS
+from keras_multigpu.data.files.scanning import class_folders
+from keras_multigpu.data.files.scanning import images_in
+from keras_multigpu.data.files.scanning import is_folder
+from keras_multigpu.data.files.targets import LABEL_MODES
+from keras_multigpu.data.files.targets import ClassTargets
+
+_log = logging.getLogger("keras_multigpu")
+
+
+def image_folder(
+    path: str,
+    labels: Any,
+    label_mode: str | None,
+    class_names: Sequence[str] | None,
+    decoder: ImageDecoder,
+    follow_links: bool,
+    verbose: bool,
+) -> ImageFiles:
+    """The source of all images in a folder.
+
+    Args:
+        path: The folder.
+        labels: As in `from_directory`, like all others.
+        label_mode: How to give the labels.
+        class_names: Which classes to use.
+        decoder: Reads an image.
+        follow_links: Whether to visit folders that are links.
+        verbose: Whether to print what was found.
+    """
+    require_folder(path)
+    labels, inferred = require_labels(labels, label_mode, class_names)
+    classes = chosen_classes(path, class_names) if inferred else None
+    found = images_in(path, classes, follow_links)
+    count = len(found.files)
+    if not count:
+        raise ValueError(no_images(path, classes))
+    if inferred:
+        warn_of_images_outside(path)
+    targets = None
+    if classes is not None and label_mode is not None:
+        numbers = np.repeat(np.arange(len(classes), dtype=np.int32), found.counts)
+        targets = ClassTargets(numbers, label_mode, classes)
+    elif labels is not None and label_mode is not None:
+        numbers = listed_labels(labels, count, path)
+        names = [str(number) for number in range(int(numbers.max()) + 1)]
+        targets = ClassTargets(numbers, label_mode, names)
+    if verbose:
+        classes_found = f" belonging to {len(targets.class_names or ())} classes" if targets else ""
+        say(f"Found {count} files{classes_found}.")
+    height, width, _ = decoder.shape
+    return ImageFiles(found.files, decoder, targets, name=f"{path}, {height}x{width}")
+
+
+def require_labels(
+    labels: Any, label_mode: Any, class_names: Sequence[str] | None
+) -> tuple[Any, bool]:
+    """The labels without those that no one wants, and whether the subfolders make them."""
+    require_choice("label_mode", label_mode, LABEL_MODES)
+    inferred = isinstance(labels, str)
+    if inferred:
+        require_choice("labels", labels, ("inferred",))
+    if label_mode is None or labels is None:
+        labels, inferred = None, False
+    if class_names is not None and not inferred:
+        raise ValueError(
+            problem(
+                "`class_names` came, but the subfolders are not to be used as classes.",
+                'Expected it only with labels="inferred" and a `label_mode`.',
+                "Leave one of them out.",
+                class_names=class_names,
+                labels="a list" if labels is not None else None,
+            )
+        )
+    return labels, inferred
+
+
+def chosen_classes(path: str, class_names: Sequence[str] | None) -> list[str]:
+    """The class folders to use: all of them, or those that `class_names` names."""
+    folders = class_folders(path)
+    if class_names is None:
+        if not folders:
+            raise ValueError(no_images(path, folders))
+        return folders
+    chosen = [str(name) for name in class_names]
+    unknown = sorted(set(chosen) - set(folders))
+    if not chosen or unknown or len(set(chosen)) < len(chosen):
+        shown = ", ".join(repr(name) for name in folders[:20]) + (" ..." * (len(folders) > 20))
+        raise ValueError(
+            problem(
+                f"`class_names` names no subfolders of the folder: {unknown}."
+                if unknown
+                else "`class_names` is empty, or has a name twice.",
+                f"Expected some of its {len(folders)} subfolders, each once: {shown}.",
+                "Check the names, or leave `class_names` out.",
+                class_names=class_names,
+                path=path,
+            )
+        )
+    return chosen
+
+
+def listed_labels(labels: Any, count: int, path: str) -> np.ndarray:
+    """A list of labels as an array, checked."""
+    numbers = np.asarray(labels)
+    if numbers.ndim != 1 or len(numbers) != count:
+        raise ValueError(
+            problem(
+                f"`labels` has {len(numbers) if numbers.ndim else 'no'} entries, "
+                f"and there are {count} images.",
+                "Expected one integer for each image, sorted by folder and then by name.",
+                "Leave it out to take the subfolders as classes. An image size is passed by name: "
+                "image_size=(224, 224).",
+                labels=labels if len(repr(labels)) < 100 else f"{repr(labels)[:100]}...",
+                path=path,
+            )
+        )
+    if numbers.dtype.kind not in "iu" or numbers.min() < 0:
+        raise ValueError(
+            problem(
+                "`labels` has entries that are no class numbers.",
+                "Expected the integers 0, 1, 2, ...",
+                "Use `from_files`, which also takes names of classes, numbers to predict, and "
+                "several labels for an image.",
+                dtype=str(numbers.dtype),
+                first=numbers[:5].tolist(),
+            )
+        )
+    return numbers.astype(np.int32)
+
+
+def require_folder(path: str) -> None:
+    """Raise an error unless `path` is a folder on this machine."""
+    if os.path.isdir(path):
+        return
+    if "://" in path:
+        what, fix = "The path is an address.", "Copy the images to a disk, or mount the bucket."
+    elif os.path.exists(path):
+        what, fix = "The path is a file.", "For a list or a table of files use `from_files`."
+    else:
+        what, fix = "The path does not exist.", "Check its spelling."
+    raise ValueError(
+        problem(
+            what,
+            "Expected a folder of images on this machine.",
+            fix,
+            path=path,
+            working_folder=os.getcwd(),
+        )
+    )
+
+
+def no_images(path: str, classes: list[str] | None) -> str:
+    """The message for a folder without images to use."""
+    directly = images_directly_in(path)
+    if classes is None:
+        what, fix = "There are no images in the folder.", "Check the path."
+    elif directly:
+        what = f"The folder holds {directly} images, but none in subfolders."
+        fix = "Pass labels=None, a list of labels, or the folder above if this one is a class."
+    elif not classes:
+        what, fix = "The folder has no subfolders.", "Check the path."
+    else:
+        what, fix = f"There are no images in the {len(classes)} class folders.", "Check the path."
+    where = "" if classes is None else " in a subfolder for each class"
+    received = {} if classes is None else {"subfolders": classes[:20]}
+    expected = f"Expected images ({', '.join(EXTENSIONS)}){where}."
+    return problem(what, expected, fix, path=path, **received)
+
+
+def warn_of_images_outside(path: str) -> None:
+    """Give a warning if images lie beside the class folders, where Keras passes over them."""
+    count = images_directly_in(path)
+    if count:
+        warn(
+            f"{count} images lie directly in {path} and belong to no class, so they are not used: "
+            "only its subfolders are classes.",
+            stacklevel=4,
+        )
+
+
+def images_directly_in(path: str) -> int:
+    """How many images lie in a folder itself."""
+    with os.scandir(path) as entries:
+        return sum(
+            entry.name.lower().endswith(EXTENSIONS) and not is_folder(entry) for entry in entries
+        )
+
+
+def say(sentence: str) -> None:
+    """Print a sentence where Keras would, or log it if Keras is told not to print."""
+    if keras.config.is_interactive_logging_enabled():
+        print(printable(sentence), flush=True)  # noqa: T201
+    else:
+        _log.info("%s", sentence)

@@ -1,0 +1,130 @@
+"""Image files with their targets as a source."""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.data.decoding.decoder import ImageDecoder
+from keras_multigpu.data.files.table import FileTable
+from keras_multigpu.data.files.targets import Targets
+from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.road.source import Source
+from keras_multigpu.identities import of_array
+
+MOST_SIZES = 10_000
+"""Of so many files the sizes are asked for, which takes a slow disk 0.1 ms each."""
+
+
+class ImageFiles(Source):
+    """Image files, decoded to `uint8` arrays of one size, with their targets.
+
+    Args:
+        files: The paths.
+        decoder: Reads and resizes an image.
+        targets: What belongs to each image, or None.
+        weights: The weight of each image, `float32[n]`, or None.
+        name: What they are, in a few words.
+    """
+
+    def __init__(
+        self,
+        files: FileTable,
+        decoder: ImageDecoder,
+        targets: Targets | None = None,
+        weights: np.ndarray | None = None,
+        *,
+        name: str,
+    ) -> None:
+        if weights is not None and targets is not None:
+            # A weight has as many axes as the loss of an example, or Keras would not multiply them.
+            axes = [1] * max(len(targets.spec.shape) - 1, 0)
+            weights = weights.reshape(-1, *axes)
+        self.name = name
+        self.num_examples = len(files)
+        self.draws = decoder.draws
+        self.has_files = True
+        self.spec = (
+            tf.TensorSpec(decoder.shape, tf.uint8),
+            None if targets is None else targets.spec,
+            None if weights is None else tf.TensorSpec(weights.shape[1:], tf.float32),
+        )
+        if targets is not None:
+            self.labels = targets.labels
+            self.class_names = targets.class_names
+        self._files = files
+        self._decoder = decoder
+        self._targets = targets
+        self._weights = weights
+
+    def read(
+        self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
+    ) -> list[tuple[int, str]]:
+        """As `Source.read`."""
+        damaged = []
+        rest = iter(out)
+        images = next(rest)
+        for row, (index, seed) in enumerate(zip(indices.tolist(), seeds, strict=True)):
+            try:
+                images[row] = self._decoder.decode_file(self._files.path(index), seed)
+            except DamagedExample as damage:
+                damaged.append((row, damage.cause))
+        if self._targets is not None:
+            known = {row for row, _ in damaged}
+            causes = self._targets.read(next(rest), indices, seeds)
+            damaged += [(row, cause) for row, cause in causes if row not in known]
+        if self._weights is not None:
+            next(rest)[...] = self._weights[indices]
+        return damaged
+
+    def still(self) -> Source:
+        """As `Source.still`: with the middle of each image where random parts are trained on."""
+        if not self.draws:
+            return self
+        targets = None if self._targets is None else self._targets.still()
+        return ImageFiles(
+            self._files, self._decoder.still(), targets, self._weights, name=self.name
+        )
+
+    def example_name(self, index: int) -> str:
+        """The path of one file."""
+        return self._files.path(index)
+
+    def identity(self, exact: bool = False) -> dict[str, Any]:
+        """As `Source.identity`: the files, how they are decoded, and what belongs to them."""
+        return {
+            "files": state_of(self._files, exact),
+            "images": self._decoder.settings,
+            "targets": None if self._targets is None else self._targets.identity(exact),
+            "weights": of_array(self._weights),
+        }
+
+
+def state_of(files: FileTable, exact: bool) -> str:
+    """A short text that changes with some files: with their names, and with the sizes of some.
+
+    Args:
+        files: The paths. A file that is not there counts as such.
+        exact: Whether it changes with the folder that all files are in, and with the sizes and
+            times of change of all.
+    """
+    content = hashlib.sha256()
+    top = "" if exact else files.common_folder()
+    step = 1 if exact else max(len(files) // MOST_SIZES, 1)
+    for index in range(len(files)):
+        path = files.path(index)
+        known = state_of_file(path, exact) if index % step == 0 else ""
+        content.update(os.fsencode(path[len(top) :]) + f"\0{known}\0".encode())
+    return content.hexdigest()[:32]
+
+
+def state_of_file(path: str, exact: bool) -> str:
+    """The size of a file, and when it was changed."""
+    try:
+        state = os.stat(path)
+    except OSError:
+        return "missing"
+    return f"{state.st_size} {state.st_mtime_ns}" if exact else str(state.st_size)

@@ -1,0 +1,260 @@
+"""Finds out what a list of labels means: classes, several labels each, numbers, or masks."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_choice
+from keras_multigpu.data.files.scanning import EXTENSIONS
+from keras_multigpu.data.files.targets import LABEL_MODES
+from keras_multigpu.data.files.targets import ClassTargets
+from keras_multigpu.data.files.targets import ValueTargets
+
+TASKS = ("classification", "multi_label", "regression", "mask", None)
+SEPARATOR = "|"
+"""Stands between the names of classes in a text with several of them."""
+
+
+def found_task(labels: np.ndarray, task: str | None, label_mode: str | None) -> str:
+    """What the labels are for, found from their values unless `task` says it.
+
+    Args:
+        labels: What `as_array` made of them.
+        task: One of `TASKS`.
+        label_mode: One of `LABEL_MODES`.
+    """
+    require_choice("task", task, TASKS)
+    require_choice("label_mode", label_mode, LABEL_MODES)
+    found = task or task_of(labels)
+    if found != "classification" and label_mode != "int":
+        raise ValueError(
+            problem(
+                f"`label_mode` came for labels that are no single classes, but: {found}.",
+                'Expected it only with task="classification".',
+                "Leave one of them out.",
+                label_mode=label_mode,
+                task=task,
+            )
+        )
+    return found
+
+
+def task_of(labels: np.ndarray) -> str:
+    """The task that the values of the labels suggest."""
+    if labels.dtype == object:
+        if any(not isinstance(label, str) for label in labels):
+            return "multi_label"
+        if all(label.lower().endswith(EXTENSIONS) for label in labels):
+            return "mask"
+        several = any(SEPARATOR in label for label in labels)
+        return "multi_label" if several else "classification"
+    if labels.ndim == 1:
+        return "classification" if labels.dtype.kind in "iub" else "regression"
+    return "multi_label" if np.isin(labels, (0, 1)).all() else "regression"
+
+
+def as_array(
+    labels: Any, columns: Sequence[str] | None, paths: Sequence[str], *, may_be_empty: bool = False
+) -> np.ndarray:
+    """Labels as an array: of numbers, or of `object`s that are all texts or all tuples of texts.
+
+    Args:
+        labels: A sequence with one label for each file; a list of columns if these have names.
+        columns: The names of the columns.
+        paths: The files, to name one whose label is missing.
+        may_be_empty: Whether an empty text is a label: that of an image without any class.
+    """
+    try:
+        array = plain_array(labels) if columns is None else number_columns(labels)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            problem(
+                f"The labels make no array: {error}.",
+                "Expected labels of one kind: numbers, lists of equally many numbers, names, lists "
+                "of names, or paths of masks.",
+                "Check the labels, or the columns that hold them.",
+                label_columns=columns,
+            )
+        ) from error
+    missing = missing_in(array, may_be_empty)
+    if np.any(missing):
+        row = int(np.argmax(missing))
+        raise ValueError(
+            problem(
+                f"{int(np.sum(missing))} of {len(array)} labels are missing, the first that of "
+                f"{paths[row]!r}.",
+                "Expected a label for each file.",
+                "Fill them in, or leave these files out.",
+                row=row,
+                label=array[row],
+            )
+        )
+    return array
+
+
+def missing_in(labels: np.ndarray, may_be_empty: bool) -> np.ndarray:
+    """Which labels are NaN, None or an empty text."""
+    if labels.dtype == object:
+        return np.array(
+            [
+                not isinstance(label, str | tuple) or (label == "" and not may_be_empty)
+                for label in labels
+            ],
+            bool,
+        )
+    return np.isnan(labels).reshape(len(labels), -1).any(axis=1)
+
+
+def plain_array(labels: Any) -> np.ndarray:
+    """Labels as an array of numbers, texts or tuples of texts."""
+    if not isinstance(labels, list | tuple):
+        labels = np.asarray(labels)
+        if labels.dtype.kind in "iubf":
+            return labels
+        labels = labels.tolist()
+    first = labels[0] if len(labels) else 0
+    names = isinstance(first, set | frozenset) or (
+        isinstance(first, list | tuple)
+        and all(isinstance(name, str) for label in labels for name in label)
+    )
+    if names or isinstance(first, str | os.PathLike):
+        array = np.empty(len(labels), object)
+        for row, label in enumerate(labels):
+            array[row] = tuple(label) if names else as_text(label)
+        return array
+    array = np.asarray(labels)
+    if array.dtype.kind not in "iubf":
+        raise TypeError(f"they mix kinds, such as {first!r}")
+    return array
+
+
+def number_columns(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Columns of numbers as a matrix."""
+    return np.stack([np.asarray(column, np.float64) for column in columns], axis=1)
+
+
+def as_text(label: Any) -> Any:
+    """A path or a NumPy string as text; what is neither, such as a missing label, as it is."""
+    return os.fspath(label) if isinstance(label, os.PathLike) else label
+
+
+def class_targets(
+    labels: np.ndarray, label_mode: str, class_names: Sequence[str] | None
+) -> ClassTargets:
+    """One class for each file.
+
+    Args:
+        labels: Names or numbers of classes.
+        label_mode: As in `ClassTargets`.
+        class_names: The names in the order of their numbers; if None, the sorted names.
+    """
+    names = None if class_names is None else [str(name) for name in class_names]
+    if labels.dtype == object and all(isinstance(label, str) for label in labels):
+        names = sorted(set(labels)) if names is None else names
+        return ClassTargets(numbers_of(labels, names), label_mode, names)
+    if labels.ndim != 1 or labels.dtype.kind not in "iub" or labels.min() < 0:
+        raise ValueError(
+            problem(
+                "Some labels are no numbers of classes.",
+                "Expected the integers 0, 1, 2, ..., or names.",
+                'For numbers to predict pass task="regression".',
+                dtype=str(labels.dtype),
+                first=labels[:5].tolist(),
+            )
+        )
+    if names is not None and labels.max() >= len(names):
+        raise ValueError(
+            problem(
+                f"There is a class {labels.max()}, and {len(names)} class names.",
+                "Expected a name for each number, counted from zero.",
+                "Add the missing ones to `class_names`.",
+                class_names=class_names,
+            )
+        )
+    return ClassTargets(labels, label_mode, names)
+
+
+def mask_paths(labels: np.ndarray) -> list[str]:
+    """The labels as the paths of masks."""
+    if labels.dtype != object or any(not isinstance(label, str) for label in labels):
+        raise ValueError(
+            problem(
+                "Some labels are no paths.",
+                'Expected the path of a mask for each file for task="mask".',
+                "Check the labels, or leave `task` out.",
+                first=labels[:5].tolist(),
+            )
+        )
+    return labels.tolist()
+
+
+def value_targets(labels: np.ndarray, task: str, class_names: Sequence[str] | None) -> ValueTargets:
+    """Several labels, or numbers to predict, for each file, as `float32`.
+
+    Args:
+        labels: Numbers; or names for `"multi_label"`: tuples of them, or texts that join them.
+        task: `"multi_label"` or `"regression"`.
+        class_names: The names of the classes in their order.
+    """
+    names = None if class_names is None else [str(name) for name in class_names]
+    if labels.dtype != object:
+        if task == "multi_label" and (labels.ndim != 2 or not np.isin(labels, (0, 1)).all()):
+            raise ValueError(
+                problem(
+                    "The labels do not say of each class whether an image has it.",
+                    "Expected a matrix of zeros and ones, or the names of each image's classes.",
+                    'For other numbers pass task="regression".',
+                    shape=labels.shape,
+                    first=labels[:2].tolist(),
+                )
+            )
+        values = labels.astype(np.float32)
+        return ValueTargets(values) if task == "regression" else class_columns(values, names)
+    if task == "regression":
+        raise ValueError(
+            problem(
+                "The labels are texts.",
+                'Expected numbers for task="regression".',
+                "Check the column, or leave `task` out.",
+                first=labels[:3].tolist(),
+            )
+        )
+    sets = [
+        tuple(filter(None, map(str.strip, label.split(SEPARATOR))))
+        if isinstance(label, str)
+        else label
+        for label in labels
+    ]
+    names = sorted({name for label in sets for name in label}) if names is None else names
+    matrix = np.zeros((len(sets), len(names)), np.float32)
+    sizes = [len(label) for label in sets]
+    flat = np.array([name for label in sets for name in label], object)
+    matrix[np.repeat(np.arange(len(sets)), sizes), numbers_of(flat, names)] = 1
+    return class_columns(matrix, names)
+
+
+def class_columns(matrix: np.ndarray, names: list[str] | None) -> ValueTargets:
+    """A column for each class; where each row has exactly one, that can be counted and balanced."""
+    is_single = matrix.shape[1] > 1 and (matrix.sum(axis=1) == 1).all()
+    return ValueTargets(matrix, names, matrix.argmax(axis=1) if is_single else None)
+
+
+def numbers_of(labels: np.ndarray, names: list[str]) -> np.ndarray:
+    """The number of each name."""
+    numbers = {name: number for number, name in enumerate(names)}
+    unknown = sorted({str(label) for label in labels} - numbers.keys())
+    if unknown or len(numbers) < len(names):
+        raise ValueError(
+            problem(
+                f"{len(unknown)} names among the labels are no classes: {unknown[:5]}."
+                if unknown
+                else "`class_names` has a name twice.",
+                f"Expected some of {names[:20]}{' ...' * (len(names) > 20)}.",
+                "Correct the labels, or give all classes as `class_names`.",
+                class_names=names[:20],
+            )
+        )
+    return np.array([numbers[label] for label in labels], np.int32)

@@ -1,0 +1,155 @@
+"""Masks: images whose pixels are the numbers of classes."""
+
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.data.decoding.decoder import ImageDecoder
+from keras_multigpu.data.decoding.decoder import cause_of
+from keras_multigpu.data.decoding.decoder import read_file
+from keras_multigpu.data.decoding.header import read_header
+from keras_multigpu.data.files.images import state_of
+from keras_multigpu.data.files.table import FileTable
+from keras_multigpu.data.files.targets import Targets
+from keras_multigpu.data.road.damage import DamagedExample
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_GREY, _PALETTE, _GREY_ALPHA = 0, 3, 4
+# Where a PNG's header has the bits of a value and the kind of its colours.
+_DEPTH, _COLORS = 24, 25
+
+
+class MaskTargets(Targets):
+    """Masks of images, as `uint8` arrays with one channel; no value is ever mixed with another.
+
+    Of an image with a palette the pixels are the numbers in the palette. A random crop takes the
+    same part of an image and of its mask.
+
+    Args:
+        masks: The masks.
+        images: Their images.
+        image_size: `(height, width)` of the arrays, or one integer for both.
+        crop_to_aspect_ratio: As for the images.
+        pad_to_aspect_ratio: As for the images; what is filled up is class zero.
+        crop: As for the images.
+        max_pixels: As for the images.
+    """
+
+    def __init__(
+        self,
+        masks: FileTable,
+        images: FileTable,
+        image_size: int | tuple[int, int],
+        *,
+        crop_to_aspect_ratio: bool,
+        pad_to_aspect_ratio: bool,
+        crop: str | None,
+        max_pixels: int,
+    ) -> None:
+        self._masks = masks
+        self._image_size = image_size
+        self._images = images
+        self._grey, self._color = (
+            ImageDecoder(
+                image_size,
+                color_mode=color_mode,
+                interpolation="nearest",
+                crop_to_aspect_ratio=crop_to_aspect_ratio,
+                pad_to_aspect_ratio=pad_to_aspect_ratio,
+                crop=crop,
+                max_pixels=max_pixels,
+            )
+            for color_mode in ("grayscale", "rgb")
+        )
+        self.spec = tf.TensorSpec(self._grey.shape, tf.uint8)
+
+    def read(
+        self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray
+    ) -> list[tuple[int, str]]:
+        """As `Targets.read`."""
+        damaged = []
+        for row, (index, seed) in enumerate(zip(indices.tolist(), seeds, strict=True)):
+            path = self._masks.path(index)
+            try:
+                data = read_file(path)
+                if self._grey.draws:
+                    require_same_size(data, read_file(self._images.path(index)))
+                out[row] = self._decoded(data, seed)
+            except OSError as error:
+                damaged.append((row, f"its mask {path}: {cause_of(error)}"))
+            except DamagedExample as damage:
+                damaged.append((row, f"its mask {path}: {damage.cause}"))
+        return damaged
+
+    def still(self) -> Targets:
+        """As `Targets.still`."""
+        if not self._grey.draws:
+            return self
+        return MaskTargets(
+            self._masks,
+            self._images,
+            self._image_size,
+            crop_to_aspect_ratio=True,
+            pad_to_aspect_ratio=False,
+            crop=None,
+            max_pixels=self._grey.max_pixels,
+        )
+
+    def _decoded(self, data: bytes, seed: np.ndarray) -> np.ndarray:
+        read_header(data, self._grey.max_pixels)  # Finds damage that must not be met below.
+        if data.startswith(_SIGNATURE):
+            depth, colors = data[_DEPTH], data[_COLORS]
+            if depth == 16:
+                raise DamagedExample("it has 16 bits a pixel, and a class number must be below 256")
+            if colors == _PALETTE:
+                # Decoders spread the values of few bits over 0 to 255.
+                return self._grey.decode(as_grey(data), seed) // (255 // (2**depth - 1))
+            if colors in (_GREY, _GREY_ALPHA):
+                return self._grey.decode(data, seed)
+        pixels = self._color.decode(data, seed)
+        if (pixels != pixels[..., :1]).any():
+            raise DamagedExample("it has colours, and a mask has one class number for each pixel")
+        return pixels[..., :1]
+
+    def identity(self, exact: bool = False) -> dict[str, Any]:
+        """As `Targets.identity`."""
+        return {"files": state_of(self._masks, exact), "masks": self._grey.settings}
+
+
+def require_same_size(mask: bytes, image: bytes) -> None:
+    """Raise `DamagedExample` if a mask and its image would be cropped differently."""
+    mask_header = read_header(mask)
+    try:
+        image_header = read_header(image)
+    except DamagedExample:
+        return  # The image is damaged; that is said of it, not of the mask.
+    sizes = [(header.width, header.height) for header in (mask_header, image_header)]
+    if sizes[0] != sizes[1]:
+        raise DamagedExample(
+            f"it has {sizes[0][0]} x {sizes[0][1]} pixels and its image {sizes[1][0]} x "
+            f'{sizes[1][1]}; crop="random" needs the same'
+        )
+
+
+def as_grey(data: bytes) -> bytes:
+    """A PNG with a palette as one of grey levels, which are the numbers in the palette.
+
+    Args:
+        data: The content of the file.
+    """
+    parts = [_SIGNATURE]
+    place = len(_SIGNATURE)
+    while place + 8 <= len(data):
+        length, kind = struct.unpack_from(">I4s", data, place)
+        content = data[place + 8 : place + 8 + length]
+        place += 12 + length
+        if kind == b"IHDR":
+            grey = content[:9] + bytes([_GREY]) + content[10:]
+            check = zlib.crc32(kind + grey)
+            parts.append(struct.pack(">I4s", length, kind) + grey + struct.pack(">I", check))
+        elif kind in (b"IDAT", b"IEND"):
+            parts.append(data[place - 12 - length : place])
+    return b"".join(parts)

@@ -1,0 +1,227 @@
+"""Loads images as `ImageDataGenerator` flows do: JPEGs with OpenCV, everything else with Pillow."""
+
+import functools
+import io
+from typing import NamedTuple
+
+import keras
+import numpy as np
+
+from keras_multigpu.data.decoding.header import read_header
+from keras_multigpu.data.road.damage import DamagedExample
+
+_JPEG = b"\xff\xd8\xff"
+_REDUCTIONS = (8, 4, 2)
+_LONGEST_SIDE = 2**15 - 2
+"""OpenCV warps no longer ones."""
+
+
+class FlowLoading(NamedTuple):
+    """How a flow loads its images.
+
+    Attributes:
+        size: `(height, width)` of the result.
+        color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
+        interpolation: Pillow's method of resizing, by Keras's name.
+        keep_aspect_ratio: Whether the image is cropped to the shape of the result first.
+    """
+
+    size: tuple[int, int]
+    color_mode: str
+    interpolation: str
+    keep_aspect_ratio: bool
+
+    def load(self, path: str) -> np.ndarray:
+        """The same pixels as `keras.utils.load_img` gives, resized; `[height, width, channels]`.
+
+        Args:
+            path: The file.
+        """
+        data = read_file(path)
+        image = None if self.color_mode == "rgba" else decoded_jpeg(data, self.color_mode)
+        if image is None:
+            return loaded_by_keras(data, **self._asdict())
+        if image.shape[:2] == self.size:
+            return image
+        box = self._box(*image.shape[:2])
+        if self.interpolation != "nearest":
+            return resized_by_pillow(image, self.size, self.interpolation, box)
+        return resized_to_nearest(image, self.size, box)
+
+    def load_large(self, path: str) -> np.ndarray:
+        """The image at a size that is yet to be stretched to `size`, but not smaller if it can be.
+
+        Args:
+            path: The file. JPEGs at least twice as large as `size` are reduced while they are
+                decoded, which takes the mean of the pixels that fall together.
+        """
+        data = read_file(path)
+        image = None
+        if self.color_mode != "rgba":
+            image = decoded_jpeg(data, self.color_mode, at_least=self.size)
+        if image is None:
+            image = loaded_by_keras(data, self.color_mode)
+        if max(image.shape) > _LONGEST_SIDE:
+            return self.load(path)
+        left, top, right, bottom = self._box(*image.shape[:2])
+        return image[top:bottom, left:right]
+
+    def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """`(left, top, right, bottom)`: the part of an image that is used."""
+        if not self.keep_aspect_ratio:
+            return 0, 0, width, height
+        rows = min(height, width * self.size[0] // self.size[1])
+        columns = min(width, height * self.size[1] // self.size[0])
+        top, left = (height - rows) // 2, (width - columns) // 2
+        return left, top, left + columns, top + rows
+
+
+def read_file(path: str) -> bytes:
+    """The content of a file; `DamagedExample` if there is none."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise DamagedExample(f"it cannot be opened: {error.strerror}") from error
+
+
+def decoded_jpeg(
+    data: bytes, color_mode: str, at_least: tuple[int, int] | None = None
+) -> np.ndarray | None:
+    """A JPEG's pixels, equal to Pillow's; None for other files, and JPEGs of other colours.
+
+    Args:
+        data: The content of a file.
+        color_mode: `"rgb"` or `"grayscale"`.
+        at_least: The least height and width, if it may be reduced.
+    """
+    import cv2
+
+    if not data.startswith(_JPEG):
+        return None
+    header = read_header(data)
+    if header.components not in (1, 3):
+        return None
+    single = header.components == 1 and color_mode == "grayscale"
+    reduction = 1
+    if at_least is not None:
+        fits = (
+            r
+            for r in _REDUCTIONS
+            if header.height >= r * at_least[0] and header.width >= r * at_least[1]
+        )
+        reduction = next(fits, 1)
+    flags = cv2.IMREAD_IGNORE_ORIENTATION | (
+        cv2.IMREAD_GRAYSCALE if single else cv2.IMREAD_COLOR_RGB
+    )
+    if reduction > 1:
+        flags |= getattr(cv2, f"IMREAD_REDUCED_GRAYSCALE_{reduction}")
+    encoded = np.frombuffer(data, np.uint8)
+    image = cv2.imdecode(encoded, flags)
+    if image is None:
+        return None
+    if single:
+        return image[..., None]
+    if color_mode == "grayscale":
+        from PIL import Image
+
+        return np.asarray(Image.fromarray(image).convert("L"))[..., None]
+    return image
+
+
+def loaded_by_keras(
+    data: bytes,
+    color_mode: str,
+    size: tuple[int, int] | None = None,
+    interpolation: str = "nearest",
+    keep_aspect_ratio: bool = False,
+) -> np.ndarray:
+    """What Keras loads from a file's content, as float32.
+
+    Args:
+        data: The content of a file.
+        color_mode: As for `keras.utils.load_img`.
+        size: Its `target_size`.
+        interpolation: As for `keras.utils.load_img`.
+        keep_aspect_ratio: As for `keras.utils.load_img`.
+    """
+    try:
+        image = keras.utils.load_img(
+            io.BytesIO(data),
+            color_mode=color_mode,
+            target_size=size,
+            interpolation=interpolation,
+            keep_aspect_ratio=keep_aspect_ratio,
+        )
+    except Exception as error:
+        # Pillow raises whatever its format plugins come across.
+        raise DamagedExample(f"Pillow says: {error}" if data else "it is empty") from error
+    return keras.utils.img_to_array(image, data_format="channels_last", dtype="float32")
+
+
+def resized_by_pillow(
+    image: np.ndarray, size: tuple[int, int], interpolation: str, box: tuple[int, int, int, int]
+) -> np.ndarray:
+    """A part of an image, resized with Pillow.
+
+    Args:
+        image: `uint8[height, width, channels]`.
+        size: `(height, width)` of the result.
+        interpolation: Pillow's method, by Keras's name.
+        box: `(left, top, right, bottom)` of the part.
+    """
+    from PIL import Image
+
+    method = Image.Resampling[interpolation.upper()]
+    picture = Image.fromarray(image[..., 0] if image.shape[2] == 1 else image)
+    resized = np.asarray(picture.resize((size[1], size[0]), method, box=box))
+    return resized.reshape(*size, image.shape[2])
+
+
+def resized_to_nearest(
+    image: np.ndarray, size: tuple[int, int], box: tuple[int, int, int, int]
+) -> np.ndarray:
+    """A part of an image, resized to the nearest pixels; the same ones as Pillow's."""
+    import cv2
+
+    left, top, right, bottom = box
+    rows, rows_agree = nearest_pixels(top, bottom, size[0])
+    columns, columns_agree = nearest_pixels(left, right, size[1])
+    if not (rows_agree and columns_agree):
+        return image.take(rows, axis=0).take(columns, axis=1)
+    part = image[top:bottom, left:right]
+    resized = cv2.resize(part, (size[1], size[0]), interpolation=cv2.INTER_NEAREST_EXACT)
+    return resized.reshape(*size, image.shape[2])
+
+
+@functools.lru_cache(maxsize=4096)
+def nearest_pixels(low: int, high: int, size: int) -> tuple[np.ndarray, bool]:
+    """Which pixels along an axis Pillow takes, and whether OpenCV takes the same.
+
+    Where a position is as near to two pixels, it depends on rounding. Pillow adds step upon step
+    in float64; OpenCV, twice as fast as indexing, counts in fixed point.
+
+    Args:
+        low: The first pixel of the part that is used.
+        high: Its end.
+        size: How many pixels to take.
+    """
+    import cv2
+
+    step = (high - low) / size
+    steps = np.full(size, step)
+    steps[0] = low + step * 0.5
+    pixels = np.cumsum(steps).astype(np.int64)
+    axis = np.arange(low, high, dtype=np.float32)[None]
+    theirs = cv2.resize(axis, (size, 1), interpolation=cv2.INTER_NEAREST_EXACT)[0]
+    return pixels, np.array_equal(pixels, theirs)
+
+
+def resized_linearly(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """An image resized by linear interpolation between its pixels."""
+    import cv2
+
+    if image.shape[:2] == size:
+        return image
+    resized = cv2.resize(image, (size[1], size[0]), interpolation=cv2.INTER_LINEAR)
+    return resized.reshape(*size, image.shape[2])

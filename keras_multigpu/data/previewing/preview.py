@@ -1,0 +1,129 @@
+"""Draws examples with their labels."""
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.data.previewing.figure import Examples
+from keras_multigpu.data.previewing.figure import drawn
+from keras_multigpu.data.previewing.labels import label_texts
+from keras_multigpu.data.road.augmenting import Augment
+from keras_multigpu.data.road.order import draw_seeds
+from keras_multigpu.pictures import checked_png
+from keras_multigpu.pictures import finished
+
+DRAWS = 3
+"""How often each image is augmented."""
+
+BRIGHT = 16
+"""Floats from 0 to 255 have larger values than that; standardized ones have not."""
+
+SMALLEST_SIDE = 8
+"""A grid of numbers with shorter sides and no channels is hardly an image."""
+
+
+def draw(batches: Any, path: str | Path | None, count: int, augment: Augment | None) -> Any:
+    """Draw examples of `batches`, before and after augmentation; the figure.
+
+    Args:
+        batches: The `Batches`, whose first examples are drawn.
+        path: The PNG file, if one is to be written.
+        count: How many examples.
+        augment: What changes the images in training.
+    """
+    require_positive_integer("count", count)
+    path = None if path is None else checked_png(path)
+    what = repr(batches.with_(augment=None)).removeprefix("Batches(").removesuffix(")")
+    return finished(drawn(examples_of(batches, count, augment), what), path)
+
+
+def examples_of(batches: Any, count: int, augment: Augment | None) -> Examples:
+    """The first examples of the first epoch.
+
+    Args:
+        batches: The `Batches`.
+        count: How many examples.
+        augment: What changes the images.
+    """
+    plain = batches.with_(augment=None, global_batch_size=count, remainder="keep")
+    try:
+        batch = next(iter(plain.epoch(0).filter(has_examples)), None)
+    except tf.errors.OpError as error:
+        raise plain.failure_in(error) or error from None
+    if batch is None:
+        raise ValueError(
+            problem(
+                "There is nothing to draw: no example could be read.",
+                "Expected at least one intact example.",
+                "Look at `batches.quarantine` for the causes.",
+                batches=batches,
+            )
+        )
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+    x = x[0] if isinstance(x, tuple) and len(x) == 1 and y is None else x
+    images = image_leaf(x)
+    labels = label_texts(y, len(images), batches.class_names)
+    if augment is None:
+        return Examples(labels, [("", displayed(images))])
+    rows = [("original", displayed(images))]
+    for number in range(DRAWS):
+        seeds = draw_seeds(0, number, np.arange(len(images)), np.zeros(len(images), np.int64))
+        # In a dataset, as in training, since a function can work there and not outside.
+        batch = tf.data.Dataset.from_tensors((x, y, weight, seeds)).map(augment)
+        rows.append((f"augmented {number + 1}", displayed(image_leaf(next(iter(batch))[0]))))
+    return Examples(labels, rows)
+
+
+def has_examples(*batch: Any) -> tf.Tensor:
+    """Whether a batch has any examples: damaged ones may be all it had."""
+    return tf.shape(keras.tree.flatten(batch)[0])[0] > 0
+
+
+def image_leaf(x: Any) -> np.ndarray:
+    """The inputs that look like images; a `ValueError` if there are none.
+
+    Args:
+        x: The inputs of a batch.
+    """
+    leaves = [leaf for leaf in keras.tree.flatten(x) if tf.is_tensor(leaf)]
+    for leaf in leaves:
+        if leaf.shape.rank == 4 and leaf.shape[-1] in (1, 3, 4):
+            return leaf.numpy()
+    for leaf in leaves:
+        if leaf.shape.rank == 3 and min(leaf.shape[1:]) >= SMALLEST_SIDE:
+            return leaf.numpy()[..., None]
+    raise ValueError(
+        problem(
+            "These batches hold nothing that looks like an image.",
+            "Expected inputs of the shape (height, width, channels), with 1, 3 or 4 channels.",
+            "Draw other data by your own means.",
+            shapes=[tuple(leaf.shape[1:]) for leaf in leaves],
+        )
+    )
+
+
+def displayed(images: np.ndarray) -> np.ndarray:
+    """Images with values from 0 to 1.
+
+    Args:
+        images: Integers, or floats from 0 to 1, 0 to 255, -1 to 1, or in any other range, of
+            which the darkest and brightest hundredth are cut off.
+    """
+    integers = images.dtype.kind in "iub"
+    images = np.nan_to_num(images.astype(np.float32))
+    low, high = float(images.min()), float(images.max())
+    slack = 0.01
+    if low >= -slack and high <= 1 + slack and not integers:
+        low, high = 0, 1
+    elif low >= -1 - slack and high <= 1 + slack and not integers:
+        low, high = -1, 1
+    elif low >= -slack * 255 and high <= 255 * (1 + slack) and (integers or high > BRIGHT):
+        low, high = 0, 255
+    else:
+        low, high = (float(value) for value in np.percentile(images, [1, 99]))
+    return np.clip((images - low) / max(high - low, 1e-6), 0, 1)

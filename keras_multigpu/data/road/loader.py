@@ -1,0 +1,233 @@
+"""Reads one batch after another from a source; called by the threads of tf.data."""
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.road.damage import Quarantine
+from keras_multigpu.data.road.order import draw_seeds
+from keras_multigpu.data.road.plan import Place
+from keras_multigpu.data.road.plan import Plan
+from keras_multigpu.data.road.source import Source
+from keras_multigpu.data.road.source import present
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+BATCHES_AT_ONCE = min(CORES, 4)
+"""How many batches are read side by side. Any further cores share the work on each."""
+
+_THREADS_PER_BATCH = CORES // BATCHES_AT_ONCE
+_LEAST_PIECE = 4
+_QUIET = 5
+# Their threads start when they are first needed. Nobody has to wait for one that reads.
+_READING = ThreadPoolExecutor(1000, thread_name_prefix="keras_multigpu_read")
+_SHARING = ThreadPoolExecutor(CORES, thread_name_prefix="keras_multigpu_share")
+
+
+class Loader:
+    """The batches of one share, by their number.
+
+    Args:
+        source: Where the examples come from.
+        plan: Which examples make a batch.
+        first: Where the batch number zero begins.
+        share: `(i, n)`: which part of each batch to read.
+        weights: The weight of each class, if examples are weighted by class.
+        weight_shapes: The shapes of an example's weights; empty for no weights at all.
+        skip: Whether damaged examples are left out; otherwise they raise `DamagedExample`.
+        quarantine: Where damaged examples are remembered.
+        marks_missing: Whether those that are skipped stay in their rows, with a weight of zero, and
+            all others have a weight of one.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        plan: Plan,
+        *,
+        first: Place,
+        share: tuple[int, int],
+        weights: np.ndarray | None,
+        weight_shapes: list[tuple[int, ...]],
+        skip: bool,
+        quarantine: Quarantine,
+        marks_missing: bool = False,
+    ) -> None:
+        self._source = source
+        self._plan = plan
+        self._first = first
+        self._share = share
+        self._weights = weights
+        self._weight_shapes = weight_shapes
+        self._skip = skip
+        self._quarantine = quarantine
+        self._marks_missing = marks_missing
+        self._lock = threading.Lock()
+        self._finished: dict[int, int] = {}
+
+    def __call__(self, step: int) -> list[np.ndarray]:
+        """One batch: the leaves of its examples, the weight, and a seed for each example."""
+        try:
+            return self._batch(step)
+        except Exception as error:
+            self._quarantine.failed(error)
+            raise
+
+    def _batch(self, step: int) -> list[np.ndarray]:
+        place = self._plan.place(self._first, step)
+        positions = self._plan.positions(place.start, self._share)
+        real = positions < self._plan.order.length
+        order = self._plan.order
+        examples, repeats = order.examples(place.epoch, np.where(real, positions, 0))
+        seeds = draw_seeds(order.seed, place.epoch, examples, repeats)
+        leaves = [
+            np.empty((len(examples), *spec.shape), spec.dtype.as_numpy_dtype)
+            for spec in present(self._source.spec)
+        ]
+        damaged = read_in_pieces(self._source, leaves, examples, seeds)
+        for row, cause in damaged:
+            self._note(place.epoch, int(examples[row]), cause)
+        self._finish(place.epoch)
+        if self._weight_shapes:
+            leaves = self._weighted(leaves, examples, real)
+        keep_shape = self._plan.remainder == "pad" or self._marks_missing
+        return without(damaged, [*leaves, seeds], keep_shape)
+
+    def _note(self, epoch: int, example: int, cause: str) -> None:
+        name = self._source.example_name(example)
+        if not self._skip:
+            raise DamagedExample(cause, name)
+        self._quarantine.add(epoch, name, cause)
+
+    def _finish(self, epoch: int) -> None:
+        """Give the warning of an epoch after its last batch has been read."""
+        with self._lock:
+            done = self._finished.pop(epoch, 0) + 1
+            start = self._first.start if epoch == self._first.epoch else 0
+            if done < self._plan.steps(start):
+                self._finished[epoch] = done
+                return
+        self._quarantine.warn(epoch)
+
+    def _weighted(
+        self, leaves: list[np.ndarray], examples: np.ndarray, real: np.ndarray
+    ) -> list[np.ndarray]:
+        """The leaves with class weights and padding multiplied into the sample weights."""
+        count = len(present(self._source.spec[2]))
+        if self._marks_missing:
+            return [*leaves[: len(leaves) - count], np.ones(len(examples), np.float32)]
+        factor = real.astype(np.float32)
+        if self._weights is not None:
+            assert self._source.labels is not None
+            factor *= self._weights[self._source.labels[examples]]
+        ones = [np.ones((1, *shape), np.float32) for shape in self._weight_shapes]
+        weights = leaves[-count:] if count else ones
+        return [
+            *leaves[: len(leaves) - count],
+            *(leaf * factor.reshape(-1, *[1] * (leaf.ndim - 1)) for leaf in weights),
+        ]
+
+
+def without(
+    damaged: list[tuple[int, str]], leaves: list[np.ndarray], keep_shape: bool
+) -> list[np.ndarray]:
+    """A batch without its damaged rows.
+
+    Args:
+        damaged: The rows and what is wrong with them.
+        leaves: The arrays of the batch: examples, weight, seeds.
+        keep_shape: Whether the rows stay, as zeros with weight zero.
+    """
+    if not damaged:
+        return leaves
+    rows = [row for row, _ in damaged]
+    if not keep_shape:
+        return [np.delete(leaf, rows, axis=0) for leaf in leaves]
+    for leaf in leaves:
+        leaf[rows] = b"" if leaf.dtype == object else 0
+    return leaves
+
+
+def read_in_pieces(
+    source: Source, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
+) -> list[tuple[int, str]]:
+    """`source.read`, by several threads where there are more cores than batches at once."""
+    pieces = min(_THREADS_PER_BATCH, len(indices) // _LEAST_PIECE)
+    if pieces <= 1:
+        return source.read(out, indices, seeds)
+    bounds = np.linspace(0, len(indices), pieces + 1).astype(int)
+
+    def read(low: int, high: int) -> list[tuple[int, str]]:
+        part = source.read([leaf[low:high] for leaf in out], indices[low:high], seeds[low:high])
+        return [(low + row, cause) for row, cause in part]
+
+    parts = _SHARING.map(read, bounds[:-1], bounds[1:])
+    return [entry for part in parts for entry in part]
+
+
+def in_lasting_thread(call: Callable[..., Any], *arguments: Any) -> Any:
+    """What a call returns, made by a thread that stays until Python ends.
+
+    tf.data has new threads for each iterator. In each of them OpenCV and TensorFlow would keep
+    something of their own, and leave it behind.
+
+    Args:
+        call: What to call.
+        *arguments: Its arguments.
+    """
+    return _READING.submit(call, *arguments).result()
+
+
+class Gate:
+    """Lets calls from tf.data's threads in until Python ends, then waits until they are gone.
+
+    A thread that asks for Python while the interpreter is being taken down is ended on the spot.
+    TensorFlow would wait for what it was reading, for ever. A call is over only when its thread has
+    left Python: behind this gate an error is still turned into a text.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._threads: set[int] = set()
+        self._calls = 0
+        self._closed = False
+        atexit.register(self.close)
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._calls += 1
+            self._threads.add(threading.get_ident())
+            if self._closed:
+                raise RuntimeError("Python is ending.")
+
+    def __exit__(self, *exception: Any) -> None:
+        """Nothing to do."""
+
+    def close(self, patience: float = 10) -> None:
+        """Let nobody in any more, and wait until all are gone and nobody comes.
+
+        Args:
+            patience: How many seconds to wait at most.
+        """
+        with self._lock:
+            self._closed = True
+            # Whoever waits here is not waited for.
+            self._threads.discard(threading.get_ident())
+        quiet, calls, end = 0, self._calls, time.monotonic() + patience
+        # tf.data goes on with what it has begun, until its buffers are full of errors.
+        while self._threads and quiet < _QUIET and time.monotonic() < end:
+            time.sleep(0.01)
+            with self._lock:
+                busy = self._calls > calls or self._threads & sys._current_frames().keys()
+                quiet, calls = 0 if busy else quiet + 1, self._calls
+
+
+GATE = Gate()

@@ -1,0 +1,104 @@
+"""Turns a loader into a `tf.data.Dataset` of batches."""
+
+import weakref
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.data.road.augmenting import Augment
+from keras_multigpu.data.road.loader import BATCHES_AT_ONCE
+from keras_multigpu.data.road.loader import GATE
+from keras_multigpu.data.road.loader import Loader
+from keras_multigpu.data.road.loader import in_lasting_thread
+from keras_multigpu.data.road.source import Example
+from keras_multigpu.data.road.source import filled
+from keras_multigpu.data.road.source import present
+
+PREFETCHED = 2
+"""How many batches wait, ready, for the training step."""
+
+
+def batches_of(
+    loader: Loader,
+    spec: Example,
+    *,
+    steps: int | None,
+    size: int | None,
+    augment: Augment | None,
+) -> tf.data.Dataset:
+    """A dataset of the batches that a loader reads.
+
+    Args:
+        loader: Reads a batch by its number.
+        spec: The specs of one example, with those of its weight.
+        steps: How many batches; None for as many as are wanted.
+        size: The size of each batch, None where it differs.
+        augment: Changes batches.
+    """
+    leaves = [*present(spec), tf.TensorSpec((2,), tf.int32)]
+    dtypes = [leaf.dtype for leaf in leaves]
+
+    # TensorFlow keeps the functions that a graph calls until the process ends. So this one must
+    # not keep the loader, and with it a cache; the dataset does, and its iterators keep that.
+    known = weakref.ref(loader)
+
+    def loaded(step: np.ndarray) -> list[np.ndarray]:
+        with GATE:
+            loader = known()
+            assert loader is not None, "The dataset that was being read is gone."
+            return in_lasting_thread(loader, int(step))
+
+    def load(step: tf.Tensor) -> Any:
+        tensors = tf.numpy_function(loaded, [step], dtypes, name="read_batch")
+        for tensor, leaf in zip(tensors, leaves, strict=True):
+            tensor.set_shape([size, *leaf.shape])
+        x, y, weight = filled(spec, tensors[:-1])
+        if augment is not None:
+            x, y, weight = augment(x, y, weight, tensors[-1])
+        return as_element(x, y, weight)
+
+    dataset = tf.data.Dataset.range(np.iinfo(np.int64).max if steps is None else steps)
+    dataset = dataset.map(load, num_parallel_calls=BATCHES_AT_ONCE, deterministic=True)
+    dataset.loader = loader
+    return dataset.prefetch(PREFETCHED).with_options(plain_options())
+
+
+def as_element(x: Any, y: Any, weight: Any) -> Any:
+    """A batch in the form that Keras expects of a dataset's elements."""
+    if weight is not None:
+        return x, y, weight
+    # A lone tuple of inputs would be taken for `(x, y)`.
+    return (x, y) if y is not None else (x,) if isinstance(x, tuple) else x
+
+
+def plain_options() -> tf.data.Options:
+    """Options of datasets whose batches are cut into shares, and not by TensorFlow."""
+    options = tf.data.Options()
+    options.deterministic = True
+    # The pipeline is sized here, and the end of an iterator waits for the tuner's thread, which
+    # sleeps for up to seconds.
+    options.autotune.enabled = False
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    return options
+
+
+def weight_specs(y: Any) -> Any:
+    """The specs of an example's weights that Keras can multiply with the losses of targets `y`.
+
+    A mask has a loss for each pixel, so that its one weight needs axes for height and width. Of
+    several targets each gets a weight where they differ in this.
+    """
+    specs = keras.tree.map_structure(
+        lambda leaf: (
+            None if leaf is None else tf.TensorSpec((1,) * max(leaf.shape.rank - 1, 0), tf.float32)
+        ),
+        y,
+    )
+    flat = present(specs)
+    return (
+        specs
+        if len({tuple(spec.shape) for spec in flat}) > 1
+        else (flat or [tf.TensorSpec((), tf.float32)])[0]
+    )

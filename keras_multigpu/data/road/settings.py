@@ -1,0 +1,234 @@
+"""The keyword arguments that all sources share, and what is wrong with them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from typing import NamedTuple
+from typing import TypedDict
+
+import numpy as np
+
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.data.road.damage import Quarantine
+from keras_multigpu.data.road.plan import Plan
+from keras_multigpu.data.road.source import Source
+from keras_multigpu.data.road.source import Stream
+
+REPLICA_BATCH_SIZE = 32
+"""The replica batch size where none is given."""
+
+
+class Batching(TypedDict, total=False):
+    """The keyword arguments that all `from_*` functions share; `Batches` explains them."""
+
+    global_batch_size: int | None
+    replica_batch_size: int | None
+    shuffle: bool
+    seed: int
+    remainder: str
+    augment: Any
+    cache: str | Path | None
+    balance: str | None
+    on_error: str
+
+
+DEFAULTS = Batching(
+    global_batch_size=None,
+    replica_batch_size=None,
+    shuffle=True,
+    seed=0,
+    remainder="keep",
+    augment=None,
+    cache=None,
+    balance=None,
+    on_error="raise",
+)
+
+CHANGEABLE = ("global_batch_size", "replica_batch_size", "cache", "on_error")
+"""What does not decide which examples come in which order. The batch size, `fit` has settled."""
+
+
+class Use(NamedTuple):
+    """What copies of `Batches` have in common, apart from their settings.
+
+    Attributes:
+        replicas: How many replicas `replica_batch_size` counts for; None for those of the machine.
+        training: Whether they are read for training, and not for evaluation.
+        quarantine: The damaged examples met by any of them.
+        marks_missing: Whether damaged examples stay in their rows, as zeros, and the weights only
+            say which they are.
+    """
+
+    replicas: int | None
+    training: bool
+    quarantine: Quarantine
+    marks_missing: bool = False
+
+
+def require_known(settings: Mapping[str, Any]) -> None:
+    """Raise a `TypeError` for a name that is not an argument of `Batches`; no value is looked at.
+
+    Args:
+        settings: What came as such arguments.
+    """
+    for name, value in settings.items():
+        if name == "batch_size":
+            raise TypeError(
+                problem(
+                    "`batch_size` does not say whose batch it is.",
+                    "Expected `global_batch_size` (one optimizer step, what Keras means), or "
+                    "`replica_batch_size` (one replica's share of it).",
+                    f"Write global_batch_size={value!r}.",
+                    batch_size=value,
+                )
+            )
+        if name not in DEFAULTS:
+            raise TypeError(
+                problem(
+                    f"`{name}` is not an argument of `Batches`.",
+                    f"Expected some of {', '.join(DEFAULTS)}.",
+                    "Check the spelling.",
+                    **{name: value},
+                )
+            )
+
+
+def completed(settings: dict[str, Any]) -> Batching:
+    """The settings with the defaults of those that are missing.
+
+    Args:
+        settings: Some of the arguments of `Batches`.
+    """
+    require_known(settings)
+    # NumPy's integers as Python's.
+    plain = {
+        name: int(value) if isinstance(value, np.integer) else value
+        for name, value in settings.items()
+    }
+    return {**DEFAULTS, **plain}  # type: ignore[typeddict-item]
+
+
+def changes_of(settings: Batching) -> list[str]:
+    """The settings that are not the default, as text; without batch sizes."""
+    return [
+        f"{name}={value!r}"
+        for name, value in settings.items()
+        if value != DEFAULTS[name] and not name.endswith("batch_size")  # type: ignore[literal-required]
+    ]
+
+
+def require_valid(settings: Batching, source: Source | Stream) -> None:
+    """Raise a `ValueError` unless these settings can be used with a source.
+
+    Args:
+        settings: All arguments of `Batches`.
+        source: Where the examples come from.
+    """
+    sizes = {name: settings[name] for name in ("global_batch_size", "replica_batch_size")}
+    if None not in sizes.values():
+        raise ValueError(
+            problem(
+                "Both batch sizes came.",
+                "Expected one: the global batch, or a replica's share of it.",
+                "Leave one out.",
+                **sizes,
+            )
+        )
+    for name, size in sizes.items():
+        if size is not None:
+            require_positive_integer(name, size)
+    require_choice("remainder", settings["remainder"], ("keep", "drop", "pad"))
+    require_choice("balance", settings["balance"], (None, "class_weight", "oversample"))
+    require_choice("on_error", settings["on_error"], ("raise", "skip"))
+    require_choice("shuffle", settings["shuffle"], (True, False))
+    if isinstance(settings["seed"], bool) or not isinstance(settings["seed"], int | np.integer):
+        raise ValueError(
+            problem(
+                "`seed` is not an integer.",
+                "Expected one integer, the same on all workers, that decides shuffles and draws.",
+                "Pass for example seed=1, or leave it out.",
+                seed=settings["seed"],
+            )
+        )
+    if source.num_examples == 0:
+        raise ValueError(
+            problem(
+                f"There are no examples in {source.name}.",
+                "Expected at least one.",
+                "Check the path and the arguments that choose examples.",
+                num_examples=0,
+            )
+        )
+    if isinstance(source, Source) and settings["balance"] is not None and source.labels is None:
+        raise ValueError(
+            problem(
+                f"Classes are to be balanced, but the examples of {source.name} have none.",
+                "Expected one integer class for each example.",
+                "Leave out `balance`, or pass integer labels.",
+                balance=settings["balance"],
+            )
+        )
+
+
+def require_batches(plan: Plan) -> None:
+    """Raise a `ValueError` where dropping the remainder leaves nothing."""
+    if not plan.steps():
+        raise ValueError(
+            problem(
+                f"{plan.order.length} examples make not one full batch, and the rest is dropped.",
+                f"Expected at least {plan.global_batch_size} examples.",
+                'Take smaller batches, or remainder="keep".',
+                remainder=plan.remainder,
+                global_batch_size=plan.global_batch_size,
+            )
+        )
+
+
+def require_place(epoch: Any, start: Any, length: int | None) -> None:
+    """Raise a `ValueError` unless an epoch can begin there.
+
+    Args:
+        epoch: The number of the epoch.
+        start: How many of its examples to leave out.
+        length: How many there are; None if unknown.
+    """
+    for name, value in (("epoch", epoch), ("start", start)):
+        if not isinstance(value, int | np.integer) or value < 0:
+            raise ValueError(
+                problem(
+                    f"`{name}` is not a whole number from 0 on.",
+                    "Expected the number of an epoch, and how many of its examples are done.",
+                    "Pass for example (0, 0) for the beginning.",
+                    **{name: value},
+                )
+            )
+    if length is not None and start > length:
+        raise ValueError(
+            problem(
+                f"`start` lies behind the epoch's {length} examples.",
+                "Expected at most as many.",
+                "Begin the next epoch with start=0.",
+                start=start,
+            )
+        )
+
+
+def require_shard(shard: Any) -> None:
+    """Raise a `ValueError` unless `shard` is `(i, n)` with `0 <= i < n`."""
+    valid = (
+        isinstance(shard, tuple | list)
+        and len(shard) == 2
+        and all(isinstance(number, int | np.integer) for number in shard)
+        and 0 <= shard[0] < shard[1]
+    )
+    if not valid:
+        raise ValueError(
+            problem(
+                "`shard` names no part of a batch.",
+                "Expected (i, n) with 0 <= i < n.",
+                "Pass for example (0, 2) for the first of two parts.",
+                shard=shard,
+            )
+        )

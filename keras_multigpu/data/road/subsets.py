@@ -1,0 +1,138 @@
+"""Parts of a source: some of its examples, in an order of their own."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.data.road.order import Order
+from keras_multigpu.data.road.settings import Batching
+from keras_multigpu.data.road.source import Source
+from keras_multigpu.data.road.source import Stream
+from keras_multigpu.identities import of_array
+
+
+class Subset(Source):
+    """Some of a source's examples.
+
+    Attributes:
+        source: The source.
+        indices: Which of its examples, in the order that they have here.
+    """
+
+    source: Source
+    indices: np.ndarray
+
+    def __init__(self, source: Source, indices: np.ndarray) -> None:
+        # A part of a part is a part of the whole. A cache has parts of its own kind.
+        if isinstance(source, Subset) and source.__class__ is Subset:
+            indices = source.indices[indices]
+            source = source.source
+        self.source = source
+        self.indices = indices
+        self.name = f"a part of {source.name}"
+        self.num_examples = len(indices)
+        self.spec = source.spec
+        self.class_names = source.class_names
+        self.draws = source.draws
+        self.has_files = source.has_files
+
+    @functools.cached_property
+    def labels(self) -> np.ndarray | None:  # type: ignore[override]
+        """The classes, which the source may have to read first."""
+        labels = self.source.labels
+        return None if labels is None else labels[self.indices]
+
+    def prepare(self) -> None:
+        """As `Source.prepare`."""
+        self.source.prepare()
+
+    def read(
+        self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
+    ) -> list[tuple[int, str]]:
+        """As `Source.read`."""
+        return self.source.read(out, self.indices[indices], seeds)
+
+    def still(self) -> Source:
+        """As `Source.still`."""
+        return Subset(self.source.still(), self.indices) if self.draws else self
+
+    def example_name(self, index: int) -> str:
+        """As `Source.example_name`."""
+        return self.source.example_name(int(self.indices[index]))
+
+    def identity(self, exact: bool = False) -> dict[str, Any]:
+        """As `Source.identity`."""
+        return {"part": of_array(self.indices, whole=exact), "of": self.source.identity(exact)}
+
+
+def taken(source: Source | Stream, count: int, settings: Batching) -> Source:
+    """The first examples of a source, or some at random if they are shuffled.
+
+    Args:
+        source: The source.
+        count: How many examples.
+        settings: Whether and how the examples are shuffled.
+    """
+    require_positive_integer("num_examples", count)
+    source = with_random_access(source, "take")
+    order = Order(source.num_examples, seed=settings["seed"], shuffle=settings["shuffle"])
+    positions = np.arange(min(count, source.num_examples))
+    return Subset(source, np.sort(order.examples(-1, positions)[0]))
+
+
+def split(source: Source | Stream, fraction: float, settings: Batching) -> tuple[Source, Source]:
+    """Two disjoint parts of a source with the same proportions of classes.
+
+    Args:
+        source: The source.
+        fraction: The second one's share of the examples of each class.
+        settings: The seed.
+    """
+    source = with_random_access(source, "split")
+    if not isinstance(fraction, int | float | np.floating) or not 0 < fraction < 1:
+        raise ValueError(
+            problem(
+                "`fraction` is no share of the examples.",
+                "Expected a number between 0 and 1.",
+                "Pass 0.2 for a fifth.",
+                fraction=fraction,
+            )
+        )
+    order, _ = Order(source.num_examples, seed=settings["seed"]).examples(
+        -2, np.arange(source.num_examples)
+    )
+    labels = np.zeros(len(order), int) if source.labels is None else source.labels[order]
+    by_class = order[np.argsort(labels, kind="stable")]
+    # Counted on from class to class, the k-th example belongs to the second part if `fraction * k`
+    # passes a whole number there. So the sizes are right in all, and in each class within one.
+    count = np.arange(source.num_examples)
+    second = np.zeros(source.num_examples, bool)
+    second[by_class] = np.floor((count + 1) * fraction + 0.5) > np.floor(count * fraction + 0.5)
+    if not second.any() or second.all():
+        raise ValueError(
+            problem(
+                "One of the two parts would be empty.",
+                f"Expected at least one example in each; there are {source.num_examples}.",
+                "Choose another fraction.",
+                fraction=fraction,
+            )
+        )
+    return Subset(source, np.flatnonzero(~second)), Subset(source, np.flatnonzero(second))
+
+
+def with_random_access(source: Source | Stream, method: str) -> Source:
+    """The source, if its examples can be read in any order; otherwise a `ValueError`."""
+    if isinstance(source, Source):
+        return source
+    raise ValueError(
+        problem(
+            f"`{method}` came to a stream: {source.name}.",
+            "Expected a source whose examples can be read in any order.",
+            "Split or take before: with the files, the arrays or the slices of a TFDS split.",
+            source=source.name,
+        )
+    )

@@ -1,0 +1,6 @@
+"""Sources that can only be read from front to end.
+
+stream, order     batches of one, through a shuffle buffer
+shapes, cache     what it yields, and how that is kept
+python_batches    generators and Keras's own batches
+"""

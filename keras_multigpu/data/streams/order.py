@@ -1,0 +1,62 @@
+"""The order of a stream: what decides it happens in Python, in the threads of tf.data."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.data.road.loader import GATE
+from keras_multigpu.data.road.order import hashed
+
+
+def in_python(
+    function: Callable[..., np.ndarray],
+    arguments: list[tf.Tensor],
+    dtype: tf.DType,
+    shape: list[int | None],
+) -> tf.Tensor:
+    """Call a Python function in the threads of tf.data."""
+
+    def call(*values: np.ndarray) -> np.ndarray:
+        with GATE:
+            return function(*values)
+
+    result = tf.numpy_function(call, arguments, dtype)
+    result.set_shape(shape)
+    return result
+
+
+def buffer_shuffled(
+    examples: tf.data.Dataset, buffer: int, epoch: tf.Tensor, seed: int
+) -> tf.data.Dataset:
+    """Shuffle with a buffer, in an order that seed and epoch decide.
+
+    Call it inside a graph, as `Stream.examples` is.
+
+    Args:
+        examples: Single examples.
+        buffer: The size of the buffer.
+        epoch: The epoch, a tensor.
+        seed: Integer.
+    """
+    # The graph's own seed, so that `tf.random.set_seed` of the program does not change the order.
+    tf.random.set_seed(1)
+    return examples.shuffle(buffer, seed=epoch_seed(seed, epoch), reshuffle_each_iteration=False)
+
+
+def epoch_seed(seed: int, epoch: tf.Tensor) -> tf.Tensor:
+    """One seed for all that an epoch shuffles, a scalar `int64` below `2**31`."""
+
+    def hashes(epoch: np.ndarray) -> np.ndarray:
+        return (hashed(seed, int(epoch), 4) >> np.uint64(33)).astype(np.int64)[0]
+
+    return in_python(hashes, [epoch], tf.int64, [])
+
+
+def mapped(function: Callable[[Any], Any], structure: Any) -> Any:
+    """A function of each leaf that is not missing."""
+    return keras.tree.map_structure(
+        lambda leaf: None if leaf is None else function(leaf), structure
+    )

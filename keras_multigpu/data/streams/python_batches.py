@@ -1,0 +1,303 @@
+"""Batches that Python code makes, `PyDataset`s and generators, as streams of examples."""
+
+import abc
+import copy
+import logging
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.checks import problem
+from keras_multigpu.data.from_arrays import as_array
+from keras_multigpu.data.from_arrays import specs_of
+from keras_multigpu.data.road.damage import Quarantine
+from keras_multigpu.data.road.loader import GATE
+from keras_multigpu.data.road.order import hashed
+from keras_multigpu.data.road.order import shuffled
+from keras_multigpu.data.road.source import Example
+from keras_multigpu.data.road.source import Stream
+from keras_multigpu.data.road.source import filled
+from keras_multigpu.data.road.source import present
+from keras_multigpu.identities import identity_of
+
+logger = logging.getLogger("keras_multigpu")
+
+
+class PythonBatches(Stream):
+    """Batches that come from Python, cut into examples.
+
+    Args:
+        first: A batch that shows how all of them look.
+        name: What they are, in a few words.
+    """
+
+    def __init__(self, first: Any, name: str) -> None:
+        self.name = name
+        example = as_example(first, name)
+        leaves = present(example)
+        self.batch_size = len(leaves[0])
+        """The number of examples of the first batch."""
+        self.spec: Example = specs_of(example)
+        self._quarantine = Quarantine()
+
+    def report_to(self, quarantine: Quarantine) -> None:
+        """As `Stream.report_to`."""
+        self._quarantine = quarantine
+
+    def identity(self) -> dict[str, Any]:
+        """As `Stream.identity`."""
+        return {**super().identity(), "spec": identity_of(self.spec)}
+
+    @abc.abstractmethod
+    def batches(self, epoch: int, shuffle: bool, seed: int) -> Iterator[Any]:
+        """One epoch's batches, in Python."""
+
+    def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
+        """As `Stream.examples`."""
+        leaves = present(self.spec)
+        signature = tuple(tf.TensorSpec((None, *leaf.shape), leaf.dtype) for leaf in leaves)
+
+        def generate(epoch: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
+            iterator = self.batches(int(epoch), shuffle, seed)
+            while True:
+                with GATE:
+                    arrays = self._next(iterator)
+                if arrays is None:
+                    return
+                yield arrays
+
+        dataset = tf.data.Dataset.from_generator(
+            generate, output_signature=signature, args=(epoch,)
+        )
+        return dataset.unbatch().map(lambda *leaves: filled(self.spec, leaves))
+
+    def _next(self, iterator: Iterator[Any]) -> tuple[np.ndarray, ...] | None:
+        """The arrays of the next batch, None behind the last; an error is remembered."""
+        try:
+            batch = next(iterator, None)
+            return None if batch is None else self._leaves(batch)
+        except Exception as error:
+            self._quarantine.failed(error)
+            raise
+
+    def _leaves(self, batch: Any) -> tuple[np.ndarray, ...]:
+        """The arrays of a batch; a `ValueError` unless it looks like the first one."""
+        example = as_example(batch, self.name)
+        arrays = present(example)
+        specs = present(self.spec)
+        shapes = [array.shape[1:] for array in arrays]
+        expected = [tuple(spec.shape) for spec in specs]
+        if shapes != expected or len({len(array) for array in arrays}) > 1:
+            raise ValueError(
+                problem(
+                    f"{self.name} gave a batch that does not look like its first one.",
+                    f"Expected arrays of shapes (n, ...) with {expected} behind n.",
+                    "Bring all examples to one shape, for example with padding.",
+                    shapes=[array.shape for array in arrays],
+                )
+            )
+        return tuple(
+            array.astype(spec.dtype.as_numpy_dtype, copy=False)
+            for array, spec in zip(arrays, specs, strict=True)
+        )
+
+
+class PyDatasetStream(PythonBatches):
+    """The batches of a `keras.utils.PyDataset`, read by as many threads as it has workers.
+
+    Args:
+        dataset: The `PyDataset`.
+        steps: How many batches an epoch has, if it does not end.
+    """
+
+    def __init__(self, dataset: Any, steps: int | None = None) -> None:
+        self._dataset = dataset
+        self._length = require_length(dataset, steps)
+        self._is_endless = dataset.num_batches is None
+        super().__init__(dataset[0], f"the PyDataset {type(dataset).__name__}")
+        if dataset.use_multiprocessing:
+            logger.warning(
+                "%s asks for processes, but is read by one thread: if its `__getitem__` may be "
+                "called by several threads, set use_multiprocessing=False and `workers`.",
+                type(dataset).__name__,
+            )
+
+    def batches(self, epoch: int, shuffle: bool, seed: int) -> Iterator[Any]:
+        """As `PythonBatches.batches`."""
+        dataset = self._dataset
+        numbers = np.arange(self._length)
+        if self._is_endless:
+            numbers = numbers + epoch * self._length
+        elif shuffle:
+            numbers = shuffled(numbers, self._length, hashed(seed, epoch))
+        dataset.on_epoch_begin()
+        workers = 1 if dataset.use_multiprocessing else max(1, dataset.workers)
+        yield from read_ahead(dataset.__getitem__, numbers.tolist(), workers)
+        dataset.on_epoch_end()
+
+
+class FlowStream(PythonBatches):
+    """A flow of an `ImageDataGenerator`, run as it is.
+
+    Args:
+        flow: The iterator. A copy of it is used.
+    """
+
+    def __init__(self, flow: Any) -> None:
+        self._flow = copy.copy(flow)
+        # Its generator may draw, in methods of the user's, too.
+        self.draws = True
+        self.class_names = list(getattr(flow, "class_indices", ())) or None
+        super().__init__(self._flow[0], f"the flow {type(flow).__name__}")
+        self.num_examples = int(flow.n)
+
+    def batches(self, epoch: int, shuffle: bool, seed: int) -> Iterator[Any]:
+        """As `PythonBatches.batches`: the flow shuffles its images itself."""
+        flow = copy.copy(self._flow)
+        flow.shuffle = shuffle
+        # It draws from NumPy's global state, which its seed sets; each epoch goes on from there.
+        flow.total_batches_seen = epoch * len(flow)
+        if flow.seed is None:
+            # So that an epoch replays, and is the same for all workers.
+            flow.seed = seed % 2**31
+        np.random.seed(flow.seed + flow.total_batches_seen)
+        flow.on_epoch_end()
+        yield from read_ahead(flow.__getitem__, range(len(flow)), max(1, flow.workers))
+
+
+class GeneratorStream(PythonBatches):
+    """The batches of a generator, which a function makes anew for each epoch.
+
+    Args:
+        factory: Returns an iterator over batches; called with the number of the epoch.
+        steps: How many batches an epoch has; None for all that come.
+    """
+
+    def __init__(self, factory: Callable[[int], Any], steps: int | None = None) -> None:
+        self._factory = factory
+        self._steps = steps
+        name = "the generator"
+        first = next(self._iterator(), None)
+        if first is None:
+            raise ValueError(
+                problem(
+                    "The generator gave no batch.",
+                    "Expected batches (x, y) from each new iterator.",
+                    "Check that the function makes a new iterator whenever it is called.",
+                    batches=0,
+                )
+            )
+        super().__init__(first, name)
+
+    def _iterator(self, epoch: int = 0) -> Iterator[Any]:
+        made = self._factory(epoch)
+        try:
+            return iter(made)
+        except TypeError:
+            raise TypeError(
+                problem(
+                    "The function made nothing to iterate over.",
+                    "Expected an iterator over batches.",
+                    "Use `yield` in the function, or return an iterator.",
+                    made=type(made).__name__,
+                )
+            ) from None
+
+    def batches(self, epoch: int, shuffle: bool, seed: int) -> Iterator[Any]:
+        """As `PythonBatches.batches`."""
+        count = 0
+        iterator = self._iterator(epoch)
+        for count, batch in enumerate(iterator, start=1):
+            yield batch
+            if count == self._steps:
+                return
+        if self._steps is not None:
+            raise ValueError(
+                problem(
+                    f"The generator ended after {count} of {self._steps} batches.",
+                    "Expected at least `steps` batches in each epoch.",
+                    "Leave out `steps`, or let the generator go on.",
+                    steps=self._steps,
+                    epoch=epoch,
+                )
+            )
+
+
+def read_ahead(read: Callable[[int], Any], numbers: Any, workers: int) -> Iterator[Any]:
+    """Batches in order, read by several threads if there are several workers.
+
+    Args:
+        read: Reads one batch.
+        numbers: Which batches.
+        workers: How many are read at once.
+    """
+    if workers == 1:
+        yield from map(read, numbers)
+        return
+    waiting: deque[Future[Any]] = deque()
+    with ThreadPoolExecutor(workers, thread_name_prefix="keras_multigpu_batches") as pool:
+        try:
+            for number in numbers:
+                waiting.append(pool.submit(read, number))
+                if len(waiting) > workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def require_length(dataset: Any, steps: int | None) -> int:
+    """The number of batches in an epoch; a `ValueError` unless exactly one says it."""
+    length = dataset.num_batches
+    if length is None and steps is None:
+        raise ValueError(
+            problem(
+                "The PyDataset has no length.",
+                "Expected to know how many batches an epoch has.",
+                "Give it a `__len__`, or pass `steps`.",
+                dataset=type(dataset).__name__,
+            )
+        )
+    if length is not None and steps is not None:
+        raise ValueError(
+            problem(
+                "`steps` came with a PyDataset that has a length.",
+                "Expected one of them.",
+                "Leave `steps` out.",
+                steps=steps,
+                length=length,
+            )
+        )
+    return int(length) if length is not None else int(steps or 0)
+
+
+def as_example(batch: Any, name: str) -> Example:
+    """A batch as `(x, y, sample_weight)` of arrays, as Keras would understand it.
+
+    Args:
+        batch: What came: a tuple or list of up to three parts, or the inputs alone.
+        name: Where it came from.
+    """
+    parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
+    if not 1 <= len(parts) <= 3:
+        raise ValueError(
+            problem(
+                f"{name} gave a batch of {len(parts)} parts.",
+                "Expected inputs, (inputs, targets), or (inputs, targets, sample weights).",
+                "Join several inputs in a tuple or dict of their own.",
+                types=[type(part).__name__ for part in parts],
+            )
+        )
+    x, y, weight = (*parts, None, None)[:3]
+    # tf.data would stack the arrays of a list.
+    example = keras.tree.lists_to_tuples((x, y, weight))
+    return keras.tree.map_structure(as_array, example)

@@ -1,0 +1,323 @@
+"""Batches of a stream, whose examples can only be read one after another.
+
+All epochs come from one graph that gets the epoch's number, so an endless dataset is traced once:
+
+    epoch -> examples -> skip -> batches -> shares -> finished -> augmented
+
+Workers read the same examples and finish (decode) those of their own share. To begin in the
+middle of an epoch, what stands before is read again and thrown away.
+"""
+
+from typing import Any
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.batch_sizes import share_bounds
+from keras_multigpu.checks import problem
+from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.road.damage import Quarantine
+from keras_multigpu.data.road.loader import BATCHES_AT_ONCE
+from keras_multigpu.data.road.order import draw_seeds
+from keras_multigpu.data.road.pipeline import PREFETCHED
+from keras_multigpu.data.road.pipeline import as_element
+from keras_multigpu.data.road.pipeline import plain_options
+from keras_multigpu.data.road.plan import Place
+from keras_multigpu.data.road.settings import Batching
+from keras_multigpu.data.road.source import Example
+from keras_multigpu.data.road.source import Stream
+from keras_multigpu.data.road.source import present
+from keras_multigpu.data.streams.cache import CachedStream
+from keras_multigpu.data.streams.cache import cached
+from keras_multigpu.data.streams.order import in_python
+from keras_multigpu.data.streams.order import mapped
+from keras_multigpu.data.streams.shapes import alike
+
+
+def prepared(stream: Stream, settings: Batching) -> Stream:
+    """The stream with its cache, if these settings ask for one; otherwise a `ValueError`.
+
+    Args:
+        stream: Where the examples come from.
+        settings: All arguments of `Batches`.
+    """
+    if settings["balance"] is not None:
+        raise ValueError(
+            problem(
+                f"Classes are to be balanced, but {stream.name} is a stream.",
+                "Expected a source whose labels are known before it is read.",
+                "Pass `class_weight` to `fit`, or weigh or sample the examples in the dataset.",
+                balance=settings["balance"],
+            )
+        )
+    if settings["on_error"] == "skip" and not stream.names_damage:
+        raise ValueError(
+            problem(
+                f"Damaged examples cannot be told apart in {stream.name}.",
+                'Expected on_error="raise": an error inside the dataset names no example, so '
+                "nothing could be listed.",
+                "Repair the data, or call `dataset.ignore_errors()`, which drops in silence.",
+                on_error=settings["on_error"],
+            )
+        )
+    return stream if settings["cache"] is None else cached(stream, settings["cache"])
+
+
+def steps(stream: Stream, global_batch_size: int, settings: Batching, start: int = 0) -> int | None:
+    """The number of batches in an epoch, None if unknown.
+
+    Args:
+        stream: Where the examples come from.
+        global_batch_size: The number of examples of a batch.
+        settings: All arguments of `Batches`.
+        start: Where to begin in the epoch.
+    """
+    if stream.num_examples is None:
+        return None
+    left = max(stream.num_examples - start, 0)
+    if settings["remainder"] == "drop":
+        return left // global_batch_size
+    return -(-left // global_batch_size)
+
+
+def dataset(
+    stream: Stream,
+    global_batch_size: int,
+    settings: Batching,
+    *,
+    first: Place,
+    endless: bool,
+    share: tuple[int, int],
+    augment: Any,
+    quarantine: Quarantine,
+    marks_missing: bool = False,
+) -> tf.data.Dataset:
+    """The batches of a stream from `first` on.
+
+    Args:
+        stream: Where the examples come from.
+        global_batch_size: The number of examples of a batch.
+        settings: All arguments of `Batches`.
+        first: Where to begin.
+        endless: Whether epoch follows on epoch; otherwise there is one.
+        share: `(i, n)`: which part of each batch.
+        augment: Changes batches.
+        quarantine: Where damaged examples are remembered.
+        marks_missing: As for `Loader`.
+    """
+    stream.report_to(quarantine)
+    if isinstance(stream, CachedStream):
+        stream.prepare()
+    epochs = Epochs(stream, global_batch_size, settings, first, share, quarantine, marks_missing)
+
+    def element(example: Example, seeds: tf.Tensor) -> Any:
+        return as_element(*(example if augment is None else augment(*example, seeds)))
+
+    last = np.iinfo(np.int64).max if endless else first.epoch + 1
+    batches = tf.data.Dataset.range(first.epoch, last).flat_map(epochs.one)
+    batches = batches.map(element, num_parallel_calls=BATCHES_AT_ONCE, deterministic=True)
+    count = steps(stream, global_batch_size, settings, first.start)
+    if endless:
+        count = int(tf.data.INFINITE_CARDINALITY)
+    if count is not None:
+        # TensorFlow cannot know it, but Keras's progress bar wants to.
+        batches = batches.apply(tf.data.experimental.assert_cardinality(count))
+    return batches.prefetch(PREFETCHED).with_options(plain_options())
+
+
+class Epochs(NamedTuple):
+    """Makes the batches of one epoch, as `(example, seeds)`; see `dataset`."""
+
+    stream: Stream
+    global_batch_size: int
+    settings: Batching
+    first: Place
+    share: tuple[int, int]
+    quarantine: Quarantine
+    marks_missing: bool
+
+    @tf.autograph.experimental.do_not_convert
+    def one(self, epoch: tf.Tensor) -> tf.data.Dataset:
+        """The batches of an epoch, and at its end what has to be said about it."""
+        start = tf.where(epoch == self.first.epoch, np.int64(self.first.start), np.int64(0))
+        examples = self.stream.examples(
+            epoch, bool(self.settings["shuffle"]), int(self.settings["seed"])
+        )
+        require_sliceable(examples.element_spec, self.stream)
+        watch = Watch(self.stream, self.settings, self.quarantine, set())
+
+        def ready(number: tf.Tensor, batch: Any) -> Any:
+            return self._share(epoch, start, number, batch, watch)
+
+        drop = self.settings["remainder"] == "drop"
+        examples = alike(
+            examples.skip(start), self.stream.name, self.global_batch_size, watch.failed
+        )
+        batches = examples.batch(self.global_batch_size, drop_remainder=drop)
+        batches = batches.enumerate().map(
+            ready, num_parallel_calls=BATCHES_AT_ONCE, deterministic=True
+        )
+        # A dataset without elements: its filter is the place to act when the epoch has ended.
+        end = tf.data.Dataset.from_tensors(0).filter(lambda _: watch.end(epoch, start))
+        return batches.concatenate(end.flat_map(lambda _: batches.take(0)))
+
+    def _share(
+        self, epoch: tf.Tensor, start: tf.Tensor, number: tf.Tensor, batch: Any, watch: "Watch"
+    ) -> tuple[Example, tf.Tensor]:
+        """This share of a batch, finished, with the seeds of its examples."""
+        pad = self.settings["remainder"] == "pad"
+        size = tf.shape(present(batch)[0], tf.int64)[0]
+        total = size if batch_size(batch) is None else batch_size(batch)
+        total = self.global_batch_size if pad else total
+        bounds = share_bounds(total, *self.share)
+        low, high = (tf.cast(bound, tf.int64) for bound in bounds)
+        wanted = bounds[1] - bounds[0] if isinstance(total, int) else None
+        if pad:
+            batch = padded(batch, size, low, high)
+        elif self.share != (0, 1):
+            batch = keras.tree.map_structure(
+                lambda leaf: None if leaf is None else leaf[low:high], batch
+            )
+        rows = tf.range(low, high)
+        seeds = watch.seeds(epoch, start + number * self.global_batch_size + rows)
+        example, damage = self.stream.finish(batch, seeds)
+        if pad:
+            example = weighted(example, rows < size)
+        if self.marks_missing:
+            example = (*example[:2], tf.ones_like(rows, tf.float32))
+        if damage is not None:
+            stay = pad or self.marks_missing
+            example, seeds = watch.without_damaged(epoch, example, seeds, damage, stay)
+            wanted = wanted if stay else None
+        return with_size((example, seeds), wanted)
+
+
+class Watch(NamedTuple):
+    """The Python part of the epochs: seeds, damaged examples, and what is wrong at the end.
+
+    Attributes:
+        met: The epochs of which a batch has been read.
+    """
+
+    stream: Stream
+    settings: Batching
+    quarantine: Quarantine
+    met: set[int]
+
+    def seeds(self, epoch: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
+        """Two seeds for each position in the epoch; `int32[n, 2]`."""
+
+        def draw(epoch: np.ndarray, positions: np.ndarray) -> np.ndarray:
+            self.met.add(int(epoch))
+            seed = int(self.settings["seed"])
+            return draw_seeds(seed, int(epoch), positions, np.zeros_like(positions))
+
+        return in_python(draw, [epoch, positions], tf.int32, [None, 2])
+
+    def without_damaged(
+        self, epoch: tf.Tensor, example: Example, seeds: tf.Tensor, damage: tf.Tensor, stay: bool
+    ) -> tuple[Example, tf.Tensor]:
+        """A batch without its damaged rows.
+
+        Args:
+            epoch: The epoch, for the quarantine.
+            example: The batch.
+            seeds: Its seeds.
+            damage: Name and cause for each row, as `Stream.finish` gives them.
+            stay: Whether the rows stay, with weight zero.
+        """
+
+        def note(epoch: np.ndarray, damage: np.ndarray) -> np.ndarray:
+            for name, cause in damage.tolist():
+                if not cause:
+                    continue
+                if self.settings["on_error"] == "raise":
+                    raise self.failed(DamagedExample(cause.decode(), name.decode()))
+                self.quarantine.add(int(epoch), name.decode(), cause.decode())
+            return np.array([not cause for _, cause in damage.tolist()], np.bool_)
+
+        intact = in_python(note, [epoch, damage], tf.bool, [None])
+        if self.settings["on_error"] == "raise":
+            # Nothing is left out, but a damaged example must have raised its error by now.
+            with tf.control_dependencies([intact]):
+                return mapped(tf.identity, example), tf.identity(seeds)
+        if stay:
+            return weighted(example, intact), seeds
+        return mapped(lambda leaf: tf.boolean_mask(leaf, intact), (example, seeds))
+
+    def failed(self, error: Exception) -> Exception:
+        """Remember an error that ends reading: TensorFlow hands on only its text."""
+        return self.quarantine.failed(error)
+
+    def end(self, epoch: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+        """Give the epoch's warning, or an error if it had no batch; False in any case."""
+
+        def ended(epoch: np.ndarray, start: np.ndarray) -> np.ndarray:
+            if int(epoch) not in self.met and not start:
+                raise self.failed(ValueError(no_batch(self.stream, int(epoch))))
+            self.quarantine.warn(int(epoch))
+            return np.array(False)
+
+        return in_python(ended, [epoch, start], tf.bool, [])
+
+
+def no_batch(stream: Stream, epoch: int) -> str:
+    """What to say of an epoch without batches, after which an endless run would never stop."""
+    return problem(
+        f"There is no batch in epoch {epoch + 1}: {stream.name} ended too soon.",
+        'Expected at least one example, with remainder="drop" a full batch.',
+        "Check the dataset and the batch size; a generator may be used up.",
+        epoch=epoch,
+    )
+
+
+def require_sliceable(spec: Any, stream: Stream) -> None:
+    """Raise a `ValueError` if an example has a part that cannot be cut into shares."""
+    for leaf in keras.tree.flatten(spec):
+        if isinstance(leaf, tf.SparseTensorSpec | tf.data.DatasetSpec):
+            raise ValueError(
+                problem(
+                    f"{stream.name} has examples that cannot be cut into shares.",
+                    "Expected dense or ragged tensors.",
+                    "Call `dataset.map` with `tf.sparse.to_dense` first.",
+                    spec=leaf,
+                )
+            )
+
+
+def batch_size(batch: Any) -> int | None:
+    """The size of a batch where it is static."""
+    return present(batch)[0].shape[0]
+
+
+def padded(batch: Any, size: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> Any:
+    """The rows from `low` to `high`; behind the last one the first one again."""
+    rows = tf.range(low, high)
+    rows = tf.where(rows < size, rows, 0)
+    return mapped(lambda leaf: tf.gather(leaf, rows), batch)
+
+
+def weighted(example: Example, counts: tf.Tensor) -> Example:
+    """The example with weights, which are zero where a row does not count."""
+    x, y, weight = example
+    if weight is None:
+        return x, y, tf.cast(counts, tf.float32)
+
+    def times(leaf: tf.Tensor) -> tf.Tensor:
+        factor = tf.reshape(tf.cast(counts, leaf.dtype), [-1, *[1] * (leaf.shape.rank - 1)])
+        return leaf * factor
+
+    return x, y, mapped(times, weight)
+
+
+def with_size(structure: Any, size: int | None) -> Any:
+    """The structure, each of whose tensors knows that it has this many rows."""
+
+    def sized(leaf: Any) -> Any:
+        if isinstance(leaf, tf.Tensor):
+            leaf.set_shape([size, *leaf.shape[1:]])
+        return leaf
+
+    return mapped(sized, structure)

@@ -1,0 +1,261 @@
+"""Which features of a TFDS data set become inputs and targets, and how they are decoded."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+from typing import Self
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.checks import problem
+from keras_multigpu.data.decoding.decoder import CHANNELS
+from keras_multigpu.data.decoding.decoder import ImageDecoder
+from keras_multigpu.data.road.source import Example
+from keras_multigpu.data.tfds.preparation import imported
+from keras_multigpu.identities import identity_of
+
+COLOR_MODES = {count: mode for mode, count in CHANNELS.items()}
+
+
+class Features:
+    """The features that are read.
+
+    Args:
+        info: `builder.info`.
+        chosen: `(x, y)` or `(x, y, sample_weight)`, each the name of a feature or a structure of
+            names; None for what the data set says is supervised.
+        as_supervised: Whether, without `chosen`, to read inputs and targets; otherwise all features
+            become one dict.
+        decoders: The user's decoders, by feature.
+        image_size: The size of all images, or None for their own.
+        color_mode: How images are coloured, None for as they are.
+        **decoding: Further arguments of `ImageDecoder`.
+
+    Attributes:
+        keys: `(x, y, sample_weight)`, as the names of features.
+        names: The names of all features that are read.
+        images: The decoders of those images that are decoded here.
+        decoders: What TFDS shall decode, and how.
+    """
+
+    def __init__(
+        self,
+        info: Any,
+        chosen: Any,
+        as_supervised: bool,
+        decoders: dict[str, Any] | None,
+        image_size: Any,
+        color_mode: str | None,
+        **decoding: Any,
+    ) -> None:
+        self.info = info
+        self._connectors = dict(info.features.items())
+        self.keys = chosen_keys(info, chosen, as_supervised)
+        self.names = [name for name in keras.tree.flatten(self.keys) if name is not None]
+        require_known(self.names, self._connectors)
+        self._given = given_decoders(decoders, self._connectors)
+        self.images = {
+            name: ImageDecoder(
+                image_size or connector.shape[:2],
+                color_mode=color_mode or COLOR_MODES.get(connector.shape[2], "rgb"),
+                **decoding,
+            )
+            for name, connector in self._connectors.items()
+            if name in self.names
+            and name not in self._given
+            and is_plain_image(connector)
+            and (image_size is not None or None not in connector.shape)
+        }
+        if (image_size is not None or decoding["crop"]) and not self.images:
+            raise ValueError(
+                problem(
+                    f"{info.name} has no image to be resized.",
+                    f"Expected an 8-bit image among {self.names}, without a decoder of its own.",
+                    "Leave out `image_size` and `crop`, or choose other `features`.",
+                    image_size=image_size,
+                )
+            )
+        skip = imported().decode.SkipDecoding()
+        unread = {
+            name: skip
+            for name, connector in self._connectors.items()
+            if name in self.images or (name not in self.names and is_image(connector))
+        }
+        self.decoders = {**self._given, **unread}
+
+    @property
+    def draws(self) -> bool:
+        """Whether an image is cropped at random."""
+        return any(decoder.draws for decoder in self.images.values())
+
+    def still(self) -> Self:
+        """The same without random crops."""
+        still = copy.copy(self)
+        still.images = {name: decoder.still() for name, decoder in self.images.items()}
+        return still
+
+    def spec(self, read: Any) -> Example:
+        """The specs of an example.
+
+        Args:
+            read: A function that gives one example as TFDS reads it, for features whose decoder
+                does not say what comes out.
+        """
+
+        def one(name: str) -> Any:
+            if name in self.images:
+                return tf.TensorSpec(self.images[name].shape, tf.uint8)
+            if name in self._given:
+                return keras.tree.map_structure(spec_of, read()[name])
+            return keras.tree.map_structure(
+                lambda part: tf.TensorSpec(part.shape, part.tf_dtype),
+                self._connectors[name].get_tensor_info(),
+            )
+
+        specs = {name: one(name) for name in self.names}
+        for name, spec in specs.items():
+            require_static(name, spec, self._connectors[name])
+        return self.example(specs)
+
+    def example(self, values: dict[str, Any]) -> Example:
+        """The values of features as `(x, y, sample_weight)`."""
+        return placed(self.keys, values)
+
+    def labels_key(self) -> str | None:
+        """The feature that is the class of each example, if there is one."""
+        _, y, _ = self.keys
+        if not isinstance(y, str) or y in self._given:
+            return None
+        return y if isinstance(self._connectors[y], imported().features.ClassLabel) else None
+
+    def class_names(self) -> list[str] | None:
+        """The names of the classes, if targets are classes."""
+        key = self.labels_key()
+        return None if key is None else list(self._connectors[key].names)
+
+    def only(self, key: str) -> dict[str, Any]:
+        """Decoders that leave out all work on other features."""
+        skip = imported().decode.SkipDecoding()
+        return {
+            name: skip
+            for name, connector in self._connectors.items()
+            if name != key and is_image(connector)
+        }
+
+    def has_functions(self) -> bool:
+        """Whether a user's decoder does more than leave a feature as it is."""
+        skip = imported().decode.SkipDecoding
+        return not all(isinstance(decoder, skip) for decoder in self._given.values())
+
+    def identity(self) -> dict[str, Any]:
+        """What is read, and how."""
+        images = {name: decoder.settings for name, decoder in self.images.items()}
+        return {"keys": self.keys, "images": images, "decoders": identity_of(self._given)}
+
+
+def placed(keys: Any, values: dict[str, Any]) -> Any:
+    """A structure of names as the same structure of their values, which may be structures, too."""
+    if isinstance(keys, dict):
+        return {name: placed(key, values) for name, key in keys.items()}
+    if isinstance(keys, tuple | list):
+        return tuple(placed(key, values) for key in keys)
+    return None if keys is None else values[keys]
+
+
+def chosen_keys(info: Any, chosen: Any, as_supervised: bool) -> Any:
+    """`(x, y, sample_weight)` as names of features."""
+    if chosen is not None:
+        if not isinstance(chosen, tuple | list) or not 1 <= len(chosen) <= 3:
+            raise ValueError(
+                problem(
+                    "`features` does not say what is what.",
+                    "Expected (x, y) or (x, y, sample_weight), as names of features.",
+                    'Pass for example features=("image", "label").',
+                    features=chosen,
+                )
+            )
+        return (*chosen, None, None)[:3]
+    if not as_supervised:
+        return {name: name for name in info.features}, None, None
+    if not info.supervised_keys:
+        raise ValueError(
+            problem(
+                f"{info.name} does not say which features are inputs and which are targets.",
+                f"Expected a choice among {', '.join(info.features)}.",
+                "Pass features=(x, y), or as_supervised=False for a dict of all features.",
+                as_supervised=as_supervised,
+            )
+        )
+    return (*info.supervised_keys, None)[:3]
+
+
+def given_decoders(decoders: Any, connectors: dict[str, Any]) -> dict[str, Any]:
+    """The user's decoders, if they can be used."""
+    if decoders is None:
+        return {}
+    if not isinstance(decoders, dict):
+        raise ValueError(
+            problem(
+                "`decoders` is no dict.",
+                "Expected a decoder for each feature that needs one.",
+                "Use `features` to choose what to read, instead of `PartialDecoding`.",
+                decoders=decoders,
+            )
+        )
+    require_known(list(decoders), connectors)
+    return dict(decoders)
+
+
+def require_known(names: Sequence[str], connectors: dict[str, Any]) -> None:
+    """Raise a `ValueError` unless all these features exist."""
+    for name in names:
+        if name not in connectors:
+            raise ValueError(
+                problem(
+                    "There is no such feature.",
+                    f"Expected one of {', '.join(connectors)}.",
+                    "Check the spelling.",
+                    feature=name,
+                )
+            )
+
+
+def require_static(name: str, spec: Any, connector: Any) -> None:
+    """Raise a `ValueError` unless a feature has the same shape in all examples."""
+    for leaf in keras.tree.flatten(spec):
+        if not isinstance(leaf, tf.TensorSpec) or not leaf.shape.is_fully_defined():
+            image = is_plain_image(connector)
+            raise ValueError(
+                problem(
+                    f"The shape of the feature {name!r} differs from example to example.",
+                    "Expected one shape, so that examples can be batched.",
+                    "Pass image_size=(224, 224) or another size."
+                    if image
+                    else "Choose other `features`, or pass `decoders` that give it one shape.",
+                    shape=getattr(leaf, "shape", leaf),
+                )
+            )
+
+
+def is_image(connector: Any) -> bool:
+    """Whether a feature is an image of any kind."""
+    return isinstance(connector, imported().features.Image)
+
+
+def is_plain_image(connector: Any) -> bool:
+    """Whether a feature is an ordinary picture: no mask, 8 bits, in one to four channels."""
+    return (
+        type(connector) is imported().features.Image
+        and np.dtype(connector.np_dtype) == np.uint8
+        and connector.shape[2] in (None, *COLOR_MODES)
+    )
+
+
+def spec_of(value: Any) -> tf.TypeSpec:
+    """The spec of a value, which may be a spec."""
+    if isinstance(value, tf.TypeSpec):
+        return value
+    tensor = tf.convert_to_tensor(value)
+    return tf.TensorSpec(tensor.shape, tensor.dtype)

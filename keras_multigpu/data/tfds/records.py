@@ -1,0 +1,120 @@
+"""The records of a TFDS split that can be read in any order (`array_record`)."""
+
+import functools
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_multigpu.checks import problem
+from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.road.source import Source
+from keras_multigpu.data.road.source import fill_rows
+from keras_multigpu.data.tfds.features import Features
+
+LABELS_AT_ONCE = 1024
+LONG = 20_000
+"""From so many examples on, it is said that their classes are being read."""
+
+_log = logging.getLogger("keras_multigpu")
+
+
+class TfdsRecords(Source):
+    """The examples of a TFDS split, in any order.
+
+    Args:
+        builder: The builder, whose data is prepared.
+        split: The split.
+        features: What to read.
+    """
+
+    def __init__(self, builder: Any, split: str, features: Features) -> None:
+        self.name = f"{builder.info.full_name} {split}"
+        self._builder = builder
+        self._split = split
+        self._features = features
+        self._records = builder.as_data_source(split, decoders=features.decoders)
+        self.num_examples = len(self._records)
+        self.spec = features.spec(lambda: self._records[0])
+        self.class_names = features.class_names()
+        self.draws = features.draws
+
+    @functools.cached_property
+    def labels(self) -> np.ndarray | None:  # type: ignore[override]
+        """The class of each example; all records are read once to know it."""
+        key = self._features.labels_key()
+        if key is None:
+            return None
+        records = self._builder.as_data_source(self._split, decoders=self._features.only(key))
+        labels = np.empty(self.num_examples, np.int64)
+        long = len(labels) > LONG
+        if long:
+            _log.info("Reading the classes of %s examples of %s.", f"{len(labels):,}", self.name)
+        bar = keras.utils.Progbar(len(labels), unit_name="example")
+        for low in range(0, len(labels), LABELS_AT_ONCE):
+            rows = list(range(low, min(low + LABELS_AT_ONCE, len(labels))))
+            labels[rows] = [record[key] for record in records.__getitems__(rows)]
+            if long and sys.stdout.isatty():
+                bar.update(rows[-1] + 1)
+        return labels if labels.min(initial=0) >= 0 else None
+
+    def read(
+        self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
+    ) -> list[tuple[int, str]]:
+        """As `Source.read`."""
+        records = self._fetched(indices.tolist())
+        return fill_rows(out, len(records), lambda row: self._decoded(records[row], seeds[row]))
+
+    def _fetched(self, indices: list[int]) -> Sequence[Any]:
+        """Records, or the errors of those that cannot be read."""
+        try:
+            return self._records.__getitems__(indices)
+        except Exception:  # One of them is damaged; of what kind the error is, the format decides.
+            return [self._fetched_one(index) for index in indices]
+
+    def _fetched_one(self, index: int) -> Any:
+        try:
+            return self._records[index]
+        except Exception as error:
+            return error
+
+    def _decoded(self, record: Any, seed: np.ndarray) -> Any:
+        if isinstance(record, Exception):
+            words = " ".join(str(record).split())
+            raise DamagedExample(f"{type(record).__name__}: {words[:200]}")
+        values = {name: record[name] for name in self._features.names}
+        for name, decoder in self._features.images.items():
+            values[name] = decoder.decode(values[name], seed)
+        return keras.tree.map_structure(as_leaf, self._features.example(values))
+
+    def still(self) -> Source:
+        """As `Source.still`."""
+        if not self.draws:
+            return self
+        return TfdsRecords(self._builder, self._split, self._features.still())
+
+    def example_name(self, index: int) -> str:
+        """As `Source.example_name`."""
+        return f"example {index} of {self.name}"
+
+    def identity(self, exact: bool = False) -> dict[str, Any]:
+        """As `Source.identity`."""
+        if exact and self._features.has_functions():
+            raise ValueError(
+                problem(
+                    f"{self.name} cannot be cached in a folder.",
+                    "Expected no `decoders` of your own: a change of their code could not be seen.",
+                    'Pass cache="memory", or `image_size` instead of a decoder.',
+                    source=self.name,
+                )
+            )
+        place = {"folder": str(self._builder.data_path)} if exact else {}
+        return {"name": self.name, **place, "features": self._features.identity()}
+
+
+def as_leaf(value: Any) -> Any:
+    """A value as a batch's array takes it; an array of bytes would lose zeros at their end."""
+    return value if value is None or isinstance(value, bytes | str) else np.asarray(value)

@@ -1,0 +1,165 @@
+"""The examples of a TFDS split that can only be read one after another."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.checks import problem
+from keras_multigpu.data.decoding.decoder import ImageDecoder
+from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.road.loader import GATE
+from keras_multigpu.data.road.loader import in_lasting_thread
+from keras_multigpu.data.road.loader import read_in_pieces
+from keras_multigpu.data.road.source import Example
+from keras_multigpu.data.road.source import Source
+from keras_multigpu.data.road.source import Stream
+from keras_multigpu.data.streams.order import buffer_shuffled
+from keras_multigpu.data.streams.order import epoch_seed
+from keras_multigpu.data.tfds.features import Features
+from keras_multigpu.data.tfds.preparation import imported
+from keras_multigpu.data.tfds.preparation import is_generated
+
+
+class TfdsStream(Stream):
+    """The examples of a TFDS split, file by file.
+
+    Args:
+        builder: The builder, whose data is prepared.
+        split: The split.
+        features: What to read.
+        read_config: A `tfds.ReadConfig`, or None.
+        shuffle_buffer: How many examples wait to be drawn from.
+    """
+
+    names_damage = True
+
+    def __init__(
+        self, builder: Any, split: str, features: Features, read_config: Any, shuffle_buffer: int
+    ) -> None:
+        self.name = f"{builder.info.full_name} {split}"
+        self._builder = builder
+        self._split = split
+        self._features = features
+        self._config = read_config or imported().ReadConfig()
+        require_whole(self._config)
+        self._buffer = shuffle_buffer
+        self.num_examples = builder.info.splits[split].num_examples
+        self.class_names = features.class_names()
+        self.draws = features.draws
+        self._spec = features.spec(self._element_spec)
+
+    def identity(self) -> dict[str, Any]:
+        """As `Stream.identity`."""
+        features = self._features.identity()
+        return {**super().identity(), "features": features, "shuffle_buffer": self._buffer}
+
+    def _element_spec(self) -> Any:
+        return self._read(None, shuffle=False).element_spec
+
+    def _read(self, seed: tf.Tensor | None, shuffle: bool) -> tf.data.Dataset:
+        config = dataclasses.replace(
+            self._config, shuffle_seed=seed, add_tfds_id=True, try_autocache=False
+        )
+        # A builder without files of its own would shuffle in the same order in each epoch.
+        return self._builder.as_dataset(
+            split=self._split,
+            shuffle_files=shuffle and is_generated(self._builder),
+            read_config=config,
+            decoders=self._features.decoders,
+        )
+
+    def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
+        """As `Stream.examples`: the features, and the name of each example."""
+        if shuffle:
+            # For the shuffle of files, too, the program's own seed must not count.
+            tf.random.set_seed(1)
+        dataset = self._read(epoch_seed(seed, epoch) if shuffle else None, shuffle)
+
+        def chosen(element: dict[str, Any]) -> Any:
+            name = element.get("tfds_id", element.get("image/filename", tf.constant("")))
+            return {key: element[key] for key in self._features.names}, name
+
+        dataset = dataset.map(chosen)
+        return buffer_shuffled(dataset, self._buffer, epoch, seed) if shuffle else dataset
+
+    def still(self) -> Stream:
+        """As `Stream.still`."""
+        if not self.draws:
+            return self
+        features = self._features.still()
+        return TfdsStream(self._builder, self._split, features, self._config, self._buffer)
+
+    def finish(self, examples: Any, seeds: tf.Tensor) -> tuple[Example, tf.Tensor | None]:
+        """As `Stream.finish`: images are decoded here."""
+        values, names = examples
+        values = dict(values)
+        damage = None
+        for key, decoder in self._features.images.items():
+            values[key], causes = decoded(decoder, values[key], seeds, names)
+            pairs = tf.stack([names, causes], axis=1)
+            damage = pairs if damage is None else tf.where(damage[:, 1:] == "", pairs, damage)
+        return self._features.example(values), damage
+
+
+class EncodedImages(Source):
+    """The images of a batch, not decoded yet.
+
+    Args:
+        decoder: Decodes them.
+        images: The content of their files.
+    """
+
+    def __init__(self, decoder: ImageDecoder, images: np.ndarray) -> None:
+        self.num_examples = len(images)
+        self._decoder = decoder
+        self._images = images
+
+    def read(
+        self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
+    ) -> list[tuple[int, str]]:
+        """As `Source.read`."""
+        damaged = []
+        for row, index in enumerate(indices.tolist()):
+            try:
+                out[0][row] = self._decoder.decode(self._images[index], seeds[row])
+            except DamagedExample as damage:
+                damaged.append((row, damage.cause))
+        return damaged
+
+
+def decoded(
+    decoder: ImageDecoder, images: tf.Tensor, seeds: tf.Tensor, names: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Images, and why each of them cannot be decoded; an empty text if it can."""
+
+    def decode(images: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        with GATE:
+            out = np.zeros((len(images), *decoder.shape), np.uint8)
+            causes = np.full(len(images), b"", object)
+            source = EncodedImages(decoder, images)
+            rows = np.arange(len(images))
+            for row, cause in in_lasting_thread(read_in_pieces, source, [out], rows, seeds):
+                causes[row] = cause.encode()
+            return out, causes
+
+    pixels, causes = tf.numpy_function(decode, [images, seeds], [tf.uint8, tf.string])
+    pixels.set_shape([None, *decoder.shape])
+    causes.set_shape([None])
+    return pixels, causes
+
+
+def require_whole(config: Any) -> None:
+    """Raise a `ValueError` if a `ReadConfig` reads a part of the data, or more than once."""
+    for name in ("input_context", "repeat_filenames"):
+        if getattr(config, name):
+            raise ValueError(
+                problem(
+                    f"`read_config` has `{name}`.",
+                    "Expected all examples, once: workers get their shares of each batch here.",
+                    "Leave it out.",
+                    **{name: getattr(config, name)},
+                )
+            )

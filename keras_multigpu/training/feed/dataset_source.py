@@ -1,0 +1,158 @@
+"""Reads batches from datasets, arrays and Python iterators, as Keras does."""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals.dataset_internals import batching_of
+from keras_multigpu.training.feed.batch_source import BatchSource
+from keras_multigpu.training.feed.batch_source import SharesInGraph
+from keras_multigpu.training.feed.batch_source import raise_fixed_size
+from keras_multigpu.training.global_batch import Batch
+from keras_multigpu.training.global_batch import normalized
+from keras_multigpu.training.shares import Cutter
+from keras_multigpu.training.shares import Shares
+from keras_multigpu.training.shares import batch_size_of
+
+Cut = tuple[int | None, int | None]
+"""A dataset's batch size and number of examples, as far as they are known."""
+
+
+class DatasetSource(BatchSource):
+    """Batches from whatever Keras can turn into a `tf.data.Dataset`.
+
+    Args:
+        cutter: Cuts them.
+        **arguments: The arguments of Keras's `get_data_adapter`.
+    """
+
+    def __init__(self, cutter: Cutter, **arguments: Any) -> None:
+        self._cutter = cutter
+        self._read(arguments)
+
+    def _read(self, arguments: dict[str, Any], cut: Cut | None = None) -> None:
+        self._arguments = arguments
+        x = arguments["x"]
+        if cut is None and isinstance(x, tf.data.Dataset):
+            # Not found by reading: a shuffled dataset gives its next reader another order.
+            cut = batching_of(x)
+        self._cut = cut
+        self._adapter = keras_internals.data_adapter(**arguments)
+        self._dataset = self._adapter.get_tf_dataset()
+        endless = self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+        self._shares: tf.data.Dataset | None = None
+        self.spec = normalized(self._dataset.element_spec)
+        self.num_batches = self._adapter.num_batches
+        if self.num_batches is None and cut is not None:
+            self.num_batches = steps_of(*cut, dropped=batch_size_of(self.spec) is not None)
+        self.is_countable = endless or self.num_batches is not None
+
+    def on_epoch_begin(self) -> None:
+        """Let Keras know."""
+        self._adapter.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Let Keras know."""
+        self._adapter.on_epoch_end()
+
+    @property
+    def batch_size(self) -> int | None:
+        """The global batch size; None if unknown."""
+        if self._cut is not None:
+            return self._cut[0] or batch_size_of(self.spec)
+        size: int | None = self._adapter.batch_size
+        return size
+
+    @property
+    def num_examples(self) -> int | None:
+        """The number of examples; None if unknown."""
+        x = self._arguments["x"]
+        if isinstance(x, (tf.data.Dataset, keras.utils.PyDataset)):
+            return None if self._cut is None else self._cut[1]
+        return int(keras.tree.flatten(x)[0].shape[0])
+
+    def iterator(self) -> Iterator[Shares]:
+        """A new iterator."""
+        if self._shares is None:
+            self._shares = self._cutter.ahead(self._dataset)
+        return SharesInGraph(self._shares)
+
+    def resize(self, batch_size: int, epoch: int) -> None:
+        """Take batches of another size from the next iterator on."""
+        x, steps = self._arguments["x"], self._arguments["steps_per_epoch"]
+        if isinstance(x, keras.utils.PyDataset) or steps is not None:
+            raise_fixed_size(x, steps)
+        if isinstance(x, tf.data.Dataset):
+            whole = batch_size_of(self.spec) is not None
+            examples = (self._cut or (None, None))[1]
+            x = x.rebatch(batch_size, drop_remainder=whole)
+            self._read({**self._arguments, "x": x}, (batch_size, examples))
+        else:
+            self._read({**self._arguments, "batch_size": batch_size})
+
+    def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
+        """Global batches from the beginning on, of any size, apart from what `fit` reads."""
+        apart = DatasetSource(self._cutter, **self._arguments)
+        if batch_size is not None and batch_size != self.batch_size:
+            apart.resize(batch_size, 0)
+        return apart.whole()
+
+    def whole(self) -> Iterator[Batch]:
+        """A new iterator over global batches."""
+        return map(normalized, self._dataset)
+
+
+class PythonSource(BatchSource):
+    """Batches from a Python iterator, each taken when it is needed and cut at once.
+
+    None is read ahead: a run may stop early, and what was read of a generator is gone. Where
+    steps run on a device of their own, Python is back before they end, and reads meanwhile.
+
+    Args:
+        cutter: Cuts the batches.
+        make: Returns the iterator.
+        class_weight: Weights of classes, which become sample weights.
+    """
+
+    def __init__(
+        self,
+        cutter: Cutter,
+        make: Callable[[], Iterator[Any]],
+        class_weight: dict[int, float] | None,
+    ) -> None:
+        self._cutter = cutter
+        self._make = make
+        self._class_weight = class_weight
+
+    def iterator(self) -> Iterator[Shares]:
+        """An iterator over what is left."""
+        return (self._cutter(self._weighted(normalized(batch))) for batch in self._make())
+
+    def _weighted(self, batch: Batch) -> Batch:
+        return batch if self._class_weight is None else weighted(batch, self._class_weight)
+
+    def resize(self, batch_size: int, epoch: int) -> None:
+        """Raise, because whoever makes these batches decides their size."""
+        raise_fixed_size("a generator", None)
+
+    def first_batches(self, batch_size: int | None) -> Iterator[Any]:
+        """Raise, because a batch of a generator that is read is gone."""
+        raise_fixed_size("a generator", None)
+
+
+def steps_of(size: int | None, examples: int | None, dropped: bool) -> int | None:
+    """The number of batches in an epoch, if it follows from how the data were cut."""
+    if size is None or examples is None:
+        return None
+    return examples // size if dropped else -(-examples // size)
+
+
+def weighted(batch: Batch, class_weight: dict[int, float]) -> Batch:
+    """A batch whose classes' weights have become sample weights."""
+    return keras_internals.class_weights_of_batch(class_weight)(
+        *(part for part in batch if part is not None)
+    )

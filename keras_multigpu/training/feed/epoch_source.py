@@ -1,0 +1,221 @@
+"""Reads batches that know their epochs, such as `keras_multigpu.data.Batches`.
+
+This part of the package does not know where data comes from, so such an object is told by what it
+offers.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.checks import problem
+from keras_multigpu.training.feed.batch_source import Anchor
+from keras_multigpu.training.feed.batch_source import BatchSource
+from keras_multigpu.training.feed.batch_source import SharesInGraph
+from keras_multigpu.training.global_batch import Batch
+from keras_multigpu.training.global_batch import normalized
+from keras_multigpu.training.shares import Cutter
+from keras_multigpu.training.shares import Shares
+
+OFFERED = (
+    "epoch",
+    "epochs",
+    "evaluation",
+    "example_at",
+    "failure_in",
+    "for_replicas",
+    "global_batch_size",
+    "identity",
+    "position_after",
+    "prediction",
+    "steps_per_epoch",
+    "with_",
+)
+
+
+def knows_epochs(x: Any) -> bool:
+    """Whether `x` offers its batches epoch by epoch."""
+    return all(hasattr(type(x), name) for name in OFFERED)
+
+
+class EpochSource(BatchSource):
+    """Batches of an object that offers them epoch by epoch.
+
+    In training one dataset goes on from epoch to epoch, so that the next epoch's first batches
+    are being read while this one's last are in use. Evaluation reads one epoch, always the same.
+
+    Args:
+        cutter: Cuts the batches.
+        batches: The object; otherwise than in training what its `evaluation()` or `prediction()`
+            returned.
+        training: Whether epochs follow one another.
+        steps: How many batches make an epoch of `fit`, if not those of an epoch of the data.
+        class_weight: Weights of classes, which become sample weights.
+    """
+
+    def __init__(
+        self,
+        cutter: Cutter,
+        batches: Any,
+        training: bool,
+        steps: int | None = None,
+        class_weight: dict[int, float] | None = None,
+    ) -> None:
+        batches = batches.for_replicas(cutter.replicas)
+        refuse_endless_epoch(batches, steps)
+        self._cutter = cutter
+        self.num_batches = batches.steps_per_epoch
+        self.endless = training and (self.num_batches is not None or steps is not None)
+        self.may_be_empty = bool(batches.may_lose_examples)
+        self.skips_by_reading = False
+        self.marks_missing = bool(batches.marks_missing)
+        self.is_countable = self.num_batches is not None and not self.may_be_empty
+        self._batches = batches
+        self._training = training
+        self._steps = steps
+        self._class_weight = class_weight
+        self._place = (0, 0)
+        self.anchor: Anchor = Anchor(0, 0, 0)
+        self._made: tuple[Any, tf.data.Dataset] | None = None
+        self.start(0)
+
+    @property
+    def batch_size(self) -> int:
+        """The global batch size."""
+        return int(self._batches.global_batch_size)
+
+    @property
+    def num_examples(self) -> int | None:
+        """The number of examples of the data; None if unknown."""
+        count = getattr(self._batches, "num_examples", None)
+        return None if count is None else int(count)
+
+    def start(self, epoch: int, step: int = 0) -> None:
+        """Begin with this step of this epoch of `fit`."""
+        self._place = (epoch, step) if self._training else (0, 0)
+        self._dataset()
+
+    def resize(self, batch_size: int, epoch: int) -> None:
+        """Take batches of another size from this epoch of `fit` on; `start` has to follow."""
+        if self._steps is not None:
+            refuse_to_count(self.num_batches, self._batches)
+            self.anchor = Anchor(epoch, *self._position(epoch, 0))
+        self._batches = self._batches.with_(global_batch_size=batch_size)
+        self.num_batches = self._batches.steps_per_epoch
+
+    def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
+        """Global batches from the first epoch on, of any size, apart from what `fit` reads."""
+        batches = self._batches.with_(global_batch_size=batch_size or self.batch_size)
+        first = self._weighted(batches.epochs() if self.endless else batches.epoch(0))
+        return map(normalized, first)
+
+    def iterator(self) -> Iterator[Shares]:
+        """A new iterator: over all epochs if it is endless, otherwise over the next one."""
+        iterator = SharesInGraph(self._dataset())
+        if self._training and not self.endless:
+            self._place = (self._place[0] + 1, 0)
+        return iterator
+
+    def _dataset(self) -> tf.data.Dataset:
+        key = self._place, self.batch_size, self.anchor
+        if self._made is None or self._made[0] != key:
+            epoch, step = self._place
+            made = self._weighted(
+                self._endless()
+                if self.endless
+                else self._batches.epoch(*self._position(epoch, step))
+            )
+            self._made = key, self._cutter.ahead(made)
+            self.spec = normalized(made.element_spec)
+        return self._made[1]
+
+    def _weighted(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        if self._class_weight is None:
+            return dataset
+        refuse_weights_twice(dataset.element_spec, self._class_weight)
+        return dataset.map(keras_internals.class_weights_of_batch(self._class_weight))
+
+    def _endless(self) -> tf.data.Dataset:
+        """All batches from a step of an epoch of `fit` on."""
+        epoch, step = self._place
+        if self._steps is not None and self.num_batches is None:
+            return self._batches.epochs().skip(epoch * self._steps + step)
+        return self._batches.epochs(self._position(epoch, step))
+
+    def _position(self, epoch: int, step: int) -> tuple[int, int]:
+        """Where a step of an epoch of `fit` begins: the epoch of the data, and examples."""
+        if self._steps is None:
+            over = step == self.num_batches
+            return (epoch + 1, 0) if over else (epoch, step * self.batch_size)
+        first, *position = self.anchor
+        return self._batches.position_after(tuple(position), (epoch - first) * self._steps + step)
+
+    def example_at(self, epoch: int, step: int, row: int) -> str | None:
+        """The name of the example in a row of a batch, where it is known."""
+        if self.num_batches is None or self.may_be_empty or not self._training:
+            return None
+        data_epoch, examples = self._position(epoch, step)
+        name: str | None = self._batches.example_at(data_epoch, examples + row)
+        return name
+
+    def cause(self, error: tf.errors.OpError) -> Exception | None:
+        """Why reading failed, if that is what `error` is about."""
+        failure: Exception | None = self._batches.failure_in(error)
+        return failure
+
+
+def refuse_what_batches_bring(x: Any, **separate: Any) -> None:
+    """Raise a `ValueError` where such batches come with arguments that they already decide."""
+    given = {name: type(value) for name, value in separate.items() if value is not None}
+    if given:
+        raise ValueError(
+            problem(
+                f"{type(x).__name__} came together with {' and '.join(f'`{n}`' for n in given)}.",
+                "Expected batches that bring their own targets, weights and size.",
+                "Leave the arguments out; `batches.with_(...)` changes the batch size.",
+                **given,
+            )
+        )
+
+
+def refuse_endless_epoch(batches: Any, steps: int | None) -> None:
+    """Raise a `ValueError` where an epoch would never end."""
+    if steps is None and batches.is_infinite:
+        raise ValueError(
+            problem(
+                "The data never ends, and nothing says how long an epoch is.",
+                "Expected a number of steps.",
+                "Pass `steps_per_epoch` to `fit`, `steps` to `evaluate`.",
+                data=batches,
+            )
+        )
+
+
+def refuse_weights_twice(spec: Any, class_weight: dict[int, float]) -> None:
+    """Raise a `ValueError` where class weights come to batches that have weights."""
+    if isinstance(spec, tuple) and len(spec) == 3:
+        raise ValueError(
+            problem(
+                "`class_weight` came to batches that have sample weights.",
+                "Expected one of the two.",
+                'Write `batches.with_(balance="class_weight")`, which multiplies them, or leave '
+                "out `balance`.",
+                class_weight=class_weight,
+            )
+        )
+
+
+def refuse_to_count(num_batches: int | None, batches: Any) -> None:
+    """Raise a `ValueError` where nobody knows what has been read of a source so far."""
+    if num_batches is None:
+        raise ValueError(
+            problem(
+                "The batch size is to change, and the data's length is not known.",
+                "Expected a known number of examples, or `fit` without `steps_per_epoch`.",
+                "Leave out `steps_per_epoch`, or state the number of examples when you make "
+                "the batches.",
+                data=batches,
+            )
+        )

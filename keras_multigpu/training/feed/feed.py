@@ -1,0 +1,360 @@
+"""Turns whatever Keras's `fit` accepts into replicas' shares of batches, each exactly once.
+
+Keras's own adapters read arrays, datasets and `PyDataset`s. Generators are read here, one
+batch when one is needed, because anything that reads ahead loses the batches it has
+read when it is dropped.
+"""
+
+import collections
+import collections.abc
+import contextlib
+import itertools
+import time
+import traceback
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import warn
+from keras_multigpu.identities import identity_of
+from keras_multigpu.keras_internals import dataset_internals
+from keras_multigpu.training.feed.batch_source import Anchor
+from keras_multigpu.training.feed.batch_source import BatchSource
+from keras_multigpu.training.feed.batch_source import SharesInGraph
+from keras_multigpu.training.feed.dataset_source import DatasetSource
+from keras_multigpu.training.feed.dataset_source import PythonSource
+from keras_multigpu.training.feed.epoch_source import EpochSource
+from keras_multigpu.training.feed.epoch_source import knows_epochs
+from keras_multigpu.training.feed.epoch_source import refuse_what_batches_bring
+from keras_multigpu.training.global_batch import Batch
+from keras_multigpu.training.shares import Cutter
+from keras_multigpu.training.shares import Shares
+
+RAN_OUT = (
+    "Your input ran out of data; interrupting training. Make sure that your dataset or "
+    "generator can generate at least `steps_per_epoch * epochs` batches. You may need to use "
+    "the `.repeat()` function when building your dataset."
+)
+
+
+class Group(NamedTuple):
+    """Some batches that are run between two callbacks.
+
+    Either `shares` holds them, or `iterator` yields them inside the graph.
+
+    Attributes:
+        size: How many there are.
+        most: How many a group of this feed may have.
+    """
+
+    size: int
+    most: int
+    shares: list[Shares]
+    iterator: Any
+
+
+class Feed:
+    """The shares of global batches, epoch after epoch.
+
+    Args:
+        cutter: Cuts the batches for the replicas.
+        x: Inputs in any form that `keras.Model.fit` takes, or a `DistributedDataset`, or
+            `keras_multigpu.data.Batches`.
+        y: Targets, where `x` does not bring them.
+        sample_weight: Sample weights, where `x` does not bring them.
+        batch_size: The global batch size, for arrays.
+        steps: How many batches make an epoch; the next epoch goes on where one stopped.
+        shuffle: Whether arrays are shuffled.
+        class_weight: Weights of classes, which become sample weights.
+        training: Whether the epochs differ; otherwise each is the same, as for evaluation.
+        predicting: Whether each example needs its row in the predictions.
+
+    Attributes:
+        data: What came as `x`.
+        waited: For how many seconds batches were waited for.
+        done: How many batches of the epoch have come, those without examples too.
+        has_come: Whether there was any batch with examples, in whichever epoch.
+    """
+
+    def __init__(
+        self,
+        cutter: Cutter,
+        x: Any,
+        y: Any = None,
+        sample_weight: Any = None,
+        batch_size: int | None = None,
+        steps: int | None = None,
+        shuffle: Any = False,
+        class_weight: dict[int, float] | None = None,
+        training: bool = False,
+        predicting: bool = False,
+    ) -> None:
+        most = keras.config.max_steps_per_epoch()
+        self._steps = steps if most is None else min(steps or most, most)
+        self._source: BatchSource
+        if x is None:
+            raise ValueError(
+                problem(
+                    "There is no data.",
+                    "Expected `x`: arrays, a dataset, a `PyDataset` or a generator.",
+                    "Pass the inputs as the first argument.",
+                    x=x,
+                )
+            )
+        if knows_epochs(x):
+            refuse_what_batches_bring(x, y=y, sample_weight=sample_weight, batch_size=batch_size)
+            batches = x if training else x.prediction() if predicting else x.evaluation()
+            self._source = EpochSource(cutter, batches, training, self._steps, class_weight)
+        elif isinstance(x, tf.distribute.DistributedDataset):
+            self._source = PythonSource(cutter, lambda: map(joined_batch, x), class_weight)
+        elif is_generator(x):
+            refuse_separate_targets(x, y, sample_weight)
+            if self._steps is None and hasattr(x, "__len__"):
+                self._steps = len(x)
+            self._source = PythonSource(cutter, lambda: x, class_weight)
+        else:
+            self._source = DatasetSource(
+                cutter,
+                x=x,
+                y=y,
+                sample_weight=sample_weight,
+                batch_size=batch_size,
+                steps_per_epoch=self._steps,
+                shuffle=False if isinstance(x, tf.data.Dataset) else shuffle,
+                class_weight=class_weight,
+            )
+        self.data = x
+        self._brought = {"y": y, "sample_weight": sample_weight, "class_weight": class_weight}
+        self._shuffle = shuffle
+        self.waited = 0.0
+        self._iterator: Any = None
+        self._drawn = 0
+        self.done = 0
+        self.has_come = False
+        self._begin = 0
+        self._counted: int | None = None
+
+    @property
+    def num_batches(self) -> int | None:
+        """The number of batches of an epoch; None while it is not known."""
+        return self._steps or self._source.num_batches or self._counted
+
+    @property
+    def spec(self) -> Batch | None:
+        """The specs of a batch, None where only the data can tell."""
+        return self._source.spec
+
+    def rewind(self, epoch: int = 0) -> None:
+        """Start anew, as Keras does before it trains and before each evaluation.
+
+        A generator cannot, and goes on.
+
+        Args:
+            epoch: The epoch that comes first, for data whose epochs have numbers.
+        """
+        self._iterator = None
+        self._source.start(epoch)
+        self._source.on_epoch_end()
+
+    @property
+    def batch_size(self) -> int | None:
+        """The global batch size; None where only the batches themselves can tell."""
+        return self._source.batch_size
+
+    @property
+    def num_examples(self) -> int | None:
+        """The number of examples of the data; None if unknown."""
+        return self._source.num_examples
+
+    def identity(self) -> dict[str, Any]:
+        """What decides which examples come in which order, as far as it can be known."""
+        if knows_epochs(self.data):
+            known = self.data.identity()
+        elif isinstance(self.data, tf.data.Dataset):
+            known = {"made": identity_of(dataset_internals.recipe(self.data))}
+        else:
+            known = {"x": identity_of(self.data), "shuffle": self._shuffle}
+        return {**known, **identity_of(self._brought)}
+
+    @property
+    def marks_missing(self) -> bool:
+        """Whether the weights of a batch only say which of its examples could be read."""
+        return self._source.marks_missing
+
+    @property
+    def anchor(self) -> Anchor | None:
+        """Where the data stood when the batch size last changed."""
+        return self._source.anchor
+
+    @property
+    def _caches(self) -> bool:
+        return isinstance(self.data, tf.data.Dataset) and dataset_internals.caches(self.data)
+
+    @property
+    def skips_by_reading(self) -> bool:
+        """Whether the way to a later step leads through all batches before it."""
+        return self._source.skips_by_reading
+
+    def example_at(self, epoch: int, step: int, row: int) -> str | None:
+        """The name of the example in a row of a batch, where its place tells."""
+        return self._source.example_at(epoch, step, row)
+
+    def resize(self, batch_size: int, epoch: int) -> None:
+        """Take batches of another size from this epoch on; `rewind` or `go_to` has to follow."""
+        self._source.resize(batch_size, epoch)
+        self._counted = None
+
+    def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
+        """Global batches from the beginning of the data on; `fit` goes on unaffected."""
+        return self._source.first_batches(batch_size)
+
+    def go_to(self, epoch: int, step: int, anchor: Sequence[int] | None = None) -> Batch | None:
+        """Begin in the middle of an epoch; the specs of the last batch that was read and skipped.
+
+        Args:
+            epoch: The epoch of `fit`.
+            step: How many of its batches to leave out.
+            anchor: What `anchor` was when training stood there.
+        """
+        self._iterator, self._begin = None, step
+        if not self._source.skips_by_reading:
+            self._source.anchor = Anchor(*(anchor or (0, 0, 0)))
+            self._source.start(epoch, step)
+            return None
+        self._source.on_epoch_end()  # As `rewind` does.
+        for earlier in range(epoch if self._steps is None else 0):
+            # Data that are shuffled anew for each epoch count their iterators.
+            self._source.on_epoch_begin()
+            batches = self._source.iterator()
+            next(batches, None)
+            if not earlier and self._caches:
+                # What is cached keeps the order in which it was first read whole.
+                collections.deque(batches, maxlen=0)
+            self._source.on_epoch_end()
+        last: Shares | None = None
+        for _ in range(step if self._steps is None else epoch * self._steps + step):
+            if self._iterator is None or self._left() == 0:
+                self._restart()
+            last = next(self._iterator, last)
+            self._drawn += 1
+        return None if last is None else last.spec
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[None]:
+        """Name the true cause where reading fails, and stop reading ahead in the end."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            cause = self._source.cause(error)
+            if cause is None:
+                raise
+            # Their frames keep the iterator, whose end waits for what is being read: it must not
+            # wait when Python ends, and its threads with it.
+            traceback.clear_frames(error.__traceback__)
+            raise cause from error
+        finally:
+            self._iterator = None
+
+    def epoch(self, group_size: int, in_graph: bool = False) -> Iterator[tuple[int, Group]]:
+        """One epoch's batches in groups, each with the index of its first batch.
+
+        Args:
+            group_size: How many batches a group has; the last one may have fewer.
+            in_graph: Whether groups may be read inside the graph, where that is possible.
+        """
+        self._source.on_epoch_begin()
+        first, self._begin = self._begin, 0
+        anew = self._steps is None and not self._source.endless and not first
+        if self._iterator is None or anew:
+            self._restart()
+        total = self._steps or self._source.num_batches
+        while total is None or first < total:
+            size = group_size if total is None else min(group_size, total - first)
+            asked = time.perf_counter()
+            group = self._draw(size, group_size, in_graph)
+            self.waited += time.perf_counter() - asked
+            drawn, group = group.size, self._without_empty(group)
+            self.done = first + drawn
+            if group.size:
+                self.has_come = True
+                yield first, group
+            first += drawn
+            if drawn < size:
+                self._iterator = None
+                break
+        if first < (self._steps or int(self.has_come)):
+            warn(RAN_OUT, stacklevel=3)
+        self._counted = first or self._counted
+        if self._left() == 0:
+            self._iterator = None
+        self._source.on_epoch_end()
+
+    def _restart(self) -> None:
+        self._iterator = self._source.iterator()
+        self._drawn = 0
+
+    def _left(self) -> int | None:
+        """How many batches the iterator still has, if that is known."""
+        if self._source.num_batches is None or self._source.endless:
+            return None
+        return max(self._source.num_batches - self._drawn, 0)
+
+    def _without_empty(self, group: Group) -> Group:
+        """A group without the batches of which no example is left."""
+        if not self._source.may_be_empty:
+            return group
+        shares = [shares for shares in group.shares if int(shares.rows[0].global_batch_size)]
+        return Group(len(shares), group.most, shares, None)
+
+    def _draw(self, size: int, most: int, in_graph: bool) -> Group:
+        left = self._left()
+        size = size if left is None else min(size, left)
+        iterator = self._iterator
+        if in_graph and size and self._source.is_countable and isinstance(iterator, SharesInGraph):
+            group = Group(size, most, [], iterator.iterator)
+        else:
+            shares = list(itertools.islice(iterator, max(size, 0)))
+            group = Group(len(shares), most, shares, None)
+        self._drawn += group.size
+        return group
+
+
+def joined_batch(batch: Any) -> Any:
+    """The global batch that a `DistributedDataset` has cut into replicas' shares."""
+
+    def joined(leaf: Any) -> Any:
+        if isinstance(leaf, tf.distribute.DistributedValues):
+            return tf.concat(leaf.values, axis=0)
+        return leaf
+
+    return keras.tree.map_structure(joined, batch)
+
+
+def is_generator(x: Any) -> bool:
+    """Whether `x` is an iterator that can be read once.
+
+    A flow of Keras's `ImageDataGenerator` is an iterator without an end, and a `PyDataset`.
+    """
+    return isinstance(x, collections.abc.Iterator) and not isinstance(
+        x, (tf.data.Iterator, keras.utils.PyDataset)
+    )
+
+
+def refuse_separate_targets(x: Any, y: Any, sample_weight: Any) -> None:
+    """Raise a `ValueError` where a generator comes with targets of its own."""
+    if y is not None or sample_weight is not None:
+        raise ValueError(
+            problem(
+                "A generator came with separate targets or sample weights.",
+                "Expected the generator to yield `(x, y)` or `(x, y, sample_weight)`.",
+                "Leave out `y` and `sample_weight`.",
+                x=x,
+                y=y,
+                sample_weight=sample_weight,
+            )
+        )

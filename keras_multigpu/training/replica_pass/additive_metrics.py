@@ -1,0 +1,241 @@
+"""Metrics that are sums over examples: each replica updates them from its own rows.
+
+The state of `keras.metrics.Mean` is a sum and a count, that of `AUC` and `MeanIoU` are counts. What
+some rows add to such a state can be computed where the rows are, and a few numbers then travel
+together with the gradients. Only metrics for which that does not hold see the predictions of all
+replicas, gathered:
+
+    of Keras, or made of a function     additive where it proves so on a few random rows: one
+                                        that returns one number for the batch does not, say
+    with an `update_state` of its own   gathered, unless the class says `additive = True`
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.checks import problem
+from keras_multigpu.training.replica_group import HOST
+from keras_multigpu.training.replica_pass.moving_statistics import summable
+from keras_multigpu.training.replica_pass.pure_model import Rows
+from keras_multigpu.training.replica_pass.related_rows import KEPT
+from keras_multigpu.training.replica_pass.related_rows import random_rows
+from keras_multigpu.training.replica_pass.related_rows import tried
+from keras_multigpu.training.shares import batch_size_of
+from keras_multigpu.training.shares import is_one_row
+from keras_multigpu.training.shares import present
+from keras_multigpu.training.tracing import specs_of
+from keras_multigpu.training.tracing import symbolic
+from keras_multigpu.training.tracing import without_batch_size
+from keras_multigpu.training.variables.caught_assignments import CatchingScope
+
+
+def defined_in(cls: type) -> type:
+    """The class from which a metric class has its `update_state`."""
+    return next(owner for owner in cls.__mro__ if "update_state" in vars(owner))
+
+
+ADD_UP = {
+    defined_in(cls)
+    for cls in (
+        keras.metrics.AUC,
+        keras.metrics.BinaryIoU,
+        keras.metrics.FBetaScore,
+        keras.metrics.IoU,
+        keras.metrics.Mean,
+        keras.metrics.MeanMetricWrapper,
+        keras.metrics.Precision,
+        keras.metrics.R2Score,
+        keras.metrics.Recall,
+        keras.metrics.RootMeanSquaredError,
+        keras.metrics.SensitivityAtSpecificity,
+        keras.metrics.Sum,
+        keras.metrics.TruePositives,
+    )
+}
+"""Where Keras defines an `update_state` that adds what it computes from rows to the state."""
+
+LONG = 32
+"""From this length on an axis is shortened when a metric is tried."""
+
+
+def is_additive(metric: keras.metrics.Metric, data: Sequence[Any]) -> bool:
+    """Whether a metric's state is a sum of what each example adds to it.
+
+    Args:
+        metric: The metric, built.
+        data: The tensors that `update_state` is called with, of which only the shapes and dtypes
+            are used.
+    """
+    declared = getattr(metric, "additive", None)
+    if declared is not None:
+        return bool(declared)
+    if "update_state" in vars(metric) or defined_in(type(metric)) not in ADD_UP:
+        return False
+    leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
+    return all(map(tried, leaves)) and adds_up(metric, data, leaves)
+
+
+def adds_up(metric: keras.metrics.Metric, data: Sequence[Any], leaves: list[Any]) -> bool:
+    """Whether some random rows add to the state what their parts add to it."""
+    lengths = sorted({n for leaf in leaves for n in leaf.shape[1:] if n and n > LONG})
+    short = {n: LONG + 1 + i for i, n in enumerate(lengths)}
+    for names in (short, {}) if short else ({},):
+        specs = [
+            (tuple(names.get(n, n) for n in leaf.shape[1:]), tf.as_dtype(leaf.dtype))
+            for leaf in leaves
+        ]
+        rows = random_rows(specs, 0 if data[0] is None else 1, seed=0)
+        try:
+            whole, first, others = (
+                state_after(metric, data, [leaf[part] for leaf in rows])
+                for part in (slice(None), slice(KEPT), slice(KEPT, None))
+            )
+        except Exception:  # Lengths that code knows by heart, random numbers that it cannot read.
+            continue
+        return all(
+            np.allclose(w, a + b, rtol=1e-4, atol=1e-6, equal_nan=True)
+            for w, a, b in zip(whole, first, others, strict=True)
+        )
+    return False
+
+
+def state_after(metric: keras.metrics.Metric, data: Any, rows: list[np.ndarray]) -> list[Any]:
+    """The values of a metric's variables after one update from zero."""
+    with tf.init_scope(), tf.device(HOST), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # The step gives them.
+        given = map(tf.convert_to_tensor, rows)
+        arguments = tf.nest.map_structure(lambda leaf: leaf if leaf is None else next(given), data)
+        zeros = [tf.zeros(v.shape, v.dtype) for v in metric.variables]
+        return [np.asarray(v) for v in metric.stateless_update_state(zeros, *arguments)]
+
+
+class AdditiveMetrics:
+    """The metrics of `compile`, as far as replicas update them from their own rows.
+
+    Args:
+        model: The compiled model.
+        spec: The specs of a global batch.
+        at_once: Whether the model has a `compute_metrics` of its own, which sees the whole batch.
+    """
+
+    def __init__(self, model: keras.Model, spec: tuple[Any, Any, Any], at_once: bool) -> None:
+        self._model = model
+        self._spec = spec
+        self._at_once = at_once
+        if shared_by_all(spec):
+            self.see_whole()
+        self._variables: list[keras.Variable] = []
+        self._additive: list[bool] | None = None
+
+    @property
+    def gathered(self) -> bool:
+        """Whether some metrics need the predictions of all replicas."""
+        return self._at_once or not all(self._additive or ())
+
+    def see_whole(self) -> None:
+        """Update all metrics from the whole batch."""
+        self._at_once |= keras_internals.has_metrics(self._model)
+
+    def build(self, y_pred: Any) -> None:
+        """Create the metrics' variables, for symbolic predictions."""
+        x, y, sample_weight = (symbolic(specs) for specs in self._spec)
+        with tf.init_scope(), keras_internals.single_device():
+            keras_internals.build_metrics(self._model, x, y, y_pred, sample_weight)
+
+    def build_for(self, data: Any, y_pred: Any) -> None:
+        """Create the metrics' variables, for some rows and their predictions."""
+        if not self._model.run_eagerly:
+            self.build(symbolic(without_batch_size(specs_of(y_pred))))
+            return
+        # Metrics that only run eagerly read the numbers.
+        x, y, sample_weight = data
+        real_call = keras_internals.real_call
+        keras_internals.build_metrics(self._model, x, y, y_pred, sample_weight, real_call)
+
+    def of_rows(self, rows: Rows, y_pred: Any) -> list[tf.Tensor]:
+        """What some rows add to the variables of additive metrics.
+
+        Args:
+            rows: The rows.
+            y_pred: The predictions for them.
+        """
+        if self._at_once:
+            return []
+        if self._additive is None:
+            self.build_for(rows.data, y_pred)
+            self._additive = self._found(rows, y_pred)
+        metrics = keras_internals.compiled_metrics(self._model)
+        variables = list({id(v): v for metric in metrics for v in metric.variables}.values())
+        zeros = [tf.zeros(v.shape, v.dtype) for v in variables]
+        with CatchingScope(variables, zeros) as scope:
+            self._update(rows.data, y_pred, additive=True)
+        refuse_others(scope, variables)
+        self._variables = [v for v in variables if id(v) in scope.assigned]
+        added = [tf.convert_to_tensor(scope.get_current_value(v)) for v in self._variables]
+        return [tf.cast(value, summable(value.dtype)) for value in added]
+
+    def logs(self, totals: Sequence[tf.Tensor], batch: Any, y_pred: Any) -> dict[str, Any]:
+        """Update all metrics, once; the logs.
+
+        Args:
+            totals: What all replicas' rows have added.
+            batch: The global batch.
+            y_pred: The predictions for it, where metrics are `gathered`.
+        """
+        x, y, sample_weight = batch
+        if self._at_once:
+            return self._model.compute_metrics(x, y, y_pred, sample_weight)
+        for variable, total in zip(self._variables, totals, strict=True):
+            variable.assign_add(tf.cast(total, variable.dtype))
+        if self.gathered:
+            self._update(batch, y_pred, additive=False)
+        return self._model.get_metrics_result()
+
+    def _found(self, rows: Rows, y_pred: Any) -> list[bool]:
+        """Whether each metric is additive, in the order in which Keras updates them."""
+        found: list[bool] = []
+
+        def note(metric: keras.metrics.Metric, *data: Any) -> None:
+            found.append(is_additive(metric, data))
+
+        keras_internals.update_metrics(self._model, note, rows.data[1], y_pred, rows.data[2])
+        return found
+
+    def _update(self, batch: Any, y_pred: Any, additive: bool) -> None:
+        """Update the metrics that are additive, or those that are not."""
+        answers = iter(self._additive or ())
+
+        def update(metric: keras.metrics.Metric, *data: Any) -> None:
+            if next(answers) == additive:
+                metric.update_state(*data)
+
+        keras_internals.update_metrics(self._model, update, batch[1], y_pred, batch[2])
+
+
+def shared_by_all(spec: tuple[Any, Any, Any]) -> bool:
+    """Whether targets or weights have parts that all examples share, so that none adds its own."""
+    return batch_size_of(spec) != 1 and any(
+        not leaf.shape.rank or is_one_row(leaf) for leaf in present(spec[1:])
+    )
+
+
+def refuse_others(scope: CatchingScope, variables: Sequence[keras.Variable]) -> None:
+    """Raise a `ValueError` where a metric changes what is not part of its state."""
+    own = {id(variable) for variable in variables}
+    for key, variable in scope.assigned.items():
+        if key not in own:
+            raise ValueError(
+                problem(
+                    "A metric with `additive = True` changes a variable that is not its own.",
+                    "Expected one whose state is in the variables that its `add_variable` made.",
+                    "Make the variable with `add_variable`, or leave out `additive`: then the "
+                    "metric is updated once, with all predictions.",
+                    variable=variable.path,
+                )
+            )

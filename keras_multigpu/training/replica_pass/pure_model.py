@@ -1,0 +1,247 @@
+"""A model's forward pass as a pure function of its variables' values.
+
+A pure function can be traced once and run on every replica, compiled by XLA, and run
+on pieces of a batch. A stateless scope gives the variables the values that are
+passed in and catches every assignment, so the new values come out as results. What the
+model does not track is met there too, see `untracked`.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.training.replica_pass import randomness
+from keras_multigpu.training.variables.caught_assignments import CatchingScope
+from keras_multigpu.training.variables.caught_assignments import WeighedNumbers
+from keras_multigpu.training.variables.caught_assignments import raise_assigned
+from keras_multigpu.training.variables.placement import optimizers_of
+from keras_multigpu.training.variables.untracked import NeedsVariables
+
+
+class Values(NamedTuple):
+    """The values of a model's variables on one replica."""
+
+    trainable: Sequence[tf.Tensor]
+    others: Sequence[tf.Tensor]
+    global_seed: tf.Tensor
+
+
+class Rows(NamedTuple):
+    """Some rows of a global batch: a replica's share, or a piece of it.
+
+    A replica without examples borrows the batch's first row, so that no layer ever meets
+    an empty batch; `examples` is then zero and whatever the row yields is dropped.
+    """
+
+    data: tuple[Any, Any, Any]
+    examples: tf.Tensor
+    global_batch_size: tf.Tensor
+
+    @property
+    def x(self) -> Any:
+        """The inputs."""
+        return self.data[0]
+
+    @property
+    def fraction(self) -> tf.Tensor:
+        """The number of examples divided by the global batch size."""
+        return tf.cast(self.examples, tf.float32) / tf.cast(self.global_batch_size, tf.float32)
+
+
+class Forward(NamedTuple):
+    """What a forward pass yields besides new values of variables."""
+
+    y_pred: Any
+    added_losses: list[tf.Tensor]
+    regularization: list[tf.Tensor]
+
+
+class PureModel:
+    """Runs a model on given values of its variables.
+
+    Args:
+        model: A built model.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self.model = model
+        self._untracked = model.replication.untracked
+        self._several = model.replication.group.count > 1
+        self.trainable = list(model.trainable_variables)
+        self.others = [
+            *model.non_trainable_variables,
+            *layer_metric_variables(model),
+            *self._untracked.variables,
+        ]
+        self.global_seed = keras_internals.global_seed_state()
+        self._seeds = {id(state) for state in keras_internals.seed_states(model)}
+        self._seeds |= {id(v) for v in self.others if keras_internals.is_seed_state(v)}
+
+    def scope(self, values: Values, part: tf.Tensor, again: bool = False) -> CatchingScope:
+        """A stateless scope in which the model has these values.
+
+        Args:
+            values: The values.
+            part: The part of the batch that the model sees.
+            again: Whether the model is called more than once for a step.
+        """
+        # The running means of single losses are updated with global values, elsewhere.
+        trackers = loss_trackers(self.model)
+        zeros = [tf.zeros(variable.shape, variable.dtype) for variable in trackers]
+        return CatchingScope(
+            [*self.trainable, *self.others, self.global_seed, *trackers],
+            [*values.trainable, *values.others, values.global_seed, *zeros],
+            part,
+            several=self._several or again,
+        )
+
+    def whole_scope(self, values: Values) -> CatchingScope:
+        """The same for the global batch; the running means of single losses are real."""
+        return CatchingScope(
+            [*self.trainable, *self.others, self.global_seed],
+            [*values.trainable, *values.others, values.global_seed],
+            apart=loss_trackers(self.model),
+            several=self._several,
+        )
+
+    def forward(self, x: Any, training: bool, scope: CatchingScope) -> Forward:
+        """The forward pass inside `scope`.
+
+        Args:
+            x: The inputs.
+            training: Whether to train.
+            scope: The scope the call is made in. Losses that layers add are taken for means
+                over examples and weighed with its part of the batch, penalties of activity
+                regularisers for sums; so their sum over replicas is one device's value.
+        """
+        penalties_seen = remembered_activity_penalties(self.model)
+        with penalties_seen as penalties, WeighedNumbers.weighed():
+            y_pred = keras_internals.called(self.model, x, training)
+        summed = {id(penalty) for penalty in penalties}
+        added = {id(loss) for loss in scope.losses}
+        added_losses, regularization = [], []
+        for loss in self.model.losses:
+            value = tf.reduce_sum(tf.cast(loss, tf.float32))
+            if id(loss) not in added:
+                regularization.append(value)
+            else:
+                added_losses.append(value if id(loss) in summed else value * scope.part)
+        return Forward(y_pred, added_losses, regularization)
+
+    def new_values(self, scope: CatchingScope, values: Values) -> Values:
+        """The values that the variables have inside `scope`."""
+        if scope.unknown:
+            raise NeedsVariables(self._untracked, scope.unknown.values())
+        require_no_weights(self.model, scope)
+        return Values(
+            values.trainable,
+            [scope.get_current_value(variable) for variable in self.others],
+            scope.get_current_value(self.global_seed),
+        )
+
+    def seeded(self, values: Values, replica: tf.Tensor) -> Values:
+        """The values with the seeds of one replica."""
+        return self._with_seeds(randomness.for_replica, values, replica)
+
+    def unseeded(self, values: Values, replica: tf.Tensor) -> Values:
+        """The values with the seeds of one device again."""
+        return self._with_seeds(randomness.for_one_device, values, replica)
+
+    def _with_seeds(
+        self, change: Callable[..., tf.Tensor], values: Values, replica: tf.Tensor
+    ) -> Values:
+        others = [
+            change(value, replica) if id(variable) in self._seeds else value
+            for variable, value in zip(self.others, values.others, strict=True)
+        ]
+        return Values(values.trainable, others, change(values.global_seed, replica))
+
+    def is_seed(self, variable: keras.Variable) -> bool:
+        """Whether the variable is the state of a seed generator."""
+        return id(variable) in self._seeds
+
+
+def require_no_weights(model: keras.Model, scope: CatchingScope) -> None:
+    """Raise a `ValueError` where a variable was assigned that the optimizer updates or owns."""
+    owned = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
+    for variable in model.trainable_variables:
+        if id(variable) in scope.assigned:
+            raise_assigned(
+                "a trainable",
+                "Make the variable non-trainable, or use the assigned value without storing it "
+                "(`keras.layers.SpectralNormalization` is such a layer and cannot be distributed).",
+                variable,
+            )
+    for variable in owned:
+        if id(variable) in scope.assigned:
+            raise_assigned(
+                "an optimizer's", "Assign it in a callback, or use a schedule.", variable
+            )
+
+
+def loss_trackers(model: keras.Model) -> list[keras.Variable]:
+    """The variables of the running means of single losses, as far as they are made."""
+    compiled = keras_internals.compile_loss(model)
+    made = list(compiled.variables) if compiled else []
+    return [v for v in made if keras_internals.variable_storage(v) is not None]
+
+
+def layer_metric_variables(model: keras.Model) -> list[keras.Variable]:
+    """Variables of metrics that layers own and update in their `call`."""
+    return [
+        variable for metric in keras_internals.owned_metrics(model) for variable in metric.variables
+    ]
+
+
+class RememberingRegularizer:
+    """An activity regulariser that notes each penalty it computes.
+
+    Keras sums these penalties over the batch, whereas a loss that a layer adds is mostly a
+    mean; the two are weighed differently, and afterwards they look alike.
+
+    Args:
+        regularizer: The layer's regulariser.
+    """
+
+    penalties = threading.local()
+    """The penalties of the forward pass that runs on this thread."""
+
+    def __init__(self, regularizer: Callable[..., tf.Tensor]) -> None:
+        self.regularizer = regularizer
+        self.users = 0
+
+    def __call__(self, outputs: tf.Tensor) -> tf.Tensor:
+        """The regulariser's penalty."""
+        penalty = self.regularizer(outputs)
+        self.penalties.seen.append(penalty)
+        return penalty
+
+
+@contextlib.contextmanager
+def remembered_activity_penalties(model: keras.Model) -> Iterator[list[tf.Tensor]]:
+    """The penalties that activity regularisers compute in this context.
+
+    Replicas that are traced in turn enter it at the same time; the last one restores.
+    """
+    layers = keras_internals.activity_regularized_layers(model)
+    seen: list[tf.Tensor] = []
+    RememberingRegularizer.penalties.seen = seen
+    for layer in layers:
+        if not isinstance(layer.activity_regularizer, RememberingRegularizer):
+            layer.activity_regularizer = RememberingRegularizer(layer.activity_regularizer)
+        layer.activity_regularizer.users += 1
+    try:
+        yield seen
+    finally:
+        for layer in layers:
+            layer.activity_regularizer.users -= 1
+            if not layer.activity_regularizer.users:
+                layer.activity_regularizer = layer.activity_regularizer.regularizer

@@ -1,0 +1,136 @@
+"""BatchNorm with the moments of the global batch, uneven and empty shares included.
+
+Keras's own `synchronized=True` sums the plain squares, of which little is left where the mean is
+large, and crashes on an empty share. Here each replica takes its own mean and squared distances
+from it. They are joined in double precision, so that the moments are as good as those of one
+device after a single sum; the gradient of a sum is a sum, so the backward pass has one as well.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.training.exchange.stages import total
+from keras_multigpu.training.replica_pass.pure_model import Rows
+
+_replica = threading.local()
+
+
+def synchronized_layers(model: keras.Model, every: bool) -> list[keras.layers.BatchNormalization]:
+    """The BatchNorm layers to synchronise: all, or those made with `synchronized=True`."""
+    return [
+        layer
+        for layer in keras_internals.layers_of(model)
+        if isinstance(layer, keras.layers.BatchNormalization) and (every or layer.synchronized)
+    ]
+
+
+def said_of_batch_norm(model: keras.Model, every: bool) -> str:
+    """A sentence on what several replicas do with the BatchNorm layers, if there are any."""
+    count, synchronised = (len(synchronized_layers(model, each)) for each in (True, every))
+    if not count:
+        return ""
+    if synchronised == count:
+        return " BatchNormalization is synchronised: it normalises over the global batch."
+    which = "is not" if not synchronised else f"of {count - synchronised} layers is not"
+    return (
+        f" BatchNormalization {which} synchronised: each replica normalises its own share; "
+        "`sync_batch_norm=True` makes it the global batch."
+    )
+
+
+@contextlib.contextmanager
+def synchronized(layers: list[keras.layers.BatchNormalization], rows: Rows) -> Iterator[None]:
+    """Let the layers take their moments over all replicas, counting real examples only."""
+    for layer in layers:
+        # Stays on the layer and does nothing outside this context: replicas are traced in
+        # turn, so the first to leave must not take it from the others.
+        keras_internals.take_moments(layer, functools.partial(moments, layer))
+    _replica.rows = rows
+    try:
+        yield
+    finally:
+        _replica.rows = None
+
+
+def moments(
+    layer: keras.layers.BatchNormalization, inputs: tf.Tensor, mask: Any
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """A layer's mean and variance: over all replicas in a synchronised step."""
+    rows = getattr(_replica, "rows", None)
+    if rows is None:
+        return keras_internals.batch_norm_moments(layer, inputs, mask)
+    return global_moments(inputs, mask, layer.axis % inputs.shape.rank, rows.examples > 0)
+
+
+def global_moments(
+    inputs: tf.Tensor, mask: tf.Tensor | None, axis: int, present: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Mean and variance over the global batch.
+
+    Args:
+        inputs: A replica's inputs.
+        mask: Which of them count; None for all. It has no last axis.
+        axis: The axis of the channels.
+        present: Whether the replica has examples; one without counts for nothing.
+    """
+    axes = [each for each in range(inputs.shape.rank) if each != axis]
+    shape = [-1 if each == axis else 1 for each in range(inputs.shape.rank)]
+    counted = None
+    if mask is not None:
+        counted = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
+
+    # TensorFlow's own gradient is the same, of three times as many operations.
+    @tf.custom_gradient
+    def moments_of_all(own: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Any]:
+        # Double, because the square of the mean is added here and taken off again below.
+        counts, means, distances = own_moments(own, counted, axes)
+        mine = tf.stack([counts, counts * means, distances + counts * tf.square(means)])
+        count, added, squares = tf.unstack(total(tf.where(present, mine, tf.zeros((), mine.dtype))))
+        # Keras adds the epsilon where it counts a mask.
+        divisor = count if counted is None else count + keras.config.epsilon()
+        mean = added / divisor
+        # About a mean that the epsilon has moved, squares are more than about the true one.
+        about = squares + mean * (mean * count - 2.0 * added)
+        variance = tf.maximum(about / divisor, 0.0)
+        mean, variance = tf.cast(mean, own.dtype), tf.cast(variance, own.dtype)
+
+        def gradient(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
+            arriving = tf.stack([of_mean, 2.0 * of_variance])
+            arriving = total(tf.where(present, arriving, tf.zeros((), own.dtype)))
+            direct, by_distance = tf.unstack(arriving / tf.cast(divisor, own.dtype))
+            distance = own - tf.reshape(mean, shape)
+            result = tf.reshape(direct, shape) + tf.reshape(by_distance, shape) * distance
+            return result if counted is None else tf.where(counted, result, tf.zeros_like(result))
+
+        return (mean, variance), gradient
+
+    result: tuple[tf.Tensor, tf.Tensor] = moments_of_all(inputs)
+    return result
+
+
+def own_moments(
+    inputs: tf.Tensor, counted: tf.Tensor | None, axes: list[int]
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """How many inputs a replica has, their mean, and the sum of squared distances from it.
+
+    For each channel, in double precision.
+    """
+    if counted is None:
+        both = tf.cast(tf.stack(tf.nn.moments(inputs, axes)), tf.float64)
+        mean, variance = tf.unstack(both)
+        size = tf.size(inputs, tf.int64) / mean.shape[0]
+        counts = tf.ones_like(mean) * tf.cast(size, tf.float64)
+        return counts, mean, variance * counts
+    counts = tf.math.count_nonzero(counted, axes, keepdims=True)
+    zeros = tf.zeros_like(inputs)
+    added = tf.reduce_sum(tf.where(counted, inputs, zeros), axes, keepdims=True)
+    mean = tf.math.divide_no_nan(added, tf.cast(counts, inputs.dtype))
+    distances = tf.reduce_sum(tf.square(tf.where(counted, inputs - mean, zeros)), axes)
+    return tuple(tf.cast(tf.reshape(p, [-1]), tf.float64) for p in (counts, mean, distances))

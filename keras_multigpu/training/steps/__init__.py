@@ -1,0 +1,10 @@
+"""Which step a model needs, and the steps.
+
+steps_of_model     chooses, for the model as it is compiled
+step_functions     compiles the chosen step for the batches that come, and keeps it
+step, updating_step    what steps have in common
+usual_step         losses that are sums over examples, and evaluation
+whole_batch_step   losses that need the whole batch
+custom_step        around a `train_step` of the user's own (`present_step`, `whole_values`)
+probes             what callbacks measure and forbid inside a step
+"""

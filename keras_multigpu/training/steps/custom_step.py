@@ -1,0 +1,419 @@
+"""Runs a `train_step` or `test_step` that the user has written, on each replica.
+
+The user's code sees one replica's rows and the replica's own variables. What it calls is
+made aware of the other replicas: losses, means and gradients are those of the whole batch
+(see `whole_values`), metrics add up, seeds differ, and moving statistics are averaged
+after the step.
+"""
+
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.checks import problem
+from keras_multigpu.keras_internals import optimizer_internals
+from keras_multigpu.keras_internals import step_hooks
+from keras_multigpu.training.global_batch import Batch
+from keras_multigpu.training.logs import flattened
+from keras_multigpu.training.replica_group import Replica
+from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.training.replica_pass import output_rows
+from keras_multigpu.training.replica_pass import randomness
+from keras_multigpu.training.replica_pass.loss_reduction import LossShares
+from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
+from keras_multigpu.training.replica_pass.passes import rows_count
+from keras_multigpu.training.replica_pass.passes import zero_unless
+from keras_multigpu.training.replica_pass.pure_model import Rows
+from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
+from keras_multigpu.training.steps.present_step import PresentStep
+from keras_multigpu.training.steps.present_step import left_alone
+from keras_multigpu.training.steps.present_step import present_step
+from keras_multigpu.training.steps.present_step import running
+from keras_multigpu.training.steps.probes import Probe
+from keras_multigpu.training.steps.whole_values import EXCHANGES
+from keras_multigpu.training.steps.whole_values import everyones_rows
+from keras_multigpu.training.steps.whole_values import sum_of_all
+from keras_multigpu.training.steps.whole_values import summed_gradients
+from keras_multigpu.training.update.adjusted_schedule import state_of
+from keras_multigpu.training.update.optimizer_update import updated
+from keras_multigpu.training.variables.caught_assignments import refused_without_keras
+from keras_multigpu.training.variables.model_state import variables_of
+from keras_multigpu.training.variables.placement import MadeOutside
+from keras_multigpu.training.variables.placement import NeedsOptimizer
+from keras_multigpu.training.variables.placement import own_optimizers
+
+
+class CustomStep:
+    """A step that runs the user's function on each replica.
+
+    Args:
+        model: The model, built and placed.
+        group: Its replicas.
+        function: The user's `train_step`, `test_step` or `predict_step`.
+        layers: BatchNorm layers to synchronise.
+        probes: What callbacks want to do before each step. What the user's code computes they
+            cannot see.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        group: ReplicaGroup,
+        function: Callable[[Any], Any],
+        layers: Sequence[keras.layers.BatchNormalization] = (),
+        probes: Sequence[Probe] = (),
+    ) -> None:
+        refuse_to_measure(probes)
+        self._layers = list(layers)
+        self._probes = list(probes)
+        self._model = model
+        self._group = group
+        self._function = function
+        states = keras_internals.seed_states(model)
+        seeds = {id(state) for state in states}
+        self._seeds = group.copies(states)
+        # A replica without examples runs on a borrowed row, which must not be counted.
+        untracked = model.replication.untracked
+        self._metric_variables = [*model.metrics_variables, *untracked.metric_states]
+        self._metrics = group.copies(self._metric_variables)
+        apart = seeds | {id(variable) for variable in self._metric_variables}
+        others = [*model.non_trainable_variables, *untracked.variables]
+        self._other_variables = [variable for variable in others if id(variable) not in apart]
+        self._others = group.copies(self._other_variables)
+        known = [*variables_of(model).values(), *self._metric_variables]
+        self._known = {id(variable) for variable in known}
+
+    def __call__(self, shares: Sequence[Rows]) -> dict[str, Any]:
+        """Run the step on each replica's rows of one batch; its logs."""
+        for probe in self._probes:
+            probe.before_step()
+        logs = self._run(shares)
+        with keras_internals.single_device():
+            return self._merged(logs, list(shares))
+
+    def _run(self, shares: Sequence[Rows]) -> list[Any]:
+        def on_replica(replica: Replica) -> Any:
+            rows = shares[replica.place]
+            self._group.count_moved("copied", rows.data)
+            self._shift(replica, randomness.for_replica)
+            before = self._group.read(self._metrics, replica)
+            step = PresentStep(self._model, rows, self._group, replica, self._known)
+            try:
+                with running(step), synchronized(self._layers, rows):
+                    result = self._function(packed(rows))
+            finally:
+                self._shift(replica, randomness.for_one_device)
+            self._restore_unless(step, before)
+            return result
+
+        before = [parts[0].read_value() for parts in self._others]
+        with (
+            undone_where_unfinished(self._model),
+            step_hooks.exchanged(EXCHANGES),
+            summing_optimizers(self._model, self._group),
+            noted_updates(self._model.metrics),
+        ):
+            results = self._group.run(on_replica)
+        self._agree(before, shares)
+        return results
+
+    def _restore_unless(self, step: PresentStep, before: list[tf.Tensor]) -> None:
+        """Undo what a replica without examples did to metrics of examples."""
+        kept = [
+            after if id(variable) in step.of_batch else tf.where(step.present, after, start)
+            for variable, after, start in zip(
+                self._metric_variables,
+                self._group.read(self._metrics, step.replica),
+                before,
+                strict=True,
+            )
+        ]
+        self._group.assign(self._metrics, kept, step.replica)
+
+    def _shift(self, replica: Replica, change: Callable[..., tf.Tensor]) -> None:
+        states = self._group.read(self._seeds, replica)
+        shifted = [change(state, tf.constant(replica.id)) for state in states]
+        self._group.assign(self._seeds, shifted, replica)
+
+    def _agree(self, before: list[tf.Tensor], rows: Sequence[Rows]) -> None:
+        """Give all replicas the values that `moving_statistics` says."""
+        for variable, parts, old in zip(self._other_variables, self._others, before, strict=True):
+            first = parts[0].read_value()
+            common = first
+            for part, share in zip(parts[1:], rows[1:], strict=False):
+                more = beyond_first(variable, old, first, part.read_value(), share.fraction)
+                common = common if more is None else common + zero_unless(share.examples > 0, more)
+            for part in parts:
+                part.assign(common, read_value=False)
+
+    def _merged(self, logs: list[dict[str, Any]], rows: list[Rows]) -> dict[str, Any]:
+        """Metrics from their global state; other logs as means weighted by examples."""
+        merged = self._model.get_metrics_result()
+        logs = [flattened(log) for log in logs]
+        for name in logs[0]:
+            mean = self._of_replicas([tf.cast(log[name], tf.float32) for log in logs], rows)
+            if name == "loss" and name in merged:
+                # A step may log a loss without having updated the running mean of that name.
+                updated = keras_internals.loss_tracker(self._model).count > 0
+                merged[name] = tf.where(updated, merged[name], mean)
+            merged.setdefault(name, mean)
+        return {name: merged[name] for name in logs[0]}
+
+    def _of_replicas(self, values: Sequence[tf.Tensor], rows: Sequence[Rows]) -> tf.Tensor:
+        """A value for each row as one for all rows; others as means weighted by examples."""
+        if not values[0].shape.is_fully_defined():
+            examples = [share.examples for share in rows]
+            leaves = [[value] for value in values]
+            return output_rows.joined(leaves, examples, [None], self._group)[0]
+        parts = [
+            zero_unless(share.examples > 0, value) * tf.cast(share.fraction, value.dtype)
+            for value, share in zip(values, rows, strict=True)
+        ]
+        return tf.add_n(parts)
+
+
+def beyond_first(
+    variable: keras.Variable,
+    old: tf.Tensor,
+    first: tf.Tensor,
+    new: tf.Tensor,
+    fraction: tf.Tensor,
+) -> tf.Tensor | None:
+    """What another replica adds to the first one's value; None where only that counts."""
+    if variable.aggregation == "sum":
+        return new - old
+    if not new.dtype.is_floating or variable.aggregation == "only_first_replica":
+        return None
+    # Values that are equal stay as they are, to the last bit.
+    return (new - first) * tf.cast(fraction, new.dtype)
+
+
+@contextlib.contextmanager
+def undone_where_unfinished(model: keras.Model) -> Iterator[None]:
+    """Take back what a step without a graph has assigned before it is made anew."""
+    eager = tf.executing_eagerly()
+    variables = variables_of(model).values() if eager else ()
+    before = [(part, part.read_value()) for variable in variables for part in copies_of(variable)]
+    try:
+        yield
+    except MadeOutside:
+        for part, value in before:
+            part.assign(value)
+        raise
+
+
+def refuse_to_measure(probes: Sequence[Probe]) -> None:
+    """Raise a `ValueError` where a probe wants to see what only Keras's own step shows."""
+    for probe in probes:
+        if type(probe).on_replica is not Probe.on_replica:
+            raise ValueError(
+                problem(
+                    "A callback wants to measure inside a `train_step` of your own.",
+                    "Expected Keras's own `train_step`, whose losses and gradients are known.",
+                    "Leave out the callback, or write the model with `compute_loss` instead of "
+                    "`train_step`.",
+                    probe=type(probe).__name__,
+                )
+            )
+
+
+class CustomPrediction(CustomStep):
+    """A prediction step that runs the user's `predict_step` on each replica.
+
+    Args:
+        model: The model, built and placed.
+        group: Its replicas.
+        function: The user's `predict_step`.
+        spec: The specs of a global batch.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        group: ReplicaGroup,
+        function: Callable[[Any], Any],
+        spec: Batch,
+    ) -> None:
+        super().__init__(model, group, lambda data: with_origins(function(data)))
+        self._spec = spec
+        self._of_inputs = lambda x: function(keras.utils.pack_x_y_sample_weight(x))
+
+    def __call__(self, shares: Sequence[Rows]) -> Any:
+        """The predictions for one global batch, in the order of its examples."""
+        results, rows = self._run(shares), list(shares)
+        outputs, origins = zip(*results, strict=True)
+        if len(outputs) == 1:
+            return outputs[0]
+        parts = [tensors_in(output) for output in outputs]
+        examples = [share.examples for share in rows]
+        eager = tf.executing_eagerly()
+        size = int(examples[0]) if eager else rows_count(rows[0])
+        size = size if isinstance(size, int) else None
+        counts = output_rows.counted(self._of_inputs, self._spec[0], parts[0], size)
+        for count, leaf, of_rows in zip(counts, parts[0], origins[0], strict=True):
+            if count == 0 and of_rows:
+                output_rows.refuse_output(leaf.shape)
+        joined = output_rows.joined(parts, examples, counts, self._group)
+        return keras.tree.pack_sequence_as(outputs[0], joined)
+
+
+def with_origins(outputs: Any) -> tuple[Any, list[bool]]:
+    """What a step returns, and of which of it the replica's own rows are part."""
+    step = present_step()
+    leaves = tensors_in(outputs)
+    return outputs, [isinstance(t, tf.Tensor) and "rows" in step.origins(t) for t in leaves]
+
+
+def tensors_in(structure: Any) -> list[Any]:
+    """The leaves of a structure as tensors; None as it is."""
+    return [
+        leaf if leaf is None or tf.is_tensor(leaf) else tf.convert_to_tensor(leaf)
+        for leaf in keras.tree.flatten(structure)
+    ]
+
+
+def packed(rows: Rows) -> Any:
+    """Rows as the data that Keras hands to a `train_step`."""
+    return keras.utils.pack_x_y_sample_weight(*rows.data)
+
+
+@contextlib.contextmanager
+def summing_optimizers(model: keras.Model, group: ReplicaGroup) -> Iterator[None]:
+    """Let the model's optimizers sum gradients over replicas before they update."""
+    optimizers = own_optimizers(model)
+    for optimizer in optimizers:
+        vars(optimizer)["apply"] = summing_apply(optimizer, group)
+    try:
+        yield
+    finally:
+        for optimizer in optimizers:
+            vars(optimizer).pop("apply", None)
+
+
+@contextlib.contextmanager
+def noted_updates(metrics: Sequence[keras.metrics.Metric]) -> Iterator[None]:
+    """Note which metrics are updated with one number for the whole batch, such as its loss.
+
+    Every replica has that number, also one without examples. Were it not counted there, a
+    last batch that leaves replicas empty would weigh less than the others.
+    """
+    for metric in metrics:
+        vars(metric)["update_state"] = noting_update(metric, metric.update_state)
+    try:
+        yield
+    finally:
+        for metric in metrics:
+            vars(metric).pop("update_state", None)
+
+
+def noting_update(metric: keras.metrics.Metric, update: Callable[..., Any]) -> Callable[..., Any]:
+    """An `update_state` of a replica's rows that notes a single number without a weight."""
+
+    def update_state(*args: Any, **kwargs: Any) -> Any:
+        given, step = [*args, *kwargs.values()], present_step()
+        if len(given) == 1 and keras.ops.ndim(given[0]) == 0:
+            step.of_batch.update(id(variable) for variable in metric.variables)
+        with left_alone(), refused_without_keras():
+            return update(*args, **kwargs)
+
+    return update_state
+
+
+def summing_apply(
+    optimizer: keras.optimizers.Optimizer, group: ReplicaGroup
+) -> Callable[..., None]:
+    """An `apply` that updates this replica, with gradients of all replicas."""
+
+    def apply(grads: Any, trainable_variables: Any = None) -> None:
+        trainable = list(trainable_variables or optimizer_internals.optimized_variables(optimizer))
+        if not optimizer.built:
+            raise NeedsOptimizer(optimizer, trainable, group.strategy)
+        step = present_step()
+        variables = group.copies([*trainable, *state_of(optimizer)])
+        vars(optimizer).pop("apply")
+        with left_alone():
+            gradients = of_all_replicas(step, trainable, list(grads))
+            values = group.read(variables, step.replica)
+            new = updated(optimizer, trainable, values, gradients)
+            group.assign(variables, new, step.replica)
+        vars(optimizer)["apply"] = apply
+
+    return apply
+
+
+def of_all_replicas(step: PresentStep, trainable: list[Any], gradients: list[Any]) -> list[Any]:
+    """Gradients that a tape has summed as they are; the sums of those made in another way."""
+    own = [i for i, v in enumerate(trainable) if id(v) not in step.with_gradient]
+    if own:
+        step.require_outermost("An optimizer is given gradients that no `tf.GradientTape` made")
+    summed = summed_gradients(step, [trainable[i] for i in own], [gradients[i] for i in own])
+    for i, value in zip(own, summed, strict=True):
+        gradients[i] = value
+    return gradients
+
+
+def share_of_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
+    """The loss of the global batch.
+
+    Args:
+        model: The compiled model.
+        y: The targets of the replica's rows.
+        y_pred: Their predictions.
+        sample_weight: Their sample weights.
+    """
+    step = present_step()
+    step.require_outermost("`compute_loss` is called")
+    with left_alone():
+        terms = [tf.reduce_sum(loss) for loss in parts_of_added(step, model.losses)]
+        whole: list[tf.Tensor] = []
+        if keras_internals.compile_loss(model) is not None:
+            # The running means of single losses are updated below, with global values.
+            with keras.StatelessScope():
+                parts, whole, shares = compiled_part(model, step, (y, y_pred, sample_weight))
+            terms += parts
+            for metric, share in zip(
+                keras_internals.compile_loss(model).metrics, sum_of_all(step, shares), strict=False
+            ):
+                metric.update_state(share)
+        if not terms and not whole:
+            raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
+        summed = sum_of_all(step, [tf.add_n(terms)]) if terms else []
+        return step.shared(tf.add_n(summed + whole))
+
+
+def whole_losses(losses: Sequence[Any]) -> list[tf.Tensor]:
+    """What `model.losses` lists for a replica's rows, for those of all replicas."""
+    step = present_step()
+    with left_alone():
+        return [step.shared(loss) for loss in sum_of_all(step, parts_of_added(step, losses))]
+
+
+def parts_of_added(step: PresentStep, losses: Sequence[Any]) -> list[tf.Tensor]:
+    """A replica's parts of the losses that layers and regularizers add, taken for means."""
+    return [tf.cast(loss, tf.float32) * step.rows.fraction for loss in losses]
+
+
+def compiled_part(
+    model: keras.Model, step: PresentStep, data: tuple[Any, Any, Any]
+) -> tuple[list[tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
+    """The compiled losses: this replica's part of them, or all of them, and one by one."""
+    y, y_pred, sample_weight = data
+    fraction = step.rows.fraction
+    try:
+        count = LossShares(model, fraction, counting=True)
+        count.total((None, y, sample_weight), y_pred)
+    except NeedsWholeBatch:
+        everyones = everyones_rows(step, data)
+        with keras_internals.single_device():
+            whole = keras_internals.compile_loss(model)(*everyones)
+        return [], [tf.reduce_sum(whole)], []
+    divisors = sum_of_all(step, count.local_divisors)
+    shares = LossShares(model, fraction, divisors)
+    return [shares.total((None, y, sample_weight), y_pred)], [], shares.shares

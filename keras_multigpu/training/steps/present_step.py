@@ -1,0 +1,205 @@
+"""What is known of the custom step that runs now on this thread, on one replica."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+from collections.abc import Container
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.checks import problem
+from keras_multigpu.keras_internals import step_hooks
+from keras_multigpu.training.exchange.sparse_gradients import distinct_rows_noted
+from keras_multigpu.training.replica_group import Replica
+from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_pass.pure_model import Rows
+from keras_multigpu.training.variables.caught_assignments import permitted
+from keras_multigpu.training.variables.caught_assignments import refused_without_keras
+from keras_multigpu.training.variables.untracked import NeedsVariables
+
+_thread = threading.local()
+
+
+class PresentStep:
+    """A step of the user's own on one replica.
+
+    Args:
+        model: The model.
+        rows: The replica's rows.
+        group: The replicas.
+        replica: The one that runs it.
+        known: The variables that are looked after, by identity.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        rows: Rows,
+        group: ReplicaGroup,
+        replica: Replica,
+        known: Container[int] = (),
+    ) -> None:
+        self.model = model
+        self.rows = rows
+        self.group = group
+        self.replica = replica
+        self._known = known
+        self.present = rows.examples > 0
+        self.holders = tf.cast(tf.minimum(rows.global_batch_size, group.count), tf.float32)
+        """How many replicas have examples."""
+        self.of_batch: set[int] = set()
+        self.with_gradient: set[int] = set()
+        self.quiet = group.count == 1
+        self._graph = tf.compat.v1.get_default_graph()
+        self._origins: dict[Any, frozenset[str]] = {}
+        self._kept: list[Any] = []
+        for leaf in tf.nest.flatten(rows.data, expand_composites=True):
+            if leaf is not None and leaf.shape.rank != 0:
+                self._come_from(leaf, frozenset({"rows"}))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the length of an axis tells the batch's from others: only it is unknown."""
+        return not tf.executing_eagerly() and self.lengths == {None}
+
+    @property
+    def lengths(self) -> set[int | None]:
+        """How many rows the parts of the batch have; None where that is not known."""
+        leaves = [leaf for leaf in tf.nest.flatten(self.rows.data) if leaf is not None]
+        return {leaf.shape[0] for leaf in leaves if leaf.shape.rank}
+
+    @property
+    def is_nested(self) -> bool:
+        """Whether TensorFlow traces a function inside the step: a branch, a loop's body."""
+        return tf.compat.v1.get_default_graph() is not self._graph
+
+    def require_outermost(self, what: str) -> None:
+        """Raise a `ValueError` inside a branch or loop, where replicas cannot exchange values."""
+        if self.is_nested:
+            raise ValueError(
+                problem(
+                    f"{what} inside a `tf.cond`, a `tf.while_loop` or a `tf.function`.",
+                    "Expected it directly in the step: replicas cannot exchange values in a "
+                    "branch or loop that TensorFlow traces.",
+                    "Move it out of there: write the loop in Python, choose with `tf.where`, "
+                    "leave out the inner `@tf.function`.",
+                    model=type(self.model).__name__,
+                )
+            )
+
+    def require_known(self, variable: keras.Variable) -> None:
+        """Ask for a variable of which nobody would see to it that the replicas agree."""
+        # Each replica draws numbers of its own; from one state they come in turn.
+        own = id(variable) in self._known or keras_internals.is_seed_state(variable)
+        if self.group.count > 1 and not own:
+            raise NeedsVariables(self.model.replication.untracked, [variable])
+
+    def shared(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The tensor, remembered as a value that all replicas have in common."""
+        tensor = tf.identity(tensor)
+        self._come_from(tensor, frozenset({"shared"}))
+        return tensor
+
+    def origins(self, tensor: tf.Tensor) -> frozenset[str]:
+        """What a tensor depends on: the replica's own `rows`, `pairs` of them, `shared` values.
+
+        Random numbers count as rows, for each replica draws its own.
+        """
+        if tf.executing_eagerly():
+            return self._origins.get(id(tensor), frozenset())
+        waiting = [tensor.op]
+        while waiting:
+            operation = waiting.pop()
+            if operation in self._origins:
+                continue
+            inputs = [t.op for t in operation.inputs]
+            unknown = [op for op in inputs if op not in self._origins]
+            if unknown:
+                waiting += [operation, *unknown]
+            else:
+                self._origins[operation] = self._of(operation.type, inputs)
+        return self._origins[tensor.op]
+
+    def note(self, kind: str, inputs: Any, outputs: Any) -> None:
+        """Remember what an operation that ran eagerly made its outputs of."""
+        origins = self._of(kind, map(id, inputs))
+        for tensor in outputs if origins else ():
+            if id(tensor) not in self._origins:
+                self._come_from(tensor, origins)
+
+    def _come_from(self, tensor: Any, origins: frozenset[str]) -> None:
+        eager = tf.executing_eagerly()
+        self._origins[id(tensor) if eager else tensor.op] = origins
+        # What is alive shares its identity with nothing else.
+        self._kept += [tensor] if eager else []
+
+    def _of(self, kind: str, inputs: Any) -> frozenset[str]:
+        found = [self._origins.get(key, frozenset[str]()) for key in inputs]
+        own = {"rows"} if "Random" in kind else set[str]()
+        if kind == "MatMul" and all("rows" in origins for origins in found):
+            own.add("pairs")
+        return frozenset(own.union(*found))
+
+
+def present_step() -> PresentStep:
+    """The step that runs on this thread."""
+    step: PresentStep = _thread.step
+    return step
+
+
+def present_rows() -> Rows | None:
+    """The rows of the replica whose custom step runs now; None outside such a step."""
+    step = getattr(_thread, "step", None)
+    return None if step is None else step.rows
+
+
+def step_of_user_code() -> PresentStep | None:
+    """The step, where code of the user's own runs in it and no layer is being called."""
+    step = getattr(_thread, "step", None)
+    if step is None or step.quiet or step_hooks.inside_a_layer():
+        return None
+    return step
+
+
+def assignment(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`keras.Variable.assign`, which each replica does to a copy of its own."""
+
+    def assign(self: keras.Variable, value: Any) -> Any:
+        step = getattr(_thread, "step", None)
+        if step is None or keras_internals.stateless_scope() is not None:
+            return original(self, value)
+        step.require_known(self)
+        with permitted():
+            return original(self, value)
+
+    return assign
+
+
+@contextlib.contextmanager
+def running(step: PresentStep) -> Iterator[None]:
+    """Let `step` be the present one."""
+    eager = tf.executing_eagerly() and not step.quiet
+    _thread.step = step
+    try:
+        noted = step_hooks.noted_operations(step.note) if eager else contextlib.nullcontext()
+        watch = refused_without_keras() if step.group.count > 1 else contextlib.nullcontext()
+        with noted, watch, distinct_rows_noted():
+            yield
+    finally:
+        _thread.step = None
+
+
+@contextlib.contextmanager
+def left_alone() -> Iterator[None]:
+    """Let losses, means and gradients be those of the replica's own rows, its copies assigned."""
+    step = present_step()
+    before, step.quiet = step.quiet, True
+    try:
+        with permitted():
+            yield
+    finally:
+        step.quiet = before

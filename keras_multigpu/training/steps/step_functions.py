@@ -1,0 +1,212 @@
+"""Compiles steps for the batches that come, and keeps them.
+
+A step is made once for each form of batch (structure, dtypes, shapes) and used by every
+later `fit`, `evaluate` and `predict`, so that repeated calls neither trace nor grow.
+"""
+
+from collections.abc import Callable
+from collections.abc import Hashable
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.training.feed.feed import Group
+from keras_multigpu.training.global_batch import Batch
+from keras_multigpu.training.replica_pass.pure_model import Rows
+from keras_multigpu.training.shares import Shares
+from keras_multigpu.training.shares import filled
+from keras_multigpu.training.shares import gathered
+from keras_multigpu.training.shares import present
+from keras_multigpu.training.shares import share_spec
+from keras_multigpu.training.tracing import held_until
+from keras_multigpu.training.tracing import tensors_of
+from keras_multigpu.training.variables.placement import MadeOutside
+
+RunStep = Callable[[Sequence[Rows]], Any]
+"""Runs a step on the rows of each replica."""
+
+MakeStep = Callable[[Batch, Batch | None], RunStep]
+"""Makes a step for batches of these specs; with the first of them, if it is at hand."""
+
+
+class StepFunctions:
+    """The compiled form of one kind of step: training, evaluation or prediction.
+
+    Args:
+        make_step: Makes the step.
+        replicas: How many replicas share a batch.
+        eager: Whether steps run without a graph.
+        data_wait: Where the seconds add up that graphs wait for data, if that is of interest.
+    """
+
+    def __init__(
+        self,
+        make_step: MakeStep,
+        replicas: int,
+        eager: bool,
+        data_wait: tf.Variable | None = None,
+    ) -> None:
+        self._make_step = make_step
+        self._replicas = replicas
+        self._eager = eager
+        self._data_wait = data_wait
+        self._single: dict[Hashable, RunStep] = {}
+        self._looped: dict[Hashable, Any] = {}
+        self._forms: dict[Hashable, Batch] = {}
+
+    @property
+    def steps(self) -> list[Any]:
+        """The steps compiled so far."""
+        return list(self._single.values())
+
+    def run(self, group: Group, spec: Batch | None) -> Any:
+        """Run a group of batches; what the last step returned."""
+        if group.iterator is not None and spec is not None:
+            loop = self._loop(group.iterator, spec, group.most > 1)
+            return loop(group.iterator, *((tf.constant(group.size),) if group.most > 1 else ()))
+        for shares in group.shares:
+            result = self.run_one(shares, spec)
+        return result
+
+    def run_one(self, shares: Shares, spec: Batch | None = None) -> Any:
+        """Run one batch.
+
+        Args:
+            shares: Its shares.
+            spec: The specs that all batches of its source share, if they are known.
+        """
+        if shares.spec is not None:
+            spec = self._common_spec(shares.spec)
+        assert spec is not None
+        return self._with_all(spec, lambda: self._step(spec, shares.rows)(shares.rows))
+
+    def make(self, spec: Batch) -> None:
+        """Compile the step for batches of these specs before there are any."""
+        self._with_all(spec, lambda: self._step(spec))
+
+    def _with_all(self, spec: Batch, call: Callable[[], Any]) -> Any:
+        """What `call` returns, after the step for `spec` has got all that it asks for."""
+        while True:
+            try:
+                return call()
+            except MadeOutside as needed:
+                needed.build()
+                # A step without a graph asks when it runs.
+                self._single.pop(key_of(spec), None)
+
+    def _common_spec(self, spec: Batch) -> Batch:
+        """The specs of all batches of this form so far, open where they differ.
+
+        Sentences of many lengths so need two steps and not one for each length.
+        """
+        form = keras.tree.map_structure(form_of, spec)
+        known = self._forms.setdefault(key_of(form), spec)
+        common = keras.tree.map_structure(common_spec, known, spec)
+        self._forms[key_of(form)] = common
+        return common
+
+    def _step(self, spec: Batch, rows: Sequence[Rows] = ()) -> Any:
+        key = key_of(spec)
+        if key not in self._single:
+            step = self._make_step(spec, gathered(rows, spec) if rows and self._eager else None)
+            if not self._eager:
+                step = CompiledStep(step, [share_spec(spec, self._replicas)] * self._replicas)
+            self._single[key] = step
+        return self._single[key]
+
+    def _loop(self, iterator: Any, spec: Batch, several: bool) -> Any:
+        key = (key_of(spec), several)
+        if key not in self._looped:
+            make = looped if several else reading
+            step = self._with_all(spec, lambda: self._step(spec))
+            self._looped[key] = make(step, iterator, self._data_wait)
+        return self._looped[key]
+
+
+class CompiledStep:
+    """A step as one graph, called with the leaves of replicas' rows.
+
+    Args:
+        step: The step.
+        spec: The specs of the rows.
+    """
+
+    def __init__(self, step: RunStep, spec: Sequence[Rows]) -> None:
+        def on_leaves(*leaves: Any) -> Any:
+            return step(filled(spec, leaves))
+
+        function = tf.function(on_leaves, autograph=False)
+        self._graph = function.get_concrete_function(*present(spec))
+        # A graph that calls this one asks for its variables, to which it has weak references.
+        self._variables = self._graph.variables
+        self.structured_outputs = self._graph.structured_outputs
+
+    def __call__(self, rows: Sequence[Rows]) -> Any:
+        """Run the step on the rows of each replica."""
+        return self._graph(*present(rows))
+
+
+def reading(step: CompiledStep, iterator: Any, data_wait: tf.Variable | None = None) -> Any:
+    """A function of an iterator that runs a step on the next batch."""
+
+    def run(iterator: Any) -> Any:
+        return step(next_of(iterator, data_wait))
+
+    return tf.function(run, autograph=False).get_concrete_function(iterator)
+
+
+def looped(step: CompiledStep, iterator: Any, data_wait: tf.Variable | None = None) -> Any:
+    """A function of an iterator and a number that runs that many steps in one graph."""
+
+    def run(iterator: Any, count: tf.Tensor) -> Any:
+        nothing = keras.tree.map_structure(
+            lambda value: tf.zeros(value.shape, value.dtype), step.structured_outputs
+        )
+
+        def body(index: tf.Tensor, _: Any) -> Any:
+            return index + 1, step(next_of(iterator, data_wait))
+
+        _, logs = tf.while_loop(
+            lambda index, _: index < count, body, (0, nothing), parallel_iterations=1
+        )
+        return logs
+
+    return tf.function(run, autograph=False).get_concrete_function(
+        iterator, tf.TensorSpec((), tf.int32)
+    )
+
+
+def next_of(iterator: Any, data_wait: tf.Variable | None) -> Any:
+    """The next batch's shares, inside a graph; how long it took is added to `data_wait`."""
+    if data_wait is None:
+        return iterator.get_next()
+    with tf.device(data_wait.device):
+        asked = tf.timestamp()
+        with tf.control_dependencies([asked]):
+            batch = iterator.get_next()
+        with tf.control_dependencies(tensors_of(batch)):
+            waited = tf.timestamp() - asked
+        data_wait.assign_add(waited)
+        # The step must not begin before the time was taken.
+        return held_until(waited, batch)
+
+
+def key_of(spec: Batch) -> Hashable:
+    """A structure of specs as a key."""
+    leaves = tuple(leaf for leaf in keras.tree.flatten(spec))
+    return str(keras.tree.map_structure(lambda _: 0, spec)), leaves
+
+
+def form_of(spec: tf.TypeSpec | None) -> Hashable:
+    """What two leaves of batches must have in common to be taken by one step."""
+    if spec is None:
+        return None
+    rank, is_row = spec.shape.rank, spec.shape[:1] == [1]
+    return type(spec).__name__, spec.dtype, rank, is_row, getattr(spec, "ragged_rank", None)
+
+
+def common_spec(known: tf.TypeSpec | None, other: tf.TypeSpec | None) -> tf.TypeSpec | None:
+    """The spec of two leaves of the same form, open where they differ."""
+    return None if known is None else known.most_specific_common_supertype([other])

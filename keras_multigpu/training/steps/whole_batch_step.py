@@ -1,0 +1,197 @@
+"""Training steps for losses that are no sums over examples.
+
+A contrastive loss, a Dice loss, a `compute_loss` of the user's own: their value depends on
+the batch as a whole, so no arithmetic on replicas' losses yields it. Here the predictions
+of all replicas are gathered, every replica computes the loss of the global batch as one
+device would, and each takes back the gradient of its own rows.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.batch_sizes import share_bounds
+from keras_multigpu.training.global_batch import Batch
+from keras_multigpu.training.replica_group import Replica
+from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_pass.loss_reduction import refuse_ragged
+from keras_multigpu.training.replica_pass.passes import Summands
+from keras_multigpu.training.replica_pass.passes import TrainingPass
+from keras_multigpu.training.replica_pass.passes import first_rows
+from keras_multigpu.training.replica_pass.passes import with_attached
+from keras_multigpu.training.replica_pass.pure_model import PureModel
+from keras_multigpu.training.replica_pass.pure_model import Rows
+from keras_multigpu.training.replica_pass.pure_model import Values
+from keras_multigpu.training.replica_pass.pure_model import loss_trackers
+from keras_multigpu.training.shares import is_ragged
+from keras_multigpu.training.steps.probes import Probe
+from keras_multigpu.training.steps.step import Result
+from keras_multigpu.training.steps.step import computed_loss
+from keras_multigpu.training.steps.updating_step import UpdatingStep
+from keras_multigpu.training.update.optimizer_update import loss_scale
+
+
+class WholeBatchTrainStep(UpdatingStep):
+    """A training step that computes the loss from all predictions.
+
+    The pass is traced for each replica, because the replicas meet in the middle of it.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        group: ReplicaGroup,
+        spec: Batch,
+        replica_pass: TrainingPass,
+        probes: Sequence[Probe] = (),
+    ) -> None:
+        super().__init__(model, group, spec, replica_pass, probes)
+        self._loss: tf.Tensor = None
+        self._trackers: list[tf.Tensor] = []
+        self._build_metrics()
+
+    def _tracked(
+        self, shares: Sequence[Rows], results: list[Result], whole: tuple[Any, Any]
+    ) -> dict[str, Any]:
+        with keras_internals.single_device():
+            for variable, value in zip(loss_trackers(self._model), self._trackers, strict=True):
+                variable.assign(value)
+        return self._logs(shares, results, [self._loss], whole)
+
+    def _on_replica(
+        self, values: Values, rows: Rows, replica: Replica, shares: Sequence[Rows]
+    ) -> Result:
+        group, index = self._group, tf.constant(replica.id)
+        optimizer_values = group.read(self._optimizer, replica)
+        rows, started = self._start(rows)
+        start = self._pass.pure.seeded(values, index)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(start.trainable)
+            with (
+                self._pass.pure.scope(start, rows.fraction) as scope,
+                self._pass.context(rows),
+            ):
+                forward = self._pass.pure.forward(rows.x, True, scope)
+                end = self._pass.pure.new_values(scope, start)
+            refuse_ragged(forward.y_pred, group.count)
+            predictions = with_attached(forward.y_pred)
+            own = [t for t in flat(first_rows(predictions, rows.examples)) if t is not None]
+            added = [tf.where(rows.examples > 0, loss, 0.0) for loss in forward.added_losses]
+        gathered = iter(group.gather(own))
+        everyones = keras.tree.map_structure(
+            lambda t: None if t is None else next(gathered), predictions
+        )
+        common = self._pass.agreed(start, end, rows, index, group.sum)
+        batch = self._batch_of(shares)
+        whole = WholeLoss(self._pass.pure, batch, common, everyones, group.sum(added))
+        whole.compute(loss_scale(self._model.optimizer, optimizer_values))
+        self._loss, self._trackers = whole.loss, whole.trackers
+
+        first, last = share_bounds(self._size_of(shares), replica.id, group.count)
+        arriving = [gradient[first:last] for gradient in whole.of_predictions] + whole.of_added
+        back = tape.gradient(own + added, start.trainable, arriving)
+        gradients = [
+            total(gradient, direct, rows.fraction)
+            for gradient, direct in zip(back, whole.of_trainable, strict=True)
+        ]
+        metrics, handed_over = self._pass.seen(rows, forward.y_pred)
+        summands = Summands(self._pass.connected(gradients), [], [], metrics)
+        outcome = self._pass.outcome(summands, start, end, rows, index, handed_over)
+        result = self._completed(
+            (values, optimizer_values), rows, replica, outcome, started, rows.fraction, self._loss
+        )
+        return self._with_end(result, values, whole.end)
+
+    def _with_end(self, result: Result, values: Values, end: Values) -> Result:
+        """A result with the values that variables have after the loss of the whole batch."""
+        self._pass.changed_indices = self._pass.changed_by(values, end)
+        others = [end.others[index] for index in self._pass.changed_indices]
+        with tf.control_dependencies([result.update.done, *others]):
+            update = result.update._replace(others=others, done=tf.zeros(()))
+        seeds, global_seed = self._pass.seeds_of(end)
+        outcome = result.outcome._replace(seeds=seeds, global_seed=global_seed)
+        return result._replace(update=update, outcome=outcome)
+
+
+class WholeLoss:
+    """The loss of a global batch and its gradients, computed by each replica alike.
+
+    Args:
+        pure: The model.
+        batch: The global batch.
+        values: The values of the model's variables, with the seeds of one device.
+        predictions: The predictions for the whole batch, and what Keras attaches to them.
+        added_losses: The losses that layers have added, summed over replicas.
+    """
+
+    def __init__(
+        self,
+        pure: PureModel,
+        batch: Batch,
+        values: Values,
+        predictions: tuple[Any, list[Any]],
+        added_losses: list[tf.Tensor],
+    ) -> None:
+        self._pure = pure
+        self._batch = batch
+        self._values = values
+        self._y_pred, attached = predictions
+        keras_internals.attach(flat(self._y_pred), attached)
+        self._outputs = [t for t in flat(predictions) if t is not None]
+        self._added = [tf.identity(loss) for loss in added_losses]
+
+    def compute(self, scale: tf.Tensor) -> None:
+        """Compute the loss, the trackers of single losses, new values, and all gradients."""
+        predictions, trainable = self._outputs, list(self._values.trainable)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch([*predictions, *self._added, *trainable])
+            with keras_internals.single_device():
+                self._compute()
+            scaled = self.loss * tf.cast(scale, self.loss.dtype)
+        self.of_predictions, self.of_added, self.of_trainable = tape.gradient(
+            scaled, [predictions, self._added, trainable]
+        )
+        self.of_predictions = dense(self.of_predictions, predictions)
+        self.of_added = dense(self.of_added, self._added)
+
+    def _compute(self) -> None:
+        model = self._pure.model
+        with self._pure.whole_scope(self._values) as scope:
+            keras_internals.tracked_losses(model, self._added)
+            self.loss = computed_loss(model, self._batch, self._y_pred, training=True)
+            self.end = self._pure.new_values(scope, self._values)
+        self.trackers = [
+            tf.convert_to_tensor(variable) if value is None else value
+            for variable in loss_trackers(model)
+            for value in [scope.get_current_value(variable)]
+        ]
+
+
+def flat(structure: Any) -> list[Any]:
+    """The leaves of a structure, None included."""
+    return keras.tree.flatten(structure)
+
+
+def dense(gradients: list[Any], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Gradients as dense tensors, or ragged as what they are of; zero where there is none."""
+
+    def full(gradient: Any, tensor: Any) -> Any:
+        if gradient is None:
+            return tf.zeros_like(tensor)
+        return gradient if is_ragged(gradient) else tf.convert_to_tensor(gradient)
+
+    return [full(*pair) for pair in zip(gradients, tensors, strict=True)]
+
+
+def total(through_model: Any, direct: Any, fraction: tf.Tensor) -> Any:
+    """A variable's gradient: by way of predictions, and directly as in a regulariser.
+
+    The direct part is the same on all replicas, so each adds its fraction of it.
+    """
+    if direct is None:
+        return through_model
+    direct = tf.convert_to_tensor(direct) * tf.cast(fraction, direct.dtype)
+    return direct if through_model is None else tf.convert_to_tensor(through_model) + direct

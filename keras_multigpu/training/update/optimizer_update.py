@@ -1,0 +1,81 @@
+"""One optimizer step as a pure function: values and gradients in, new values out.
+
+The gradients that come in are already summed over replicas, so whatever the optimizer
+does with them (clip, accumulate, decay, scale, average) is what one device would do, and
+every replica does the same.
+"""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.keras_internals import optimizer_internals
+from keras_multigpu.training.update.adjusted_schedule import state_of
+from keras_multigpu.training.update.joint_update import update_jointly
+
+
+def loss_scale(
+    optimizer: keras.optimizers.Optimizer | None, optimizer_values: Sequence[tf.Tensor]
+) -> tf.Tensor:
+    """The factor that the optimizer wants the loss to have before its gradient is taken."""
+    if optimizer is None:
+        return tf.ones(())
+    mapping = list(zip(state_of(optimizer), optimizer_values, strict=True))
+    with keras.StatelessScope(mapping):
+        return optimizer.scale_loss(tf.ones(()))
+
+
+def updated(
+    optimizer: keras.optimizers.Optimizer,
+    trainable: list[keras.Variable],
+    values: Sequence[tf.Tensor],
+    gradients: Sequence[tf.Tensor | None],
+) -> list[tf.Tensor]:
+    """New values of `[*trainable, *state_of(optimizer)]`.
+
+    Args:
+        optimizer: The optimizer, built.
+        trainable: The variables it updates.
+        values: The present values, in the order of the result.
+        gradients: One for each of `trainable`, None where the loss does not depend on it.
+    """
+    variables = [*trainable, *state_of(optimizer)]
+    update = loss_scaled_update if is_loss_scaled(optimizer) else plain_update
+    return update(optimizer, variables, list(values), trainable, gradients)
+
+
+def is_loss_scaled(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether the optimizer skips steps with gradients that are not finite."""
+    return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def plain_update(optimizer, variables, values, trainable, gradients):  # type: ignore[no-untyped-def]
+    """New values of all variables after `optimizer.apply`."""
+    with keras.StatelessScope(list(zip(variables, values, strict=True))) as scope:
+        optimizer_internals.apply_functionally(optimizer, gradients, trainable, update_jointly)
+    return [scope.get_current_value(variable) for variable in variables]
+
+
+def loss_scaled_update(optimizer, variables, values, trainable, gradients):  # type: ignore[no-untyped-def]
+    """The same for a `LossScaleOptimizer`: all replicas take or skip the step together."""
+    known = {id(v): value for v, value in zip(variables, values, strict=True)}
+    scale, counter = known[id(optimizer.dynamic_scale)], known[id(optimizer.step_counter)]
+    given = [gradient for gradient in gradients if gradient is not None]
+    flags = [keras.ops.all(keras.ops.isfinite(gradient)) for gradient in given]
+    finite = tf.reduce_all(flags)
+
+    def take() -> list[tf.Tensor]:
+        unscaled = [None if g is None else keras.ops.divide(g, scale) for g in gradients]
+        return plain_update(optimizer.inner_optimizer, variables, values, trainable, unscaled)
+
+    new = tf.cond(finite, take, lambda: [tf.identity(value) for value in values])
+    grow = tf.equal(counter, optimizer.dynamic_growth_steps - 1)
+    scale_if_finite = tf.where(grow, scale * 2.0, scale)
+    changed = {
+        id(optimizer.dynamic_scale): tf.where(finite, scale_if_finite, scale * 0.5),
+        id(optimizer.step_counter): tf.where(
+            tf.logical_and(finite, tf.logical_not(grow)), counter + 1, tf.zeros_like(counter)
+        ),
+    }
+    return [changed.get(id(v), value) for v, value in zip(variables, new, strict=True)]

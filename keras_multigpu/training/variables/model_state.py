@@ -1,0 +1,142 @@
+"""All values that training changes, taken from a model and given back, bit for bit."""
+
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.checks import problem
+from keras_multigpu.keras_internals import optimizer_internals
+from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.training.variables.placement import optimizers_of
+
+RATE = "rate"
+"""The group of the learning rates that are numbers."""
+
+Value = np.ndarray | tuple[np.ndarray, ...]
+"""A variable's value; of one whose copies on the replicas add up to it, all of them."""
+
+
+class ModelState(NamedTuple):
+    """The values of a model's weights, seeds, optimizers and metrics.
+
+    Attributes:
+        values: The value of each variable, under the name that `variables_of` gives it.
+    """
+
+    values: dict[str, Value]
+
+    @classmethod
+    def of(cls, model: keras.Model) -> "ModelState":
+        """The present values."""
+        return cls({name: value_of(variable) for name, variable in variables_of(model).items()})
+
+    def restore(self, model: keras.Model) -> None:
+        """Give the values back, to this model or to one that was built alike.
+
+        Nothing is changed unless every variable finds its value.
+        """
+        variables = variables_of(model)
+        if differences := self.differences(model):
+            raise ValueError(
+                problem(
+                    "The state is that of another model: " + "; ".join(differences[:3]) + ".",
+                    "Expected the same layers, optimizer and metrics.",
+                    "Build and compile the model as it was when the state was taken.",
+                    differences=len(differences),
+                )
+            )
+        for name in variables.keys() & self.values.keys():
+            give(variables[name], self.values[name])
+
+    def differences(self, model: keras.Model) -> list[str]:
+        """What keeps this state from fitting a model, a phrase for each variable."""
+        variables = variables_of(model)
+        # Each value is read once: reading copies it off its device.
+        kinds = {name: kind_of(value_of(variables[name])) for name in variables}
+        found = [
+            f"{variables[name].path} is {kind} and the state has {kind_of(self.values[name])}"
+            for name, kind in kinds.items()
+            if name in self.values and kind != kind_of(self.values[name])
+        ]
+        new = variables.keys() - self.values.keys()
+        found += [f"{variables[name].path} is new" for name in sorted(new) if not is_rate(name)]
+        gone = self.values.keys() - variables.keys()
+        found += [f"{name} is gone" for name in sorted(gone) if not is_rate(name)]
+        return found
+
+
+def is_rate(name: str) -> bool:
+    """Whether a variable is a learning rate, which a user may replace by a schedule."""
+    return name.startswith(f"{RATE}/")
+
+
+def variables_of(model: keras.Model) -> dict[str, keras.Variable]:
+    """The variables that training changes, by name: `group/number`.
+
+    Numbers and not paths, because Keras counts layers as they are made: a model that is built
+    twice has other paths, in the same order.
+    """
+    rates = [optimizer_internals.compiled_rate(part) for part in optimizers_of(model)]
+    replication = getattr(model, "replication", None)
+    groups = {
+        "weights": model.variables,
+        # Apart, so that a schedule can take the place of a number.
+        RATE: [rate for rate in rates if isinstance(rate, keras.Variable)],
+        "optimizer": [v for optimizer in optimizers_of(model) for v in optimizer.variables],
+        "metrics": model.metrics_variables,
+        # A model of Keras's own `fit` may have copies as well.
+        "untracked": replication.untracked.variables if replication else [],
+        "seed": [keras_internals.global_seed_state()],
+    }
+    named, seen = {}, set()
+    for group, variables in groups.items():
+        kept = [variable for variable in unique(variables) if id(variable) not in seen]
+        seen |= {id(variable) for variable in kept}
+        named.update({f"{group}/{number}": variable for number, variable in enumerate(kept)})
+    return named
+
+
+def unique(variables: list[keras.Variable]) -> list[keras.Variable]:
+    """The variables, each once."""
+    return list({id(variable): variable for variable in variables}.values())
+
+
+def value_of(variable: keras.Variable) -> Value:
+    """A variable's value; of one whose copies add up, the copies."""
+    storage = keras_internals.variable_storage(variable)
+    if adds_up(storage):
+        return tuple(part.numpy() for part in storage.values)
+    return np.array(storage.numpy())
+
+
+def kind_of(value: Value) -> str:
+    """The type and shape of a value, or of its copies, however many there are."""
+    first = value[0] if isinstance(value, tuple) else value
+    return f"{first.dtype.name} of shape {first.shape}"
+
+
+def give(variable: keras.Variable, value: Value) -> None:
+    """Let a variable have a value, on all replicas."""
+    storage = keras_internals.variable_storage(variable)
+    had = value if isinstance(value, tuple) else (value,)
+    total = had[0] if len(had) == 1 else np.sum(had, axis=0, dtype=had[0].dtype)
+    if not adds_up(storage):
+        for part in copies_of(variable):
+            part.assign(total)
+        return
+    parts = storage.values
+    if len(had) != len(parts):
+        had = (total, *[np.zeros_like(total)] * (len(parts) - 1))
+    for part, own in zip(parts, had, strict=True):
+        part.assign(own)
+
+
+def adds_up(storage: tf.Variable) -> bool:
+    """Whether each replica has a part of the value, as metrics of an own `train_step` do."""
+    return (
+        isinstance(storage, tf.distribute.DistributedValues)
+        and storage.synchronization == tf.VariableSynchronization.ON_READ
+    )

@@ -1,0 +1,116 @@
+"""Linear changes of colour against NumPy: alone, composed, and applied in every way there is."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from layer_checks import pictures
+
+from keras_multigpu.augmentation.color.matrices import ColorMap
+from keras_multigpu.augmentation.color.matrices import apply_matrices
+from keras_multigpu.augmentation.color.matrices import away_from
+from keras_multigpu.augmentation.color.matrices import blended_with_gray
+from keras_multigpu.augmentation.color.matrices import mean_colors
+from keras_multigpu.augmentation.color.matrices import shifted
+from keras_multigpu.augmentation.color.matrices import then
+
+COUNT = 3
+RANDOM = np.random.default_rng(1)
+
+
+def numbers(*shape):
+    """Random numbers for each of three images."""
+    return tf.constant(RANDOM.uniform(-0.8, 1.2, (COUNT, *shape)).astype("float32"))
+
+
+MAPS = {
+    "shift of all": shifted(50 * numbers(1)),
+    "shift of each": shifted(50 * numbers(3)),
+    "scale": away_from(tf.zeros([COUNT, 1]), numbers()),
+    "contrast": away_from(100 + 50 * numbers(3), numbers()),
+    "gray": blended_with_gray(numbers()),
+    "matrix": ColorMap(numbers(3, 3), 20 * numbers(3)),
+}
+
+
+def by_numpy(images, color_map):
+    """A map in double precision, without a clip."""
+    matrices, bias = color_map
+    eye = np.eye(3)
+    matrices = np.ones((COUNT, 1)) if matrices is None else np.asarray(matrices, np.float64)
+    full = matrices if matrices.ndim == 3 else matrices[:, :, None] * eye
+    bias = np.broadcast_to(bias, (COUNT, 3))
+    return np.einsum("nij,nhwj->nhwi", full, images) + bias[:, None, None]
+
+
+@pytest.mark.parametrize("size", [(4, 6), (5, 7)])
+@pytest.mark.parametrize("name", MAPS)
+def test_maps_are_applied_and_clipped(name, size):
+    """Matrix times colour plus bias, cut at the ends of the range; also for odd sizes."""
+    images = pictures((COUNT, *size, 3))
+    result = apply_matrices(tf.constant(images), *MAPS[name], (0.0, 255.0))
+    expected = by_numpy(images, MAPS[name]).clip(0, 255)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("second", MAPS)
+@pytest.mark.parametrize("first", MAPS)
+def test_two_maps_make_one(first, second):
+    """`then` is one map after the other, whichever kinds they are."""
+    images = pictures((COUNT, 2, 2, 3))
+    together = then(MAPS[first], MAPS[second])
+    expected = by_numpy(by_numpy(images, MAPS[first]), MAPS[second])
+    np.testing.assert_allclose(by_numpy(images, together), expected, rtol=0, atol=2e-3)
+
+
+def test_maps_without_a_mix_of_channels_stay_cheap():
+    """No matrix where a number for each channel, or none, will do."""
+    assert then(MAPS["shift of all"], MAPS["shift of each"]).matrices is None
+    assert then(MAPS["contrast"], MAPS["scale"]).matrices.shape == (COUNT, 1)
+    assert then(MAPS["contrast"], MAPS["gray"]).matrices.shape == (COUNT, 3, 3)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_alpha_is_no_colour(name):
+    """The fourth channel stays, and the others are those of the image without it."""
+    images = tf.constant(pictures((COUNT, 4, 5, 4)))
+    result = apply_matrices(images, *MAPS[name], (0.0, 255.0))
+    np.testing.assert_array_equal(result[..., 3], images[..., 3])
+    alone = apply_matrices(images[..., :3], *MAPS[name], (0.0, 255.0))
+    np.testing.assert_allclose(result[..., :3], alone, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_gray_images_take_what_happens_to_the_red_of_gray(name):
+    """As if the one channel were three, of which the first is kept."""
+    images = pictures((COUNT, 4, 5, 1))
+    result = apply_matrices(tf.constant(images), *MAPS[name], (0.0, 255.0))
+    expected = by_numpy(np.repeat(images, 3, axis=3), MAPS[name])[..., :1].clip(0, 255)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4])
+def test_means_are_those_of_the_colours(channels):
+    """Over all pixels of an image, without alpha."""
+    images = pictures((COUNT, 5, 7, channels))
+    colors = 1 if channels < 3 else 3
+    expected = images[..., :colors].mean(axis=(1, 2), dtype=np.float64)
+    np.testing.assert_allclose(mean_colors(tf.constant(images)), expected, rtol=1e-5)
+
+
+def test_the_middle_turns_an_image_into_its_negative():
+    """A distance of -1 times that from 127.5."""
+    negative = away_from(tf.fill([COUNT, 1], 127.5), tf.fill([COUNT], -1.0))
+    images = pictures((COUNT, 2, 2, 3))
+    result = apply_matrices(tf.constant(images), *negative, (0.0, 255.0))
+    np.testing.assert_allclose(result, 255 - images, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_plain_operations_give_the_same_pixels(channels, monkeypatch):
+    """Beside a graphics card nothing is compiled, and no matrix product rounds to eleven bits."""
+    images = tf.constant(pictures((COUNT, 4, 5, channels)))
+    expected = apply_matrices(images, *MAPS["matrix"], (0.0, 255.0))
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a card"])
+    monkeypatch.setattr(tf, "matmul", None)
+    result = apply_matrices(images, *MAPS["matrix"], (0.0, 255.0))
+    np.testing.assert_allclose(result, expected, rtol=0, atol=1e-3)

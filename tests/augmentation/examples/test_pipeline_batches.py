@@ -1,0 +1,109 @@
+"""Batches of a pipeline, sorted into what follows the images in which way."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_multigpu.augmentation.examples.batches import from_batch
+
+IMAGES = tf.zeros([2, 4, 6, 3])
+LABELS = tf.constant([1, 2])
+MASKS = tf.ones([2, 4, 6, 1], tf.uint8)
+BOXES = {"boxes": tf.zeros([2, 5, 4]), "labels": tf.zeros([2, 5])}
+
+
+@pytest.mark.parametrize(
+    ("y", "expected"),
+    [
+        (None, {"images"}),
+        (LABELS, {"images", "labels"}),
+        (tf.zeros([2, 10]), {"images", "labels"}),
+        (MASKS, {"images", "segmentation_masks"}),
+        (MASKS[..., 0], {"images", "segmentation_masks"}),
+        (tf.zeros([2, 7, 5]), {"images", "labels"}),
+        ((LABELS, MASKS[..., 0]), {"images", "labels", "segmentation_masks"}),
+        ({"class": LABELS, "mask": MASKS}, {"images", "labels", "segmentation_masks"}),
+        (BOXES, {"images", "bounding_boxes"}),
+        ({"bounding_boxes": BOXES, "labels": LABELS}, {"images", "bounding_boxes", "labels"}),
+    ],
+)
+def test_targets_are_told_by_names_and_shapes(y, expected):
+    """Every kind of target gets its name, and the way back gives the same structure."""
+    example, back = from_batch(IMAGES, y, None)
+    assert set(example) == expected
+    x_back, y_back, weight = back(example)
+    assert x_back is IMAGES and weight is None
+    tf.nest.assert_same_structure(y_back, y)
+    for one, other in zip(tf.nest.flatten(y_back), tf.nest.flatten(y), strict=True):
+        if one is not None:
+            np.testing.assert_array_equal(one, other)
+
+
+def test_boxes_are_found_in_any_structure():
+    """Beside labels, in dictionaries of dictionaries, and among the inputs."""
+    for y in ((LABELS, BOXES), {"detection": BOXES, "class": LABELS}, [{"a": (LABELS, BOXES)}]):
+        example, back = from_batch(IMAGES, y, None)
+        assert set(example) == {"images", "labels", "bounding_boxes"}
+        assert example["bounding_boxes"] is BOXES
+        changed = {**BOXES, "boxes": BOXES["boxes"] + 1}
+        _, y_back, _ = back({**example, "bounding_boxes": changed})
+        tf.nest.assert_same_structure(y_back, y)
+        assert max(float(tf.reduce_max(leaf)) for leaf in tf.nest.flatten(y_back)) == 2
+
+
+def test_targets_among_the_inputs_follow():
+    """A dictionary as layers of keras-cv take it, alone or with labels beside it."""
+    x = {"images": IMAGES, "bounding_boxes": BOXES, "segmentation_masks": MASKS, "id": LABELS}
+    for y in (None, LABELS):
+        example, back = from_batch(x, y, None)
+        assert example["bounding_boxes"] is BOXES and example["segmentation_masks"] is MASKS
+        assert "id" not in example
+        x_back, y_back, _ = back({**example, "images": IMAGES + 1, "segmentation_masks": MASKS + 1})
+        assert float(x_back["images"][0, 0, 0, 0]) == 1
+        assert int(x_back["segmentation_masks"][0, 0, 0, 0]) == 2
+        assert x_back["id"] is LABELS and y_back is y
+
+
+def test_targets_in_two_places_are_refused():
+    """It would not be clear which labels belong to the images."""
+    with pytest.raises(ValueError, match="`labels` came among the inputs and apart from them"):
+        from_batch({"images": IMAGES, "labels": LABELS}, LABELS, None)
+
+
+def test_two_sets_of_boxes_are_refused():
+    """Of one batch of images there is one."""
+    with pytest.raises(ValueError, match=r"several sets of bounding boxes.*sets=2"):
+        from_batch(IMAGES, (BOXES, BOXES), None)
+
+
+def test_a_target_of_three_axes_needs_known_sizes():
+    """Otherwise a mask could be taken for labels, and would not follow."""
+    unknown = tf.TensorSpec([None, None, None, 3])
+    with pytest.raises(ValueError, match=r"images of unknown size: is it a mask\?"):
+        from_batch(unknown, tf.TensorSpec([None, None, None]), None)
+    example, _ = from_batch(unknown, {"segmentation_masks": tf.TensorSpec([None] * 3)}, None)
+    assert "segmentation_masks" in example
+
+
+def test_weights_and_other_inputs_pass_through():
+    """Only the images among several inputs are changed, and the weights keep their place."""
+    vector, weight = tf.ones([2, 3]), tf.constant([1.0, 0.5])
+    example, back = from_batch((vector, IMAGES), LABELS, weight)
+    assert example["images"] is IMAGES and example["sample_weights"] is weight
+    x, _, back_weight = back({**example, "images": IMAGES + 1})
+    assert x[0] is vector and float(x[1][0, 0, 0, 0]) == 1 and back_weight is weight
+
+
+def test_images_are_found_by_name_among_several():
+    """With two batches of images the dictionary's `images` is meant."""
+    x = {"depth": tf.zeros([2, 4, 6, 1]), "images": IMAGES}
+    example, back = from_batch(x, None, None)
+    assert example["images"] is IMAGES
+    assert back(example)[0]["depth"] is x["depth"]
+
+
+@pytest.mark.parametrize("x", [tf.zeros([2, 3]), (IMAGES, IMAGES)])
+def test_no_images_or_several_are_refused(x):
+    """What to augment must be clear."""
+    with pytest.raises(ValueError, match=r"The inputs hold \d batches of images\. Expected one"):
+        from_batch(x, None, None)

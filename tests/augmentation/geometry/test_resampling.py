@@ -1,0 +1,135 @@
+"""`resampling`: the pixels of TensorFlow's own operation, compiled or not."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from scipy import ndimage
+
+from keras_multigpu.augmentation import compilation
+from keras_multigpu.augmentation.geometry.resampling import FILL_MODES
+from keras_multigpu.augmentation.geometry.resampling import INTERPOLATIONS
+from keras_multigpu.augmentation.geometry.resampling import read
+from keras_multigpu.augmentation.geometry.resampling import resampled
+
+RANDOM = np.random.default_rng(1)
+IMAGES = tf.constant(RANDOM.uniform(0, 255, (6, 9, 13, 3)), tf.float32)
+
+
+def some_matrices():
+    """A flip, an exact half pixel, and maps that look far beyond the image."""
+    matrices = RANDOM.uniform(-1.5, 1.5, (6, 2, 3))
+    matrices[:, :, 2] = RANDOM.uniform(-30, 30, (6, 2))
+    matrices[0] = [[-1, 0, 12], [0, 1, 0]]
+    matrices[1] = [[2, 0, 0.5], [0, 0.5, -0.25]]
+    return tf.constant(matrices, tf.float32)
+
+
+MATRICES = some_matrices()
+
+
+def in_a_graph(images, matrices, size, **settings):
+    """`resampled` where it is compiled."""
+
+    @tf.function(autograph=False)
+    def change():
+        return resampled(images, matrices, size, **settings)
+
+    return change()
+
+
+def operation(images, size, interpolation, fill_mode, matrices=MATRICES):
+    """What TensorFlow's operation gives, which Keras uses."""
+    return tf.raw_ops.ImageProjectiveTransformV3(
+        images=images,
+        transforms=tf.pad(tf.reshape(matrices, (-1, 6)), ((0, 0), (0, 2))),
+        output_shape=size,
+        fill_value=7.0,
+        interpolation=interpolation.upper(),
+        fill_mode=fill_mode.upper(),
+    )
+
+
+@pytest.mark.parametrize("fill_mode", FILL_MODES)
+@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+def test_pixels_are_those_of_the_operation(fill_mode, interpolation):
+    """In another size than the image's, and with places far outside of it."""
+    expected = operation(IMAGES, (8, 17), interpolation, fill_mode)
+    settings = {"interpolation": interpolation, "fill_mode": fill_mode, "fill_value": 7.0}
+    result = in_a_graph(IMAGES, MATRICES, (8, 17), **settings)
+    np.testing.assert_allclose(result, expected, atol=0.02)
+    plain = read(IMAGES, MATRICES, (8, 17), interpolation, fill_mode, 7.0)
+    np.testing.assert_allclose(plain, expected, atol=0.02)
+
+
+@pytest.mark.parametrize("shape", [(1, 7), (9, 1)])
+@pytest.mark.parametrize("fill_mode", FILL_MODES)
+def test_images_of_one_row_or_column(shape, fill_mode):
+    """Their only pixel on an axis is also its mirror image."""
+    images = IMAGES[:, : shape[0], : shape[1], :1]
+    expected = operation(images, (4, 5), "bilinear", fill_mode)
+    result = read(images, MATRICES, (4, 5), "bilinear", fill_mode, 7.0)
+    np.testing.assert_allclose(result, expected, atol=0.02)
+
+
+def test_pixels_are_those_of_scipy():
+    """Linear interpolation with the nearest pixel outside, by another library."""
+    image, matrix = IMAGES[3, ..., 0].numpy(), MATRICES[3].numpy()
+    swap = matrix[::-1, [1, 0, 2]]
+    expected = ndimage.affine_transform(image, swap[:, :2], swap[:, 2], order=1, mode="nearest")
+    result = in_a_graph(IMAGES[3:4], MATRICES[3:4], (9, 13), fill_mode="nearest")
+    np.testing.assert_allclose(result[0, ..., 0], expected, atol=0.02)
+
+
+@pytest.mark.parametrize("on_host", [True, False])
+def test_unknown_sizes_give_the_same(on_host):
+    """In a `tf.data` pipeline whose images have no static height and width."""
+    signature = tf.TensorSpec((None, None, None, 3)), tf.TensorSpec((None, 2, 3))
+
+    @tf.function(input_signature=signature, autograph=False)
+    def change(images, matrices):
+        result = resampled(images, matrices, tf.unstack(tf.shape(images)[1:3]), on_host=on_host)
+        assert result.shape[3] == 3
+        return result
+
+    expected = resampled(IMAGES, MATRICES, (9, 13))
+    np.testing.assert_allclose(change(IMAGES, MATRICES), expected, atol=0.02)
+
+
+@pytest.mark.slow
+def test_a_share_of_a_batch_gives_the_same_bits():
+    """Whatever the number of images, as replicas have parts of a batch."""
+    whole = in_a_graph(IMAGES, MATRICES, (9, 13))
+    parts = [in_a_graph(IMAGES[a:b], MATRICES[a:b], (9, 13)) for a, b in ((0, 1), (1, 6))]
+    np.testing.assert_array_equal(tf.concat(parts, 0), whole)
+
+
+def test_the_shape_is_known_afterwards():
+    """In a graph with any number of images."""
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 9, 13, 3)), tf.TensorSpec((None, 2, 3))])
+    def change(images, matrices):
+        result = resampled(images, matrices, (4, 5))
+        assert result.shape.as_list() == [None, 4, 5, 3]
+        return result
+
+    assert change(IMAGES[:2], MATRICES[:2]).shape == (2, 4, 5, 3)
+
+
+def test_where_a_graphics_card_is_used_nothing_is_compiled(monkeypatch):
+    """There a compiler may be missing, so plain operations do the work, to the same pixels."""
+    expected = in_a_graph(IMAGES, MATRICES, (9, 13))
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: ["a card"])
+    monkeypatch.setattr(compilation, "compiled", None)
+    np.testing.assert_allclose(in_a_graph(IMAGES, MATRICES, (9, 13)), expected, atol=0.02)
+
+
+def test_outside_of_a_graph_nothing_is_compiled(monkeypatch):
+    """Images may have another size in every call."""
+    expected = in_a_graph(IMAGES, MATRICES, (9, 13))
+    monkeypatch.setattr(compilation, "compiled", None)
+    np.testing.assert_allclose(resampled(IMAGES, MATRICES, (9, 13)), expected, atol=0.02)
+
+
+def test_no_images():
+    """An empty batch stays one."""
+    assert resampled(IMAGES[:0], MATRICES[:0], (4, 5)).shape == (0, 4, 5, 3)

@@ -1,0 +1,184 @@
+"""What `MixUp` and `CutMix` share: partners, sample weights and several labels."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from layer_checks import pictures
+
+from keras_multigpu.augmentation.cut_mix import CutMix
+from keras_multigpu.augmentation.mix_up import MixUp
+from keras_multigpu.augmentation.mixing.mixing import partners_of
+from keras_multigpu.augmentation.sequence import Sequence
+
+IMAGES = pictures((4, 3, 5, 1))
+LABELS = np.eye(3, dtype="float32")[[0, 1, 2, 0]]
+SHARE = np.array([0.25, 0.5, 0.9, 0.6], "float32")
+PARTNERS = [1, 0, 3, 2]
+
+
+def mixed(layer=None, **data):
+    """The examples above mixed by known shares."""
+    data = {"images": IMAGES, "labels": LABELS, **data}
+    result = (layer or MixUp()).apply(data, {"share": tf.constant(SHARE[: len(data["images"])])})
+    return tf.nest.map_structure(np.asarray, result)
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(0, []), (1, [0]), (2, [1, 0]), (3, [1, 0, 1]), (5, [1, 0, 3, 2, 3])],
+)
+def test_partners(count, expected):
+    """Neighbours, whether the size of the batch is known in advance or not."""
+    assert partners_of(tf.zeros([count, 2, 2, 1])).numpy().tolist() == expected
+    unknown = tf.function(partners_of, input_signature=[tf.TensorSpec((None, 2, 2, 1))])
+    assert unknown(tf.zeros([count, 2, 2, 1])).numpy().tolist() == expected
+
+
+@pytest.mark.parametrize("axes", [(), (1,), (1, 1)], ids=str)
+def test_weighted_cross_entropy_is_that_of_both_parts(axes):
+    """One label with one weight costs what the two weighted labels cost by their shares."""
+    weights = np.array([0.5, 2, 1, 3], "float32")
+    result = mixed(sample_weights=weights.reshape(-1, *axes))
+    assert result["sample_weights"].shape == (4, *axes)
+    found = result["sample_weights"].reshape(4)
+    np.testing.assert_allclose(found, SHARE * weights + (1 - SHARE) * weights[PARTNERS])
+    np.testing.assert_allclose(result["labels"].sum(1), 1, rtol=1e-6)
+    log = np.log(np.random.default_rng(0).dirichlet(np.ones(3), 4))
+    cost = -(LABELS * log).sum(1)
+    other = -(LABELS[PARTNERS] * log).sum(1)
+    expected = SHARE * weights * cost + (1 - SHARE) * weights[PARTNERS] * other
+    np.testing.assert_allclose(-found * (result["labels"] * log).sum(1), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("layer", [MixUp(), CutMix()], ids=["MixUp", "CutMix"])
+def test_rows_of_weight_zero_stay_apart(layer):
+    """Padding is not mixed, and nothing of it comes into an example."""
+    drawn = {"share": tf.fill([4], 0.5), "box": tf.constant([[0, 0, 4, 2]] * 4)}
+    data = {"images": IMAGES, "labels": LABELS, "sample_weights": np.array([2.0, 1, 1, 0], "f4")}
+    result = layer.apply(data, drawn)
+    for kind, values in data.items():
+        np.testing.assert_array_equal(result[kind][2:], values[2:])
+    assert (result["images"][:2].numpy() != IMAGES[:2]).any((1, 2, 3)).all()
+    nothing = layer.apply({**data, "sample_weights": np.zeros(4, "float32")}, drawn)
+    np.testing.assert_array_equal(nothing["labels"], LABELS)
+    assert nothing["sample_weights"].numpy().tolist() == [0, 0, 0, 0]
+
+
+def test_integer_weights():
+    """They become floats, as they can be mixed then."""
+    result = mixed(sample_weights=np.array([1, 3, 1, 1]))
+    assert result["sample_weights"].tolist() == [2.5, 2, 1, 1]
+
+
+def test_several_labels_with_weights_of_their_own():
+    """Each label is mixed with its weight, or all with the one that there is."""
+    first, second = np.array([1.0, 2, 1, 1], "f4"), np.array([4.0, 1, 0, 3], "f4")
+    labels = {"a": LABELS, "b": (np.array([0, 2, 1, 1]), np.arange(4, dtype="float32"))}
+    alone = [
+        mixed(MixUp(num_classes=classes), labels=label, sample_weights=weight)
+        for label, weight, classes in (
+            (LABELS, first, 3),
+            (labels["b"][0], second, 3),
+            (labels["b"][1], second, None),
+        )
+    ]
+    weights = {"a": first, "b": (second, second)}
+    result = mixed(MixUp(num_classes=3), labels=labels, sample_weights=weights)
+    np.testing.assert_array_equal(result["labels"]["a"], alone[0]["labels"])
+    np.testing.assert_array_equal(result["labels"]["b"][0][:2], alone[1]["labels"][:2])
+    np.testing.assert_array_equal(result["labels"]["b"][1][:2], alone[2]["labels"][:2])
+    np.testing.assert_array_equal(result["sample_weights"]["a"], alone[0]["sample_weights"])
+    # Row 2 has no weight for the second label, which so is its partner's alone.
+    assert result["labels"]["b"][1][2:].tolist() == [3, 3]
+    same = mixed(MixUp(num_classes=3), labels=labels, sample_weights=first)
+    np.testing.assert_array_equal(same["labels"]["a"], alone[0]["labels"])
+    with pytest.raises(ValueError, match="3 labels came with 2 sample weights"):
+        mixed(MixUp(num_classes=3), labels=labels, sample_weights=(first, second))
+
+
+def test_a_label_and_a_mask_with_weights_in_a_pipeline():
+    """Targets told by their shapes, and a weight for each: both come back in their places."""
+    masks = tf.cast(IMAGES > 128, tf.uint8)
+    y = {"label": tf.constant(LABELS), "picture": masks}
+    weight = {"label": tf.constant([1.0, 3, 1, 0]), "picture": tf.constant([1.0, 3, 1, 0])[:, None]}
+    seeds = tf.reshape(tf.range(8), (4, 2))
+    x, found, weights = CutMix().augment_batch(tf.constant(IMAGES), y, weight, seeds, True)
+    box = CutMix().draw(seeds, (3, 5, 1))["box"].numpy()
+    own = 1 - (box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1]) / 15
+    own[2:] = 1
+    np.testing.assert_allclose(
+        weights["label"], own * [1, 3, 1, 0] + (1 - own) * [3, 1, 0, 1], rtol=1e-6
+    )
+    np.testing.assert_allclose(weights["picture"][:, 0], weights["label"])
+    share = own[0] / (own[0] + 3 * (1 - own[0]))
+    np.testing.assert_allclose(found["label"][0], [share, 1 - share, 0], rtol=1e-6)
+    np.testing.assert_array_equal(found["picture"], x > 128)
+
+
+def test_forms_of_class_numbers():
+    """A trailing axis, booleans, and one-hot integers; floats pass."""
+    expected = np.eye(2)[[0, 1, 1, 0]]
+    numbers = np.array([0, 1, 1, 0])
+    layer = MixUp(num_classes=2)
+    for labels in (numbers, numbers[:, None], numbers.astype("bool"), expected.astype("uint8")):
+        result = layer({"images": IMAGES, "labels": labels}, training=False)["labels"]
+        assert result.dtype == tf.float32
+        np.testing.assert_array_equal(result, expected)
+    doubles = mixed(labels=LABELS.astype("float64"))["labels"]
+    assert doubles.dtype == "float64"
+    np.testing.assert_allclose(doubles, mixed()["labels"])
+
+
+def test_labels_that_are_no_classes():
+    """Numbers beyond `num_classes`, texts, and shapes that mean something else."""
+    layer = MixUp(num_classes=2)
+    message = "(?s)Some labels are no classes.*Pass a larger.*lowest and the highest.*-7.*2"
+    wrong = {"images": IMAGES, "labels": np.array([0, -7, 2, 0])}
+    for call in (layer, tf.function(lambda data: layer(data), autograph=False)):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+            call(wrong)
+    with pytest.raises(ValueError, match="neither class numbers nor one-hot"):
+        layer({"images": IMAGES, "labels": np.zeros((4, 3), "int32")})
+    with pytest.raises(ValueError, match="cannot be mixed as they are.*labels='string'"):
+        layer({"images": IMAGES, "labels": np.array(["a", "b", "c", "d"])})
+
+
+@pytest.mark.parametrize("labels", [np.arange(4.0), np.eye(4), np.zeros((4, 1))], ids=np.shape)
+def test_class_numbers_that_are_floats(labels):
+    """They would be blended; so would one-hot labels of another number of classes."""
+    data = {"images": IMAGES, "labels": labels}
+    message = "not one-hot labels of 3 classes.*Make class numbers integers.*Received: shapes"
+    for layer in (MixUp(num_classes=3), CutMix(num_classes=3)):
+        with pytest.raises(ValueError, match=message):
+            layer(data)
+    assert MixUp()(data)["labels"].shape == labels.shape
+
+
+def test_draws_of_another_layer_are_refused():
+    """They would mix nothing."""
+    with pytest.raises(ValueError, match="not of this layer.*'share'.*Received: drawn=..rotation"):
+        MixUp().apply({"images": IMAGES, "labels": LABELS}, {"rotation": tf.zeros([4])})
+
+
+def test_known_shapes_stay_known():
+    """A batch of a known size has it afterwards, for models that need one."""
+    data = {
+        "images": tf.zeros([4, 3, 5, 1]),
+        "labels": tf.zeros([4], tf.int32),
+        "sample_weights": tf.ones([4]),
+    }
+    layer = CutMix(num_classes=3)
+    dataset = tf.data.Dataset.from_tensors(data).map(lambda data: layer(data))
+    shapes = {kind: spec.shape for kind, spec in dataset.element_spec.items()}
+    assert shapes == {"images": (4, 3, 5, 1), "labels": (4, 3), "sample_weights": (4,)}
+
+
+def test_in_a_sequence():
+    """Mixing is one layer among others, and makes labels one-hot there at inference, too."""
+    layer = Sequence([MixUp(1.0, num_classes=3), CutMix(num_classes=3)], seed=1)
+    data = {"images": IMAGES, "labels": np.array([0, 1, 2, 0])}
+    seeds = tf.reshape(tf.range(8), (4, 2))
+    result = layer.apply(data, layer.draw(seeds, (3, 5, 1)))
+    np.testing.assert_allclose(result["labels"].numpy().sum(1), 1, rtol=1e-6)
+    assert (result["images"].numpy() != IMAGES).any()
+    np.testing.assert_array_equal(layer.still(data)["labels"], LABELS)

@@ -1,0 +1,289 @@
+"""Mixing in the pipeline of a training: the same on any number of replicas and workers."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.augmentation.cut_mix import CutMix
+from keras_multigpu.augmentation.mix_up import MixUp
+from keras_multigpu.augmentation.mix_up_or_cut_mix import MixUpOrCutMix
+from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.road.source import ExampleSource
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.uniform(-1, 1, (29, 4, 4, 1)).astype("float32")
+Y = np.repeat([0, 1, 2], [4, 8, 17])
+SWITCH = MixUpOrCutMix(num_classes=3)
+
+
+def compiled(replicas=None):
+    """A small model of soft labels, on one device by Keras itself or on replicas."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((4, 4, 1)), keras.layers.Flatten(), keras.layers.Dense(3)]
+    )
+    if replicas:
+        model = kmg.distribute(model, kmg.strategy(devices=replicas))
+    loss = keras.losses.CategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.5), loss, weighted_metrics=["accuracy"])
+    return model
+
+
+def losses(batches, replicas):
+    """The losses of two epochs."""
+    history = compiled(replicas).fit(batches, epochs=2, verbose=0).history
+    return history["loss"]
+
+
+def rows_of(dataset):
+    """The batches of a dataset, joined: images, labels and, if there are any, weights."""
+    return [np.concatenate(parts) for parts in zip(*dataset.as_numpy_iterator(), strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "settings"),
+    [
+        (4, {}),
+        (2, {"remainder": "pad"}),
+        (2, {"balance": "class_weight"}),
+        (2, {"augment": [keras.layers.Rescaling(2.0), CutMix(num_classes=3)]}),
+    ],
+    ids=str,
+)
+@pytest.mark.slow
+def test_replicas_do_not_change_a_training(replicas, settings):
+    """The last batch has five rows, an odd number that replicas do not share evenly."""
+    batches = kmg.data.from_arrays(X, Y, global_batch_size=8, **{"augment": SWITCH, **settings})
+    np.testing.assert_allclose(losses(batches, replicas), losses(batches, 1), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_training_is_that_of_keras_on_the_same_batches():
+    """One device, stock Keras, and the mixed batches with their weights as plain data."""
+    batches = kmg.data.from_arrays(
+        X, Y, global_batch_size=8, augment=SWITCH, balance="class_weight"
+    )
+    model, expected = compiled(2), compiled()
+    model.fit(batches, verbose=0)
+    expected.fit(batches.epoch(0), shuffle=False, verbose=0)
+    for weight, other in zip(model.get_weights(), expected.get_weights(), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_validation_is_not_mixed():
+    """It has the images as they are, with one-hot labels."""
+    batches = kmg.data.from_arrays(X, Y, global_batch_size=8, augment=SWITCH)
+    images, labels = rows_of(batches.evaluation().epoch(0))
+    np.testing.assert_array_equal(images, X)
+    np.testing.assert_array_equal(labels, np.eye(3)[Y])
+    model = compiled(2)
+    history = model.fit(batches, validation_data=batches, verbose=0).history
+    expected = model.evaluate(X, np.eye(3)[Y], verbose=0, return_dict=True)
+    assert history["val_loss"][0] == pytest.approx(expected["loss"], rel=1e-5)
+    np.testing.assert_allclose(model.predict(batches, verbose=0), model.predict(X, verbose=0))
+
+
+@pytest.mark.parametrize(("source", "workers"), [("arrays", 4), ("stream", 2)])
+@pytest.mark.slow
+def test_workers_read_what_one_process_reads(source, workers):
+    """Parts of even sizes hold whole pairs."""
+    settings = {"global_batch_size": 8, "augment": SWITCH, "seed": 3}
+    if source == "arrays":
+        batches = kmg.data.from_arrays(X[:24], Y[:24], **settings)
+    else:
+        dataset = tf.data.Dataset.from_tensor_slices((X[:24], Y[:24]))
+        batches = kmg.data.from_dataset(dataset, **settings)
+    whole = rows_of(batches.epoch(1))
+    assert (whole[1].max(1) < 1).sum() > 3
+    parts = [rows_of(batches.epoch(1, shard=(part, workers))) for part in range(workers)]
+    for kind, values in enumerate(whole):
+        joined = [part[kind].reshape(3, 8 // workers, *values.shape[1:]) for part in parts]
+        joined = np.concatenate(joined, axis=1).reshape(values.shape)
+        np.testing.assert_allclose(joined, values, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_epochs_are_mixed_anew_and_again():
+    """What is drawn depends on the epoch, and is the same when it is read once more."""
+    batches = kmg.data.from_arrays(X, Y, shuffle=False, augment=SWITCH)
+    first, second = rows_of(batches.epoch(0)), rows_of(batches.epoch(1))
+    assert (first[0] != second[0]).any()
+    np.testing.assert_array_equal(first[0], rows_of(batches.epoch(0))[0])
+
+
+@pytest.mark.slow
+def test_a_stream_on_replicas():
+    """`from_dataset`, whose last batch has five rows."""
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y))
+    batches = kmg.data.from_dataset(dataset, global_batch_size=8, augment=MixUp(num_classes=3))
+    np.testing.assert_allclose(losses(batches, 2), losses(batches, 1), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_padding_is_not_mixed_into_examples():
+    """Neither in a stream nor otherwise; the sizes of batches stay known."""
+    dataset = tf.data.Dataset.from_tensor_slices((X, Y))
+    settings = {"global_batch_size": 8, "remainder": "pad", "shuffle": False, "augment": SWITCH}
+    for batches in (
+        kmg.data.from_arrays(X, Y, **settings),
+        kmg.data.from_dataset(dataset, **settings),
+    ):
+        epoch = batches.epoch(0)
+        shapes = [spec.shape for spec in epoch.element_spec]
+        assert shapes == [(8, 4, 4, 1), (8, 3), (8,)]
+        images, labels, weights = rows_of(epoch)
+        assert weights.tolist() == [1] * 29 + [0] * 3
+        # Row 28 has padding for a partner.
+        np.testing.assert_array_equal(images[28], X[28])
+        assert labels[28].tolist() == [0, 0, 1]
+        assert (images[:28] != X[:28]).any((1, 2, 3)).sum() > 20
+
+
+def test_class_weights_are_mixed():
+    """Each mixture weighs what its parts weigh, and the epoch as much in all on average."""
+    batches = kmg.data.from_arrays(
+        X, Y, global_batch_size=8, balance="class_weight", augment=MixUp(1.0, num_classes=3)
+    )
+    classes = np.array(list(batches.class_weight.values()))
+    _, labels, weights = rows_of(batches.epoch(0))
+    np.testing.assert_allclose(labels.sum(1), 1, rtol=1e-5)
+    # Of the label's parts l * w / W the parts of the image are l = part * W / w.
+    np.testing.assert_allclose((labels * weights[:, None] / classes).sum(1), 1, rtol=1e-5)
+    assert len(set(weights.tolist())) > 10
+
+
+def test_class_weights_before_the_mix_cost_what_both_parts_cost():
+    """With class weights w and shares l, l * w_i * CE_i + (1 - l) * w_j * CE_j."""
+    batches = kmg.data.from_arrays(X[:28], Y[:28], global_batch_size=8, balance="class_weight")
+    x, y, weights = rows_of(batches.epoch(0))
+    mixed = rows_of(batches.with_(augment=MixUp(1.0, num_classes=3)).epoch(0))
+    partners = np.arange(28) ^ 1
+    assert (y != y[partners]).sum() > 8
+    difference = (x - x[partners]).reshape(28, -1)
+    moved = (mixed[0] - x[partners]).reshape(28, -1)
+    share = (moved * difference).sum(1) / (difference**2).sum(1)
+    assert share.min() < 0.2 and share.max() > 0.8
+    log = np.log(np.random.default_rng(1).dirichlet(np.ones(3), 28))
+    costs = weights * -log[np.arange(28), y]
+    others = weights[partners] * -log[np.arange(28), y[partners]]
+    found = mixed[2] * -(mixed[1] * log).sum(1)
+    np.testing.assert_allclose(found, share * costs + (1 - share) * others, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_class_weights_of_fit_come_after_the_mix():
+    """Keras gives a mixture the weight of the class with the larger part of its label."""
+    labels = np.array([[0.6, 0.4, 0], [0.4, 0.6, 0]], "float32")
+    model = compiled()
+    alone = [
+        model.evaluate(X[[row]], labels[[row]], verbose=0, return_dict=True)["loss"]
+        for row in (0, 1)
+    ]
+    history = model.fit(X[:2], labels, class_weight={0: 1.0, 1: 5.0, 2: 1.0}, verbose=0).history
+    assert history["loss"][0] == pytest.approx((alone[0] + 5 * alone[1]) / 2, rel=1e-5)
+
+
+class Torn(ExampleSource):
+    """The examples above, of which number 3 cannot be read."""
+
+    name = "torn"
+    num_examples = 29
+    spec = (tf.TensorSpec((4, 4, 1)), tf.TensorSpec((), tf.int32), None)
+
+    def read_one(self, index, seed):
+        if index == 3:
+            raise DamagedExample("torn in two")
+        return X[index], Y[index], None
+
+    def example_name(self, index):
+        return f"page {index}"
+
+
+@pytest.mark.filterwarnings("ignore:Epoch . went without 1 damaged example")
+@pytest.mark.slow
+def test_skipped_examples_are_not_mixed():
+    """The others find new partners, or with padding the partner of the lost one has none."""
+    batches = Batches(
+        Torn(), on_error="skip", global_batch_size=8, shuffle=False, augment=MixUp(num_classes=3)
+    )
+    np.testing.assert_allclose(losses(batches, 2), losses(batches, 1), rtol=1e-5)
+    images, labels = rows_of(batches.epoch(0))
+    assert images.shape[0] == labels.shape[0] == 28
+    images, _, weights = rows_of(batches.with_(remainder="pad").epoch(0))
+    assert weights[:4].tolist() == [1, 1, 1, 0]
+    np.testing.assert_array_equal(images[2], X[2])
+
+
+@pytest.mark.slow
+def test_preview():
+    """The mixed images are drawn below the originals."""
+    pytest.importorskip("matplotlib")
+    images = RANDOM.integers(0, 255, (6, 16, 16, 3), np.uint8)
+    batches = kmg.data.from_arrays(images, Y[:6], augment=SWITCH)
+    assert batches.preview(count=4)._repr_png_().startswith(b"\x89PNG")
+
+
+def test_batches_without_labels_are_refused():
+    """There is nothing to say what a mixture is; prediction needs none."""
+    batches = kmg.data.from_arrays(X, augment=SWITCH)
+    with pytest.raises(ValueError, match="mixing needs labels"):
+        batches.epoch(0)
+    assert compiled(2).predict(batches, verbose=0).shape == (29, 3)
+
+
+def test_class_numbers_without_their_count_are_refused():
+    """Before the first step, and with the argument that is missing."""
+    batches = kmg.data.from_arrays(X, Y, augment=MixUp())
+    with pytest.raises(ValueError, match="Pass `num_classes"):
+        compiled(2).fit(batches, verbose=0)
+
+
+@keras.saving.register_keras_serializable("tests")
+class MixedLoss(keras.Model):
+    """Mixes inside the model, on each replica, and gives the loss of each row."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.mix_up = MixUp(1.0, num_classes=3, seed=1)
+        self.flatten, self.dense = keras.layers.Flatten(), keras.layers.Dense(3)
+
+    def call(self, data, training=False):
+        data = self.mix_up(data, training=training)
+        logits = self.dense(self.flatten(data["images"]))
+        return keras.ops.categorical_crossentropy(data["labels"], logits, from_logits=True)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.slow
+def test_in_a_model_each_row_draws_its_own_and_replays(replicas):
+    """Rows 0, 2, 4 and 6 hold the same pair, in up to four replicas; their mixtures differ."""
+    data = {"images": X[[0, 1] * 4], "labels": np.array([0, 1] * 4)}
+
+    def of_row(row):
+        """A metric that is the loss of one row of eight."""
+
+        def metric(numbers, loss):
+            return 8 * loss * keras.ops.cast(numbers == row, "float32")
+
+        metric.__name__ = f"row_{row}"
+        return metric
+
+    def losses_of_rows():
+        keras.utils.set_random_seed(0)
+        model = MixedLoss()
+        model(data)
+        model = kmg.distribute(model, kmg.strategy(devices=replicas))
+        model.compile("sgd", lambda y, loss: loss, metrics=[of_row(row) for row in (0, 2, 4, 6)])
+        numbers = np.arange(8, dtype="float32")
+        history = model.fit(data, numbers, batch_size=8, shuffle=False, verbose=0).history
+        return [history[f"row_{row}"][0] for row in (0, 2, 4, 6)]
+
+    first = losses_of_rows()
+    assert first == losses_of_rows()
+    assert len(set(first)) == 4

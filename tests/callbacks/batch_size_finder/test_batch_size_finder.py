@@ -1,0 +1,324 @@
+"""`BatchSizeFinder` finds the size where memory runs out, and leaves no trace of its search."""
+
+import random
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from cpu_replicas import covering
+from cpu_replicas import replicas_of
+from hungry_models import Hungry
+from hungry_models import X
+from hungry_models import Y
+from hungry_models import batches
+from hungry_models import fed
+from hungry_models import network
+from hungry_models import search
+from hungry_models import sizes
+
+import keras_multigpu as kmg
+from keras_multigpu.callbacks.batch_size_finder.callback import BatchSizeFinder
+from keras_multigpu.callbacks.batch_size_finder.figure import size_figure
+from keras_multigpu.callbacks.batch_size_finder.largest_size import largest_size
+from keras_multigpu.callbacks.batch_size_finder.out_of_memory import is_out_of_memory
+from keras_multigpu.callbacks.batch_size_finder.search import Try
+from keras_multigpu.callbacks.trial_batches import of_size
+from keras_multigpu.pictures import write_png
+from keras_multigpu.training.variables.model_state import ModelState
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+
+def lines_of(axes):
+    """The points of each line of a picture, by its label."""
+    return {
+        line.get_label(): list(zip(*map(list, line.get_data()), strict=True))
+        for line in axes.get_lines()
+    }
+
+
+@pytest.mark.parametrize(
+    ("largest", "minimum", "maximum", "found"),
+    [
+        (11, 1, None, (11, 12)),
+        (11, 1, 8, (8, None)),
+        (11, 1, 11, (11, None)),
+        (11, 3, 100, (11, 12)),
+        (1, 1, None, (1, 2)),
+        (0, 1, None, (None, 1)),
+        (64, 64, 64, (64, None)),
+        (1000, 1, None, (1000, 1001)),
+    ],
+)
+def test_the_largest_size_is_found_by_doubling_and_halving(largest, minimum, maximum, found):
+    """In at most twice as many tries as the size has binary digits, and never above `maximum`."""
+    tried = []
+
+    def fits(size):
+        tried.append(size)
+        return size <= largest
+
+    assert largest_size(fits, minimum, maximum) == found
+    assert len(tried) == len(set(tried)) <= 2 * max(largest, 1).bit_length() + 2
+    assert maximum is None or max(tried) <= maximum
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.slow
+def test_the_limit_of_a_replica_is_found_and_drawn(replicas, capsys, tmp_path, monkeypatch):
+    """13 rows fit on each replica, so 13 are found, with any number of them."""
+    drawn = []
+
+    def write(figure, path):
+        drawn.append(lines_of(figure.axes[0]))
+        write_png(figure, path)
+
+    monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.callback.write_png", write)
+    path = tmp_path / "new" / "sizes.png"
+    finder = BatchSizeFinder(None, margin=0.0, steps=2, path=path)
+    search(network(13, replicas), finder)
+    expected = [(1, True), (2, True), (4, True), (8, True), (16, False), (12, True)]
+    expected += [(14, False), (13, True)]
+    assert sizes(finder) == expected
+    assert finder.largest_replica_batch_size == finder.best_replica_batch_size == 13
+    assert capsys.readouterr().out == (
+        "BatchSizeFinder: 13 examples fit on each replica and 14 do not; nothing is changed.\n"
+    )
+    assert all((one.seconds is not None) == one.fits for one in finder.tries)
+    assert {one.peak_bytes for one in finder.tries} == {None}
+    seconds = {one.replica_batch_size: one.seconds for one in finder.tries if one.fits}
+    (lines,) = drawn
+    assert lines["examples a second"] == [
+        (size, pytest.approx(replicas * size / seconds[size])) for size in (1, 2, 4, 8, 12, 13)
+    ]
+    assert lines["did not fit"] == [(14, 0), (16, 0)]
+    assert lines["chosen"] == [(13, 0), (13, 1)]
+    assert path.read_bytes().startswith(b"\x89PNG") and [path] == list(path.parent.iterdir())
+
+
+def test_the_picture_of_a_gpu_has_an_axis_for_memory():
+    """Of sizes that fit; the number stands at the chosen one, which need not have been tried."""
+    tries = [Try(2, True, 0.5, 3000), Try(4, True, 0.8, 5000), Try(8, False, None, 9000)]
+    figure = size_figure([*tries, Try(6, True, 1.0, 7000)], 2, 5)
+    speed, memory = figure.axes
+    assert lines_of(speed) == {
+        "examples a second": [(2, 8.0), (4, 10.0), (6, 12.0)],
+        "did not fit": [(8, 0)],
+        "chosen": [(5, 0), (5, 1)],
+    }
+    assert lines_of(memory) == {"peak memory of a GPU": [(2, 3000), (4, 5000), (6, 7000)]}
+    assert [(text.get_text(), text.get_position()[0]) for text in speed.texts] == [("5", 5)]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == [*lines_of(speed), *lines_of(memory)]
+    assert (speed.get_xscale(), speed.get_ylim()[0], memory.get_ylim()[0]) == ("log", 0, 0)
+    assert speed.xaxis.get_transform().base == 2
+    assert "2 replicas together" in [text.get_text() for text in figure.texts]
+
+
+def test_the_picture_of_a_single_size():
+    """Nothing failed, nothing is known of memory."""
+    figure = size_figure([Try(3, True, 0.5, None)], 1, 3)
+    (axes,) = figure.axes
+    assert list(lines_of(axes)) == ["examples a second", "chosen"]
+    low, high = axes.get_xlim()
+    assert low < 3 < high
+    assert "1 replica" in [text.get_text() for text in figure.texts]
+
+
+@pytest.mark.slow
+def test_a_margin_is_left_where_memory_is_the_limit(capsys):
+    """A tenth of 13 is more than one example: 11 are used."""
+    finder = search(network(13), BatchSizeFinder(None))
+    assert (finder.largest_replica_batch_size, finder.best_replica_batch_size) == (13, 11)
+    assert "13 examples fit on each replica and 14 do not, 11 with room" in capsys.readouterr().out
+
+
+def test_the_search_is_no_finer_than_the_margin():
+    """Each size that does not fit can take ten seconds, in which TensorFlow waits for memory."""
+    assert largest_size(lambda size: size <= 1000, 1, None, 0.05) == (992, 1024)
+
+
+@pytest.mark.slow
+def test_no_margin_where_maximum_or_the_data_are_the_limit(capsys):
+    """90 examples on four replicas are 22 for each."""
+    finder = search(network(99, 4), BatchSizeFinder(None))
+    assert finder.best_replica_batch_size == 22
+    assert "22 examples fit on each replica, the most that the number of ex" in (
+        capsys.readouterr().out
+    )
+    finder = search(network(99, 4), BatchSizeFinder(None, maximum=7))
+    assert finder.best_replica_batch_size == 7
+    assert sizes(finder) == [(1, True), (2, True), (4, True), (7, True)]
+    assert "the most that `maximum` allows" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("replicas", "source", "compiled"),
+    covering(
+        [1, 2, 4],
+        ["batches", "arrays"],
+        [{"micro_batches": 2}, {"steps_per_execution": 4}, {}],
+    ),
+)
+@pytest.mark.slow
+def test_training_is_the_same_as_without_the_search(replicas, source, compiled):
+    """Weights, optimizer, seeds, metrics, history, order of the data and random numbers."""
+    ends = []
+    for callbacks in ([], [BatchSizeFinder(None, verbose=0)]):
+        model = network(8, replicas, **compiled)
+        random.seed(5)
+        arguments = {} if source == "batches" else {"y": Y, "batch_size": 7}
+        x = batches() if source == "batches" else X
+        history = model.fit(x, epochs=2, verbose=0, callbacks=callbacks, **arguments).history
+        draws = random.random(), np.random.random(), keras.random.uniform(()).numpy()
+        ends.append((history, draws, ModelState.of(model).values))
+    (history, draws, values), (other_history, other_draws, other_values) = ends
+    assert (history, draws) == (other_history, other_draws)
+    assert values.keys() == other_values.keys()
+    for name, value in values.items():
+        np.testing.assert_array_equal(value, other_values[name], name)
+
+
+def test_one_replica_that_fails_is_enough():
+    """Memory runs out on the second device only; nothing hangs."""
+
+    class HungrySecond(Hungry):
+        def call(self, x):
+            return fed(x, (tf.shape(x)[0] > 3) & tf.reduce_any(x > 99.0))
+
+    layers = [keras.Input((3,)), HungrySecond(3), keras.layers.Dense(1)]
+    model = kmg.distribute(keras.Sequential(layers), replicas_of(2))
+    model.compile("sgd", "mse")
+    x = X[:40].copy()
+    x[4:] = 100.0
+    finder = BatchSizeFinder(None, margin=0.0, verbose=0)
+    data = kmg.data.from_arrays(x, Y[:40], global_batch_size=8, shuffle=False)
+    # The first batch is 4 small and 4 large rows: of 8 = 2 x 4, the second replica has the large.
+    assert search(model, finder, data).largest_replica_batch_size == 3
+
+
+@pytest.mark.slow
+def test_training_goes_on_if_xla_compiles_it():
+    """Each size is compiled; the size that fits is bounded by `maximum` here."""
+    finder = search(
+        network(None, jit_compile=True), BatchSizeFinder(None, maximum=3, steps=1, verbose=0)
+    )
+    assert finder.best_replica_batch_size == 3
+
+
+@pytest.mark.slow
+def test_eager_steps_are_tried_eagerly():
+    """`run_eagerly=True` needs no graph."""
+    finder = search(network(5, run_eagerly=True), BatchSizeFinder(None, margin=0.0, verbose=0))
+    assert finder.best_replica_batch_size == 5
+
+
+def test_ragged_and_sparse_rows_are_repeated():
+    """Any kind of tensor makes a batch of any size, and scalars are shared."""
+    ragged = tf.ragged.constant([[1], [2, 3], [4, 5, 6]])
+    sparse = tf.sparse.from_dense([[0, 1], [2, 0], [3, 4]])
+    batch = ({"r": ragged, "s": sparse, "d": tf.constant([1, 2, 3])}, None, tf.constant(0.5))
+    x, y, weight = of_size(batch, 5)
+    assert x["r"].to_list() == [[1], [2, 3], [4, 5, 6], [1], [2, 3]]
+    expected = [[0, 1], [2, 0], [3, 4], [0, 1], [2, 0]]
+    np.testing.assert_array_equal(tf.sparse.to_dense(x["s"]), expected)
+    np.testing.assert_array_equal(x["d"], [1, 2, 3, 1, 2])
+    assert (y, float(weight)) == (None, 0.5)
+    np.testing.assert_array_equal(of_size(batch, 2)[0]["d"], [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"apply": "global"}, "`apply` has an unknown value.*Received: apply='global'"),
+        ({"minimum": 0}, "`minimum` is not a positive integer.*Received: minimum=0"),
+        ({"maximum": 2.5}, "`maximum` is not a positive integer.*Received: maximum=2.5"),
+        ({"minimum": 8, "maximum": 4}, "`maximum` is smaller.*Received: minimum=8, maximum=4"),
+        ({"steps": 0}, "`steps` is not a positive integer.*Received: steps=0"),
+        ({"margin": 1.0}, "`margin` is no part.*Received: margin=1.0"),
+        ({"margin": "10%"}, "`margin` is no part.*Received: margin='10%'"),
+        ({"path": "sizes.jpg"}, "file is no PNG.*Received: path='sizes.jpg'"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, text):
+    """When the callback is made."""
+    with pytest.raises(ValueError, match=text):
+        BatchSizeFinder(**arguments)
+
+
+def test_what_a_picture_needs_is_asked_for_before_the_search(tmp_path, monkeypatch):
+    """A folder that can be written, here a file stands in its place, and matplotlib."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot be written.*Choose another path.*Received: path="):
+        BatchSizeFinder(path=tmp_path / "file" / "sizes.png")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match="matplotlib is not installed.*Expected.*pip install"):
+        BatchSizeFinder(path=tmp_path / "sizes.png")
+    BatchSizeFinder()
+
+
+def test_a_model_that_does_not_fit_at_all(tmp_path):
+    """Not even the smallest size: the model is as before and the error says what to do."""
+    model = network(0)
+    before = model.get_weights()
+    with pytest.raises(MemoryError, match="with 1 examples on each .*Received: minimum=1, repl"):
+        search(model, BatchSizeFinder(path=tmp_path / "sizes.png"))
+    assert list(tmp_path.iterdir()) == []
+    for one, other in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+def test_data_that_cannot_be_cut_anew_are_refused_before_the_search():
+    """Batches of their own: a `PyDataset`, a generator."""
+
+    class Own(keras.utils.PyDataset):
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            return X[:4], Y[:4]
+
+    finder = BatchSizeFinder()
+    with pytest.raises(ValueError, match="in batches of their own.*Received: data='Own'"):
+        network(9).fit(Own(), verbose=0, callbacks=[finder])
+    assert finder.tries == []
+    with pytest.raises(ValueError, match="in batches of their own.*'a generator'"):
+        network(9).fit(iter([(X[:4], Y[:4])]), verbose=0, callbacks=[BatchSizeFinder(None)])
+    search(network(9), BatchSizeFinder(None, maximum=4, verbose=0), Own())
+
+
+@pytest.mark.slow
+def test_an_error_that_is_none_of_memory_is_not_swallowed():
+    """A label that does not exist fails the search as it would fail training."""
+    data = kmg.data.from_arrays(X, np.full(90, "a"), global_batch_size=4)
+    with pytest.raises(Exception, match="string|str|cast") as caught:
+        search(network(9), BatchSizeFinder(verbose=0), data)
+    assert not is_out_of_memory(caught.value)
+
+
+@pytest.mark.slow
+def test_long_searches_say_how_far_they_are(monkeypatch, capsys):
+    """Short ones print one line only."""
+    monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.search.PATIENCE", 0.0)
+    search(network(3), BatchSizeFinder(None, margin=0.0))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5
+    assert lines[0].startswith("BatchSizeFinder: trying 1 per replica: ")
+    assert lines[0].endswith(" s a step")
+    assert lines[2] == "BatchSizeFinder: trying 4 per replica: out of memory"
+
+
+def test_a_run_that_goes_on_draws_nothing(tmp_path):
+    """It has not searched: a picture of the first part stays."""
+    finder = BatchSizeFinder(path=tmp_path / "sizes.png")
+
+    class Resume(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            state = {"best_replica_batch_size": 8, "largest_replica_batch_size": 9}
+            self.model.training_run.after_begin(lambda: setattr(finder, "state", state))
+
+    network(9).fit(batches(), epochs=0, verbose=0, callbacks=[Resume(), finder])
+    assert (finder.best_replica_batch_size, list(tmp_path.iterdir())) == (8, [])

@@ -1,0 +1,168 @@
+"""What `BatchSizeFinder` does with the size that it has found, also next to other callbacks."""
+
+import keras
+import pytest
+import tensorflow as tf
+from cpu_replicas import replicas_of
+from hungry_models import Hungry
+from hungry_models import Remember
+from hungry_models import batches
+from hungry_models import fed
+from hungry_models import network
+from hungry_models import search
+
+import keras_multigpu as kmg
+from keras_multigpu.callbacks.batch_size_finder.callback import BatchSizeFinder
+from keras_multigpu.training.steps.probes import Probe
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+
+class Count(Probe):
+    """Counts the steps that it sees."""
+
+    def build(self, strategy):
+        self.steps = tf.Variable(0)
+
+    def collect(self, measured, allowed):
+        self.steps.assign_add(1)
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+@pytest.mark.slow
+def test_the_size_becomes_every_replicas_share(replicas, capsys):
+    """`apply="replica_batch_size"`: the global batch grows, without micro-batches."""
+    seen = Remember()
+    model = network(9, replicas, micro_batches=2)
+    model.fit(batches(), epochs=1, verbose=0, callbacks=[BatchSizeFinder(margin=0.0), seen])
+    steps = -(-90 // (9 * replicas))
+    assert seen.seen == [(9 * replicas, 1, steps)] * steps
+    assert f"global batches have {9 * replicas} examples from now on instead of 6.\n" in (
+        capsys.readouterr().out
+    )
+    assert model.replication.pieces == 2
+
+
+@pytest.mark.parametrize(("replicas", "pieces"), [(2, 3)])
+@pytest.mark.slow
+def test_the_global_batch_is_kept_by_micro_batches(replicas, pieces, capsys):
+    """Batches of 42 where 9 rows fit: the same numbers as on a device where all of them fit."""
+    wide = network(1000, replicas)
+    expected = wide.fit(batches(global_batch_size=42), verbose=0).history
+    seen = Remember()
+    model = network(9, replicas)
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        model.fit(batches(global_batch_size=42), verbose=0)
+    finder = BatchSizeFinder("micro_batches", margin=0.0)
+    found = model.fit(batches(global_batch_size=42), verbose=0, callbacks=[finder, seen]).history
+    assert seen.seen == [(42, pieces, 3)] * 3
+    assert f"its share of {-(-42 // replicas)} in {pieces} micro-batches.\n" in (
+        capsys.readouterr().out
+    )
+    # Dropout and BatchNorm see pieces, so the numbers are close and not equal.
+    assert found["loss"] == pytest.approx(expected["loss"], rel=0.5)
+
+
+@pytest.mark.slow
+def test_micro_batches_without_random_layers_give_the_same_numbers():
+    """The promise of `apply="micro_batches"`: one update of the same global batch."""
+    histories = []
+    for fitting, callbacks in [(1000, []), (5, [BatchSizeFinder("micro_batches", verbose=0)])]:
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((3,)), Hungry(fitting), keras.layers.Dense(1)]
+        model = kmg.distribute(keras.Sequential(layers), replicas_of(2))
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+        data = batches(global_batch_size=40)
+        histories.append(model.fit(data, epochs=3, verbose=0, callbacks=callbacks).history["loss"])
+    assert histories[0] == pytest.approx(histories[1], rel=2e-5)
+
+
+@pytest.mark.slow
+def test_pieces_are_tried_before_they_are_used():
+    """Summing the gradients of pieces takes memory, too: here pieces of 8 fit alone only."""
+
+    class OnlyAlone(Hungry):
+        def call(self, x):
+            return fed(x, tf.shape(x)[0] > most[0])
+
+    most = [8]
+    layers = [keras.Input((3,)), OnlyAlone(8), keras.layers.Dense(2)]
+    model = kmg.distribute(keras.Sequential(layers), replicas_of(1))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss)
+    train_in_pieces = model.replication.train_in_pieces
+
+    def hungrier(model, batch, pieces):
+        most[0] = 8 if pieces == 1 else 5
+        return train_in_pieces(model, batch, pieces)
+
+    model.replication.train_in_pieces = hungrier
+    seen = Remember()
+    finder = BatchSizeFinder("micro_batches", margin=0.0, verbose=0)
+    model.fit(batches(global_batch_size=16), verbose=0, callbacks=[finder, seen])
+    assert finder.largest_replica_batch_size == 8
+    assert {pieces for _, pieces, _ in seen.seen} == {4}
+
+
+@pytest.mark.slow
+def test_a_share_that_fits_needs_no_pieces(capsys):
+    """With batches of five on four replicas, one of them without a second example."""
+    seen = Remember()
+    finder = BatchSizeFinder("micro_batches")
+    network(9, 4).fit(
+        batches(global_batch_size=5), verbose=0, callbacks=[finder, seen], steps_per_epoch=2
+    )
+    assert seen.seen == [(5, 1, 2)] * 2
+    assert "global batches keep their 5 examples, and each replica takes its share of 2 in 1 " in (
+        capsys.readouterr().out
+    )
+
+
+@pytest.mark.slow
+def test_a_probe_of_another_callback_sees_no_trial():
+    """Else it would count examples that nobody trains on."""
+    probe = Count()
+
+    class Watch(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.model.training_run.watch(probe)
+
+    finder = BatchSizeFinder(None, verbose=0)
+    network(6).fit(batches(), verbose=0, callbacks=[finder, Watch()])
+    assert probe.steps.numpy() == 15
+
+
+@pytest.mark.slow
+def test_the_same_object_searches_in_every_fit():
+    """And the second `fit` has the batch size of its own data."""
+    finder, seen = BatchSizeFinder(margin=0.0, verbose=0), Remember()
+    model = network(30)
+    model.fit(batches(), verbose=0, callbacks=[finder, seen])
+    model.fit(batches().take(20), verbose=0, callbacks=[finder, seen])
+    assert [size for size, _, _ in seen.seen] == [30, 30, 30, 20]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.slow
+def test_the_rate_is_scaled_with_the_size_that_is_found(order):
+    """9 examples on two replicas instead of a base of 6 in all: three times the rate."""
+    finder = BatchSizeFinder(margin=0.0, verbose=0)
+    callbacks = [finder, kmg.callbacks.BatchSizeScaling(base_batch_size=6, rule="linear")]
+    history = network(9, 2).fit(batches(), verbose=0, callbacks=callbacks[::order]).history
+    assert history["global_batch_size"] == [18]
+    assert history["learning_rate"] == pytest.approx([0.3])
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_does_not_search():
+    """`ResumableCheckpoint` gives a state; the run has its batch size by itself."""
+
+    class Resume(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.model.training_run.after_begin(lambda: setattr(finder, "state", state))
+
+    state = search(network(9), BatchSizeFinder(None, verbose=0)).state
+    finder, seen = BatchSizeFinder(verbose=0), Remember()
+    network(9).fit(batches(), verbose=0, callbacks=[Resume(), finder, seen])
+    assert (finder.tries, finder.largest_replica_batch_size) == ([], 9)
+    assert {size for size, _, _ in seen.seen} == {6}

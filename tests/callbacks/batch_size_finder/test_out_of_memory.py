@@ -1,0 +1,70 @@
+"""What running out of memory looks like, what is foreseen of it, and a process where it happens."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+from keras_multigpu.callbacks.batch_size_finder import out_of_memory
+from keras_multigpu.callbacks.batch_size_finder.out_of_memory import HostMemory
+from keras_multigpu.callbacks.batch_size_finder.out_of_memory import is_out_of_memory
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+
+def test_what_running_out_of_memory_looks_like():
+    """Several kinds of errors; not each error is one."""
+    operation = tf.errors
+    assert is_out_of_memory(operation.ResourceExhaustedError(None, None, "OOM"))
+    assert is_out_of_memory(operation.InternalError(None, None, "Dst tensor is not initialized."))
+    assert is_out_of_memory(operation.UnknownError(None, None, "CUDA_ERROR_OUT_OF_MEMORY: out"))
+    assert is_out_of_memory(MemoryError())
+    assert not is_out_of_memory(operation.InvalidArgumentError(None, None, "Incompatible shapes"))
+    assert not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_the_need_of_larger_batches_is_foreseen_on_cpus(monkeypatch):
+    """1000 bytes an example, and 90 % of 100 kB are left for them: 90 examples."""
+    monkeypatch.setattr(out_of_memory, "resident_bytes", lambda: 5_000)
+    monkeypatch.setattr(out_of_memory, "peak_bytes", lambda: 13_000)
+    monkeypatch.setattr(out_of_memory, "available_bytes", lambda: 100_000)
+    memory = HostMemory(["/device:CPU:0"])
+    assert not memory.is_too_small(10**9)
+    memory.learn(8)
+    assert [memory.is_too_small(size) for size in (90, 91)] == [False, True]
+    gpu = HostMemory(["/device:GPU:0"])
+    gpu.learn(8)
+    assert not gpu.is_too_small(10**9)
+
+
+def test_the_system_says_what_memory_there_is():
+    """On Linux; elsewhere nothing is foreseen."""
+    now, most, left = (
+        out_of_memory.resident_bytes(),
+        out_of_memory.peak_bytes(),
+        out_of_memory.available_bytes(),
+    )
+    assert 10**7 < now <= most * 1.01
+    assert left > 10**6
+
+
+@pytest.mark.slow
+def test_memory_that_really_runs_out():
+    """A process that may have 1960 MB more, and rows of 64 MB: between 15 and 30 fit.
+
+    Half, because on CPUs TensorFlow keeps what the smaller sizes have freed.
+    """
+    program = Path(__file__).with_name("limited_memory_process.py")
+    ended = subprocess.run(
+        [sys.executable, str(program), "1960"],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert 15 <= found["largest"] <= 30, found
+    assert found["unchanged"]

@@ -1,0 +1,327 @@
+"""`GradientNoiseScale` against estimates by hand, and a problem whose noise scale is known."""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from cpu_replicas import covering
+from cpu_replicas import replicas_of
+
+import keras_multigpu as kmg
+from keras_multigpu.callbacks import GradientNoiseScale
+from keras_multigpu.callbacks.gradient_noise_scale.callback import suggested_batch_size
+from keras_multigpu.training.steps.probes import Probe
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+
+def half_square(y_true, y_pred):
+    """Half the squared distance of each example: its gradient is `w - y`."""
+    return tf.reduce_sum(tf.square(y_pred - y_true), axis=-1) / 2
+
+
+def point(replicas, size=3, rate=0.0, loss=half_square, **compiled):
+    """A model that predicts the same point `w`, at first `(1, 1, ...)`, for every input of 0."""
+    inputs = keras.Input((1,))
+    outputs = keras.layers.Dense(size, bias_initializer="ones")(inputs)
+    model = kmg.distribute(keras.Model(inputs, outputs), replicas_of(replicas))
+    model.compile(keras.optimizers.SGD(rate), loss, **compiled)
+    return model
+
+
+def fit(model, targets, callback, batch_size, **arguments):
+    """The history of an epoch over these targets, in order."""
+    given = {"shuffle": False, "verbose": 0, "callbacks": [callback], **arguments}
+    zeros = np.zeros((len(targets), 1), "float32")
+    return model.fit(zeros, targets, batch_size, **given).history
+
+
+def by_hand(gradients, groups):
+    """The estimates of variance and squared norm from groups of examples.
+
+    By the definition of a variance between groups, whose formulas look unlike those of the code.
+    """
+    gradients = np.asarray(gradients, float)
+    parts = [part for part in np.split(gradients, np.cumsum(groups)[:-1]) if len(part)]
+    mean = gradients.mean(axis=0)
+    between = sum(len(part) * np.sum((part.mean(axis=0) - mean) ** 2) for part in parts)
+    trace = between / (len(parts) - 1)
+    return trace, np.sum(mean**2) - trace / len(gradients)
+
+
+TARGETS = np.random.default_rng(5).normal([3, 0, -1], [1, 2, 0.5], (26, 3)).astype("float32")
+
+
+SHARES = [
+    # Replicas, micro-batches, the size of the batch, and the examples of each group in each step.
+    (2, 1, 11, [[6, 5], [6, 5], [2, 2]]),
+    (4, 1, 12, [[3, 3, 3, 3], [3, 3, 3, 3], [1, 1, 0, 0]]),
+    (1, 2, 11, [[6, 5], [6, 5], [2, 2]]),
+    (2, 2, 12, [[3, 3, 3, 3], [3, 3, 3, 3], [1, 0, 1, 0]]),
+    # The last batch has one example: nothing to compare.
+    (2, 1, 25, [[13, 12], None]),
+]
+
+
+@pytest.mark.parametrize(
+    ("shares", "compiled"),
+    covering(SHARES, [{}, {"steps_per_execution": 2}, {"run_eagerly": True}]),
+)
+@pytest.mark.slow
+def test_estimates_are_those_by_hand(shares, compiled):
+    """Each step's estimates, and their exponential means, also with ragged and empty shares."""
+    replicas, micro_batches, batch_size, groups = shares
+    model = point(replicas, micro_batches=micro_batches, **compiled)
+    callback = GradientNoiseScale(smoothing=0.5)
+    history = fit(model, TARGETS, callback, batch_size)
+
+    weight = trace = square = 0.0
+    for step, of_step in enumerate(groups):
+        if of_step is not None:
+            batch = 1 - TARGETS[step * batch_size : (step + 1) * batch_size]
+            one, other = by_hand(batch, of_step)
+            weight, trace, square = (
+                0.5 * mean + 0.5 * new for mean, new in [(weight, 1), (trace, one), (square, other)]
+            )
+    state = callback.state["noise"]
+    np.testing.assert_allclose(
+        state, [len(groups), weight, trace / weight, square / weight], rtol=1e-5
+    )
+    np.testing.assert_allclose(history["noise_scale"], [trace / square], rtol=1e-5)
+    assert callback.noise_scale == history["noise_scale"][0]
+
+
+def test_two_examples_computed_in_the_head():
+    """Gradients 1 and 3: variance 2, mean 2, so |g|^2 is 4 - 2/2 = 3, and the scale 2/3."""
+    callback = GradientNoiseScale()
+    history = fit(point(2, 1), np.array([[0.0], [-2.0]], "float32"), callback, 2)
+    np.testing.assert_allclose(history["noise_scale"], [2 / 3], rtol=1e-6)
+    assert history["suggested_batch_size"] == [2]
+
+
+@pytest.mark.parametrize(("replicas", "micro_batches"), [(1, 4), (2, 1), (4, 1), (4, 2)])
+@pytest.mark.slow
+def test_the_noise_scale_of_gaussian_targets(replicas, micro_batches):
+    """It is tr(C) / |w - mean|^2; every estimate lies within five of its standard deviations.
+
+    Of T independent steps with k groups of b of B examples, the mean estimate of the trace has
+    variance 2 tr(C^2) / (k - 1) / T, and that of the square norm nearly 4 g'Cg / B / T plus
+    2 tr(C^2) / B^2 (1 + 1 / (k - 1)) / T.
+    """
+    random, steps, batch_size = np.random.default_rng(8), 150, 16
+    mean, deviations = np.array([3.0, -1.0, 1.5, 1.0]), np.array([1.0, 2.0, 0.5, 3.0])
+    targets = random.normal(mean, deviations, (steps * batch_size, 4)).astype("float32")
+    callback = GradientNoiseScale(smoothing=1 - 1e-6)
+    model = point(replicas, 4, micro_batches=micro_batches, steps_per_execution=10)
+    fit(model, targets, callback, batch_size)
+
+    gradient, variances = 1 - mean, deviations**2
+    between = replicas * micro_batches - 1
+    twice = 2 * np.sum(variances**2)
+    of_trace = twice / between / steps
+    of_square = (
+        4 * np.sum(gradient**2 * variances) / batch_size + twice / batch_size**2 * (1 + 1 / between)
+    ) / steps
+    _, _, trace, square = callback.state["noise"]
+    assert abs(trace - variances.sum()) < 5 * np.sqrt(of_trace)
+    assert abs(square - np.sum(gradient**2)) < 5 * np.sqrt(of_square)
+    truth = variances.sum() / np.sum(gradient**2)
+    relative = np.sqrt(of_trace / variances.sum() ** 2 + of_square / np.sum(gradient**2) ** 2)
+    assert abs(callback.noise_scale - truth) < 5 * relative * truth
+    assert relative < 0.15, "The test would see a wrong factor."
+
+
+@pytest.mark.slow
+def test_loss_scaling_and_sample_weights():
+    """The scale of the loss drops out; a weight is part of the example's gradient."""
+    weights = np.linspace(0.5, 2, 12).astype("float32")
+    callback = GradientNoiseScale()
+    model = point(2, micro_batches=2)
+    model.optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0))
+    fit(model, TARGETS[:12], callback, 12, sample_weight=weights)
+    expected = by_hand((1 - TARGETS[:12]) * weights[:, None], [3, 3, 3, 3])
+    np.testing.assert_allclose(callback.state["noise"][2:], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("jit_compile", "replicas"), covering([False, True], [1, 2]))
+@pytest.mark.slow
+def test_sparse_gradients_in_micro_batches(replicas, jit_compile):
+    """An embedding's rows, one of them in several examples: y = w[x], loss (y - t)^2 / 2."""
+    inputs = keras.Input((1,), dtype="int32")
+    outputs = keras.layers.Flatten()(keras.layers.Embedding(4, 1, "zeros")(inputs))
+    model = kmg.distribute(keras.Model(inputs, outputs), replicas_of(replicas))
+    micro_batches = 4 // replicas
+    model.compile(
+        keras.optimizers.SGD(0.0), half_square, micro_batches=micro_batches, jit_compile=jit_compile
+    )
+    x = np.array([[0], [1], [1], [1], [2], [0], [3], [3]])
+    y = np.arange(1.0, 9.0, dtype="float32")[:, None]
+    callback = GradientNoiseScale()
+    model.fit(x, y, 8, shuffle=False, verbose=0, callbacks=[callback])
+    expected = by_hand(-y * np.eye(4)[x[:, 0]], [2, 2, 2, 2])
+    np.testing.assert_allclose(callback.state["noise"][2:], expected, rtol=1e-5)
+
+
+class Forbid(Probe):
+    """Forbids all steps."""
+
+    def on_replica(self, seen):
+        return [seen.total_loss]
+
+    def allows(self, measured):
+        return measured[0][0] < 0.0
+
+
+class Let(keras.callbacks.Callback):
+    """Lets a probe in."""
+
+    def on_train_begin(self, logs=None):
+        self.model.training_run.watch(Forbid())
+
+
+@pytest.mark.parametrize("case", ["forbidden", "one", "overflow"])
+@pytest.mark.slow
+def test_without_an_estimate_nothing_is_logged(case, caplog):
+    """Steps that another callback forbids, with one group of examples, or not finite."""
+    targets = np.full((4, 3), np.inf, "float32") if case == "overflow" else TARGETS[:4]
+    callbacks = [GradientNoiseScale(), *([Let()] if case == "forbidden" else [])]
+    size = 1 if case == "one" else 4
+    with caplog.at_level(logging.WARNING, "keras_multigpu"):
+        history = fit(point(2), targets, None, size, callbacks=callbacks, epochs=2)
+    assert "noise_scale" not in history
+    (record,) = caplog.records
+    assert "no step had finite gradients of two replicas or micro-batches" in record.message
+    assert callbacks[0].noise_scale is None
+
+
+def test_a_gradient_that_is_all_noise_is_said_to_be(caplog):
+    """Gradients 1 and -1: the estimate of |g|^2 is 0 - 1, below zero."""
+    callback = GradientNoiseScale()
+    with caplog.at_level(logging.WARNING, "keras_multigpu"):
+        history = fit(point(2, 1), np.array([[0.0], [2.0]], "float32"), callback, 2)
+    assert set(history) == {"loss"}
+    assert "cannot be told from noise yet" in caplog.text
+    np.testing.assert_allclose(callback.state["noise"], [1, 0.01, 2, -1], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_no_noise_at_all():
+    """Equal examples have the noise scale 0, and the smallest batch is suggested."""
+    history = fit(point(4), np.full((8, 3), 0.1, "float32"), GradientNoiseScale(), 8)
+    assert 0 <= history["noise_scale"][0] < 1e-5
+    assert history["suggested_batch_size"] == [4]
+
+
+@pytest.mark.parametrize(
+    ("noise_scale", "replicas", "expected"),
+    [(0.0, 1, 1), (0.2, 4, 4), (100.0, 1, 100), (101.4, 8, 104), (99.6, 8, 96), (1e12, 2, 10**12)],
+)
+def test_the_suggestion_can_be_shared(noise_scale, replicas, expected):
+    """The nearest multiple of the number of replicas, at least one example for each."""
+    assert suggested_batch_size(noise_scale, replicas) == expected
+
+
+@pytest.mark.slow
+def test_the_curve_has_a_point_every_so_many_steps():
+    """Six steps an epoch, a point after each fourth and at the end; then a fit starts anew."""
+    callback, model = GradientNoiseScale(every=4), point(2)
+    for _ in range(2):
+        fit(model, TARGETS[:24], callback, 4, epochs=2)
+        assert [one.step for one in callback.curve] == [4, 6, 10, 12]
+        assert {one.batch_size for one in callback.curve} == {4}
+    assert len(model.replication._functions) == 1, "Nothing is compiled twice."
+    fit(point(4), TARGETS[:24], callback, 8)
+    assert [one.step for one in callback.curve] == [3], "Another strategy, other variables."
+
+
+@pytest.mark.slow
+def test_training_goes_on_with_its_state():
+    """Two epochs in one go, and one epoch, its state given back, and another."""
+    whole = GradientNoiseScale(every=2)
+    fit(point(2), TARGETS, whole, 8, epochs=2)
+    first, second = GradientNoiseScale(every=2), GradientNoiseScale(every=2)
+    assert second.state == {"noise": [0, 0.0, 0.0, 0.0], "curve": []}
+    fit(point(2), TARGETS, first, 8)
+
+    class Restore(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.model.training_run.after_begin(lambda: setattr(second, "state", first.state))
+
+    fit(point(2), TARGETS, None, 8, callbacks=[Restore(), second])
+    np.testing.assert_allclose(second.state["noise"], whole.state["noise"], rtol=1e-12)
+    np.testing.assert_allclose(second.curve, whole.curve, rtol=1e-12)
+
+
+@pytest.mark.parametrize("measurable", [True, False])
+@pytest.mark.slow
+def test_the_picture_is_drawn(tmp_path, measurable):
+    """Also where nothing could be measured."""
+    path = tmp_path / "new" / "noise.png"
+    callback = GradientNoiseScale(every=1, picture=path)
+    fit(point(2), TARGETS, callback, 8 if measurable else 1)
+    assert path.read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"smoothing": 1}, "`smoothing` is not the part of a mean.*Received: smoothing=1"),
+        ({"smoothing": "much"}, "`smoothing` is not.*Received: smoothing='much'"),
+        ({"every": 0}, "`every` is not a positive integer.*Received: every=0"),
+        ({"picture": "noise.jpg"}, "The picture's file is no PNG"),
+    ],
+)
+def test_bad_arguments(arguments, text):
+    """Each is refused at once."""
+    with pytest.raises(ValueError, match=text):
+        GradientNoiseScale(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        (lambda: point(1), "nothing to compare it with.*Pass `micro_batches=2` to `compile`"),
+        (
+            lambda: point(2, loss=lambda y, p: tf.reduce_mean(half_square(y, p))),
+            "loss, which is computed from the whole batch.*Return per-example values",
+        ),
+    ],
+)
+def test_where_it_cannot_be_measured(model, text):
+    """Each with the way out."""
+    with pytest.raises(ValueError, match=text):
+        fit(model(), TARGETS[:4], GradientNoiseScale(), 4)
+
+
+@pytest.mark.parametrize("name", ["csv", "monitor"])
+@pytest.mark.slow
+def test_callbacks_that_read_the_logs_come_later(tmp_path, name):
+    """In front they are refused, behind they see both numbers."""
+    file = tmp_path / "log.csv"
+    reader = (
+        keras.callbacks.CSVLogger(file)
+        if name == "csv"
+        else keras.callbacks.EarlyStopping("noise_scale", mode="max")
+    )
+    with pytest.raises(ValueError, match="stands before GradientNoiseScale.*Move it to the front"):
+        fit(point(2), TARGETS, None, 8, callbacks=[reader, GradientNoiseScale()])
+    history = fit(point(2), TARGETS, None, 8, callbacks=[GradientNoiseScale(), reader])
+    if name == "csv":
+        header, line = file.read_text().split()
+        read = dict(zip(header.split(","), line.split(","), strict=True))
+        assert float(read["noise_scale"]) == history["noise_scale"][0]
+
+
+@pytest.mark.slow
+def test_weights_are_those_without_it():
+    """It looks on and changes nothing."""
+    weights = []
+    for callbacks in ([], [GradientNoiseScale(every=1)]):
+        keras.utils.set_random_seed(1)
+        model = point(2, rate=0.1, micro_batches=2)
+        fit(model, TARGETS, None, 8, callbacks=callbacks, epochs=2)
+        weights.append(model.get_weights())
+    for one, other in zip(*weights, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -1,0 +1,358 @@
+"""`LearningRateFinder` on a line whose curve is known in closed form, and without a trace."""
+
+import random
+
+import keras
+import numpy as np
+import pytest
+from cpu_replicas import covering
+from cpu_replicas import replicas_of
+
+import keras_multigpu as kmg
+from keras_multigpu.callbacks.learning_rate_finder.callback import LearningRateFinder
+from keras_multigpu.callbacks.learning_rate_finder.curve import RateCurve
+from keras_multigpu.callbacks.learning_rate_finder.curve import explodes
+from keras_multigpu.callbacks.learning_rate_finder.curve import moving_mean
+from keras_multigpu.callbacks.learning_rate_finder.curve import smoothed
+from keras_multigpu.callbacks.learning_rate_finder.curve import suggestion
+from keras_multigpu.training.variables.model_state import ModelState
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+X = np.linspace(0.5, 1.5, 30, dtype="float32")[:, None]
+SIZE = 7
+
+
+def line(replicas=1, rate=0.1, **compiled):
+    """A model `y = w x` with `w = 1`, to be fitted to zero."""
+    inputs = keras.Input((1,))
+    outputs = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")(inputs)
+    model = kmg.distribute(keras.Model(inputs, outputs), replicas_of(replicas))
+    model.compile(keras.optimizers.SGD(rate), "mse", **compiled)
+    return model
+
+
+def ordered(size=SIZE):
+    """The line's points in order; the last batch of an epoch has two of them."""
+    return kmg.data.from_arrays(X, np.zeros(30, "float32"), global_batch_size=size, shuffle=False)
+
+
+def by_hand(rates, size=SIZE):
+    """`w -= rate * 2 w mean(x^2)` and the loss `w^2 mean(x^2)` of the next batch, in float64."""
+    squares = [np.mean(X[start : start + size].astype(float) ** 2) for start in range(0, 30, size)]
+    w, losses = 1.0, []
+    for number, rate in enumerate(rates):
+        w -= rate * 2 * w * squares[number % len(squares)]
+        losses.append(w * w * squares[(number + 1) % len(squares)])
+    return np.array(losses)
+
+
+def search(model, finder, data=None, **arguments):
+    """Only search."""
+    data = ordered() if data is None else data
+    model.fit(data, epochs=0, callbacks=[finder], verbose=0, **arguments)
+    return finder
+
+
+def network(replicas, rate=0.1, **compiled):
+    """A small model with all kinds of state."""
+    keras.utils.set_random_seed(3)
+    layers = [keras.Input((1,)), keras.layers.Dense(4), keras.layers.BatchNormalization()]
+    layers += [keras.layers.Dropout(0.3), keras.layers.Dense(1)]
+    model = kmg.distribute(keras.Sequential(layers), replicas_of(replicas))
+    model.compile(keras.optimizers.SGD(rate, momentum=0.9), "mse", metrics=["mae"], **compiled)
+    return model
+
+
+SCHEDULES = {
+    "plain": lambda: 0.1,
+    "schedule": lambda: keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.9),
+}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "rate", "compiled"),
+    covering([1, 2, 4], list(SCHEDULES), [{"micro_batches": 2}, {"steps_per_execution": 3}, {}]),
+)
+@pytest.mark.slow
+def test_the_curve_is_the_one_computed_by_hand(replicas, rate, compiled, capsys):
+    """Each loss belongs to the rate that led to it; the last batch leaves replicas without rows."""
+    model = line(replicas, SCHEDULES[rate](), **compiled)
+    finder = search(model, LearningRateFinder(1e-3, 100.0, steps=50))
+    curve = finder.curve
+    count = len(curve.rates)
+    np.testing.assert_allclose(curve.rates, np.geomspace(1e-3, 100.0, 50)[:count])
+    np.testing.assert_allclose(curve.losses, by_hand(curve.rates), rtol=2e-4, atol=1e-7)
+    np.testing.assert_allclose(curve.smoothed, smoothed(curve.losses, 5.0))
+    # The mean of x^2 is 1.09, so steps above 2 / (2 * 1.09) = 0.92 make w grow.
+    limit = 1 / np.mean(X**2)
+    assert limit < finder.exploded_rate == curve.rates[-1] < 10 * limit
+    # Without noise the loss is exp(-4 * 1.09 * 4.26 * rate), with 4.26 steps in each factor of
+    # e, and falls fastest where the exponent is one: at 0.054. Here neighbouring batches differ
+    # by a factor of four.
+    assert 0.054 / 4 < finder.suggested_rate < 0.054 * 4
+    assert finder.suggested_rate < finder.lowest_rate < limit
+    assert f"a rate of {finder.suggested_rate:.2g} is suggested. There" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_curve_does_not_depend_on_the_number_of_replicas():
+    """Within the promise of the same numbers."""
+    one, two, four = (
+        search(line(count), LearningRateFinder(1e-3, 1.0, steps=20, verbose=0)).curve
+        for count in (1, 2, 4)
+    )
+    np.testing.assert_allclose(one.losses, two.losses, rtol=2e-5)
+    np.testing.assert_allclose(one.losses, four.losses, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "rate", "source"),
+    covering([1, 4], list(SCHEDULES), ["batches", "arrays"]),
+)
+@pytest.mark.slow
+def test_training_is_the_same_as_without_the_search(replicas, rate, source):
+    """Weights, optimizer, seeds, metrics, history, order of the data and random numbers."""
+    ends = []
+    for callbacks in ([], [LearningRateFinder(steps=10, verbose=0)]):
+        model = network(replicas, SCHEDULES[rate]())
+        random.seed(5)
+        y = np.sin(X)
+        data = kmg.data.from_arrays(X, y, global_batch_size=7, seed=1)
+        arguments = {"x": data} if source == "batches" else {"x": X, "y": y, "batch_size": 7}
+        history = model.fit(**arguments, epochs=2, verbose=0, callbacks=callbacks).history
+        draws = random.random(), np.random.random(), keras.random.uniform(()).numpy()
+        ends.append((history, draws, ModelState.of(model).values))
+    (history, draws, values), (other_history, other_draws, other_values) = ends
+    assert (history, draws) == (other_history, other_draws)
+    assert values.keys() == other_values.keys()
+    for name, value in values.items():
+        np.testing.assert_array_equal(value, other_values[name], name)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.slow
+def test_the_suggested_rate_is_used(replicas, capsys):
+    """A plain rate stays afterwards; the weights are those of training with it from the start."""
+    finder = LearningRateFinder(1e-3, 100.0, steps=50, apply=True)
+    model = line(replicas)
+    model.fit(ordered(), epochs=1, callbacks=[finder], verbose=0)
+    assert float(model.optimizer.learning_rate) == pytest.approx(finder.suggested_rate)
+    assert "is suggested, and is used from now on." in capsys.readouterr().out
+    other = line(replicas, finder.suggested_rate)
+    other.fit(ordered(), epochs=1, verbose=0)
+    np.testing.assert_array_equal(model.get_weights()[0], other.get_weights()[0])
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.slow
+def test_a_schedule_is_scaled_to_begin_with_the_suggested_rate(replicas):
+    """For this `fit`, after which the optimizer has the schedule that it was given."""
+    finder = LearningRateFinder(1e-3, 100.0, steps=50, apply=True, verbose=0)
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.2, 2, 0.5)
+    model = line(replicas, schedule)
+    model.fit(ordered(), epochs=1, callbacks=[finder], verbose=0)
+    w = 1.0
+    for step, start in enumerate(range(0, 30, SIZE)):
+        rate = finder.suggested_rate * 0.5 ** (step / 2)
+        w -= rate * 2 * w * np.mean(X[start : start + SIZE] ** 2)
+    assert model.get_weights()[0].item() == pytest.approx(w, rel=2e-5)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.2 * 0.5**2.5)
+
+
+@pytest.mark.parametrize(("order", "rate"), covering([1, -1], list(SCHEDULES)))
+@pytest.mark.slow
+def test_a_warm_up_is_no_part_of_the_search(order, rate):
+    """The curve is the same with it, and it leads up to the rate as without the search."""
+    curves, weights = [], []
+    for find, warm in ((True, False), (False, True), (True, True)):
+        finder = LearningRateFinder(1e-3, 100.0, steps=50, verbose=0)
+        callbacks = [finder] * find + [kmg.callbacks.LearningRateWarmup(3)] * warm
+        model = line(2, SCHEDULES[rate]())
+        model.fit(ordered(), epochs=1, verbose=0, callbacks=callbacks[::order])
+        if find:
+            curves.append(finder.curve.losses)
+        weights.append(model.get_weights()[0].item())
+    np.testing.assert_array_equal(*curves)
+    assert weights[0] != weights[1] == weights[2]
+
+
+@pytest.mark.slow
+def test_the_same_object_searches_in_every_fit():
+    """From the weights that the first `fit` left."""
+    finder = LearningRateFinder(1e-3, 100.0, steps=50, verbose=0)
+    model = line(1, 0.3)
+    model.fit(ordered(), epochs=1, callbacks=[finder], verbose=0)
+    before = finder.curve.losses[0]
+    model.fit(ordered(), epochs=1, callbacks=[finder], verbose=0)
+    assert finder.curve.losses[0] < 0.2 * before
+
+
+@pytest.mark.parametrize("rate", list(SCHEDULES))
+@pytest.mark.slow
+def test_a_run_that_goes_on_does_not_search(rate):
+    """It has the rate that the first part of the run had."""
+    first = LearningRateFinder(1e-3, 100.0, steps=50, apply=True, verbose=0)
+    model = line(1, SCHEDULES[rate]())
+    model.fit(ordered(), epochs=1, callbacks=[first], verbose=0)
+
+    class Resume(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            run, model = self.model.training_run, self.model
+
+            def give_back():
+                finder.state = first.state
+                if rate == "plain":
+                    model.optimizer.learning_rate.assign(first.suggested_rate)
+
+            run.after_begin(give_back)
+
+    finder = LearningRateFinder(1e-3, 100.0, steps=50, apply=True, verbose=0)
+    other = line(1, SCHEDULES[rate]())
+    other.fit(ordered(), epochs=1, callbacks=[Resume(), finder], verbose=0)
+    assert (finder.curve, finder.suggested_rate) == (None, first.suggested_rate)
+    np.testing.assert_array_equal(model.get_weights()[0], other.get_weights()[0])
+
+
+def test_a_flat_curve_suggests_nothing(capsys):
+    """Rates too small to matter; `apply` then changes nothing."""
+    finder = LearningRateFinder(1e-9, 1e-8, steps=20, apply=True)
+    model = search(line(), finder).model
+    assert (finder.suggested_rate, finder.lowest_rate, finder.exploded_rate) == (None, None, None)
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.1)
+    assert capsys.readouterr().out == (
+        "LearningRateFinder: no rate is suggested: the loss does not fall with any rate from "
+        "1e-09 to 1e-08; it did not explode.\n"
+    )
+
+
+def test_a_loss_that_explodes_at_once_suggests_nothing(capsys):
+    """`low` was too large."""
+    finder = search(line(), LearningRateFinder(1e10, 1e20, steps=20))
+    assert finder.suggested_rate is None
+    assert "from 1e+10 to 1e+10; it explodes at 1e+10." in capsys.readouterr().out
+
+
+def test_a_loss_that_is_not_finite_ends_the_search():
+    """Infinite and NaN losses are no part of the curve."""
+    finder = search(line(), LearningRateFinder(1e-3, 1e30, steps=12, verbose=0))
+    assert np.isfinite(finder.curve.losses).all()
+    assert finder.exploded_rate is not None
+
+
+@pytest.mark.parametrize("apply", [False, True])
+@pytest.mark.slow
+def test_the_curve_is_drawn(tmp_path, apply):
+    """A whole PNG, in a folder that is made."""
+    path = tmp_path / "new" / "rates.png"
+    search(line(), LearningRateFinder(1e-3, 100.0, path=path, apply=apply, verbose=0))
+    assert path.read_bytes().startswith(b"\x89PNG") and [path] == list(path.parent.iterdir())
+    search(line(), LearningRateFinder(1e-9, 1e-8, steps=20, path=path, verbose=0))
+
+
+def test_long_searches_say_how_far_they_are(monkeypatch, capsys):
+    """Short ones print one line only."""
+    monkeypatch.setattr("keras_multigpu.callbacks.learning_rate_finder.callback.PATIENCE", 0.0)
+    search(line(), LearningRateFinder(1e-3, 1e-1, steps=10))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 11
+    assert lines[0].startswith("LearningRateFinder: step 1 of 10, rate 0.001, loss ")
+
+
+def test_the_moving_mean_has_no_bias():
+    """By hand: the first value counts as it is, the second weighs 1 / (1 + 0.5) of both."""
+    np.testing.assert_allclose(moving_mean(np.array([3.0, 6.0]), 0.5), [3.0, 5.0])
+    np.testing.assert_allclose(moving_mean(np.full(9, 2.0), 0.9), np.full(9, 2.0))
+
+
+def test_smoothing_weighs_near_losses_more():
+    """By hand: a neighbour weighs exp(-1/2), the next one exp(-2); a constant stays one."""
+    near, far = np.exp(-0.5), np.exp(-2.0)
+    losses = np.array([3.0, 6.0, 9.0])
+    first = (3 + 6 * near + 9 * far) / (1 + near + far)
+    np.testing.assert_allclose(smoothed(losses, 1.0), [first, 6.0, 12.0 - first])
+    np.testing.assert_allclose(smoothed(np.full(9, 2.0), 4.0), np.full(9, 2.0))
+
+
+def test_what_explodes():
+    """Four times the lowest loss, or three times what was won; also below zero."""
+    assert [explodes([loss], 1.0, 1.0, 4.0) for loss in (3.9, 4.1, np.nan, np.inf)] == [
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert [explodes([0.0, loss], 1.0, 1.0, 4.0) for loss in (2.9, 3.1)] == [False, True]
+    assert [explodes([-2.0, loss], 0.0, 1.0, 4.0) for loss in (3.9, 4.1)] == [False, True]
+
+
+def test_the_steepest_descent_is_suggested():
+    """A curve that falls fastest from the third to the fourth rate, and is lowest at the fifth."""
+    rates = np.geomspace(1e-4, 1.0, 7)
+    losses = np.array([5.0, 4.9, 4.5, 2.0, 1.5, 3.0, 9.0])
+    found = suggestion(RateCurve(rates, losses, losses))
+    # Central differences: at the fourth rate (4.5 - 1.5) / 2, at the third (4.9 - 2.0) / 2.
+    assert found.steepest == rates[3]
+    assert found.lowest == rates[4]
+    assert suggestion(RateCurve(rates, losses[::-1], losses[::-1] * 0 + 1)) is None
+    noisy = losses * 0 + np.array([1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 1.0])
+    assert suggestion(RateCurve(rates, noisy, smoothed(noisy, 5.0))) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"low": 0.0}, "`low` and `high` are no range.*Received: low=0.0, high=10.0"),
+        ({"low": 1.0, "high": 0.1}, "Received: low=1.0, high=0.1"),
+        ({"high": float("nan")}, "Received: low=1e-06, high=nan"),
+        ({"low": "small"}, "Received: low='small'"),
+        ({"steps": 9}, "too few steps.*at least 10.*Received: steps=9"),
+        ({"steps": 20.0}, "`steps` is not a positive integer.*Received: steps=20.0"),
+        ({"smoothing": 0.5}, "`smoothing` is out of range.*Received: smoothing=0.5"),
+        ({"stop_at": 1.0}, "`stop_at` is out of range.*Received: stop_at=1.0"),
+        ({"path": "curve.jpg"}, "file is no PNG.*Received: path='curve.jpg'"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, text):
+    """When the callback is made."""
+    with pytest.raises(ValueError, match=text):
+        LearningRateFinder(**arguments)
+
+
+def test_a_schedule_that_begins_with_zero_cannot_be_scaled():
+    """The test itself works; to use its result does not."""
+    schedule = keras.optimizers.schedules.CosineDecay(0.0, 10, warmup_target=0.1, warmup_steps=5)
+    search(line(1, schedule), LearningRateFinder(1e-3, 1.0, steps=10, verbose=0))
+    with pytest.raises(ValueError, match="next rate is zero.*Received: apply=True"):
+        search(line(1, schedule), LearningRateFinder(apply=True))
+
+
+def test_a_broken_model_is_named():
+    """NaN before the first step: the model is as before."""
+    data = kmg.data.from_arrays(X * np.nan, X, global_batch_size=SIZE)
+    model = line()
+    with pytest.raises(ValueError, match="not finite before any.*Received: loss=nan"):
+        search(model, LearningRateFinder(), data)
+    assert model.get_weights()[0].item() == 1.0
+    assert float(model.optimizer.learning_rate) == pytest.approx(0.1)
+
+
+def test_a_train_step_without_a_loss_is_named():
+    """The finder needs to see it."""
+
+    class Silent(kmg.DistributedModel):
+        def train_step(self, data):
+            super().train_step(data)
+            return {"other": 1.0}
+
+    inputs = keras.Input((1,))
+    model = Silent(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"returns no loss.*Received: logs=\['other'\]"):
+        search(model, LearningRateFinder())
+
+
+def test_no_data_is_named():
+    """An endless search for a batch would be worse."""
+    with pytest.raises(ValueError, match="no batch to try a step on|at least one"):
+        line().fit(X[:0], X[:0], verbose=0, callbacks=[LearningRateFinder()])

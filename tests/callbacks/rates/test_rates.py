@@ -1,0 +1,154 @@
+"""`Rate`: a plain number, a schedule or a function, bare or inside a loss scale."""
+
+import keras
+import numpy as np
+import pytest
+from cpu_replicas import covering
+from cpu_replicas import replicas_of
+
+import keras_multigpu as kmg
+from keras_multigpu.callbacks.rates.rates import Rate
+
+pytestmark = [
+    pytest.mark.usefixtures("unoptimized_graphs"),
+    # Keras 3.15.1 writes weights through an `__array__` that NumPy 2 finds outdated.
+    pytest.mark.filterwarnings(
+        "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+    ),
+]
+
+X, Y = np.ones((4, 1), "float32"), np.zeros((4, 1), "float32")
+
+
+def decay():
+    """0.8, 0.4, 0.2, ..."""
+    return keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5)
+
+
+class Halves(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule of the user's."""
+
+    def __call__(self, step):
+        return 0.8 * 0.5 ** keras.ops.cast(step, "float32")
+
+    def get_config(self):
+        return {}
+
+
+def constant():
+    """A function instead of a schedule."""
+    return 0.25
+
+
+def slope(replicas, rate, scaled=False, **compiled):
+    """A model whose weight falls by the rate in each step: the loss is `w`."""
+    inputs = keras.Input((1,))
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = keras.Model(inputs, layer(inputs))
+    if replicas is not None:
+        model = kmg.distribute(model, replicas_of(replicas))
+    optimizer = keras.optimizers.SGD(rate)
+    if scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0)
+    model.compile(optimizer, lambda y, y_pred: y_pred - y, **compiled)
+    return model
+
+
+def steps(model, count=1):
+    """The rates that so many steps use."""
+    found = []
+    for _ in range(count):
+        before = model.get_weights()[0].item()
+        model.fit(X, Y, 4, verbose=0)
+        found.append(before - model.get_weights()[0].item())
+    return found
+
+
+@pytest.mark.parametrize(("replicas", "scaled"), covering([None, 1, 2, 4], [False, True]))
+@pytest.mark.slow
+def test_a_plain_rate_is_scaled_and_set(replicas, scaled):
+    """On all replicas, from the next step on, in steps that were compiled before."""
+    model = slope(replicas, 0.5, scaled)
+    rate = Rate(model).adjust()
+    assert rate.is_plain
+    assert steps(model) == [0.5]
+    rate.scale(0.5)
+    assert rate.next == 0.25
+    assert steps(model) == [0.25]
+    rate.set(2.0)
+    assert steps(model) == [2.0]
+    rate.restore()
+    assert float(model.optimizer.learning_rate) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("replicas", "scaled", "compiled"),
+    covering([None, 2, 1, 4], [False, True], [{}, {"jit_compile": True}, {"run_eagerly": True}]),
+)
+@pytest.mark.slow
+def test_a_schedule_is_scaled_set_and_given_back(replicas, scaled, compiled):
+    """Steps compiled before the change see it, and after `restore` they are as before."""
+    schedule = decay()
+    model = slope(replicas, schedule, scaled, **compiled)
+    assert np.allclose(steps(model), [0.8])
+    rate = Rate(model).adjust()
+    assert np.allclose(rate.next, 0.4)
+    rate.scale(3.0)
+    assert np.allclose(rate.next, 1.2)
+    assert np.allclose(float(rate.of_step()), 1.2)
+    assert np.allclose(steps(model, 2), [1.2, 0.6], atol=1e-6)
+    rate.set(2.0)
+    assert np.allclose(steps(model, 2), [2.0, 2.0])
+    rate.restore()
+    inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    assert inner._learning_rate is schedule
+    assert np.allclose(steps(model), [0.8 / 32], atol=1e-6)
+    again = Rate(model).adjust()
+    assert np.allclose(again.next, 0.8 / 64)
+
+
+@pytest.mark.slow
+def test_an_adjusted_schedule_is_traced_once():
+    """A second `adjust` finds the steps of the first."""
+    model = slope(2, decay())
+    for _ in range(3):
+        rate = Rate(model).adjust()
+        steps(model)
+        rate.restore()
+        steps(model)
+    assert len(model.replication._functions) == 2
+
+
+def test_a_function_is_a_rate_too():
+    """Keras also takes a function without arguments."""
+    model = slope(2, constant)
+    rate = Rate(model).adjust()
+    rate.scale(2.0)
+    assert steps(model) == [0.5]
+    rate.restore()
+    assert model.optimizer._learning_rate is constant
+
+
+@pytest.mark.parametrize(("schedule", "replicas"), covering([decay(), Halves()], [None, 2]))
+def test_files_name_the_users_schedule(schedule, replicas, tmp_path):
+    """A file saved while the schedule is adjusted loads with Keras alone."""
+    model = slope(replicas, schedule)
+    model.compile(keras.optimizers.SGD(schedule, momentum=0.5), "mae")
+    rate = Rate(model).adjust()
+    rate.scale(2.0)
+    steps(model, 2)
+    model.save(tmp_path / "model.keras")
+    classes = {"Halves": Halves} if isinstance(schedule, Halves) else {}
+    loaded = keras.saving.load_model(tmp_path / "model.keras", custom_objects=classes)
+    assert type(loaded.optimizer._learning_rate) is type(schedule)
+    assert np.allclose(float(loaded.optimizer.learning_rate), 0.2)
+    for one, other in zip(loaded.optimizer.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+def test_no_optimizer_is_named():
+    """A model without one cannot be helped."""
+    model = slope(2, 0.5)
+    model.compile(None, "mse")
+    with pytest.raises(ValueError, match="no learning rate that is one.*Received: optimizer=None"):
+        Rate(model)

@@ -1,0 +1,389 @@
+"""`ReplicaMetrics`: each replica's numbers, against values worked out by hand."""
+
+import csv
+import json
+import logging
+import math
+import re
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from cpu_replicas import covering
+from cpu_replicas import replicas_of
+
+import keras_multigpu as kmg
+from keras_multigpu.callbacks import ReplicaMetrics
+from keras_multigpu.training.steps.probes import Probe
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+
+def line(replicas, metrics=(), **compiled):
+    """A model `y = w x` with `w = 1` that stays as it is, to be fitted to zero."""
+    inputs = keras.Input((1,))
+    outputs = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")(inputs)
+    model = kmg.distribute(keras.Model(inputs, outputs), replicas_of(replicas))
+    model.compile(keras.optimizers.SGD(0.0), "mse", metrics=list(metrics), **compiled)
+    return model
+
+
+# Two batches of four and a ragged one of two.
+X = np.arange(1.0, 11.0, dtype="float32")[:, None]
+Y = np.zeros((10, 1), "float32")
+
+
+def fit(model, *callbacks, x=X, y=Y, batch_size=4, epochs=1):
+    """Train in the order of the examples."""
+    return model.fit(
+        x,
+        y,
+        batch_size=batch_size,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=list(callbacks),
+    ).history
+
+
+def by_hand(shares):
+    """Loss, error, examples and norm of a replica with these shares of the batches."""
+    squares = np.concatenate([np.square(share) for share in shares])
+    # The gradient of the mean of (w x)^2 is 2 w mean(x^2).
+    norms = [2 * np.mean(np.square(share)) for share in shares if len(share)]
+    everything = np.concatenate(shares)
+    return squares.mean(), np.abs(everything).mean(), len(everything), np.mean(norms)
+
+
+SHARES = {
+    1: [[[1, 2, 3, 4], [5, 6, 7, 8], [9, 10]]],
+    2: [[[1, 2], [5, 6], [9]], [[3, 4], [7, 8], [10]]],
+    # The ragged batch leaves two of four replicas without an example.
+    4: [[[1], [5], [9]], [[2], [6], [10]], [[3], [7], []], [[4], [8], []]],
+}
+
+
+@pytest.mark.parametrize(
+    ("replicas", "compiled"),
+    covering(
+        [1, 2, 4],
+        [
+            {},
+            {"steps_per_execution": 2},
+            {"micro_batches": 2},
+            {"run_eagerly": True},
+            {"jit_compile": True},
+        ],
+    ),
+    ids=str,
+)
+@pytest.mark.slow
+def test_each_replica_has_its_own_numbers(replicas, compiled):
+    """Loss, metric, examples and norm, whatever way the step runs."""
+    history = fit(line(replicas, **compiled), ReplicaMetrics(["mae"]))
+    for replica, shares in enumerate(SHARES[replicas]):
+        found = [
+            history[f"replica_{replica}/{name}"]
+            for name in ("loss", "mae", "examples", "gradient_norm")
+        ]
+        np.testing.assert_allclose(np.ravel(found), by_hand(shares), rtol=1e-5)
+    losses = [by_hand(shares)[0] for shares in SHARES[replicas]]
+    np.testing.assert_allclose(history["replicas/loss_min"], [min(losses)], rtol=1e-5)
+    np.testing.assert_allclose(history["replicas/loss_max"], [max(losses)], rtol=1e-5)
+    np.testing.assert_allclose(
+        history["replicas/loss_spread"], [max(losses) - min(losses)], rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.slow
+def test_stock_keras_shows_the_mean_only():
+    """What the callback is for: the log of two replicas hides that one has another loss."""
+    history = fit(line(2), ReplicaMetrics())
+    np.testing.assert_allclose(history["loss"], [np.mean(X**2)], rtol=1e-6)
+    assert history["replica_0/loss"][0] < 30 < 45 < history["replica_1/loss"][0]
+
+
+@pytest.mark.slow
+def test_a_replica_without_examples_has_no_loss():
+    """NaN, and left out of minimum and spread; its examples are zero."""
+    history = fit(line(2), ReplicaMetrics(["mae"]), x=X[:1], y=Y[:1])
+    assert math.isnan(history["replica_1/loss"][0])
+    assert math.isnan(history["replica_1/mae"][0])
+    assert math.isnan(history["replica_1/gradient_norm"][0])
+    assert history["replica_1/examples"] == [0.0]
+    assert history["replicas/loss_min"] == history["replicas/loss_max"] == [1.0]
+    assert history["replicas/loss_spread"] == [0.0]
+
+
+@pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}, {"run_eagerly": True}])
+@pytest.mark.slow
+def test_times_leave_out_the_step_that_was_compiled(compiled):
+    """Speeds of replicas add up to the speed of all; the parts fit into the step."""
+    callback = ReplicaMetrics()
+    x, y = np.ones((40, 1), "float32"), np.zeros((40, 1), "float32")
+    history = fit(line(2, **compiled), callback, x=x, y=y, epochs=2)
+    for epoch in (0, 1):
+        value = {k: v[epoch] for k, v in history.items()}
+        # Compiling takes a second, such a step a few milliseconds.
+        assert 0 < value["replica_0/step_time"] < 0.3
+        speeds = value["replica_0/examples_per_second"] + value["replica_1/examples_per_second"]
+        np.testing.assert_allclose(speeds, 4 / value["replica_0/step_time"], rtol=1e-6)
+        for replica in (0, 1):
+            of = f"replica_{replica}/"
+            parts = value[of + "compute_time"] + value[of + "sync_time"] + value[of + "data_wait"]
+            assert 0 < parts < value[of + "step_time"]
+            assert value[of + "examples"] == 20
+
+
+@pytest.mark.slow
+def test_metrics_mean_what_they_mean_in_compile():
+    """Names, objects, ones that are built when they see predictions, and "accuracy"."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, activation="softmax")])
+    model = kmg.distribute(model, replicas_of(2))
+    compiled = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top_2")]
+    model.compile(keras.optimizers.SGD(0.0), "sparse_categorical_crossentropy", metrics=compiled)
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(8, 3)).astype("float32"), random.integers(0, 4, 8)
+    wanted = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top_2")]
+    history = fit(model, ReplicaMetrics(wanted), x=x, y=y, batch_size=8)
+    for name in ("accuracy", "top_2"):
+        for replica, rows in enumerate((slice(0, 4), slice(4, 8))):
+            alone = model.evaluate(x[rows], y[rows], verbose=0, return_dict=True)
+            np.testing.assert_allclose(history[f"replica_{replica}/{name}"], alone[name])
+
+
+def test_a_metric_that_is_built_late_and_one_for_each_class():
+    """F1 has no variables before it sees predictions; its classes' values are averaged."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Activation("linear")])
+    model = kmg.distribute(model, replicas_of(2))
+    model.compile("sgd", "mse")
+    x = np.array([[1, 0], [0, 1], [1, 0], [1, 0]], "float32")
+    y = np.array([[1, 0], [0, 1], [1, 0], [0, 1]], "float32")
+    metric = keras.metrics.F1Score()
+    history = fit(model, ReplicaMetrics([metric]), x=x, y=y)
+    # The second replica: class 0 has precision 1/2 and recall 1, class 1 has nothing.
+    np.testing.assert_allclose(history["replica_0/f1_score"], [1.0], rtol=1e-6)
+    np.testing.assert_allclose(history["replica_1/f1_score"], [1 / 3], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_several_outputs():
+    """Metrics by output; a list would leave open whose they are."""
+    inputs = keras.Input((1,))
+    outputs = {"one": keras.layers.Identity()(inputs), "two": keras.layers.Rescaling(2.0)(inputs)}
+    model = kmg.distribute(keras.Model(inputs, outputs), replicas_of(2))
+    model.compile("sgd", {"one": "mse", "two": "mse"})
+    targets = {"one": Y[:4], "two": Y[:4]}
+    history = fit(model, ReplicaMetrics({"two": ["mae"]}), x=X[:4], y=targets)
+    np.testing.assert_allclose(history["replica_1/two_mae"], [7.0])
+    with pytest.raises(ValueError, match="several outputs.*dict.*Received: metrics="):
+        fit(model, ReplicaMetrics(["mae"]), x=X[:4], y=targets)
+    with pytest.raises(ValueError, match="does not have.*'one', 'two'.*Received: output='six'"):
+        fit(model, ReplicaMetrics({"six": ["mae"]}), x=X[:4], y=targets)
+
+
+@pytest.mark.slow
+def test_a_file_of_comma_separated_values(tmp_path):
+    """A row for each replica and measurement; nothing where there is no value."""
+    path = tmp_path / "folder" / "replicas.csv"
+    callback = ReplicaMetrics(["mae"], path=path, every=2)
+    fit(line(4), callback, epochs=2)
+    text = path.read_text()
+    rows = list(csv.DictReader(text.splitlines()))
+    assert text.endswith("\n")
+    assert text.splitlines()[0].startswith("epoch,step,replica,worker,device,loss,mae,examples,")
+    assert [(row["epoch"], row["step"], row["replica"]) for row in rows] == [
+        (str(epoch), str(step), str(replica))
+        for epoch in (0, 1)
+        for step in (2, 3)
+        for replica in range(4)
+    ]
+    assert rows[1]["device"] == "CPU:1"
+    # Step 3 is the ragged one: replicas 0 and 1 have 9 and 10, the others have nothing.
+    assert [row["loss"] for row in rows[4:8]] == ["81", "100", "", ""]
+    assert [row["examples"] for row in rows[4:8]] == ["1", "1", "0", "0"]
+
+
+@pytest.mark.slow
+def test_the_same_callback_goes_on_and_a_new_one_begins_anew(tmp_path):
+    """Two calls of `fit` with one object add to its file; the header stands there once."""
+    path = tmp_path / "replicas.csv"
+    callback, model = ReplicaMetrics(path=path), line(2)
+    for _ in range(2):
+        history = fit(model, callback)
+    assert len(history["replica_0/loss"]) == 1
+    assert len(path.read_text().splitlines()) == 1 + 2 + 2
+    fit(model, ReplicaMetrics(path=path))
+    assert len(path.read_text().splitlines()) == 1 + 2
+
+
+@pytest.mark.slow
+def test_a_file_of_json_lines(tmp_path):
+    """A record for each measurement: strict JSON, with null where there is no value."""
+    path = tmp_path / "replicas.jsonl"
+    fit(line(2), ReplicaMetrics(path=path, every=1), x=X[:5], y=Y[:5])
+    records = [json.loads(one) for one in path.read_text().splitlines()]
+    assert [(one["epoch"], one["step"]) for one in records] == [(0, 1), (0, 2)]
+    assert [one["loss"] for one in records[0]["replicas"]] == [2.5, 12.5]
+    assert records[0]["spread"]["loss"] == 10
+    assert [one["loss"] for one in records[1]["replicas"]] == [25, None]
+    assert records[1]["replicas"][1]["worker"] == 0
+    assert records[1]["max"]["loss"] == 25
+    # The first step was compiled, so nothing is known of its time.
+    assert records[0]["replicas"][0]["step_time"] is None
+    assert records[1]["replicas"][0]["step_time"] > 0
+
+
+@pytest.mark.slow
+def test_tensorboard_has_a_run_for_each_replica(tmp_path):
+    """Under the same tag, so that their curves lie over each other."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    fit(line(2), ReplicaMetrics(log_dir=tmp_path), epochs=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "replica_0",
+        "replica_1",
+        "worker_0_max",
+        "worker_0_min",
+        "worker_0_spread",
+    ]
+    events = EventAccumulator(str(tmp_path / "replica_1"))
+    events.Reload()
+    found = [
+        (event.step, float(tf.make_ndarray(event.tensor_proto)))
+        for event in events.Tensors("replicas/loss")
+    ]
+    expected = by_hand(SHARES[2][1])[0]
+    np.testing.assert_allclose(found, [(3, expected), (6, expected)], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_picture_is_drawn_at_the_end(tmp_path):
+    """A whole PNG."""
+    fit(line(2), ReplicaMetrics(picture=tmp_path / "replicas.png", every=1), epochs=2)
+    content = (tmp_path / "replicas.png").read_bytes()
+    assert content.startswith(b"\x89PNG") and content.endswith(b"IEND\xaeB`\x82")
+    assert [path.name for path in tmp_path.iterdir()] == ["replicas.png"]
+
+
+@pytest.mark.slow
+def test_a_model_whose_gradients_are_all_sparse():
+    """An embedding and a loss that has no losses of examples: there is nothing dense to sum."""
+    layers = [keras.Input((1,), dtype="int32"), keras.layers.Embedding(3, 1, "ones")]
+    model = kmg.distribute(keras.Sequential([*layers, keras.layers.Flatten()]), replicas_of(2))
+    model.compile("sgd", lambda y, y_pred: keras.ops.mean(keras.ops.square(y - y_pred)))
+    x = np.array([[0], [1], [2], [2]])
+    history = fit(model, ReplicaMetrics(), x=x, y=np.zeros((4, 1)), epochs=2)
+    np.testing.assert_allclose(history["loss"][0], 1.0)
+    assert history["replica_0/examples"] == history["replica_1/examples"] == [2, 2]
+    assert history["replica_0/gradient_norm"][0] > 0
+    assert history["replica_0/compute_time"][1] > 0
+
+
+@keras.saving.register_keras_serializable("tests")
+class SlowWithLarge(keras.layers.Layer):
+    """Takes its time over examples larger than 50."""
+
+    def call(self, x):
+        def wait(values):
+            if values.size and values.max() > 50:
+                time.sleep(0.1)
+            return np.zeros((), np.float32)
+
+        waited = tf.numpy_function(wait, [tf.stop_gradient(x)], tf.float32)
+        return x + tf.reshape(waited, ())
+
+
+def test_a_replica_that_stays_behind_is_named(caplog):
+    """A real one: the second replica's examples take 100 ms longer, in every batch."""
+    x = np.tile(np.array([[1], [1], [99], [99]], "float32"), (6, 1))
+    inputs = keras.Input((1,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(SlowWithLarge()(inputs)))
+    model = kmg.distribute(model, replicas_of(2))
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    callback = ReplicaMetrics(every=2)
+    with caplog.at_level(logging.WARNING, "keras_multigpu"):
+        history = fit(model, callback, x=x, y=np.zeros((24, 1)), epochs=2)
+    assert callback.slowest[:3] == (1, 0, "CPU:1")
+    assert callback.slowest.factor > 1.25
+    assert callback.slowest.windows == 6
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert re.match(r"Replica 1 \(CPU:1, worker 0\) stays behind: .* in 3 measurements", told[0])
+    # The fast replica waits, and that is no computation of its own.
+    assert history["replica_1/compute_time"][1] > 0.1 > history["replica_0/compute_time"][1]
+    assert history["replica_0/sync_time"][1] > 0.07 > history["replica_1/sync_time"][1]
+
+
+class Forbid(Probe):
+    """Forbids steps with a large loss."""
+
+    def on_replica(self, seen):
+        return [seen.total_loss]
+
+    def allows(self, measured):
+        return measured[0][0] < 50.0
+
+
+@pytest.mark.slow
+def test_a_forbidden_step_is_left_out_of_the_loss():
+    """Of three steps the last, with the squares of 9 and 10, is forbidden."""
+
+    class Guard(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            self.model.training_run.watch(Forbid())
+
+    history = fit(line(2), Guard(), ReplicaMetrics(["mae"]), x=X[[0, 1, 2, 3, 8, 9]], y=Y[:6])
+    np.testing.assert_allclose(history["replica_0/loss"], [2.5])
+    np.testing.assert_allclose(history["replica_0/mae"], [1.5])
+    assert history["replica_0/examples"] == [2]
+
+
+@pytest.mark.slow
+def test_it_changes_nothing():
+    """Weights and logs are those of training without it."""
+    results = []
+    for callbacks in ([], [ReplicaMetrics(["mae"], every=1)]):
+        model = line(2)
+        model.optimizer.learning_rate.assign(0.01)
+        history = fit(model, *callbacks, epochs=2)
+        results.append([history["loss"], model.get_weights()[0].tolist()])
+    assert results[0] == results[1]
+
+
+def test_the_progress_bar_shows_nothing_of_it(capsys):
+    """Dozens of values would fill the screen."""
+    line(2).fit(X, Y, batch_size=4, verbose=2, callbacks=[ReplicaMetrics()])
+    assert "replica_0" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"every": 0}, "`every` is not a positive integer.*Received: every=0"),
+        ({"slow_windows": 0}, "`slow_windows` is not.*Received: slow_windows=0"),
+        ({"slow_factor": 1.0}, "no replica slower.*above 1.*Received: slow_factor=1.0"),
+        ({"path": "a.txt"}, r"no known kind.*\.csv or \.jsonl.*Received: path='a.txt'"),
+        ({"picture": "a.jpg"}, r"no PNG.*Received: path='a.jpg'"),
+        ({"metrics": "accuracy"}, "no metric.*list of names.*Received: metrics='accuracy'"),
+        ({"metrics": [3]}, r"no metric.*Received: metrics=\[3\]"),
+        ({"metrics": ["acuracy"]}, "acuracy"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    """Each is named when the callback is made."""
+    with pytest.raises(ValueError, match=message):
+        ReplicaMetrics(**arguments)
+
+
+def test_a_path_that_cannot_be_written_is_named_before_training(tmp_path):
+    """A file stands where a folder would have to be."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot be written.*Choose another path.*Received: path="):
+        ReplicaMetrics(path=tmp_path / "file" / "replicas.csv")
+    (tmp_path / "folder.csv").mkdir()
+    with pytest.raises(ValueError, match="cannot be written: .*Is a directory"):
+        ReplicaMetrics(path=tmp_path / "folder.csv")

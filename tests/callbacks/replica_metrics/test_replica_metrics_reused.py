@@ -1,0 +1,138 @@
+"""`ReplicaMetrics`: one object for several models, and what is refused before training."""
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from cpu_replicas import replicas_of
+from test_replica_metrics import fit
+from test_replica_metrics import line
+
+import keras_multigpu as kmg
+from keras_multigpu.callbacks import ReplicaMetrics
+from keras_multigpu.callbacks.timing.replica_window import Place
+from keras_multigpu.callbacks.timing.replica_window import Window
+from keras_multigpu.callbacks.timing.replica_window import behind
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+
+
+def classifier(units, activation, loss):
+    """A model that stays as it is."""
+    keras.utils.set_random_seed(2)
+    layers = [keras.Input((3,)), keras.layers.Dense(units, activation=activation)]
+    model = kmg.distribute(keras.Sequential(layers), replicas_of(2))
+    model.compile(keras.optimizers.SGD(0.0), loss)
+    return model
+
+
+@pytest.mark.slow
+def test_a_second_model_has_metrics_of_its_own(tmp_path):
+    """Accuracy is that of two classes, and then that of four; the file goes on."""
+    path = tmp_path / "replicas.csv"
+    callback = ReplicaMetrics(["accuracy"], path=path)
+    binary = classifier(1, "sigmoid", "binary_crossentropy")
+    fit(binary, callback, x=X, y=(X[:, :1] > 0) * 1)
+    model = classifier(4, "softmax", "sparse_categorical_crossentropy")
+    y = np.arange(8) % 4
+    history = fit(model, callback, x=X, y=y, batch_size=8)
+    right = model.predict(X, verbose=0).argmax(-1) == y
+    assert history["replica_0/accuracy"] == [right[:4].mean()]
+    assert history["replica_1/accuracy"] == [right[4:].mean()]
+    assert len(callback.windows) == 1
+    assert len(path.read_text().splitlines()) == 1 + 2 * 2
+
+
+@pytest.mark.slow
+def test_a_model_that_was_compiled_anew_begins_anew():
+    """The same model and `compile`: measurements go on; another `compile`: they begin anew."""
+    model, callback = line(2), ReplicaMetrics(["mae"])
+    fit(model, callback)
+    probe = callback._probe
+    fit(model, callback)
+    assert callback._probe is probe
+    assert len(callback.windows) == 2
+    model.compile(keras.optimizers.SGD(0.0), "mae")
+    fit(model, callback)
+    assert callback._probe is not probe
+    assert len(callback.windows) == 1
+
+
+@pytest.mark.parametrize(("step_time", "expected"), [(1.0, 1), (11.9, 1), (12.1, None)])
+def test_a_lag_that_is_a_small_part_of_a_step_is_none(step_time, expected):
+    """0.6 seconds are 5% of 12."""
+    values = {"compute_time": np.array([1.0, 1.6]), "step_time": np.full(2, step_time)}
+    found = behind(Window(0, 1, Place(0, 0, ["GPU:0", "GPU:1"]), values), 1.25, None)
+    assert (found and found.replica) == expected
+
+
+def test_a_replica_is_named_once_a_fit(caplog):
+    """It catches up in between, and falls behind again."""
+    callback = ReplicaMetrics(slow_windows=1)
+    place = Place(0, 0, ["GPU:0", "GPU:1"])
+
+    def window(*times):
+        values = {"compute_time": np.array(times), "step_time": np.full(2, 2.0)}
+        return Window(0, 1, place, values)
+
+    with caplog.at_level(logging.WARNING, "keras_multigpu"):
+        for times in ((1, 2), (1, 1), (1, 2), (2, 1), (1, 2)):
+            callback._judge(window(*map(float, times)))
+    told = [record.getMessage()[:9] for record in caplog.records]
+    assert told == ["Replica 1", "Replica 0"]
+
+
+def test_an_epoch_that_was_only_compiled_has_no_speed():
+    """One step, and it was compiled: not zero examples a second."""
+    history = fit(line(2), ReplicaMetrics(), batch_size=10)
+    for name in ("examples_per_second", "step_time", "compute_time", "data_wait"):
+        assert np.isnan(history[f"replica_0/{name}"]).all()
+    assert np.isnan(history["replicas/examples_per_second_min"]).all()
+
+
+@keras.saving.register_keras_serializable("tests")
+class Square(keras.layers.Layer):
+    """Adds the mean square of its inputs as the loss."""
+
+    def call(self, x):
+        self.add_loss(keras.ops.mean(x**2))
+        return x
+
+
+@pytest.mark.parametrize("dataset", [False, True])
+def test_metrics_need_targets(dataset):
+    """Without metrics the same data are fine."""
+    layers = [keras.Input((3,)), keras.layers.Dense(2), Square()]
+    model = kmg.distribute(keras.Sequential(layers), replicas_of(2))
+    model.compile(keras.optimizers.SGD(0.0))
+    x = tf.data.Dataset.from_tensor_slices(X).batch(8) if dataset else X
+    size = {} if dataset else {"batch_size": 8}
+    with pytest.raises(ValueError, match=r"no targets.*Expected targets.*Leave out.*y=None"):
+        model.fit(x, **size, verbose=0, callbacks=[ReplicaMetrics(["mae"])])
+    history = model.fit(x, **size, verbose=0, callbacks=[ReplicaMetrics()]).history
+    assert np.isfinite(history["replica_0/loss"]).all()
+
+
+def test_two_in_one_fit_are_refused():
+    """They would write the same names."""
+    with pytest.raises(ValueError, match=r"second `ReplicaMetrics`.*Expected one.*Received: call"):
+        fit(line(1), ReplicaMetrics(), ReplicaMetrics(["mae"]))
+
+
+@pytest.mark.parametrize("name", ["picture", "log_dir"])
+def test_what_cannot_be_written_is_named_before_training(tmp_path, name):
+    """A file stands where a folder would have to be."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot be written.*Choose another path.*Received: path="):
+        ReplicaMetrics(**{name: tmp_path / "file" / "replicas.png"})
+
+
+@pytest.mark.parametrize("slow_factor", ["2", None, float("nan"), float("inf"), True])
+def test_a_factor_is_a_number(slow_factor):
+    """Not a text, which Python would not compare."""
+    with pytest.raises(ValueError, match="no replica slower.*above 1.*Received: slow_factor="):
+        ReplicaMetrics(slow_factor=slow_factor)

@@ -1,0 +1,405 @@
+"""Checkpoints as files: what is written comes back, and what is damaged is noticed."""
+
+import errno
+import itertools
+import json
+import logging
+import os
+import resource
+import subprocess
+import sys
+import zipfile
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder
+from keras_multigpu.callbacks.resumable_checkpoint.format import Damaged
+from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
+from keras_multigpu.callbacks.resumable_checkpoint.format import decoded as decoded_file
+from keras_multigpu.callbacks.resumable_checkpoint.writer import BackgroundWriter
+
+TREE = {
+    "empty": {},
+    "kind": "a word that the format uses itself",
+    "numbers": [1, 2.5, float("inf"), True, None, 2**70],
+    "pair": ("é", [("nested",)]),
+    3: {None: "keys that are no texts"},
+    "array": np.arange(6, dtype=np.int64).reshape(2, 3)[:, ::-1],
+    "half": np.float16([0.1, -2]),
+    "brain": np.array([1.5, 3.25], ml_dtypes.bfloat16),
+    "flags": np.array([True, False]),
+    "texts": np.array(["a", "bcd"]),
+    "nothing": np.zeros((0, 4), np.float32),
+    "scalar": np.float32(0.1),
+    "zero_d": np.array(7, np.uint32),
+}
+
+
+def written(path, tree):
+    """A file with a tree."""
+    with path.open("wb") as file:
+        Encoded(tree).write_to(file)
+    return path
+
+
+def decoded(path):
+    """The tree in a file."""
+    with path.open("rb") as file:
+        return decoded_file(file)
+
+
+def folder(path, keep=2):
+    """An open folder of checkpoints."""
+    opened = CheckpointFolder(path, keep)
+    opened.open()
+    return opened
+
+
+def assert_same(one, other):
+    """Types and values."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one:
+            assert_same(one[key], other[key])
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other)
+        for pair in zip(one, other, strict=True):
+            assert_same(*pair)
+    elif isinstance(one, (np.ndarray, np.generic)):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        np.testing.assert_array_equal(one, other)
+    else:
+        assert one == other
+
+
+def test_a_tree_comes_back_as_it_was(tmp_path):
+    """Values, types, shapes and structure."""
+    assert_same(decoded(written(tmp_path / "a", TREE)), TREE)
+
+
+def test_anyone_can_open_it(tmp_path):
+    """NumPy, and whatever reads ZIP archives."""
+    path = written(tmp_path / "a.kmg", {"model": {"weights/0": np.arange(3)}, "epoch": 7})
+    with np.load(path) as arrays:
+        np.testing.assert_array_equal(arrays["model.weights.0.0"], [0, 1, 2])
+        assert json.loads(arrays["tree.json"])["tree"]["epoch"] == 7
+
+
+def test_changes_after_encoding_do_not_matter(tmp_path):
+    """Lists and dicts that go on growing while a thread writes."""
+    tree = {"losses": [1.0]}
+    encoded = Encoded(tree)
+    tree["losses"].append(2.0)
+    with (tmp_path / "a").open("wb") as file:
+        encoded.write_to(file)
+    assert decoded(tmp_path / "a") == {"losses": [1.0]}
+
+
+@pytest.mark.parametrize(
+    ("value", "phrase"),
+    [
+        ({"a": [object()]}, r"the state\['a'\]\[0\] is a object"),
+        ({"a": np.array([None])}, r"the state\['a'\] is an array of object"),
+        ({(object(),): 1}, r"a key of the state\[0\] is a object"),
+    ],
+)
+def test_what_cannot_be_saved_is_named(value, phrase):
+    """With the way to it."""
+    with pytest.raises(TypeError, match=phrase):
+        Encoded(value)
+
+
+def test_every_damaged_byte_is_noticed(tmp_path):
+    """A flipped bit anywhere that changes what is read, and a file that ends too early."""
+    tree = {"array": np.arange(9.0)}
+    path = written(tmp_path / "a", tree)
+    content = path.read_bytes()
+    harmless = 0
+    for place, bit in itertools.product(range(len(content)), (1, 16, 128)):
+        damaged = bytearray(content)
+        damaged[place] ^= bit
+        path.write_bytes(damaged)
+        try:
+            assert_same(decoded(path), tree)  # Dates of parts, and the like.
+            harmless += 1
+        except Damaged:
+            pass
+    assert harmless < len(content), "Of three flips for each byte."
+    for length in range(0, len(content), 7):
+        path.write_bytes(content[:length])
+        with pytest.raises(Damaged):
+            decoded(path)
+
+
+def test_the_last_ones_are_kept(tmp_path):
+    """Numbers go on; other files stay."""
+    (tmp_path / "notes.txt").write_text("mine")
+    files = folder(tmp_path, keep=3)
+    for number in range(5):
+        assert files.write(Encoded(number)).name == f"checkpoint-{number + 1:06}.kmg"
+    assert [decoded(path) for path in files.checkpoints()] == [2, 3, 4]
+    files.close()
+    files = folder(tmp_path, keep=1)
+    assert files.newest()[1] == 4
+    files.write(Encoded("next"))
+    assert [path.name for path in files.checkpoints()] == ["checkpoint-000006.kmg"]
+    assert (tmp_path / "notes.txt").exists()
+    files.close()
+
+
+def test_a_damaged_one_is_set_aside_and_the_one_before_is_taken(tmp_path, caplog):
+    """It is named in the log, kept, and its number is not used again."""
+    files = folder(tmp_path)
+    for number in range(2):
+        files.write(Encoded(number))
+    newest = files.checkpoints()[-1]
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with caplog.at_level(logging.WARNING, "keras_multigpu"):
+        path, content = files.newest()
+    assert (path.name, content) == ("checkpoint-000001.kmg", 0)
+    assert "checkpoint-000002.kmg is damaged: BadZipFile" in caplog.text
+    assert (tmp_path / "checkpoint-000002.kmg.damaged").exists()
+    assert files.write(Encoded(2)).name == "checkpoint-000003.kmg"
+    files.close()
+
+
+def test_if_all_are_damaged_nothing_begins_anew_by_itself(tmp_path):
+    """An error first. Then the folder is as good as new, and nothing was deleted."""
+    files = folder(tmp_path)
+    for number in range(2):
+        files.write(Encoded(number)).write_bytes(b"?")
+    with pytest.raises(ValueError, match="All checkpoints .* damaged.*000001.*000002"):
+        files.newest()
+    assert files.newest() is None
+    assert len(list(tmp_path.glob("*.damaged"))) == 2
+    files.close()
+
+
+def crafted(path, header, **members):
+    """A file of the right kind with anything in it."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("tree.json", header if isinstance(header, str) else json.dumps(header))
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+    return path
+
+
+def test_another_format_is_refused(tmp_path):
+    """It is not taken for a damaged one, which an older one could stand in for."""
+    files = folder(tmp_path)
+    path = tmp_path / "checkpoint-000001.kmg"
+    crafted(path, {"format": 12, "tree": None})
+    with pytest.raises(ValueError, match=r"Another version .* has format 12\. Expected format 2"):
+        files.newest()
+    path.write_bytes(b"keras_multigpu checkpoint 1\n" + bytes(99))
+    with pytest.raises(ValueError, match=r"Another version .* format 1, which was never released"):
+        files.newest()
+    assert path.exists()
+    files.close()
+
+
+ARRAY = {"kind": "array", "name": "a.npy"}
+
+
+def header_of(shape, dtype="<f8"):
+    """The beginning of an array in NumPy's format."""
+    text = f"{{'descr': {dtype!r}, 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.parametrize(
+    ("tree", "members"),
+    [
+        ('{"format": 2, "tree": ' + "[" * 100_000 + "]" * 100_000 + "}", {}),
+        ("[]", {}),
+        ({"format": 2}, {}),
+        ({"format": 2, "tree": ARRAY}, {}),
+        ({"format": 2, "tree": {**ARRAY, "name": "../../etc/passwd"}}, {"a": b""}),
+        ({"format": 2, "tree": {"kind": "dict", "keys": [[]], "items": [1]}}, {}),
+        ({"format": 2, "tree": {"kind": "unheard of"}}, {}),
+        ({"format": 2, "tree": ARRAY}, {"a": header_of((10**15,))}),
+        ({"format": 2, "tree": ARRAY}, {"a": header_of((-3,))}),
+        ({"format": 2, "tree": ARRAY}, {"a": header_of((1,)) + bytes(16)}),
+        ({"format": 2, "tree": ARRAY}, {"a": header_of((1,), "|O") + bytes(8)}),
+        ({"format": 2, "tree": {**ARRAY, "dtype": "float128"}}, {"a": header_of((1,)) + bytes(8)}),
+    ],
+    ids=range(12),
+)
+def test_what_was_crafted_is_damaged(tmp_path, tree, members):
+    """Too deep, too large, too short, of another kind: no file of this package is like that."""
+    with pytest.raises(Damaged):
+        decoded(crafted(tmp_path / "a", tree, **members))
+
+
+def test_an_archive_that_unpacks_to_more_than_it_is_is_damaged(tmp_path):
+    """Nothing of it is unpacked."""
+    with zipfile.ZipFile(tmp_path / "a", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("tree.json", bytes(10**6))
+    with pytest.raises(Damaged, match="longer than the file"):
+        decoded(tmp_path / "a")
+
+
+@pytest.mark.parametrize("name", ["lock", "checkpoint-000001.kmg"])
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_what_is_no_plain_file_is_named(tmp_path, name, kind):
+    """It is not read, written or waited for."""
+    (tmp_path / "mine").write_text("precious")
+    place = tmp_path / "run" / name
+    place.parent.mkdir()
+    if kind == "pipe":
+        os.mkfifo(place)
+    elif kind == "link":
+        place.symlink_to(tmp_path / "mine")
+    else:
+        place.mkdir()
+    with pytest.raises(ValueError, match=f"{name} is a link, a pipe or a folder"):
+        files = folder(tmp_path / "run")
+        try:
+            files.newest()
+        finally:
+            files.close()
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_a_lock_that_is_another_file_too_is_named(tmp_path):
+    """To note the process in it would overwrite that file."""
+    (tmp_path / "mine").write_text("precious")
+    os.link(tmp_path / "mine", tmp_path / "lock")
+    with pytest.raises(ValueError, match="a file that has other names"):
+        folder(tmp_path)
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_a_link_in_the_place_of_a_file_to_come_is_not_followed(tmp_path):
+    """Somebody has put it there while training went on."""
+    (tmp_path / "mine").write_text("precious")
+    files = folder(tmp_path / "run")
+    (tmp_path / "run" / "checkpoint-000001.kmg").symlink_to(tmp_path / "mine")
+    (tmp_path / "run" / "checkpoint-000002.kmg.partial").symlink_to(tmp_path / "mine")
+    assert files.write(Encoded(1)).name == "checkpoint-000003.kmg"
+    (tmp_path / "run" / "checkpoint-000004.kmg.partial").symlink_to(tmp_path / "mine")
+    files.write(Encoded(2))
+    assert (tmp_path / "mine").read_text() == "precious"
+    files.close()
+
+
+def test_other_names_are_left_alone(tmp_path, caplog):
+    """A copy that somebody has made, and a digit that is no number."""
+    names = ["checkpoint-\u00b2.kmg", "checkpoint-best.kmg", "checkpoint-.kmg"]
+    for name in names:
+        (tmp_path / name).write_text("mine")
+    files = folder(tmp_path, keep=1)
+    assert files.newest() is None
+    for number in range(3):
+        files.write(Encoded(number))
+    assert all((tmp_path / name).read_text() == "mine" for name in names)
+    assert all(f"{name} has no number, and is left alone" in caplog.text for name in names)
+    files.close()
+
+
+def test_half_written_files_are_removed(tmp_path):
+    """What a kill has left."""
+    (tmp_path / "checkpoint-000004.kmg.partial").write_bytes(b"half")
+    files = folder(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lock"]
+    files.close()
+
+
+def test_a_folder_has_one_run_in_a_process(tmp_path):
+    """The second is refused, until the first one is over."""
+    first = folder(tmp_path)
+    with pytest.raises(ValueError, match="Another run .* this process"):
+        folder(tmp_path / "." / "x" / "..")
+    first.close()
+    folder(tmp_path).close()
+
+
+def test_a_folder_has_one_run_in_all_processes(tmp_path):
+    """The error names the process. When that is killed, the folder is free."""
+    program = (
+        "import fcntl, os, sys, time\n"
+        f"lock = os.open({str(tmp_path / 'lock')!r}, os.O_RDWR | os.O_CREAT)\n"
+        "fcntl.lockf(lock, fcntl.LOCK_EX)\n"
+        "os.write(lock, b'process 7 on there')\n"
+        "print('locked', flush=True); time.sleep(60)"
+    )
+    other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    assert other.stdout.readline() == b"locked\n"
+    with pytest.raises(ValueError, match="Another run .*: process 7 on there. Expected"):
+        folder(tmp_path)
+    other.kill()
+    other.communicate()
+    files = folder(tmp_path)
+    assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
+    files.close()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    """A file stands in its place."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="cannot be written: .*Received: folder='.*file'"):
+        folder(tmp_path / "file")
+
+
+@pytest.fixture
+def tiny_disk(tmp_path):
+    """A file system of 256 kB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("Only root can make a file system.")
+    yield place
+    subprocess.run(["umount", place], check=True)
+
+
+def test_a_full_disk_is_an_error_and_nothing_is_lost(tiny_disk):
+    """The checkpoints before are still there, and there is no half one."""
+    files = folder(tiny_disk)
+    files.write(Encoded("before"))
+    with pytest.raises(OSError, match="No space left on device.*room for 1.0 MB.*still there") as e:
+        files.write(Encoded(np.zeros(1_000_000, np.uint8)))
+    assert e.value.errno == errno.ENOSPC
+    assert not list(tiny_disk.glob("*.partial"))
+    assert files.newest()[1] == "before"
+    files.close()
+
+
+def test_a_read_only_disk_is_named(tiny_disk):
+    """When the folder is opened, long before anything is to be saved."""
+    subprocess.run(["mount", "-o", "remount,ro", tiny_disk], check=True)
+    with pytest.raises(OSError, match="cannot be written: Read-only file system") as error:
+        folder(tiny_disk / "run")
+    assert error.value.errno == errno.EROFS
+
+
+def test_an_error_of_the_writing_thread_is_raised(tmp_path):
+    """At the next occasion, once."""
+    files = folder(tmp_path)
+    writer = BackgroundWriter(files)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        writer.write(Encoded(np.zeros(9999)))
+        with pytest.raises(OSError, match="cannot be written: File too large"):
+            writer.wait()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    writer.raise_error()
+    writer.write(Encoded("small"))
+    assert writer.close() is None
+    assert files.newest()[1] == "small"
+    files.close()
+
+
+def test_without_locks_it_still_works(tmp_path, monkeypatch, caplog):
+    """On systems without `fcntl` two runs are not noticed, and a line says so."""
+    monkeypatch.setitem(sys.modules, "fcntl", None)
+    with caplog.at_level(logging.INFO, "keras_multigpu"):
+        folder(tmp_path).close()
+    assert "two runs in one folder are not noticed" in caplog.text

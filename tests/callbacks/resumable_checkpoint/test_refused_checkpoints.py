@@ -1,0 +1,151 @@
+"""`ResumableCheckpoint` refuses what does not belong to a run, and nothing is lost."""
+
+import shutil
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from interrupted_runs import X
+from interrupted_runs import Y
+from interrupted_runs import batches
+from interrupted_runs import checkpoint_in
+from interrupted_runs import fit
+from interrupted_runs import network
+from interrupted_runs import values_of
+
+import keras_multigpu as kmg
+from keras_multigpu.callbacks import ResumableCheckpoint
+from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
+
+pytestmark = [
+    pytest.mark.usefixtures("unoptimized_graphs"),
+    # Keras itself, where its callbacks read the learning rate on replicas.
+    pytest.mark.filterwarnings(
+        "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A folder with a run of one epoch."""
+    folder = tmp_path_factory.mktemp("begun") / "run"
+    fit(network(1), batches(), [keras.callbacks.TerminateOnNaN()], checkpoint_in(folder), epochs=1)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "phrase"),
+    [
+        ({"model": lambda: network(1, units=5)}, r"another model: .*units was 4 and is 5"),
+        ({"model": lambda: network(1, loss="mae")}, "another model: loss was .* and is 'mae'"),
+        (
+            {"model": lambda: network(1, optimizer="rms")},
+            r"another model: optimizers\[0\] was 'SGD' and is 'RMSprop'",
+        ),
+        (
+            {"data": lambda: batches(global_batch_size=8)},
+            "data have changed .*global_batch_size was 4",
+        ),
+        ({"data": lambda: batches(seed=8)}, "data have changed .*data.seed was 7 and is 8"),
+        ({"data": lambda: batches().take(21)}, "data have changed .*examples was 22 and is 21"),
+        ({"data": lambda: (X, Y)}, "data have changed .*kind was 'Batches' and is 'ndarray'"),
+        ({"class_weight": {0: 2.0}}, r"data.class_weight was None and is \{'0': 2.0\}"),
+        ({"steps_per_epoch": 5}, "data have changed .*steps_per_epoch was 6"),
+        ({"initial_epoch": 2}, "comes after the one of .*at most 1.*initial_epoch=2"),
+        ({"callbacks": [keras.callbacks.BackupAndRestore("x")]}, "A `BackupAndRestore` came with"),
+        ({"callbacks": [ResumableCheckpoint("y")]}, "A second `ResumableCheckpoint` came with"),
+    ],
+)
+@pytest.mark.slow
+def test_what_does_not_belong_together_is_refused(begun, change, phrase):
+    """By name, before a step is trained, and the checkpoints stay as they are."""
+    change = dict(change)
+    model = change.pop("model", lambda: network(1))()
+    data = change.pop("data", batches)()
+    callbacks = change.pop("callbacks", [])
+    if isinstance(data, tuple):
+        data, change["y"] = data
+    files = sorted(begun.glob("*.kmg"))
+    before = values_of(model) if model.built else {}
+    with pytest.raises(ValueError, match=phrase):
+        fit(model, data, callbacks, checkpoint_in(begun), **change)
+    assert sorted(begun.glob("*.kmg")) == files
+    after = values_of(model)
+    for name in before:
+        np.testing.assert_array_equal(before[name], after[name])
+
+
+def test_what_may_change_is_said_and_applied(begun, caplog):
+    """A rate, a clip, a cache; the state itself is that of the checkpoint."""
+    shutil.copytree(begun, other := begun.with_name("other"))
+    model = network(1, optimizer="clipped")
+    fit(model, batches(cache="memory"), [], checkpoint_in(other), epochs=1)
+    assert float(model.optimizer.learning_rate) == np.float32(0.005)
+    assert "clipnorm was None and is 1.0; learning_rate[0] was 0.0199" in caplog.text
+    # It is the new one from now on.
+    fit(network(1, optimizer="clipped"), batches(), [], checkpoint_in(other), epochs=2)
+    assert caplog.text.count("What is written now counts") == 2
+
+
+def test_callbacks_that_come_or_go_are_named(begun, caplog):
+    """It is no error: somebody may have had enough of one."""
+    stop = keras.callbacks.EarlyStopping("loss")
+    fit(network(1), batches(), [stop], checkpoint_in(begun), epochs=1)
+    assert "EarlyStopping is new since the checkpoint was saved" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_replica_batch_size_that_means_another_size_is_refused(tmp_path):
+    """With the way out."""
+    data = batches(global_batch_size=None, replica_batch_size=2)
+    fit(network(2), data, [], checkpoint_in(tmp_path), epochs=1)
+    with pytest.raises(ValueError, match="With another number of replicas say `global_batch_size="):
+        fit(network(4), data, [], checkpoint_in(tmp_path), epochs=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_shuffle_without_a_seed_is_named(tmp_path, caplog, wrapped):
+    """No process can repeat it."""
+    tf.random.set_seed(None)  # A seed of the whole program would do.
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(22).batch(4)
+    data = kmg.data.from_dataset(data) if wrapped else data
+    fit(network(1), data, [], checkpoint_in(tmp_path), epochs=1)
+    assert caplog.text.count("The dataset shuffles without a seed") == 1
+
+
+def test_an_archive_that_is_no_run_is_named(tmp_path):
+    """A file of the right format with something else in it."""
+    with (tmp_path / "checkpoint-000001.kmg").open("wb") as file:
+        Encoded({"run": {}}).write_to(file)
+    with pytest.raises(ValueError, match="not the checkpoint of a run: it has no 'callbacks'"):
+        fit(network(1), batches(), [], checkpoint_in(tmp_path))
+
+
+def test_a_state_that_cannot_be_saved_is_named(tmp_path):
+    """With the callback and the way to the value."""
+
+    class Odd(keras.callbacks.Callback):
+        state = {"model": object()}
+
+    with pytest.raises(TypeError, match=r"\['Odd'\]\['own'\]\['model'\] is a object"):
+        fit(network(1), batches(), [Odd()], checkpoint_in(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "phrase"),
+    [
+        ({"every_steps": 0}, "`every_steps` is not a positive integer"),
+        ({"every_epochs": 1.5}, "`every_epochs` is not a positive integer"),
+        ({"keep": 0}, "`keep` is not a positive integer"),
+        ({"every_minutes": -1}, "`every_minutes` is no time"),
+        ({"signals": "SIGTERM"}, "`signals` holds what is no signal .*'SIGTERM'"),
+        ({"signals": ["SIGNOTHING"]}, "`signals` holds what is no signal .*'SIGNOTHING'"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments, phrase):
+    """When the callback is made."""
+    with pytest.raises(ValueError, match=phrase):
+        ResumableCheckpoint("run", **arguments)

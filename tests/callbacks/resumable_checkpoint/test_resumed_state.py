@@ -1,0 +1,160 @@
+"""What `ResumableCheckpoint` brings back besides the model, when it saves, and what is damaged."""
+
+import contextlib
+import io
+import random
+import resource
+import time
+
+import keras
+import numpy as np
+import pytest
+from interrupted_runs import StopAt
+from interrupted_runs import Stopped
+from interrupted_runs import assert_same_values
+from interrupted_runs import batches
+from interrupted_runs import checkpoint_in
+from interrupted_runs import fit
+from interrupted_runs import network
+from interrupted_runs import values_of
+from resumed_runs import assert_same
+from resumed_runs import run
+
+from keras_multigpu.callbacks import ResumableCheckpoint
+from keras_multigpu.callbacks.resumable_checkpoint.format import decoded
+
+pytestmark = [
+    pytest.mark.usefixtures("unoptimized_graphs"),
+    # Keras itself, where its callbacks read the learning rate on replicas.
+    pytest.mark.filterwarnings(
+        "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+    ),
+]
+
+
+def states_in(folder):
+    """Where each run stood that was saved."""
+    return [decoded(io.BytesIO(path.read_bytes()))["run"] for path in sorted(folder.glob("*.kmg"))]
+
+
+@pytest.mark.slow
+def test_batches_of_a_changed_size(tmp_path):
+    """The size of now, the size that is asked for next, and the progress bar's number of steps."""
+
+    class Grow(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.training_run.set_batch_size([7, 11][min(epoch, 1)], largest_share=3)
+
+        def on_epoch_begin(self, epoch, logs=None):
+            seen.append((epoch, self.params["steps"], self.model.replication.pieces))
+
+    seen = []
+    one = run(tmp_path / "a", [], extra=lambda: [Grow()])
+    assert seen == [(0, 6, 1), (1, 4, 2), (2, 2, 2)]
+    seen.clear()
+    other = run(tmp_path / "b", [(1, None, "on_epoch_begin"), (1, 2)], extra=lambda: [Grow()])
+    assert_same(one, other)
+    assert seen == [(0, 6, 1), (1, 4, 2), (1, 4, 2), (1, 4, 2), (2, 2, 2)]
+
+
+@pytest.mark.parametrize("swap_on_epoch", [False, True])
+@pytest.mark.slow
+def test_swapped_weights(tmp_path, swap_on_epoch):
+    """Averages that change places with the weights while they are validated, or between epochs."""
+    settings = {"network": {"optimizer": "ema"}, "replicas": (1,), "validation_data": batches()}
+
+    def swap():
+        return [keras.callbacks.SwapEMAWeights(swap_on_epoch=swap_on_epoch)]
+
+    one = run(tmp_path / "a", [], extra=swap, **settings)
+    stops = [(0, None, "on_epoch_end"), (2, 3)]
+    assert_same(one, run(tmp_path / "b", stops, extra=swap, **settings))
+
+
+@pytest.mark.slow
+def test_the_steps_of_tensorboard_go_on(tmp_path):
+    """They are counted from the first process on."""
+
+    class Count(keras.callbacks.TensorBoard):
+        def on_train_end(self, logs=None):
+            numbers.append(self._global_train_batch)
+            super().on_train_end(logs)
+
+    numbers = []
+    for stop in [StopAt(1, 2), StopAt(9)]:
+        board = Count(str(tmp_path / "logs"), write_graph=False)
+        with contextlib.suppress(Stopped):
+            fit(network(1), batches(), [board, stop], checkpoint_in(tmp_path / "run"))
+    assert numbers == [18]
+
+
+@pytest.mark.slow
+def test_global_generators_go_on(tmp_path):
+    """Those of Python and of NumPy, from which callbacks of a user's own may draw."""
+
+    class Draw(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            drawn[:] = [*drawn, random.random(), np.random.rand()][-6:]
+
+    drawn = []
+    run(tmp_path / "a", [], replicas=(1,), extra=lambda: [Draw()])
+    expected = list(drawn)
+    run(tmp_path / "b", [(1, 3)], replicas=(1,), extra=lambda: [Draw()])
+    assert drawn == expected
+
+
+@pytest.mark.slow
+def test_when_it_saves(tmp_path):
+    """After steps over all epochs, after minutes, at the end of epochs, and in the end."""
+    model = network(1)
+
+    def places(epochs=3, **settings):
+        checkpoint = ResumableCheckpoint(
+            tmp_path / str(len(list(tmp_path.iterdir()))), keep=99, **settings
+        )
+        fit(model, batches(), [], checkpoint, epochs=epochs)
+        states = states_in(checkpoint.folder)
+        return [(state["epoch"], state["step"]) for state in states]
+
+    assert places() == [(1, 0), (2, 0), (3, 0)]
+    assert places(every_epochs=2) == [(2, 0), (3, 0)]
+    assert places(every_epochs=None) == [(3, 0)]
+    assert places(every_epochs=None, every_steps=4) == [(0, 4), (1, 2), (1, 6), (2, 4), (3, 0)]
+    assert len(places(every_epochs=None, every_minutes=1e-9)) == 21
+    assert places(every_epochs=None, every_minutes=5) == [(3, 0)]
+
+
+@pytest.mark.slow
+def test_two_fits_with_one_object(tmp_path):
+    """The second goes on where the first one has ended; after an error the folder is free again."""
+    model, checkpoint = network(1), checkpoint_in(tmp_path / "run")
+    with pytest.raises(Stopped):
+        fit(model, batches(), [StopAt(1, 2)], checkpoint)
+    assert checkpoint.resumed_from is None
+    history = fit(model, batches(), [], checkpoint)
+    assert checkpoint.resumed_from.name == "checkpoint-000008.kmg"
+    assert history.epoch == [0, 1, 2]
+    assert fit(model, batches(), [], checkpoint).history == history.history
+    whole = network(1)
+    assert fit(whole, batches(), [], checkpoint_in(tmp_path / "b")).history == history.history
+    assert_same_values(values_of(whole), values_of(model))
+
+
+@pytest.mark.slow
+def test_a_thread_that_cannot_write_ends_training(tmp_path):
+    """The error comes at the next step, and the checkpoints before are still there."""
+
+    def limit(batch, logs):
+        if batch == 2:
+            while len(list(tmp_path.glob("*.kmg"))) < 2:
+                time.sleep(0.01)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=limit)
+    try:
+        with pytest.raises(OSError, match="cannot be written: File too large"):
+            fit(network(1), batches(), [callback], checkpoint_in(tmp_path, background=True))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [state["step"] for state in states_in(tmp_path)] == [1, 2]

@@ -1,0 +1,77 @@
+"""The verdict names the part that limits the speed, and knobs that exist."""
+
+import keras
+import numpy as np
+import pytest
+from test_throughput_report import X
+from test_throughput_report import Y
+from test_throughput_report import network
+
+import keras_multigpu as kmg
+from keras_multigpu.callbacks.throughput_report.bottlenecks import verdict_on
+from keras_multigpu.callbacks.throughput_report.report import Throughput
+
+
+def shares(**parts):
+    """A measurement with these parts of 100 seconds."""
+    straggler = parts.pop("straggler", 0.0)
+    parts = {"data_wait": 0.0, "compute": 0.0, "all_reduce": 0.0, "host": 0.0, **parts}
+    return Throughput(0, ["CPU:0"] * 2, 10, 100.0, 100.0, parts, straggler)
+
+
+@pytest.mark.parametrize(
+    ("found", "data", "expected"),
+    [
+        (
+            shares(data_wait=61, compute=39),
+            kmg.data.from_arrays(X, Y, augment=lambda x, y: (x, y)),
+            'input-bound: 61% waiting; try cache="memory" or a folder, a larger replica batch, '
+            "the augmentation as first layers of the model",
+        ),
+        (
+            shares(data_wait=61, compute=39),
+            kmg.data.from_arrays(X, Y, cache="memory"),
+            "input-bound: 61% waiting; try a larger replica batch",
+        ),
+        (
+            shares(all_reduce=30, compute=45, host=25),
+            X,
+            "communication-bound: 30% in the all-reduce; try a larger replica batch (micro_batches="
+            " where memory is short), faster links between the devices, or fewer devices",
+        ),
+        (
+            shares(host=55, compute=45),
+            X,
+            "host-bound: 55% outside of the devices; try compile(steps_per_execution=8), "
+            "compile(jit_compile=True), a larger replica batch, callbacks that do less after each "
+            "step",
+        ),
+        (
+            shares(compute=90, host=10),
+            X,
+            "compute-bound: 90% computing; try mixed precision: "
+            'keras.config.set_dtype_policy("mixed_bfloat16"), compile(jit_compile=True), '
+            "more devices",
+        ),
+        (
+            shares(compute=90, host=10, straggler=40),
+            X,
+            "held up by the slowest replica: 40% waiting for it; try `ReplicaMetrics`, which names "
+            "the replica, a look at what else runs on its device",
+        ),
+    ],
+)
+def test_verdicts(found, data, expected):
+    """The largest part other than computation, if it is a fifth or more; and what helps."""
+    model = network(2, jit_compile=False)
+    assert verdict_on(found, model, data) == expected
+
+
+def test_files_that_are_read_can_be_cropped(tmp_path):
+    """Images are smaller and fewer pixels are decoded."""
+    for number in range(4):
+        (tmp_path / str(number % 2)).mkdir(exist_ok=True)
+        image = np.zeros((8, 8, 3))
+        keras.utils.save_img(tmp_path / str(number % 2) / f"{number}.png", image, scale=False)
+    data = kmg.data.from_directory(tmp_path, image_size=(8, 8))
+    assert "crop=" in verdict_on(shares(data_wait=61, compute=39), network(2), data)

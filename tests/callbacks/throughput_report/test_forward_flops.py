@@ -1,0 +1,77 @@
+"""Operations of a forward pass, and what devices can do at most."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_multigpu.callbacks.throughput_report.device_peaks import peak_of
+from keras_multigpu.callbacks.throughput_report.forward_flops import forward_flops
+
+INPUT = keras.Input((6, 6, 4))
+
+
+def attention(x):
+    """Two heads of four numbers each."""
+    return keras.layers.MultiHeadAttention(2, 4)(x, x)
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (lambda x: keras.layers.Dense(5)(x), 36 * 4 * 5),
+        (lambda x: keras.layers.Conv2D(8, 3)(x), 16 * 8 * 9 * 4),
+        # Keras hides a convolution in groups in a function of its own.
+        (lambda x: keras.layers.Conv2D(8, 3, groups=2, padding="same")(x), None),
+        (lambda x: keras.layers.Conv2D(8, 3, strides=2, padding="same")(x), 9 * 8 * 9 * 4),
+        (lambda x: keras.layers.DepthwiseConv2D(3, padding="same")(x), 36 * 4 * 9),
+        (lambda x: keras.layers.Conv2DTranspose(8, 2, strides=2)(x), 36 * 4 * 4 * 8),
+        (lambda x: keras.layers.Reshape((36, 4))(x), 0),
+        (
+            lambda x: attention(keras.layers.Reshape((36, 4))(x)),
+            # Query, key, value and the output; scores; weighted values.
+            4 * 36 * 4 * 8 + 2 * 36 * 36 * 8,
+        ),
+        (lambda x: keras.layers.GRU(3)(keras.layers.Reshape((36, 4))(x)), None),
+    ],
+)
+def test_operations_by_hand(build, expected):
+    """Two for each term of each sum; None where a loop or a function hides some."""
+    model = keras.Model(INPUT, build(INPUT))
+    spec = tf.TensorSpec([None, 6, 6, 4], tf.float32)
+    assert forward_flops(model, spec) == (None if expected is None else 2 * expected)
+
+
+@pytest.mark.slow
+def test_operations_of_a_known_network():
+    """MobileNetV2's paper states 300 million multiplications for 224 x 224 pixels."""
+    model = keras.applications.MobileNetV2(weights=None)
+    flops = forward_flops(model, tf.TensorSpec([None, 224, 224, 3], tf.float32))
+    np.testing.assert_allclose(flops, 2 * 300e6, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tensor_float", "expected"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "float16", True, 312e12),
+        ("NVIDIA A100-SXM4-80GB", "float32", True, 156e12),
+        ("NVIDIA A100-SXM4-80GB", "float32", False, 19.5e12),
+        ("NVIDIA A10", "bfloat16", True, 125e12),
+        ("NVIDIA A10G", "bfloat16", True, None),
+        ("NVIDIA H200", "bfloat16", True, 989.4e12),
+        ("NVIDIA H200 NVL", "bfloat16", True, None),
+        ("NVIDIA H100 80GB HBM3", "float32", True, 494.7e12),
+        ("NVIDIA H100 PCIe", "float16", True, 756e12),
+        ("Tesla T4", "float16", True, 65e12),
+        ("Tesla T4", "bfloat16", True, None),
+        ("Tesla V100-SXM2-16GB", "float32", True, 15.7e12),
+        ("Tesla V100-PCIE-16GB", "float16", True, 112e12),
+        ("NVIDIA L40S", "float16", True, 362.05e12),
+        ("NVIDIA L4", "float32", True, 60e12),
+        ("NVIDIA L4", "float64", True, None),
+        ("Some GPU", "float16", True, None),
+    ],
+)
+def test_peaks_of_devices(name, dtype, tensor_float, expected):
+    """By the name that TensorFlow tells; none rather than a wrong one."""
+    assert peak_of(name, dtype, tensor_float) == expected

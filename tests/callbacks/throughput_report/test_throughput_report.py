@@ -1,0 +1,346 @@
+"""`ThroughputReport`: the parts of a step, the verdict, scaling and operations."""
+
+import json
+import random
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from cpu_replicas import covering
+from cpu_replicas import replicas_of
+from own_step import OwnStep
+
+import keras_multigpu as kmg
+from keras_multigpu.callbacks import ThroughputReport
+from keras_multigpu.callbacks.throughput_report.report import throughput_of
+from keras_multigpu.callbacks.timing.step_clock import Timing
+from keras_multigpu.callbacks.timing.step_probe import Sums
+from keras_multigpu.training.variables.model_state import ModelState
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+NAP = 0.02
+LONG_NAP = 5 * NAP
+"""So long that what else a busy machine does in a step is little beside it."""
+
+
+def network(replicas, *first_layers, **compiled):
+    """A small model with dropout and momentum."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((4,)), *first_layers, keras.layers.Dropout(0.2), keras.layers.Dense(3)]
+    model = kmg.distribute(keras.Sequential(layers), replicas_of(replicas))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"], **compiled)
+    return model
+
+
+X = np.random.default_rng(0).normal(size=(34, 4)).astype("float32")
+Y = np.random.default_rng(0).integers(0, 3, 34)
+
+
+def slow_data(nap=NAP):
+    """Batches of eight and a last one of two, each of which takes its time to come."""
+
+    def wait(x, y):
+        def nap_and_give(values):
+            time.sleep(nap)
+            return values
+
+        x = tf.ensure_shape(tf.numpy_function(nap_and_give, [x], tf.float32), [None, 4])
+        return x, y
+
+    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).map(wait)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Nap(keras.layers.Layer):
+    """Sleeps in the forward pass; on the replicas whose examples have a large mean, longer."""
+
+    def __init__(self, seconds=NAP, **kwargs):
+        super().__init__(**kwargs)
+        self.seconds = seconds
+
+    def call(self, x):
+        def nap(values):
+            time.sleep(self.seconds * (3 if values.size and values.max() > 50 else 1))
+            return np.zeros((), np.float32)
+
+        return x + tf.reshape(self.napped(nap, x), ())
+
+    @staticmethod
+    def napped(nap, x):
+        # Stateful functions would run one after another, on whatever replica.
+        return tf.numpy_function(nap, [tf.stop_gradient(x)], tf.float32, stateful=False)
+
+    def get_config(self):
+        return {**super().get_config(), "seconds": self.seconds}
+
+
+class Dawdle(keras.callbacks.Callback):
+    """Takes its time after each call of steps."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        time.sleep(LONG_NAP)
+
+
+def reported(model, *callbacks, x=None, epochs=2, **arguments):
+    """The last report of a training, and the callback."""
+    report = ThroughputReport(verbose=0, **arguments)
+    data = {"x": X, "y": Y, "batch_size": 8} if x is None else {"x": x}
+    model.fit(**data, epochs=epochs, verbose=0, callbacks=[report, *callbacks])
+    return report
+
+
+@pytest.mark.parametrize(
+    ("replicas", "compiled"),
+    covering(
+        [1, 2, 4],
+        [{"run_eagerly": True}, {"steps_per_execution": 2}, {"micro_batches": 2}, {}],
+    ),
+    ids=str,
+)
+@pytest.mark.slow
+def test_the_parts_add_up_to_the_wall_time(replicas, compiled):
+    """In every epoch, none of them negative; the ragged batch has examples for few replicas."""
+    model = network(replicas, **compiled)
+    began = time.perf_counter()
+    reports = reported(model, epochs=2).reports
+    whole = time.perf_counter() - began
+    first, second = reports
+    assert first.steps == (3 if "steps_per_execution" in compiled else 4)
+    assert second.steps == 5
+    assert second.examples == 34
+    assert first.examples == 34 - 8 * (5 - first.steps)
+    for report in reports:
+        assert list(report.parts) == ["data_wait", "compute", "all_reduce", "host"]
+        assert min(report.parts.values()) >= 0
+        np.testing.assert_allclose(sum(report.parts.values()), report.wall, rtol=1e-9)
+        np.testing.assert_allclose(sum(report.shares.values()), 1)
+        assert report.parts["compute"] > 0
+        assert 0 < report.wall < whole / 2, "Compiling takes most of such a short training."
+        assert len(report.devices) == replicas
+
+
+@pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}])
+@pytest.mark.slow
+def test_waiting_for_data_is_found(compiled):
+    """Outside of graphs and inside; each batch comes 100 ms late."""
+    model = network(2, **compiled)
+    report = reported(model, x=slow_data(LONG_NAP)).report
+    assert report.parts["data_wait"] > 0.8 * LONG_NAP * report.steps
+    assert report.shares["data_wait"] > 0.5
+    assert report.verdict.startswith(f"input-bound: {report.shares['data_wait']:.0%} waiting; try")
+    assert "kmg.data.from_*" in report.verdict
+
+
+@pytest.mark.slow
+def test_computation_is_found():
+    """A layer that takes 100 ms."""
+    report = reported(network(1, Nap(LONG_NAP))).report
+    assert report.shares["compute"] > 0.5
+    assert report.parts["compute"] > 0.9 * LONG_NAP * report.steps
+    assert report.verdict.startswith("compute-bound: ")
+
+
+@pytest.mark.slow
+def test_the_host_is_found():
+    """Another callback that takes 100 ms after each step."""
+    report = reported(network(2), Dawdle()).report
+    assert report.shares["host"] > 0.5
+    assert report.verdict.startswith("host-bound: ")
+    assert "compile(steps_per_execution=8)" in report.verdict
+
+
+@pytest.mark.slow
+def test_waiting_for_the_slowest_is_computation_and_no_all_reduce():
+    """One of two replicas takes 300 ms instead of 100: the other one waits for 200."""
+    x = np.tile(np.repeat([[0.0], [99.0]], 4, axis=0), (4, 4)).astype("float32")
+    model = network(2, Nap(LONG_NAP))
+    report = ThroughputReport(verbose=0)
+    model.fit(x, np.zeros(32), batch_size=8, shuffle=False, verbose=0, callbacks=[report])
+    found = report.report
+    assert found.steps == 3
+    assert found.parts["compute"] > 0.9 * 3 * 3 * LONG_NAP
+    assert found.straggler / found.steps > 0.7 * LONG_NAP
+    assert found.parts["all_reduce"] < found.straggler
+    assert found.verdict.startswith("held up by the slowest replica: ")
+
+
+def test_the_parts_by_hand():
+    """Two replicas, two steps of ten examples in ten seconds."""
+    replicas = np.array([[2, 12, 0, 0, 3.0, 2.0], [2, 8, 0, 0, 4.0, 1.0]])
+    timing = Timing(10.0, 2.5, 6.0, 2, 2, Sums(replicas, np.array([2, 5.0, 1.0])))
+    found = throughput_of(3, ["GPU:0", "GPU:1"], timing)
+    assert found.parts == {"data_wait": 2.5, "compute": 5.0, "all_reduce": 1.0, "host": 1.5}
+    assert found.straggler == 1.5
+    assert (found.examples_per_second, found.examples_per_second_per_device) == (2.0, 1.0)
+    assert found.step_time == 5.0
+    # Clocks that disagree: nothing is negative, and the sum is still the wall time.
+    short = throughput_of(3, ["GPU:0", "GPU:1"], timing._replace(wall=8.0))
+    assert short.parts == {"data_wait": 2.5, "compute": 5.0, "all_reduce": 0.5, "host": 0.0}
+
+
+@pytest.mark.slow
+def test_operations_and_utilisation():
+    """24 operations forward, three times as many in training, of a peak that is told."""
+    report = reported(network(2), peak_flops=1e6).report
+    assert report.forward_flops == 2 * 4 * 3
+    np.testing.assert_allclose(report.flops_per_second, 72 * report.examples_per_second)
+    np.testing.assert_allclose(report.utilisation, report.flops_per_second / 2e6)
+    assert "of the devices' peak" in str(report)
+    unknown = reported(network(2)).report
+    assert unknown.utilisation is None
+    assert "peak of the devices unknown: no utilisation" in str(unknown)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.slow
+def test_scaling_is_measured_and_changes_nothing(replicas):
+    """A model bit for bit as it is without, and the generators of random numbers, too."""
+    results = []
+    for steps in (None, 2):
+        model = network(replicas)
+        random.seed(5)
+        np.random.seed(5)
+        report = reported(model, scaling_steps=steps)
+        results.append((ModelState.of(model).values, random.random(), np.random.random()))
+    (plain, *drawn), (measured, *drawn_too) = results
+    assert drawn == drawn_too
+    assert plain.keys() == measured.keys()
+    for name, value in plain.items():
+        np.testing.assert_array_equal(measured[name], value, name)
+    scaling = report.report.scaling
+    assert scaling.replicas == replicas
+    assert scaling.one > 0
+    np.testing.assert_allclose(scaling.efficiency, scaling.all / scaling.one / replicas)
+    assert scaling.shared is (replicas > 1)
+    assert f"scaling 1 -> {replicas}" in str(report.report)
+    # The model still trains.
+    model.fit(X, Y, batch_size=8, verbose=0)
+
+
+@pytest.mark.slow
+def test_scaling_of_replicas_that_only_wait():
+    """Where a step is a nap of 100 ms, two replicas do twice as much in the same time."""
+    scaling = reported(network(2, Nap(LONG_NAP)), scaling_steps=3).report.scaling
+    assert 0.7 < scaling.efficiency < 1.2
+
+
+@pytest.mark.slow
+def test_what_cannot_be_scaled():
+    """A generator is refused before training, a model that cannot be copied after it."""
+    with pytest.raises(ValueError, match="no batch can be read twice.*Received: data='generator'"):
+        report = ThroughputReport(scaling_steps=2)
+        network(2).fit(
+            ((X[:8], Y[:8]) for _ in range(4)), steps_per_epoch=2, verbose=0, callbacks=[report]
+        )
+
+    class Own(keras.Model):
+        def __init__(self, units):
+            super().__init__()
+            self.dense = keras.layers.Dense(units)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def get_config(self):
+            raise NotImplementedError("No configuration.")
+
+    model = kmg.distribute(Own(3), replicas_of(2))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with pytest.raises(ValueError, match="cannot be copied.*Leave out `scaling_steps`.*Received"):
+        reported(model, scaling_steps=2)
+
+
+@pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}])
+@pytest.mark.slow
+def test_a_train_step_of_ones_own(compiled):
+    """What happens inside is not seen, and the report says so."""
+    model = kmg.distribute(OwnStep(Nap(), keras.layers.Dense(3)), replicas_of(2))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, **compiled)
+    report = reported(model, x=slow_data(3 * NAP)).report
+    assert list(report.parts) == ["data_wait", "step", "host"]
+    np.testing.assert_allclose(sum(report.parts.values()), report.wall, rtol=1e-9)
+    assert report.parts["step"] > 0.9 * NAP * report.steps
+    # The next batch is read while a step runs.
+    assert report.parts["data_wait"] > NAP * report.steps
+    assert "inside your own `train_step` is not seen" in report.verdict
+    assert "step, as a whole" in str(report)
+
+
+@pytest.mark.slow
+def test_validation_is_left_out():
+    """It takes 100 ms a batch and is no part of the wall time."""
+    report = ThroughputReport(verbose=0)
+    model, slow = network(2), slow_data(LONG_NAP)
+    model.fit(X, Y, batch_size=8, epochs=2, verbose=0, validation_data=slow, callbacks=[report])
+    assert report.report.wall < 5 * LONG_NAP
+
+
+@pytest.mark.slow
+def test_it_prints_one_table(capsys):
+    """At the end, or after each epoch, or never."""
+    model = network(2)
+    for verbose, tables in ((0, 0), (1, 1), (2, 2)):
+        report = ThroughputReport(verbose=verbose)
+        model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[report])
+        printed = capsys.readouterr().out
+        assert printed.count("Throughput of epoch") == tables
+        if verbose:
+            assert str(report.report) in printed
+    assert [one.split()[0] for one in str(report.report).splitlines()[1:]][:6] == [
+        "examples",
+        "step",
+        "wait",
+        "compute",
+        "all-reduce",
+        "host",
+    ]
+
+
+@pytest.mark.slow
+def test_a_training_of_which_everything_was_compiled(capsys):
+    """One step tells nothing."""
+    report = reported(network(2), x=slow_data().take(1), epochs=1)
+    assert report.report is None
+    assert "every step of the epoch was compiled" in report.reports[0].verdict
+    assert "every step" in str(report.reports[0])
+
+
+@pytest.mark.slow
+def test_files(tmp_path):
+    """JSON after each epoch, a picture at the end; the same object serves two trainings."""
+    path, picture = tmp_path / "report.json", tmp_path / "report.png"
+    report = ThroughputReport(path=path, picture=picture, verbose=0, peak_flops=1e9)
+    model = network(2)
+    for _ in range(2):
+        model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[report])
+        found = json.loads(path.read_text())["epochs"]
+        assert [one["epoch"] for one in found] == [0, 1]
+        assert found[1]["verdict"] == report.report.verdict
+        assert found[1]["utilisation"] == report.report.utilisation
+        assert sum(found[1]["shares"].values()) == pytest.approx(1)
+    # The second training compiled nothing, so its first step counts.
+    assert [one["steps"] for one in found] == [5, 5]
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG") and content.endswith(b"IEND\xaeB`\x82")
+    assert {one.name for one in tmp_path.iterdir()} == {"report.json", "report.png"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"path": "a.csv"}, r"no JSON.*ends in \.json.*Received: path='a.csv'"),
+        ({"picture": "a.jpg"}, r"no PNG.*Received: path='a.jpg'"),
+        ({"scaling_steps": 0}, "`scaling_steps` is not a positive.*Received: scaling_steps=0"),
+        ({"peak_flops": -1.0}, "not positive.*Received: peak_flops=-1.0"),
+        ({"verbose": 3}, "`verbose` has an unknown value.*0, 1, 2.*Received: verbose=3"),
+    ],
+)
+def test_bad_arguments(arguments, message):
+    """Each is named when the callback is made."""
+    with pytest.raises(ValueError, match=message):
+        ThroughputReport(**arguments)

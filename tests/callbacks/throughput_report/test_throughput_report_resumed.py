@@ -1,0 +1,122 @@
+"""`ThroughputReport` in a training that goes on, and with models and arguments that surprise it."""
+
+import json
+import logging
+
+import keras
+import numpy as np
+import pytest
+from cpu_replicas import replicas_of
+from test_throughput_report import X
+from test_throughput_report import Y
+from test_throughput_report import network
+
+import keras_multigpu as kmg
+from keras_multigpu.callbacks import ResumableCheckpoint
+from keras_multigpu.callbacks import ThroughputReport
+from keras_multigpu.callbacks.throughput_report.report import Scaling
+from keras_multigpu.callbacks.throughput_report.report import Throughput
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+
+class StopBefore(keras.callbacks.Callback):
+    """Ends training as an epoch begins."""
+
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == self.epoch:
+            raise KeyboardInterrupt
+
+
+def epochs_in(path):
+    """The epochs that a file tells of."""
+    return [one["epoch"] for one in json.loads(path.read_text())["epochs"]]
+
+
+@pytest.mark.slow
+def test_a_resumed_training_has_the_reports_of_all_epochs(tmp_path):
+    """Stopped after two of three epochs; the operations are known in all of them."""
+    path = tmp_path / "speed.json"
+
+    def fit(*others):
+        report = ThroughputReport(path=path, verbose=0)
+        callbacks = [report, ResumableCheckpoint(tmp_path / "run"), *others]
+        network(2).fit(X, Y, batch_size=16, epochs=3, verbose=0, callbacks=callbacks)
+        return report
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(StopBefore(2))
+    before = json.loads(path.read_text())["epochs"]
+    report = fit()
+    assert epochs_in(path) == [one.epoch for one in report.reports] == [0, 1, 2]
+    assert json.loads(path.read_text())["epochs"][:2] == before
+    assert [one.forward_flops for one in report.reports] == [24, 24, 24]
+
+
+def test_a_report_comes_back_from_its_state():
+    """With the scaling that was measured."""
+    parts = {"data_wait": 0.0, "compute": 1.0, "all_reduce": 0.0, "host": 1.0}
+    report = Throughput(1, ["CPU:0"], 2, 8.0, 2.0, parts, 0.0, scaling=Scaling(2, 1.0, 2.0, True))
+    assert Throughput.from_state(report.state) == report
+    assert Throughput.from_state(report._replace(scaling=None).state).scaling is None
+
+
+@pytest.mark.slow
+def test_a_second_fit_begins_its_file_anew(tmp_path):
+    """The file is that of the last `fit`."""
+    path, model = tmp_path / "speed.json", network(1)
+    report = ThroughputReport(path=path, verbose=0)
+    model.fit(X, Y, epochs=2, verbose=0, callbacks=[report])
+    model.fit(X, Y, epochs=3, initial_epoch=2, verbose=0, callbacks=[report])
+    assert epochs_in(path) == [2]
+
+
+@keras.saving.register_keras_serializable("tests")
+class SeveralOnly(keras.layers.Layer):
+    """Refuses a single example, with an error of any kind."""
+
+    def call(self, x):
+        assert x.shape[0] != 1, "no single examples"
+        return x
+
+
+@pytest.mark.slow
+def test_operations_that_cannot_be_counted_end_no_training(caplog):
+    """They are not told, and the reason is in the log."""
+    layers = [keras.Input((4,)), SeveralOnly(), keras.layers.Dense(1)]
+    model = kmg.distribute(keras.Sequential(layers), replicas_of(2))
+    model.compile("sgd", "mse")
+    report = ThroughputReport(verbose=0)
+    with caplog.at_level(logging.DEBUG, "keras_multigpu"):
+        model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[report])
+    assert report.report.forward_flops is None
+    told = [r.getMessage() for r in caplog.records if "cannot be counted" in r.getMessage()]
+    assert len(told) == 1
+    assert "no single examples" in told[0]
+
+
+@pytest.mark.slow
+def test_an_epoch_that_was_only_compiled_has_no_speed():
+    """One step, and it was compiled: not zero examples a second."""
+    report = ThroughputReport(verbose=0)
+    network(1).fit(X, Y, batch_size=34, verbose=0, callbacks=[report])
+    assert np.isnan(report.reports[0].examples_per_second)
+    assert report.reports[0].as_json()["examples_per_second"] is None
+
+
+@pytest.mark.parametrize("peak_flops", ["a", True, 0, -1.0, float("nan"), float("inf")])
+def test_a_peak_is_a_number(peak_flops):
+    """Not a text, which Python would not compare."""
+    with pytest.raises(ValueError, match=r"`peak_flops` is no number.*Leave it.*Received"):
+        ThroughputReport(peak_flops=peak_flops)
+
+
+def test_a_picture_that_cannot_be_written_is_named_before_training(tmp_path):
+    """A file stands where a folder would have to be."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot be written.*Choose another path.*Received: path="):
+        ThroughputReport(picture=tmp_path / "file" / "speed.png")

@@ -1,0 +1,36 @@
+"""A source for tests of caches: pictures full of their number."""
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.road.source import ExampleSource
+
+
+class Numbers(ExampleSource):
+    """Example i is a 2x2 picture full of i, with the class i % 3; what is read is counted."""
+
+    name = "numbers"
+
+    def __init__(self, count=10, settings="plain", damaged=(), draws=False):
+        self.num_examples = count
+        self.spec = (tf.TensorSpec((2, 2, 1), tf.uint8), tf.TensorSpec((), tf.int32), None)
+        self.labels = np.arange(count) % 3
+        self.settings = settings
+        self.damaged = set(damaged)
+        self.draws = draws
+        self.read_ones = []
+
+    def read_one(self, index, seed):
+        self.read_ones.append(index)
+        if index in self.damaged:
+            raise DamagedExample("torn in two")
+        return np.full((2, 2, 1), index % 256, np.uint8), index % 3, None
+
+    def identity(self, exact=False):
+        return f"numbers, {self.settings}"
+
+
+def numbers_of(dataset):
+    """The numbers in all batches, in their order."""
+    return [int(number) for x, *_ in dataset for number in x[:, 0, 0, 0]]

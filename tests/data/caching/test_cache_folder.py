@@ -1,0 +1,342 @@
+"""Caches in a folder, shared by processes and safe from their end."""
+
+import errno
+import json
+import logging
+import multiprocessing
+import os
+import re
+import resource
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from caching_processes import fill
+from numbered_examples import Numbers
+from numbered_examples import numbers_of
+
+from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.caching.cached_source import cached
+from keras_multigpu.data.caching.files import locked
+
+
+def test_other_settings_have_another_cache(tmp_path):
+    for source in (Numbers(10), Numbers(10, settings="grey"), Numbers(9)):
+        cached(source, tmp_path).prepare()
+        assert len(source.read_ones) == source.num_examples
+    assert len(list(tmp_path.glob("*/sums.npy"))) == 3
+    again = Numbers(10)
+    cached(again, tmp_path).prepare()
+    assert again.read_ones == []
+
+
+def test_the_files_are_plain_arrays(tmp_path):
+    cached(Numbers(10), tmp_path).prepare()
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "cache.json",
+        "leaf_0.npy",
+        "leaf_1.npy",
+        "sums.npy",
+    ]
+    assert np.load(folder / "leaf_0.npy")[:, 0, 1, 0].tolist() == list(range(10))
+    assert np.load(folder / "leaf_1.npy").tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
+
+
+def test_bfloat16_comes_back(tmp_path):
+    source = Numbers(10)
+    source.spec = (tf.TensorSpec((2, 2, 1), tf.bfloat16), tf.TensorSpec((), tf.int32), None)
+    batches = Batches(source, global_batch_size=10, shuffle=False, cache=tmp_path)
+    assert next(iter(batches.epoch(0)))[0].dtype == tf.bfloat16
+    assert numbers_of(batches.epoch(0)) == list(range(10))
+
+
+def cut(leaf):
+    leaf.write_bytes(leaf.read_bytes()[:-1])
+
+
+def longer(leaf):
+    leaf.write_bytes(leaf.read_bytes() + b"0")
+
+
+def bad_header(leaf):
+    """Where NumPy's own reader fails with an error of Python's tokenizer."""
+    leaf.write_bytes(leaf.read_bytes().replace(b"'descr'", b'"""descr'))
+
+
+def negative_size(leaf):
+    leaf.write_bytes(leaf.read_bytes().replace(b"(10,", b"(-9,"))
+
+
+def pipe(leaf):
+    leaf.unlink()
+    os.mkfifo(leaf)
+
+
+def foreign(leaf):
+    np.save(leaf, np.zeros((10, 7)))
+
+
+def no_sums(leaf):
+    (leaf.parent / "sums.npy").write_bytes(b"PK\x03\x04")
+
+
+def json_of(text):
+    def write(leaf):
+        (leaf.parent / "cache.json").write_text(text, encoding="latin-1")
+
+    return write
+
+
+JSONS = {
+    "half": "{",
+    "deep": '{"damaged":' * 100_000,
+    "no text": "\xff\xfe",
+    "list": '{"damaged": []}',
+    "words": '{"damaged": {"one": "cause"}}',
+    "too many": '{"damaged": {"10": "cause"}}',
+    "long": '{"damaged": {"' + "1" * 5000 + '": "cause"}}',
+}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(cut, longer, Path.unlink, bad_header, negative_size, pipe, foreign, no_sums),
+        *(pytest.param(json_of(text), id=f"json {name}") for name, text in JSONS.items()),
+    ],
+)
+def test_a_cache_that_is_not_whole_is_made_anew(tmp_path, damage, caplog):
+    cached(Numbers(10), tmp_path).prepare()
+    damage(next(tmp_path.glob("*/leaf_0.npy")))
+    again = Numbers(10)
+    with caplog.at_level(logging.INFO, "keras_multigpu"):
+        batches = Batches(again, global_batch_size=10, shuffle=False, cache=tmp_path)
+        assert numbers_of(batches.epoch(0)) == list(range(10))
+    assert len(again.read_ones) == 10
+    (line,) = caplog.messages
+    assert "is not whole and is made anew" in line
+
+
+def changed_on_disk(folder, name, place):
+    """One byte of a file becomes another, `place` bytes from its end."""
+    path = next(folder.glob(f"*/{name}"))
+    content = bytearray(path.read_bytes())
+    content[-place] ^= 1
+    path.write_bytes(content)
+    return path
+
+
+# An example has four bytes of pixels, four of its class and four of its checksum.
+@pytest.mark.parametrize(
+    ("name", "place"), [("leaf_0.npy", 4 * 3), ("leaf_1.npy", 4 * 3), ("sums.npy", 4 * 3)]
+)
+def test_a_changed_byte_is_found_when_its_example_is_first_read(tmp_path, name, place, caplog):
+    """The eighth example of ten is read anew, once and for all."""
+    cached(Numbers(10), tmp_path).prepare()
+    changed_on_disk(tmp_path, name, place)
+    for found in (True, False):
+        again = Numbers(10)
+        batches = Batches(again, global_batch_size=4, shuffle=False, cache=tmp_path)
+        for epoch in range(2):
+            for x, y in batches.epoch(epoch):
+                np.testing.assert_array_equal(y, x[:, 0, 0, 0] % 3)
+            assert numbers_of(batches.epoch(epoch)) == list(range(10))
+        assert again.read_ones == [7] * found
+    (line,) = caplog.messages
+    assert re.fullmatch(r"1 example in the cache .* changed on the disk; read anew\.", line)
+
+
+def test_a_changed_byte_that_cannot_be_mended_is_named(tmp_path):
+    """Here the next process cannot get the lock, for there is a folder in its place."""
+    cached(Numbers(10), tmp_path).prepare()
+    folder = changed_on_disk(tmp_path, "leaf_0.npy", 1).parent
+    batches = Batches(Numbers(10), global_batch_size=10, cache=tmp_path)
+    dataset = batches.epoch(0)
+    folder.with_suffix(".lock").unlink()
+    folder.with_suffix(".lock").mkdir()
+    with pytest.raises(tf.errors.OpError) as error:
+        list(dataset)
+    assert str(batches.failure_in(error.value)) == (
+        "The cache holds other bytes than were written, and they cannot be replaced. Expected "
+        "examples whose checksums fit. Check the disk, and remove the cache's folder: it is made "
+        f"anew. Received: cache={str(folder)!r}, examples=[9]"
+    )
+
+
+def test_the_home_folder_can_be_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    cached(Numbers(), "~/cache").prepare()
+    assert (tmp_path / "cache").is_dir()
+
+
+def test_damage_known_from_earlier_stays_known(tmp_path):
+    """What one process does not read it does not forget, either."""
+    for rows in ([1, 3], [5, 7], [5]):
+        part = cached(Numbers(10, damaged=[3, 7]), tmp_path)
+        part.prepare_rows(np.array(rows))
+    about = json.loads(next(tmp_path.glob("*/cache.json")).read_text())
+    assert about["damaged"] == {"3": "torn in two", "7": "torn in two"}
+
+
+def test_a_full_disk_loses_nothing(tmp_path):
+    """Here it is a limit on the size of files that ends the writing."""
+    source = Numbers(1000)
+    kept = cached(source, tmp_path)
+    kept.prepare_rows(np.arange(10))
+    leaf = next(tmp_path.glob("*/leaf_0.npy"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (leaf.stat().st_size - 4 * 300, before[1]))
+    try:
+        with pytest.raises(OSError, match=r"cannot be written: File too large\. Expected"):
+            kept.prepare()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert np.count_nonzero(np.load(leaf.parent / "sums.npy")) >= 300
+    source.read_ones.clear()
+    kept.prepare()
+    assert len(source.read_ones) <= 700
+    assert (np.load(leaf)[:, 0, 0, 0] == np.arange(1000) % 256).all()
+
+
+def test_waiting_for_another_process_is_said(tmp_path, caplog):
+    first = cached(Numbers(10), tmp_path)
+    first.prepare_rows(np.arange(5))
+    folder = next(path for path in tmp_path.iterdir() if path.is_dir())
+    second = threading.Thread(target=cached(Numbers(10), tmp_path).prepare)
+    with caplog.at_level(logging.INFO, "keras_multigpu"):
+        with locked(folder):
+            second.start()
+            while not caplog.messages:
+                assert second.is_alive()
+                time.sleep(0.01)
+        second.join()
+    assert caplog.messages == [f"Another process is filling the cache {folder}; waiting for it."]
+
+
+def test_a_repaired_example_is_read_by_the_next_process(tmp_path):
+    """A new source stands for a new process: it knows nothing of the earlier attempt."""
+    before = cached(Numbers(10, damaged=[3]), tmp_path)
+    before.prepare()
+    about = json.loads(next(tmp_path.glob("*/cache.json")).read_text())
+    assert about == {"source": "numbers", "damaged": {"3": "torn in two"}}
+    repaired = Numbers(10)
+    batches = Batches(repaired, global_batch_size=4, cache=tmp_path)
+    assert sorted(numbers_of(batches.epoch(0))) == list(range(10))
+    assert repaired.read_ones == [3]
+
+
+def test_too_little_disk_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 21, 79))
+    source = Numbers(10)
+    # Ten examples of four bytes and a class in four more.
+    with pytest.raises(OSError, match=r"take 80 bytes, and 79 bytes are free") as error:
+        cached(source, tmp_path / "cache").prepare()
+    assert error.value.errno == errno.ENOSPC
+    assert list(tmp_path.iterdir()) == []
+    assert source.read_ones == []
+
+
+def test_a_folder_that_is_a_file_is_named(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("")
+    with pytest.raises(OSError, match=r"cannot be written: .* Expected a folder .*file"):
+        cached(Numbers(), path).prepare()
+
+
+# Processes
+
+
+@pytest.fixture(scope="module")
+def context():
+    """Makes processes by a fork of one that has imported the package: TensorFlow takes seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["keras_multigpu.data.caching.cached_source"])
+    return context
+
+
+@pytest.fixture
+def start(context):
+    """Starts a process that fills a cache; it and the end of its connection."""
+    started = []
+
+    def start(folder, seconds=0.002, as_nobody=False):
+        results, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=fill, args=(folder, seconds, as_nobody, theirs))
+        process.start()
+        theirs.close()
+        started.append((process, results))
+        return process, results
+
+    yield start
+    for process, results in started:
+        process.kill()
+        process.join()
+        process.close()
+        results.close()
+
+
+WHAT_IS_THERE = ([float(number) for number in range(198, -1, -1)], [(0, "torn in two")])
+
+
+def result(process, results):
+    """How many examples a process read; the cache must hold what it shall."""
+    assert results.poll(60)
+    count, *there = results.recv()
+    assert tuple(there) == WHAT_IS_THERE
+    return count
+
+
+def test_processes_share_one_folder(tmp_path, start):
+    """One fills it, the other waits, reads the same, and tries the damaged example again."""
+    children = [start(tmp_path / "cache") for _ in range(2)]
+    assert sorted(result(*child) for child in children) == [1, 200]
+
+
+def test_a_killed_process_leaves_its_work_and_no_lock(tmp_path, start):
+    folder = tmp_path / "cache"
+    killed, _ = start(folder, 0.02)
+    # The name has sixteen letters as soon as the files in it are whole.
+    while (
+        not (sums := list(folder.glob("?" * 16 + "/sums.npy")))
+        or np.count_nonzero(np.load(sums[0])) < 50
+    ):
+        assert killed.is_alive()
+        time.sleep(0.01)
+    heir = start(folder)
+    time.sleep(0.2)
+    killed.kill()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+    # The heir reads what is missing; what was read but not yet flushed is read again.
+    read_again = result(*heir)
+    assert 0 < read_again <= 150
+    assert np.count_nonzero(np.load(sums[0])) == 199
+
+
+def test_a_whole_cache_can_be_read_where_it_cannot_be_written(start):
+    with tempfile.TemporaryDirectory() as top:
+        os.chmod(top, 0o755)
+        folder = Path(top) / "cache"
+        assert result(*start(folder)) == 200
+        for path in [folder, *folder.iterdir()]:
+            path.chmod(0o555)
+        assert result(*start(folder, 0, as_nobody=True)) == 0
+        # One that is not there would have to be written.
+        whole = next(path for path in folder.iterdir() if path.is_dir())
+        folder.chmod(0o755)
+        whole.chmod(0o755)
+        whole.rename(folder / "other")
+        folder.chmod(0o555)
+        _, results = start(folder, 0, as_nobody=True)
+        error = results.recv()
+        assert error.startswith("PermissionError: ")
+        assert "The cache cannot be written: Permission denied. Expected a folder" in error

@@ -1,0 +1,176 @@
+"""Examples are decoded once, whether they are kept in memory or in a folder."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from numbered_examples import Numbers
+from numbered_examples import numbers_of
+
+from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.caching.cached_source import cached
+from keras_multigpu.data.road.source import ExampleSource
+
+
+@pytest.fixture(params=["memory", "folder"])
+def where(request, tmp_path):
+    return "memory" if request.param == "memory" else tmp_path / "cache"
+
+
+def test_each_example_is_decoded_once(where):
+    source = Numbers(10)
+    batches = Batches(source, global_batch_size=4, cache=where)
+    for epoch in range(3):
+        assert sorted(numbers_of(batches.epoch(epoch))) == list(range(10))
+    assert sorted(source.read_ones) == list(range(10))
+
+
+def test_the_cached_examples_are_those_of_the_source(where):
+    plain = Batches(Numbers(10), global_batch_size=4)
+    kept = Batches(Numbers(10), global_batch_size=4, cache=where)
+    for (x, y), (kept_x, kept_y) in zip(plain.epoch(1), kept.epoch(1), strict=True):
+        np.testing.assert_array_equal(x, kept_x)
+        np.testing.assert_array_equal(y, kept_y)
+        assert kept_x.dtype == tf.uint8
+
+
+def test_epochs_are_shuffled_anew(where):
+    batches = Batches(Numbers(50), global_batch_size=8, cache=where)
+    first, second = numbers_of(batches.epoch(0)), numbers_of(batches.epoch(1))
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(50))
+
+
+def test_augmentation_is_drawn_anew(where):
+    def noise(x, seeds):
+        drawn = tf.cast(seeds[:, 0], tf.float32) / 2.0**31
+        return tf.cast(x, tf.float32) + 0.9 * drawn[:, None, None, None]
+
+    batches = Batches(Numbers(6), global_batch_size=3, cache=where, augment=noise)
+    drawn = [
+        {int(value): float(value) % 1 for x, *_ in batches.epoch(epoch) for value in x[:, 0, 0, 0]}
+        for epoch in range(2)
+    ]
+    assert all(drawn[0][number] != drawn[1][number] for number in range(6))
+
+
+def test_copies_for_fit_and_evaluation_share_the_cache(where):
+    source = Numbers(10)
+    batches = Batches(source, global_batch_size=4, cache=where)
+    for copy in (batches, batches.evaluation(), batches.for_replicas(2), batches.with_(seed=5)):
+        assert sorted(numbers_of(copy.epoch(0))) == list(range(10))
+    assert len(source.read_ones) == 10
+
+
+def test_two_epochs_of_fit_with_validation_read_each_example_once(where):
+    source = Numbers(12)
+    train, validation = Batches(source, global_batch_size=4, cache=where).split(0.25)
+    validation = validation.evaluation()
+    model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    for epoch in range(2):
+        model.fit(train.epoch(epoch), validation_data=validation.epoch(0), shuffle=False, verbose=0)
+    assert sorted(source.read_ones) == list(range(12))
+
+
+def test_a_part_decodes_no_more_than_its_own_examples(where):
+    source = Numbers(100)
+    part = Batches(source, global_batch_size=4, cache=where, shuffle=False).take(10)
+    assert numbers_of(part.epoch(0)) == list(range(10))
+    assert sorted(source.read_ones) == list(range(10))
+    # A part of a part, and the whole, add what is missing.
+    halves = [numbers_of(half.epoch(0)) for half in part.split(0.5)]
+    assert sorted(halves[0] + halves[1]) == list(range(10))
+    assert len(source.read_ones) == 10
+    whole = Batches(source, global_batch_size=7, cache=where)
+    assert sorted(numbers_of(whole.epoch(0))) == list(range(100))
+    assert sorted(source.read_ones) == list(range(100))
+
+
+def test_rows_of_several_parts_are_read_together(where):
+    """One batch takes examples that were cached at different times."""
+    source = Numbers(9)
+    seeds = np.zeros((9, 2), np.int32)
+    kept = cached(source, where)
+    for rows in ([1, 4, 8], [0, 4, 5], [8, 7, 6, 3, 2]):
+        kept.prepare_rows(np.array(rows))
+    out = [np.zeros((9, 2, 2, 1), np.uint8), np.zeros(9, np.int32)]
+    indices = np.array([8, 7, 6, 5, 4, 3, 2, 1, 0])
+    assert kept.read(out, indices, seeds) == []
+    assert out[0][:, 1, 1, 0].tolist() == [8, 7, 6, 5, 4, 3, 2, 1, 0]
+    assert out[1].tolist() == [2, 1, 0, 2, 1, 0, 2, 1, 0]
+    assert sorted(source.read_ones) == list(range(9))
+
+
+# Damage
+
+
+def test_damaged_examples_are_reported_in_every_epoch(where):
+    source = Numbers(10, damaged=[3, 7])
+    batches = Batches(source, global_batch_size=4, cache=where, on_error="skip")
+    for epoch in range(2):
+        with pytest.warns(UserWarning, match=f"Epoch {epoch + 1} went without 2 damaged examples"):
+            assert sorted(numbers_of(batches.epoch(epoch))) == [0, 1, 2, 4, 5, 6, 8, 9]
+    assert {tuple(entry) for entry in batches.quarantine} == {
+        ("example 3 of numbers", "torn in two"),
+        ("example 7 of numbers", "torn in two"),
+    }
+    assert len(source.read_ones) == 10
+
+
+def test_a_damaged_example_raises_when_it_is_used(where):
+    source = Numbers(10, damaged=[3])
+    batches = Batches(source, global_batch_size=1, cache=where, shuffle=False)
+    batches._source.prepare()
+    with pytest.raises(tf.errors.InvalidArgumentError, match="example 3 of numbers cannot be read"):
+        numbers_of(batches.epoch(0))
+    assert numbers_of(batches.epoch(0, start=4)) == [4, 5, 6, 7, 8, 9]
+    assert len(source.read_ones) == 10
+
+
+@pytest.mark.slow
+def test_what_was_read_before_an_error_is_kept(where):
+    class Interrupted(Numbers):
+        def read_one(self, index, seed):
+            if index == 900 and not self.repaired:
+                raise RuntimeError("the disk is gone")
+            return super().read_one(index, seed)
+
+    source = Interrupted(1000)
+    source.repaired = False
+    batches = Batches(source, global_batch_size=10, cache=where)
+    with pytest.raises(RuntimeError, match="the disk is gone"):
+        batches.epoch(0)
+    source.repaired = True
+    source.read_ones.clear()
+    assert len(set(numbers_of(batches.epoch(0)))) == 256
+    assert 100 <= len(source.read_ones) <= 600
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("place", [True, "", 3])
+def test_what_is_no_place_is_refused(place):
+    with pytest.raises(ValueError, match=r"`cache` is no place .* Received: cache="):
+        Batches(Numbers(), cache=place)
+
+
+def test_random_crops_are_not_frozen(where):
+    with pytest.raises(ValueError, match=r"drawn anew .* would freeze .*RandomCrop.* Received"):
+        Batches(Numbers(draws=True), cache=where)
+
+
+def test_texts_go_to_memory_only(tmp_path):
+    class Texts(ExampleSource):
+        name = "texts"
+        num_examples = 3
+        spec = (tf.TensorSpec((), tf.string), None, None)
+
+        def read_one(self, index, seed):
+            return f"text {index}".encode(), None, None
+
+    batches = Batches(Texts(), global_batch_size=2, cache="memory", shuffle=False)
+    assert [x.numpy().tolist() for x in batches.epoch(0)] == [[b"text 0", b"text 1"], [b"text 2"]]
+    with pytest.raises(ValueError, match=r"hold texts\. .*cache=\"memory\".* Received"):
+        Batches(Texts(), cache=tmp_path)

@@ -1,0 +1,350 @@
+"""`ImageDecoder`: the pixels of Keras's own loader, by OpenCV and by TensorFlow."""
+
+import importlib.util
+import io
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from picture_files import animation
+from picture_files import encoded
+from picture_files import picture
+from picture_files import sixteen_bits
+
+from keras_multigpu.data.decoding.backends import PAYS
+from keras_multigpu.data.decoding.decoder import INTERPOLATIONS
+from keras_multigpu.data.decoding.decoder import ImageDecoder
+from keras_multigpu.data.decoding.decoder import centred_box
+from keras_multigpu.data.decoding.decoder import random_box
+from keras_multigpu.data.road.damage import DamagedExample
+
+SEED = np.array([1, 2], np.int32)
+
+
+def by_keras(folder, **settings):
+    """What `image_dataset_from_directory` gives of the files in a folder, rounded."""
+    dataset = keras.utils.image_dataset_from_directory(
+        folder, labels=None, shuffle=False, batch_size=None, verbose=False, **settings
+    )
+    return [np.clip(np.rint(image), 0, 255).astype(int) for image in dataset]
+
+
+def differences(ours, theirs):
+    """The largest difference of each of our images from theirs."""
+    assert [image.shape for image in ours] == [image.shape for image in theirs]
+    return [np.abs(one - other).max() for one, other in zip(ours, theirs, strict=True)]
+
+
+CROPPED_BY_KERAS = ("bilinear", "nearest", "bicubic", "lanczos3", "lanczos5")
+WAYS = [
+    *((interpolation, None) for interpolation in INTERPOLATIONS),
+    *((interpolation, "pad_to_aspect_ratio") for interpolation in INTERPOLATIONS),
+    *((interpolation, "crop_to_aspect_ratio") for interpolation in CROPPED_BY_KERAS),
+]
+
+
+@pytest.mark.parametrize(("interpolation", "way"), WAYS)
+def test_resized_as_by_keras(interpolation, way, any_backend, tmp_path):
+    """Larger, smaller, narrower and of the same size: within one level everywhere."""
+    sizes = [(75, 100), (33, 41), (20, 150), (120, 31), (40, 56), (1, 1)]
+    for number, size in enumerate(sizes):
+        (tmp_path / f"{number}.png").write_bytes(encoded(picture(*size)))
+    settings = {"interpolation": interpolation, **({way: True} if way else {})}
+    decoder = ImageDecoder((40, 56), **settings)
+    ours = [decoder.decode_file(str(tmp_path / f"{i}.png"), SEED) for i in range(len(sizes))]
+    assert all(image.dtype == np.uint8 and image.shape == (40, 56, 3) for image in ours)
+    theirs = by_keras(tmp_path, image_size=(40, 56), **settings)
+    assert max(differences(ours, theirs)) <= 1
+
+
+@pytest.mark.parametrize("color_mode", ["rgb", "rgba", "grayscale"])
+def test_decoded_as_by_keras(color_mode, any_backend, tmp_path):
+    """All kinds of PNG, and of the others what Keras can decode in this colour mode."""
+    rgba = picture(channels=4)
+    files = {
+        "a.png": encoded(picture()),
+        "b.png": encoded(rgba),
+        "c.png": encoded(picture(), mode="L"),
+        "d.png": encoded(rgba, mode="LA"),
+        "e.png": encoded(picture(), mode="P"),
+        "f.png": encoded(picture(), mode="P", transparency=5),
+        "g.png": encoded(picture(), mode="1"),
+        "h.png": sixteen_bits(picture()),
+        "i.png": sixteen_bits(picture(channels=1)),
+    }
+    if color_mode == "rgb":
+        files["j.gif"] = encoded(picture(), "GIF")
+        files["k.gif"] = animation("GIF")
+        files["l.png"] = animation("PNG")
+    if color_mode != "grayscale":
+        files["m.bmp"] = encoded(picture(), "BMP")
+        files["n.bmp"] = encoded(picture(), "BMP", mode="L")
+        files["o.bmp"] = encoded(rgba, "BMP")
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    decoder = ImageDecoder((75, 100), color_mode=color_mode)
+    ours = [decoder.decode_file(str(tmp_path / name), SEED) for name in sorted(files)]
+    theirs = by_keras(tmp_path, image_size=(75, 100), color_mode=color_mode)
+    assert differences(ours, theirs) == [0] * len(files)
+
+
+JPEGS = {
+    "plain": {},
+    "progressive": {"progressive": True},
+    "grey": {"mode": "L"},
+    "CMYK": {"mode": "CMYK"},
+    "all colours": {"subsampling": 0},
+}
+
+
+@pytest.mark.parametrize("color_mode", ["rgb", "grayscale"])
+@pytest.mark.parametrize("options", JPEGS.values(), ids=JPEGS)
+def test_jpegs_as_tensorflow_decodes_them_accurately(options, color_mode, any_backend):
+    """Exactly; a CMYK file within one level, or two in grey, which TensorFlow cannot do itself."""
+    data = encoded(picture(), "JPEG", quality=90, **options)
+    image = ImageDecoder((75, 100), color_mode=color_mode).decode(data, SEED).astype(int)
+    cmyk = options.get("mode") == "CMYK"
+    channels = 3 if color_mode == "rgb" or cmyk else 1
+    expected = tf.io.decode_jpeg(data, channels, dct_method="INTEGER_ACCURATE")
+    if cmyk and color_mode == "grayscale":
+        expected = tf.image.rgb_to_grayscale(expected)
+    assert np.abs(image - expected.numpy()).max() <= (cmyk and channels - len(color_mode) % 2)
+
+
+def test_jpegs_are_near_what_keras_decodes_fast(any_backend, tmp_path):
+    """Keras uses the fast transform: a few levels here and there."""
+    (tmp_path / "a.jpg").write_bytes(encoded(picture(), "JPEG", quality=90))
+    ours = ImageDecoder((40, 56)).decode_file(str(tmp_path / "a.jpg"), SEED)
+    theirs = by_keras(tmp_path, image_size=(40, 56))[0]
+    assert np.abs(ours - theirs).mean() < 1.5
+    assert np.abs(ours - theirs).max() <= 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("JPEG", {"quality": 100, "subsampling": 0}), ("GIF", {}), ("BMP", {}), ("BMP", {"mode": "P"}),
+     ("WEBP", {"lossless": True})],
+)  # fmt: skip
+@pytest.mark.parametrize("color_mode", ["rgb", "rgba", "grayscale"])
+def test_every_kind_in_every_color_mode(kind, options, color_mode, any_backend):
+    """Also where Keras fails: near what Pillow says, with an opaque alpha."""
+    from PIL import Image
+
+    data = encoded(picture(), kind, **options)
+    image = ImageDecoder((75, 100), color_mode=color_mode).decode(data, SEED)
+    mode = {"rgb": "RGB", "rgba": "RGBA", "grayscale": "L"}[color_mode]
+    expected = np.array(Image.open(io.BytesIO(data)).convert("RGB").convert(mode), int)
+    expected = expected.reshape(image.shape)
+    assert np.abs(image - expected).mean() < 0.6
+    if color_mode == "rgba":
+        assert (image[..., 3] == 255).all()
+
+
+def test_a_transparent_webp_keeps_its_alpha(any_backend):
+    """And its colours, also where it is transparent."""
+    rgba = picture(channels=4)
+    data = encoded(rgba, "WEBP", lossless=True, exact=True)
+    image = ImageDecoder((75, 100), color_mode="rgba").decode(data, SEED)
+    np.testing.assert_array_equal(image, rgba)
+    image = ImageDecoder((75, 100)).decode(data, SEED)
+    np.testing.assert_array_equal(image, rgba[..., :3])
+
+
+def test_of_an_animation_the_first_frame_is_taken():
+    """With OpenCV alone: TensorFlow reads animated WebPs wrongly."""
+    pytest.importorskip("cv2")
+    image = ImageDecoder((75, 100)).decode(animation("WEBP", lossless=True), SEED)
+    np.testing.assert_array_equal(image, picture())
+
+
+def test_an_animated_webp_is_named_where_opencv_is_missing(monkeypatch):
+    """TensorFlow would give a picture that is in none of its frames."""
+    monkeypatch.setitem(sys.modules, "cv2", None)
+    with pytest.raises(DamagedExample, match="an animated WebP, and those only OpenCV decodes"):
+        ImageDecoder((75, 100)).decode(animation("WEBP", lossless=True), SEED)
+
+
+def test_how_the_camera_was_held_is_ignored(any_backend):
+    """As by Keras: the array has the shape in which the file is stored."""
+    from PIL import Image
+
+    exif = Image.Exif()
+    exif[0x0112] = 6  # To be turned by 90 degrees.
+    turned = encoded(picture(), "JPEG", exif=exif)
+    decoder = ImageDecoder((75, 100))
+    straight = decoder.decode(encoded(picture(), "JPEG"), SEED)
+    np.testing.assert_array_equal(decoder.decode(turned, SEED), straight)
+
+
+def test_the_content_decides_and_not_the_name(any_backend, tmp_path):
+    """A PNG called .jpg is read as a PNG."""
+    path = tmp_path / "photo.jpg"
+    path.write_bytes(encoded(picture()))
+    image = ImageDecoder((75, 100)).decode_file(str(path), SEED)
+    np.testing.assert_array_equal(image, picture())
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP"])
+def test_a_random_crop_is_a_part_of_the_whole(kind, any_backend):
+    """The same part on both backends, and what a JPEG decodes of it is what it is in the whole.
+
+    At the edges of the part a JPEG may differ: its colours are interpolated from their neighbours,
+    which were not decoded.
+    """
+    data = encoded(picture(), kind)
+    whole = ImageDecoder((75, 100)).decode(data, SEED)
+    for number in range(20):
+        seed = np.array([number, 5], np.int32)
+        top, left, height, width = random_box(75, 100, seed)
+        part = ImageDecoder((height, width), crop="random").decode(data, seed)
+        expected = whole[top : top + height, left : left + width]
+        differs = np.abs(part.astype(int) - expected).max(axis=-1)
+        assert differs[1:-1, 1:-1].max(initial=0) == 0
+        assert differs.max() == 0 or kind == "JPEG"
+
+
+@pytest.mark.slow
+def test_of_a_large_jpeg_only_the_part_is_decoded(any_backend):
+    """Where it lies high enough; it is what it is in the whole, except at its edges."""
+    large = np.repeat(np.repeat(picture(), 14, axis=0), 14, axis=1)
+    data = encoded(large, "JPEG")
+    whole = ImageDecoder(large.shape[:2]).decode(data, SEED)
+    high = 0
+    for number in range(12):
+        seed = np.array([number, 5], np.int32)
+        top, left, height, width = random_box(*large.shape[:2], seed)
+        part = ImageDecoder((height, width), crop="random").decode(data, seed)
+        expected = whole[top : top + height, left : left + width]
+        differs = np.abs(part.astype(int) - expected).max(axis=-1)
+        assert differs[1:-1, 1:-1].max() == 0
+        high += top + height <= PAYS * large.shape[0]
+    assert high
+
+
+def test_random_crops_have_the_areas_and_aspects_of_inception():
+    """Areas spread over 0.08 to 1, log aspects over 3/4 to 4/3, places over the whole image."""
+    boxes = np.array([random_box(300, 400, np.array([i, 9])) for i in range(4000)])
+    top, left, height, width = boxes.T
+    assert (top >= 0).all() and (top + height <= 300).all()
+    assert (left >= 0).all() and (left + width <= 400).all()
+    area, aspect = height * width / 120_000, width / height
+    assert 0.078 < area.min() < 0.09 and 0.9 < area.max() <= 1
+    assert 0.74 < aspect.min() < 0.76 and 1.31 < aspect.max() < 1.35
+    # Of those below 0.4 every one fits into the image, so their areas are uniform.
+    assert abs(area[area < 0.4].mean() - 0.24) < 0.01
+    small = area < 0.15
+    assert abs((top[small] / (300 - height[small])).mean() - 0.5) < 0.03
+    assert abs((left[small] / (400 - width[small])).mean() - 0.5) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "expected"),
+    [(1000, 10, (493, 0, 13, 10)), (10, 1000, (0, 493, 10, 13)), (1, 1, (0, 0, 1, 1))],
+)
+def test_of_a_very_narrow_image_the_middle_is_taken(height, width, expected):
+    """An aspect ratio of 3/4 or 4/3 after ten draws that did not fit."""
+    assert random_box(height, width, SEED) == expected
+
+
+def test_a_random_crop_depends_on_the_seed_alone(any_backend):
+    """The same seed, the same pixels; another seed, others."""
+    data = encoded(picture(), "JPEG")
+    decoder = ImageDecoder((32, 32), crop="random")
+    first = decoder.decode(data, np.array([3, 4], np.int32))
+    np.testing.assert_array_equal(first, decoder.decode(data, np.array([3, 4], np.int32)))
+    assert (first != decoder.decode(data, np.array([4, 3], np.int32))).any()
+    assert decoder.draws and not ImageDecoder((32, 32)).draws
+
+
+def test_the_middle_of_an_image_by_hand():
+    """300 x 400 to a square: 50 columns go on each side."""
+    assert centred_box(300, 400, 224, 224) == (0, 50, 300, 300)
+    assert centred_box(400, 300, 224, 224) == (50, 0, 300, 300)
+    assert centred_box(300, 400, 3, 4) == (0, 0, 300, 400)
+
+
+def test_many_threads_read_the_same(any_backend, tmp_path):
+    """Eight threads on one decoder."""
+    (tmp_path / "a.jpg").write_bytes(encoded(picture(), "JPEG"))
+    decoder = ImageDecoder((40, 56))
+    expected = decoder.decode_file(str(tmp_path / "a.jpg"), SEED)
+    with ThreadPoolExecutor(8) as threads:
+        images = threads.map(
+            lambda _: decoder.decode_file(str(tmp_path / "a.jpg"), SEED), range(64)
+        )
+        assert all((image == expected).all() for image in images)
+
+
+def test_both_backends_agree():
+    """JPEGs to the bit before resizing, all within one level after it."""
+    pytest.importorskip("cv2")
+    data = encoded(picture(), "JPEG", quality=90)
+    for size, limit in [((75, 100), 0), ((40, 56), 1)]:
+        ours = ImageDecoder(size).decode(data, SEED)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "cv2", None)
+            other = ImageDecoder(size).decode(data, SEED)
+        assert np.abs(ours.astype(int) - other).max() <= limit
+
+
+@pytest.mark.slow
+def test_opencv_is_optional():
+    """The decoder is imported without it."""
+    if importlib.util.find_spec("cv2") is None:
+        pytest.skip("It is not installed, so all other tests show this.")
+    code = "import sys; sys.modules['cv2'] = None; import keras_multigpu.data.decoding.decoder as d"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert ended.returncode == 0, ended.stderr.decode()[-2000:]
+
+
+def test_every_setting_is_among_the_settings():
+    """Each of these reads other pixels."""
+    settings = [
+        {"image_size": (8, 9)},
+        {"image_size": (9, 8)},
+        {"color_mode": "rgba"},
+        {"color_mode": "grayscale"},
+        {"interpolation": "nearest"},
+        {"crop_to_aspect_ratio": True},
+        {"pad_to_aspect_ratio": True},
+        {"crop": "random"},
+        {},
+    ]
+    texts = {str(ImageDecoder(**{"image_size": (8, 8), **each}).settings) for each in settings}
+    assert len(texts) == len(settings)
+
+
+@pytest.mark.parametrize("size", [None, 0, 2.5, (224,), (224, 224, 3), (0, 5), (5.5, 5), "ab"])
+def test_a_size_that_is_none(size):
+    """The error says what is expected."""
+    with pytest.raises(
+        ValueError, match=r"not a size of images.*Expected `\(height, width\)`.*Received: image_"
+    ):
+        ImageDecoder(size)
+
+
+def test_a_size_of_one_integer_is_a_square():
+    """As Keras's layers have it."""
+    assert ImageDecoder(8).settings == ImageDecoder((8, 8)).settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"color_mode": "bgr"}, "`color_mode` has an unknown value. Expected one of 'grayscale'"),
+        ({"interpolation": "cubic"}, "`interpolation` has an unknown value. Expected one of 'bil"),
+        ({"crop": "center"}, "`crop` has an unknown value. Expected one of None, 'random'."),
+        ({"crop": "random", "pad_to_aspect_ratio": True}, "in more than one way. Expected one of"),
+        ({"crop_to_aspect_ratio": True, "pad_to_aspect_ratio": True}, "in more than one way."),
+    ],
+)
+def test_settings_that_do_not_exist(settings, message):
+    """Refused before anything is read."""
+    with pytest.raises(ValueError) as error:
+        ImageDecoder((8, 8), **settings)
+    assert message in str(error.value)
+    assert "Received: " in str(error.value)

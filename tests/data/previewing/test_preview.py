@@ -1,0 +1,216 @@
+"""`Batches.preview` draws examples as they are and as they are trained with."""
+
+import re
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_multigpu.data.from_arrays import from_arrays
+from keras_multigpu.data.from_dataset import from_dataset
+from keras_multigpu.data.from_files import from_files
+from keras_multigpu.data.previewing.figure import drawn
+from keras_multigpu.data.previewing.labels import label_texts
+from keras_multigpu.data.previewing.preview import displayed
+from keras_multigpu.data.previewing.preview import examples_of
+from keras_multigpu.data.road.augmenting import augmentation
+from keras_multigpu.data.road.damage import DamagedExample
+
+RED, CYAN = (255, 0, 0), (0, 255, 255)
+
+
+def red_images(count):
+    images = np.zeros((count, 24, 24, 3), np.uint8)
+    images[..., 0] = 255
+    return images
+
+
+def inverted(x):
+    return 255 - x
+
+
+def areas(path, *colours):
+    """How many pixels of the picture have each of some colours."""
+    pixels = keras.utils.img_to_array(keras.utils.load_img(path))
+    return [int((pixels == colour).all(-1).sum()) for colour in colours]
+
+
+def texts_of(examples):
+    """All texts of the figure, from the first that was drawn to the last."""
+    figure = drawn(examples, "a subtitle")
+    titles = [axes.get_title() for axes in figure.axes]
+    return [text.get_text() for text in figure.texts], titles
+
+
+@pytest.mark.parametrize("kind", ["arrays", "stream"])
+@pytest.mark.slow
+def test_originals_stand_above_their_augmentations(tmp_path, kind):
+    labels = np.zeros(4, np.int64)
+    if kind == "arrays":
+        batches = from_arrays(red_images(4), labels, augment=inverted)
+    else:
+        dataset = tf.data.Dataset.from_tensor_slices((red_images(4), labels)).batch(3)
+        batches = from_dataset(dataset, augment=inverted)
+    path = tmp_path / "new" / "picture.png"
+    figure = batches.preview(path, count=2)
+    assert figure._repr_png_() == path.read_bytes()
+    # Each image is a square of 1.5 inches with 110 dots an inch; its border may be blurred.
+    red, cyan = areas(path, RED, CYAN)
+    assert 2 * 163**2 <= red <= 2 * 166**2
+    assert 6 * 163**2 <= cyan <= 6 * 166**2
+    assert [file.name for file in path.parent.iterdir()] == ["picture.png"]
+
+
+def test_without_augmentation_there_are_only_originals(tmp_path):
+    path = tmp_path / "picture.png"
+    from_arrays(red_images(20)).preview(path, count=11)
+    red, cyan = areas(path, RED, CYAN)
+    assert 11 * 163**2 <= red <= 11 * 166**2
+    assert cyan == 0
+
+
+def test_as_many_are_drawn_as_there_are():
+    batches = from_arrays(red_images(3), np.array([0, 1, 2]), shuffle=False, remainder="drop")
+    examples = examples_of(batches, 8, None)
+    assert examples.labels == ["0", "1", "2"]
+    assert [images.shape for _, images in examples.rows] == [(3, 24, 24, 3)]
+
+
+def test_titles_and_labels_are_written_as_they_are():
+    """Also where they look like formulas."""
+    batches = from_arrays(red_images(2), np.array([0, 1]), shuffle=False)
+    examples = examples_of(batches, 2, lambda *batch: batch[:3])._replace(labels=["$a_1", "b$"])
+    texts, titles = texts_of(examples)
+    assert texts == ["Examples before and after augmentation", "a subtitle"]
+    assert titles[:2] == ["$a_1", "b$"]
+    assert not any(titles[2:])
+    rows = ["original", "augmented 1", "augmented 2", "augmented 3"]
+    figure = drawn(examples, "a subtitle")
+    assert [axes.get_ylabel() for axes in figure.axes[::2]] == rows
+
+
+@pytest.mark.slow
+def test_draws_differ():
+    images = np.tile(np.arange(24, dtype=np.uint8)[:, None, None], (32, 1, 24, 1))
+    flip = augmentation(keras.layers.RandomFlip("vertical"), training=True)
+    examples = examples_of(from_arrays(images), 32, flip)
+    flipped = {
+        title: tuple(bool(image[0, 0, 0] > image[-1, 0, 0]) for image in drawn_images)
+        for title, drawn_images in examples.rows
+    }
+    assert flipped["original"] == (False,) * 32
+    assert len(set(flipped.values())) == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        (np.array([0, 51, 255], np.uint8), [0, 0.2, 1]),
+        (np.array([0, 1, 1], np.uint8), [0, 1 / 255, 1 / 255]),
+        (np.array([0, 51, 255], np.float32), [0, 0.2, 1]),
+        (np.array([-2, 51, 257], np.float32), [0, 0.2, 1]),
+        (np.array([0, 0.25, 1], np.float32), [0, 0.25, 1]),
+        (np.array([-1, 0, 1], np.float32), [0, 0.5, 1]),
+        (np.array([-1, 0, 1], np.float16), [0, 0.5, 1]),
+        (np.array([0, np.nan, 1], np.float32), [0, 0, 1]),
+        (np.array([0, 600, 60_000], np.uint16), [0, 0, 1]),
+        # Standardized: from the lowest to the highest, but for a hundredth at each end.
+        (np.array([-2.0] * 5 + [0.5] * 3 + [3.0] * 5), [0] * 5 + [0.5] * 3 + [1] * 5),
+    ],
+)
+def test_values_are_scaled_for_the_eye(values, shown):
+    np.testing.assert_allclose(displayed(values), shown, atol=0.02)
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (16, 16, 1), (16, 20, 4), (300, 9, 3)])
+def test_greys_transparency_and_odd_shapes_are_drawn(tmp_path, shape):
+    path = tmp_path / "picture.png"
+    from_arrays(np.zeros((3, *shape), np.uint8)).preview(path)
+    # Three columns of 1.57 inches between margins of 0.15.
+    assert keras.utils.load_img(path).width == 551
+
+
+def test_the_image_among_several_inputs_is_drawn():
+    x = {"age": np.zeros((2, 1)), "photo": red_images(2)}
+
+    def negative(x, *rest):
+        return ({**x, "photo": 255 - x["photo"]}, *rest[:2])
+
+    examples = examples_of(from_arrays(x), 2, negative)
+    assert examples.rows[0][1][0, 0, 0].tolist() == [1, 0, 0]
+    assert examples.rows[1][1][0, 0, 0].tolist() == [0, 1, 1]
+
+
+NAMES = ["cat", "dog", "owl"]
+
+
+@pytest.mark.parametrize(
+    ("y", "names", "texts"),
+    [
+        (None, NAMES, ["", ""]),
+        (np.array([2, 0]), NAMES, ["owl", "cat"]),
+        (np.array([2, 0]), None, ["2", "0"]),
+        (np.array([3, 0]), NAMES, ["3", "cat"]),
+        (np.array([[1.0], [0.0]]), NAMES[:2], ["dog", "cat"]),
+        (np.array([[0, 0, 1], [0, 1, 0]]), NAMES, ["owl", "dog"]),
+        (np.array([[1, 0, 1], [0, 0, 0]]), NAMES, ["cat, owl", "-"]),
+        (np.array([[0, 1], [1, 1]]), None, ["1", "0, 1"]),
+        (np.array([[0.1, 0.8, 0.1], [0.9, 0.1, 0]]), NAMES, ["dog", "cat"]),
+        (np.array([0.51234, 1234.5]), None, ["0.5123", "1234"]),
+        (np.array([[0.5, 1.5], [-2, 3]]), None, ["0.5, 1.5", "-2, 3"]),
+        (np.arange(10.0).reshape(2, 5), None, ["0, 1, 2, 3, ...", "5, 6, 7, 8, ..."]),
+        (np.zeros((2, 8, 6, 1)), None, ["8x6x1", "8x6x1"]),
+        (np.array([b"a cat", b"an owl"], object), None, ["a cat", "an owl"]),
+        (
+            {"a": np.array([1, 2]), "b": np.array([0.5, 1.5])},
+            None,
+            ["a: 1, b: 0.5", "a: 2, b: 1.5"],
+        ),
+    ],
+)
+def test_labels_are_short(y, names, texts):
+    assert label_texts(y, 2, names) == texts
+
+
+def test_what_is_no_image_is_refused(tmp_path):
+    batches = from_arrays({"a": np.zeros((5, 3)), "b": np.zeros((5, 16, 16, 7))})
+    message = r"nothing that looks like an image\. Expected .* shapes=\[\(3,\), \(16, 16, 7\)\]"
+    with pytest.raises(ValueError, match=message):
+        batches.preview(tmp_path / "picture.png")
+
+
+def test_a_notebook_shows_the_figure_without_a_file(tmp_path, monkeypatch):
+    """It asks for `_repr_png_`; nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    assert from_arrays(red_images(2)).preview()._repr_png_().startswith(b"\x89PNG")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_file_is_named(tmp_path):
+    (tmp_path / "bad.png").write_bytes(b"")
+    with pytest.raises(DamagedExample, match=r"bad\.png cannot be read: it is empty"):
+        from_files([str(tmp_path / "bad.png")], image_size=8).preview()
+
+
+def test_only_png_files_are_written(tmp_path):
+    with pytest.raises(ValueError, match=r"is no PNG\. Expected .* Received: path='.*\.jpg'"):
+        from_arrays(red_images(2)).preview(tmp_path / "picture.jpg")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_matplotlib_is_asked_for_by_name(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=re.escape("Run `pip install matplotlib`.")):
+        from_arrays(red_images(2)).preview(tmp_path / "picture.png")
+
+
+def test_pyplot_is_left_alone(tmp_path):
+    """The user's own figure stays the current one."""
+    from matplotlib import pyplot
+
+    mine = pyplot.figure()
+    from_arrays(red_images(2)).preview(tmp_path / "picture.png")
+    assert pyplot.get_fignums() == [mine.number]
+    pyplot.close(mine)

@@ -1,0 +1,318 @@
+"""Damaged images: each is named with its cause, and with `on_error="skip"` none stops a run."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from picture_files import animation
+from picture_files import encoded
+from picture_files import picture
+from picture_files import sixteen_bits
+from picture_files import with_size
+
+import keras_multigpu as kmg
+from keras_multigpu.data.from_files import from_files
+from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.road.damage import Quarantine
+from keras_multigpu.training.loops import with_gaps
+
+JPEG = encoded(picture(), "JPEG", quality=90)
+PNG = encoded(picture())
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def text(path):
+    path.write_text("<html>404 Not Found</html>")
+
+
+def truncated_jpeg(path):
+    path.write_bytes(JPEG[: len(JPEG) // 2])
+
+
+def truncated_png(path):
+    path.write_bytes(PNG[: len(PNG) // 2])
+
+
+def bomb(path):
+    path.write_bytes(with_size(PNG, 60000, 60000))
+
+
+def folder(path):
+    path.mkdir()
+
+
+def missing(path):
+    pass
+
+
+def dangling(path):
+    path.symlink_to(path.with_name("nowhere"))
+
+
+def loop(path):
+    path.symlink_to(path)
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+def denied(path):
+    """A file that nobody may read, not even root where the kernel protects it."""
+    path.write_bytes(JPEG)
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        path.unlink()
+        path.symlink_to(unreadable_even_by_root())
+
+
+def unreadable_even_by_root():
+    """A file that Linux denies to root, too."""
+    for name in ("/proc/self/mem", "/proc/1/mem", "/proc/kcore", "/proc/kmsg", "/proc/1/environ"):
+        try:
+            os.close(os.open(name, os.O_RDONLY | os.O_NONBLOCK))
+        except PermissionError:
+            return name
+        except OSError:
+            continue
+    pytest.skip("This user may read everything.")
+
+
+DAMAGES = {
+    empty: "it is empty",
+    text: "it is no JPEG, PNG, GIF, BMP or WebP image, it begins with b'<html>404 No'",
+    truncated_jpeg: f"it is truncated: its end is missing after {len(JPEG) // 2:,} bytes",
+    truncated_png: f"it is truncated: its end is missing after {len(PNG) // 2:,} bytes",
+    bomb: "it has 60000 x 60000 pixels, more than max_pixels=89,478,485",
+    folder: "it is a directory",
+    missing: "it does not exist, or not any more",
+    dangling: "it does not exist, or not any more",
+    loop: "Too many levels of symbolic links",
+    pipe: "it is no regular file",
+    denied: "permission to read it is denied",
+}
+
+WELL = {
+    "plain.jpg": JPEG,
+    "cmyk.jpg": encoded(picture(), "JPEG", mode="CMYK"),
+    "sixteen_bits.png": sixteen_bits(picture()),
+    "animated.gif": animation("GIF"),
+    "animated.png": animation("PNG"),
+    "really_a_png.jpg": PNG,
+}
+"""Unusual, but no damage."""
+
+
+def well(tmp_path):
+    """Intact files, unusual ones among them; their paths in order."""
+    for name, content in WELL.items():
+        (tmp_path / name).write_bytes(content)
+    return [tmp_path / name for name in WELL]
+
+
+def batches_of(paths, **settings):
+    """Batches whose labels are the places of the files in the list."""
+    labels = np.arange(len(paths), dtype=np.float32) + 0.5
+    settings = {"shuffle": False, "global_batch_size": 3, "image_size": (30, 40), **settings}
+    return from_files([str(path) for path in paths], labels, **settings)
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_raise_names_the_file_and_the_cause(damage, tmp_path):
+    """And how to go on."""
+    paths = well(tmp_path)
+    bad = tmp_path / "bad.jpg"
+    damage(bad)
+    with pytest.raises(Exception) as error:
+        list(batches_of([*paths, bad]).epoch(0))
+    message = str(error.value)
+    assert f"{bad} cannot be read: {DAMAGES[damage]}." in message
+    assert 'or pass on_error="skip" to train without it.' in message
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_skip_leaves_it_out_and_lists_it(damage, tmp_path):
+    """The other examples of its batch stay, in their order; one warning tells of it."""
+    paths = well(tmp_path)
+    bad = tmp_path / "bad.jpg"
+    damage(bad)
+    paths.insert(4, bad)
+    batches = batches_of(paths, on_error="skip")
+    with pytest.warns(UserWarning, match="Epoch 1 went without 1 damaged example: ") as warned:
+        labels = [y.numpy().tolist() for _, y in batches.epoch(0)]
+    assert labels == [[0.5, 1.5, 2.5], [3.5, 5.5], [6.5]]
+    assert batches.quarantine == [(str(bad), DAMAGES[damage])]
+    assert len(warned) == 1
+
+
+def test_unusual_images_are_no_damage(tmp_path):
+    """CMYK, 16 bits, animations and a wrong extension are read as they are meant."""
+    pytest.importorskip("cv2")
+    paths = well(tmp_path)
+    (tmp_path / "animated.webp").write_bytes(animation("WEBP", lossless=True))
+    batches = batches_of([*paths, tmp_path / "animated.webp"], image_size=(75, 100))
+    images = np.concatenate([x.numpy() for x, _ in batches.epoch(0)]).astype(int)
+    assert images.shape == (7, 75, 100, 3)
+    # CMYK, JPEG and a palette lose something; another frame would be far off.
+    assert np.abs(images - picture()).mean(axis=(1, 2, 3)).max() < 20
+    np.testing.assert_array_equal(images[[2, 4, 5, 6]], np.stack([picture()] * 4))
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_file_that_vanishes_during_the_epoch(on_error, tmp_path):
+    """Named or left out, as any other."""
+    paths = []
+    for number in range(60):
+        paths.append(tmp_path / f"{number:02}.png")
+        paths[-1].write_bytes(PNG)
+    batches = batches_of(paths, on_error=on_error, global_batch_size=2)
+    read = iter(batches.epoch(0))
+    next(read)
+    paths[57].unlink()
+    if on_error == "raise":
+        with pytest.raises(Exception, match="57.png cannot be read: it does not exist, or not any"):
+            list(read)
+        return
+    with pytest.warns(UserWarning, match="57.png"):
+        assert sum(len(y) for _, y in read) == 57
+    assert [Path(name).name for name, _ in batches.quarantine] == ["57.png"]
+
+
+def test_of_several_failures_the_one_that_ended_reading_is_named():
+    """Others that failed beside it, before or after, are not taken for it."""
+    quarantine = Quarantine()
+    damaged = [quarantine.failed(DamagedExample("it is empty", name)) for name in "abc"]
+    error = RuntimeError(f"{{{{node read_batch}}}} DamagedExample: {damaged[1]}\nTraceback ...")
+    assert quarantine.failure_in(error) is damaged[1]
+    assert quarantine.failure_in(RuntimeError("Out of memory")) is None
+
+
+FAILING_FIT = """
+import sys
+import keras
+import keras_multigpu as kmg
+
+batches = kmg.data.from_files(
+    sys.argv[1:], [0.5] * (len(sys.argv) - 1), image_size=(8, 8), global_batch_size=2
+)
+model = kmg.distribute(keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(1)]))
+model.compile("sgd", "mse")
+model.fit(batches, verbose=0)
+"""
+
+
+@pytest.mark.slow
+def test_several_damaged_files_end_fit_and_the_process(tmp_path):
+    """With `DamagedExample`, although others fail at the same time, and without a hang at exit."""
+    paths = [tmp_path / f"{number:02}.png" for number in range(40)]
+    for path in paths:
+        path.write_bytes(PNG[:100])
+    command = [sys.executable, "-P", "-c", FAILING_FIT, *map(str, paths)]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode == 1
+    assert re.search(r"\n\S*DamagedExample: \S*png cannot be read: it is", process.stderr)
+
+
+@pytest.mark.slow
+def test_training_goes_on_as_if_damaged_files_were_not_there(tmp_path):
+    """Two replicas that skip them end with the weights of one device on the same batches without.
+
+    One of the damaged files leaves a replica with one example fewer than the other.
+    """
+    images = [picture(8, 8) // (1 + number) for number in range(11)]
+    for number, image in enumerate(images):
+        (tmp_path / f"{number:02}.png").write_bytes(encoded(image))
+    for number in (1, 4, 10):
+        (tmp_path / f"{number:02}.png").write_bytes(PNG[:100])
+    paths = sorted(tmp_path.iterdir())
+    batches = batches_of(paths, on_error="skip", global_batch_size=4, image_size=(8, 8))
+
+    ours = linear_model(kmg.strategy(devices=2))
+    with pytest.warns(UserWarning, match="went without 3 damaged examples: .*01.png"):
+        history = ours.fit(batches, epochs=2, verbose=0).history
+    theirs = linear_model()
+    for _ in range(2):
+        losses = []
+        for numbers in ([0, 2, 3], [5, 6, 7], [8, 9]):
+            x, y = np.stack([images[i] for i in numbers]), np.array(numbers) + 0.5
+            losses += [theirs.train_on_batch(x, y)] * len(numbers)
+            theirs.reset_metrics()
+    for mine, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(history["loss"][-1], np.mean(losses), rtol=2e-5)
+
+
+def linear_model(strategy=None):
+    """A small model of images, on one device by Keras itself or on replicas."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            keras.layers.Rescaling(1 / 255),
+            keras.layers.Flatten(),
+            keras.layers.Dense(1),
+        ]
+    )
+    model = kmg.distribute(model, strategy) if strategy else model
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    return model
+
+
+def test_predictions_can_be_assigned_to_their_files(tmp_path):
+    """Each file has its row; those that cannot be read have NaN, and the others their own value."""
+    images = [picture(8, 8) // (1 + number) for number in range(11)]
+    for number, image in enumerate(images):
+        (tmp_path / f"{number:02}.png").write_bytes(encoded(image))
+    for number in (1, 4, 5, 10):
+        (tmp_path / f"{number:02}.png").write_bytes(PNG[:100])
+    paths = sorted(tmp_path.iterdir())
+    weights = np.arange(11.0)
+    batches = batches_of(
+        paths, sample_weight=weights, on_error="skip", global_batch_size=2, image_size=(8, 8)
+    )
+    ours = linear_model(kmg.strategy(devices=2))
+    with pytest.warns(UserWarning, match="went without 4 damaged examples"):
+        predictions = ours.predict(batches, verbose=0)[:, 0]
+    rows = dict(zip(map(Path, batches.file_paths), predictions, strict=True))
+    expected = linear_model().predict(np.stack(images), verbose=0)[:, 0]
+    expected[[1, 4, 5, 10]] = np.nan
+    np.testing.assert_allclose([rows[path] for path in paths], expected, rtol=2e-5)
+
+
+def test_predictions_that_cannot_be_nan_are_refused():
+    """Integers have no value that says that an example is missing."""
+    flags = tf.constant([1.0, 0.0])
+    with pytest.raises(ValueError, match="cannot hold NaN.*Received: predictions="):
+        with_gaps({"class": tf.constant([1, 2])}, flags)
+    np.testing.assert_array_equal(with_gaps(tf.constant([1.0, 2.0]), flags), [1, np.nan])
+
+
+def test_a_whole_batch_can_be_damaged(tmp_path):
+    """It is empty then, and the run goes on."""
+    paths = well(tmp_path)
+    for number in range(3):
+        (tmp_path / f"{number}.jpg").write_bytes(b"")
+        paths.insert(3, tmp_path / f"{number}.jpg")
+    batches = batches_of(paths, on_error="skip")
+    with pytest.warns(UserWarning, match="went without 3 damaged examples"):
+        assert [len(y) for _, y in batches.epoch(0)] == [3, 0, 3]
+
+
+def test_padded_batches_keep_their_size(tmp_path):
+    """A damaged example stays as one of weight zero."""
+    paths = well(tmp_path)
+    (tmp_path / "bad.jpg").write_bytes(b"")
+    paths.insert(1, tmp_path / "bad.jpg")
+    batches = batches_of(paths, on_error="skip", remainder="pad")
+    with pytest.warns(UserWarning, match="went without 1 damaged example"):
+        weights = [weight.numpy().tolist() for _, _, weight in batches.epoch(0)]
+    assert weights == [[1, 0, 1], [1, 1, 1], [1, 0, 0]]

@@ -1,0 +1,134 @@
+"""The order of examples: a full shuffle, by arithmetic, the same for everybody."""
+
+import math
+import time
+import tracemalloc
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from keras_multigpu.data.road.order import Order
+from keras_multigpu.data.road.order import draw_seeds
+
+
+def epoch(order: Order, number: int) -> list[int]:
+    return order.examples(number, np.arange(order.length))[0].tolist()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 29, 100, 1009, 65536])
+@pytest.mark.parametrize("number", [0, 1, 17])
+def test_every_example_exactly_once(size, number):
+    """Whatever the size, an epoch is a permutation."""
+    assert sorted(epoch(Order(size, seed=3), number)) == list(range(size))
+
+
+def test_without_shuffling_the_order_is_the_sources():
+    """In every epoch."""
+    assert epoch(Order(5, seed=1, shuffle=False), 3) == [0, 1, 2, 3, 4]
+
+
+def test_any_part_of_an_epoch_is_the_same_part():
+    """A position's example does not depend on what else is asked for."""
+    order = Order(1000, seed=1)
+    whole = epoch(order, 2)
+    assert order.examples(2, np.array([999, 3, 500]))[0].tolist() == [
+        whole[999],
+        whole[3],
+        whole[500],
+    ]
+
+
+def test_seed_and_epoch_decide_the_order():
+    """The same pair gives the same order, any other one another."""
+    assert epoch(Order(100, seed=1), 4) == epoch(Order(100, seed=1), 4)
+    orders = {tuple(epoch(Order(100, seed=s), e)) for s in (0, 1, -1, 2**40) for e in range(5)}
+    assert len(orders) == 20
+
+
+def test_consecutive_epochs_are_not_correlated():
+    """An example's places in two epochs have nothing to do with each other."""
+    order = Order(10_000, seed=1)
+    places = [np.argsort(epoch(order, number)) for number in range(6)] + [np.arange(10_000)]
+    for first in range(7):
+        for second in range(first):
+            # Four standard deviations of the correlation of 10,000 independent pairs.
+            assert abs(np.corrcoef(places[first], places[second])[0, 1]) < 0.04
+
+
+def test_neighbours_do_not_stay_neighbours():
+    """Of 10,000 pairs of neighbours about two are neighbours again in a fair shuffle."""
+    order = epoch(Order(10_000, seed=5), 0)
+    assert sum(abs(a - b) == 1 for a, b in zip(order, order[1:], strict=False)) < 12
+
+
+@pytest.mark.parametrize(("size", "seeds"), [(3, 300), (4, 1200)])
+def test_short_lists_come_in_all_orders_alike(size, seeds):
+    """Each of the permutations comes up, and none three times as often as another."""
+    orders = Counter(tuple(epoch(Order(size, seed=seed), 0)) for seed in range(seeds))
+    assert len(orders) == math.factorial(size)
+    assert max(orders.values()) < 3 * min(orders.values())
+
+
+def test_a_billion_examples_cost_nothing():
+    """Memory and time do not grow with the number of examples, nor with the position."""
+    Order(10**6, seed=0).examples(0, np.arange(256))
+    tracemalloc.start()
+    begin = time.perf_counter()
+    order = Order(10**9, seed=0)
+    examples = order.examples(5, np.arange(10**9 - 256, 10**9))[0]
+    seconds, peak = time.perf_counter() - begin, tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert len(set(examples.tolist())) == 256
+    assert peak < 1_000_000
+    assert seconds < 0.5
+
+
+CLASSES = np.repeat([4, 0, 9], [5, 70, 25])
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_oversampling_makes_classes_equal(shuffle):
+    """Each class has 70 positions; within it examples appear equally often, give or take one."""
+    order = Order(100, seed=0, shuffle=shuffle, classes=CLASSES)
+    examples = np.array(epoch(order, 1))
+    assert order.length == 210
+    assert Counter(CLASSES[examples].tolist()) == {4: 70, 0: 70, 9: 70}
+    times = Counter(examples.tolist())
+    assert {times[i] for i in range(5)} == {14}
+    assert {times[i] for i in range(5, 75)} == {1}
+    assert sorted(times[i] for i in range(75, 100)) == [2] * 5 + [3] * 20
+
+
+def test_oversampling_balances_every_part():
+    """Any run of six positions that begins at a block has each of three classes twice."""
+    order = Order(100, seed=0, classes=CLASSES)
+    for start in range(0, 204, 3):
+        examples, _ = order.examples(0, np.arange(start, start + 6))
+        assert Counter(CLASSES[examples].tolist()) == {4: 2, 0: 2, 9: 2}
+
+
+def test_oversampling_counts_repetitions():
+    """The n-th time that an example appears is known, so that it can be augmented anew."""
+    order = Order(100, seed=0, classes=CLASSES)
+    examples, repeats = order.examples(0, np.arange(210))
+    seen: Counter[int] = Counter()
+    for example, repeat in zip(examples.tolist(), repeats.tolist(), strict=True):
+        assert seen[example] == repeat
+        seen[example] += 1
+
+
+def test_draws_depend_on_seed_epoch_example_and_repetition():
+    """Each of the four changes the pair of seeds; nothing else is asked."""
+    one, none = np.array([7]), np.array([0])
+    base = draw_seeds(0, 0, one, none).tolist()
+    assert draw_seeds(0, 0, np.array([3, 7]), np.array([0, 0]))[1:].tolist() == base
+    others = [
+        draw_seeds(1, 0, one, none),
+        draw_seeds(0, 1, one, none),
+        draw_seeds(0, 0, one + 1, none),
+        draw_seeds(0, 0, one, none + 1),
+    ]
+    assert all(other.tolist() != base for other in others)
+    assert draw_seeds(0, 0, one, none).dtype == np.int32
+    assert (draw_seeds(0, 0, np.arange(1000), np.zeros(1000, int)) >= 0).all()

@@ -1,0 +1,288 @@
+"""`streaming`: batches of examples that can only be read one after another."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.road.source import Stream
+from keras_multigpu.data.streams.order import buffer_shuffled
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+
+class Numbers(Stream):
+    """The numbers from zero, as inputs and targets; some cannot be read.
+
+    Args:
+        count: How many.
+        damaged: Which cannot be read.
+        weight: Whether they have weights, each ten times the number.
+    """
+
+    name = "numbers"
+
+    def __init__(self, count, damaged=(), weight=False):
+        self.num_examples = count
+        self.names_damage = True
+        self.read = []
+        self.traced = 0
+        self._damaged = damaged
+        self._weight = weight
+
+    def examples(self, epoch, shuffle, seed):
+        self.traced += 1
+        examples = tf.data.Dataset.range(self.num_examples)
+        if shuffle:
+            examples = buffer_shuffled(examples, 5, epoch, seed)
+        return examples.map(lambda i: (i, i + 100, i * 10 if self._weight else None))
+
+    def finish(self, examples, seeds):
+        def check(x):
+            self.read.extend(x.tolist())
+            return np.array(
+                [[f"number {i}", "it is odd" if i in self._damaged else ""] for i in x.tolist()],
+                object,
+            ).reshape(-1, 2)
+
+        damage = tf.numpy_function(check, [examples[0]], tf.string)
+        damage.set_shape([None, 2])
+        return examples, damage
+
+
+def batches(count=10, size=4, damaged=(), weight=False, **settings):
+    return Batches(Numbers(count, damaged, weight), global_batch_size=size, **settings)
+
+
+def lists(dataset):
+    """The inputs of each batch."""
+    return [(b[0] if isinstance(b, tuple) else b).numpy().tolist() for b in dataset]
+
+
+@pytest.mark.parametrize(
+    ("remainder", "inputs", "weights", "steps"),
+    [
+        ("keep", [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]], None, 3),
+        ("drop", [[0, 1, 2, 3], [4, 5, 6, 7]], None, 2),
+        ("pad", [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 8, 8]], [[1] * 4, [1] * 4, [1, 1, 0, 0]], 3),
+    ],
+)
+@pytest.mark.slow
+def test_the_remainder(remainder, inputs, weights, steps):
+    """A last batch of two is kept, dropped, or filled with examples of weight zero."""
+    made = batches(shuffle=False, remainder=remainder)
+    assert lists(made.epoch(0)) == inputs
+    assert len(made) == made.epoch(0).cardinality() == steps
+    assert made.epoch(1, start=5).cardinality() == (1 if remainder == "drop" else 2)
+    assert made.epochs().cardinality() == tf.data.INFINITE_CARDINALITY
+    for batch in made.epoch(0):
+        np.testing.assert_array_equal(batch[1], batch[0] + 100)
+    if weights:
+        assert [batch[2].numpy().tolist() for batch in made.epoch(0)] == weights
+        assert made.epoch(0).element_spec[0].shape == (4,)
+
+
+def test_padding_multiplies_given_weights():
+    """Weights of the stream stay what they are, those of the filling become zero."""
+    last = list(batches(count=6, shuffle=False, remainder="pad", weight=True).epoch(0))[-1]
+    assert last[2].numpy().tolist() == [40, 50, 0, 0]
+
+
+@pytest.mark.parametrize("remainder", ["keep", "drop", "pad"])
+@pytest.mark.parametrize("shards", [2, 5])
+@pytest.mark.slow
+def test_shares_joined_are_the_batches(remainder, shards):
+    """Each worker gets the same number of batches; together they hold each example once."""
+    made = batches(count=11, remainder=remainder)
+    whole = list(made.epoch(2).as_numpy_iterator())
+    parts = [
+        list(made.epoch(2, shard=(part, shards)).as_numpy_iterator()) for part in range(shards)
+    ]
+    assert {len(part) for part in parts} == {len(whole)}
+    for number, batch in enumerate(whole):
+        for leaf, joined in zip(
+            batch, zip(*[part[number] for part in parts], strict=True), strict=True
+        ):
+            np.testing.assert_array_equal(np.concatenate(joined), leaf)
+    if remainder == "keep":
+        assert sorted(np.concatenate([x for x, _ in whole]).tolist()) == list(range(11))
+
+
+def test_a_worker_finishes_only_its_own_share():
+    """What another worker decodes is read, but not decoded."""
+    stream = Numbers(10)
+    lists(Batches(stream, global_batch_size=4, shuffle=False).epoch(0, shard=(1, 2)))
+    assert sorted(stream.read) == [2, 3, 6, 7, 9]
+
+
+def test_starts_anywhere():
+    """The order goes on where it was left, and what comes before is not decoded."""
+    made = batches()
+    flat = [x for batch in lists(made.epoch(3)) for x in batch]
+    stream = Numbers(10)
+    later = Batches(stream, global_batch_size=4).epoch(3, start=5)
+    assert lists(later) == [flat[5:9], flat[9:]]
+    assert sorted(stream.read) == sorted(flat[5:])
+
+
+@pytest.mark.slow
+def test_the_order_is_a_function_of_seed_and_epoch():
+    """Other epochs and seeds have other orders; TensorFlow's global seed changes nothing."""
+    made = batches(count=50, size=50)
+    first = lists(made.epoch(0))
+    tf.random.set_seed(5)
+    assert lists(batches(count=50, size=50).epoch(0)) == first
+    assert lists(made.epoch(1)) != first
+    assert lists(made.with_(seed=1).epoch(0)) != first
+
+
+@pytest.mark.slow
+def test_endless_epochs_are_the_epochs_in_turn():
+    """One dataset goes through all epochs, from any place on, and is traced once."""
+    stream = Numbers(10)
+    made = Batches(stream, global_batch_size=4)
+    expected = lists(made.epoch(1, start=4)) + lists(made.epoch(2)) + lists(made.epoch(3))
+    stream.traced = 0
+    assert lists(made.epochs((1, 4)).take(8)) == expected
+    assert stream.traced == 1
+
+
+def test_endless_epochs_after_the_end_of_one():
+    """A run that stopped exactly at an epoch's end goes on with the next one."""
+    made = batches()
+    assert lists(made.epochs((0, 10)).take(3)) == lists(made.epoch(1))
+
+
+@pytest.mark.parametrize("settings", [{"count": 0}, {"count": 3, "remainder": "drop"}])
+def test_an_epoch_without_batches_is_an_error(settings):
+    """It would be waited for without an end."""
+    made = batches(count=1)
+    made = made.with_(remainder=settings.get("remainder", "keep"))
+    made._source.num_examples = settings["count"]
+    with pytest.raises(tf.errors.OpError, match="numbers ended too soon"):
+        next(iter(made.epochs()))
+
+
+def test_two_readers_of_one_dataset():
+    """One that ends does not disturb the other."""
+    dataset = batches(shuffle=False).epoch(0)
+    first, second = iter(dataset), iter(dataset)
+    next(second)
+    assert len(list(first)) == 3
+    assert lists(second) == [[4, 5, 6, 7], [8, 9]]
+
+
+@pytest.mark.slow
+def test_seeds_belong_to_the_position():
+    """What `augment` draws is the same for each position, whatever the share and the start."""
+
+    def drawn(x, seeds):
+        return tf.concat([x[:, None], tf.cast(seeds, tf.int64)], 1)
+
+    made = batches(shuffle=False, augment=drawn)
+    rows = np.concatenate(lists(made.epoch(1)))
+    assert len({tuple(row) for row in rows[:, 1:]}) == 10
+    np.testing.assert_array_equal(np.concatenate(lists(made.epoch(1, start=3))), rows[3:])
+    parts = [lists(made.epoch(1, shard=(part, 2))) for part in range(2)]
+    joined = [np.concatenate(batch) for batch in zip(*parts, strict=True)]
+    np.testing.assert_array_equal(np.concatenate(joined), rows)
+    assert not (np.concatenate(lists(made.epoch(2)))[:, 1:] == rows[:, 1:]).all()
+
+
+def test_damage_is_named():
+    """An error holds the name and the cause."""
+    made = batches(damaged=[5])
+    with pytest.raises(tf.errors.OpError, match="number 5 cannot be read: it is odd") as raised:
+        lists(made.epoch(0))
+    assert isinstance(made.failure_in(raised.value), DamagedExample)
+
+
+@pytest.mark.parametrize(
+    ("remainder", "expected", "weights"),
+    [
+        ("keep", [[0, 2, 3], [4, 6, 7], [8, 9]], None),
+        ("pad", [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 8, 8]], [[1, 0, 1, 1]] * 2 + [[1, 1, 0, 0]]),
+    ],
+)
+def test_damage_is_left_out(remainder, expected, weights):
+    """Skipped examples leave their batch, or stay with weight zero; one warning lists them."""
+    made = batches(damaged=[1, 5], shuffle=False, on_error="skip", remainder=remainder)
+    with pytest.warns(UserWarning, match=r"Epoch 1 went without 2 .*number 1 \(it is odd\), num"):
+        found = list(made.epoch(0))
+    assert lists(found) == expected
+    if weights:
+        assert [batch[2].numpy().tolist() for batch in found] == weights
+    assert sorted(made.quarantine) == [("number 1", "it is odd"), ("number 5", "it is odd")]
+
+
+@pytest.mark.slow
+def test_memory_reads_once_and_shuffles_fully():
+    """The second epoch and copies of the batches finish nothing; a buffer of five mattered not."""
+    stream = Numbers(200)
+    made = Batches(stream, global_batch_size=200, cache="memory")
+    first = lists(made.epochs().take(2))
+    assert sorted(first[0]) == sorted(first[1]) == list(range(200))
+    assert first[0] != first[1]
+    assert lists(made.epoch(1)) == first[1:]
+    assert lists(made.evaluation().epoch(0)) == [list(range(200))]
+    assert len(stream.read) == 200
+    # With a buffer of five no example can come more than four places early.
+    assert min(np.array(first[0]).argsort() - np.arange(200)) < -20
+
+
+@pytest.mark.filterwarnings("ignore:Epoch 1 went without 1 damaged")
+@pytest.mark.parametrize("damaged", [[5], []])
+def test_rows_of_predictions_are_kept(damaged):
+    """Examples that cannot be read stay where they are, and the weights say which they are."""
+    made = batches(damaged=damaged, on_error="skip").prediction()
+    rows = [(x.numpy().tolist(), weight.numpy().tolist()) for x, _, weight in made.epoch(0)]
+    flags = [float(number not in damaged) for number in range(10)]
+    assert rows == [
+        ([0, 1, 2, 3], flags[:4]),
+        ([4, 5, 6, 7], flags[4:8]),
+        ([8, 9], flags[8:]),
+    ]
+    assert made.marks_missing and not made.may_lose_examples
+
+
+@pytest.mark.slow
+def test_memory_keeps_damage():
+    """Damaged examples are skipped and warned of in each epoch, as without a cache."""
+    made = batches(damaged=[5], on_error="skip", cache="memory", shuffle=False)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="number 5"):
+            assert lists(made.epoch(0)) == [[0, 1, 2, 3], [4, 6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"balance": "oversample"}, "numbers is a stream.*Pass `class_weight` to `fit`"),
+        ({"balance": "class_weight"}, "numbers is a stream.*Pass `class_weight` to `fit`"),
+        ({"cache": "folder"}, "cannot be kept in a folder"),
+    ],
+)
+def test_what_a_stream_cannot_do(settings, message):
+    with pytest.raises(ValueError, match=message):
+        batches(**settings)
+
+
+def test_random_examples_are_not_cached():
+    stream = Numbers(4)
+    stream.draws = True
+    with pytest.raises(ValueError, match="drawn anew"):
+        Batches(stream, cache="memory")
+
+
+def test_damage_without_names_is_not_skipped():
+    stream = Numbers(4)
+    stream.names_damage = False
+    with pytest.raises(ValueError, match="cannot be told apart in numbers"):
+        Batches(stream, on_error="skip")
+
+
+def test_split_and_take_need_random_access():
+    for method in (lambda: batches().split(0.2), lambda: batches().take(2)):
+        with pytest.raises(ValueError, match="stream: numbers"):
+            method()

@@ -1,0 +1,155 @@
+"""Gradients of embeddings: rows of a table of three by two, by hand."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.training.exchange import sparse_gradients
+from keras_multigpu.training.replica_group import ReplicaGroup
+
+
+def rows(indices, values, table=(3, 2)):
+    """A gradient that has these rows of a table."""
+    values = np.array(values, "float32").reshape(-1, *table[1:])
+    return tf.IndexedSlices(tf.constant(values), tf.constant(indices), tf.constant(table))
+
+
+TWICE = rows([2, 0, 2], [[1, 2], [3, 4], [5, 6]])
+"""A gradient with one row that comes twice."""
+
+
+def content(gradient):
+    """The rows of a gradient, in order."""
+    pairs = zip(gradient.indices.numpy().tolist(), gradient.values.numpy().tolist(), strict=True)
+    return list(pairs)
+
+
+def test_equal_rows_are_added_up():
+    """In the order in which they first came."""
+    assert content(sparse_gradients.added_up(TWICE)) == [(2, [6, 8]), (0, [3, 4])]
+
+
+def test_pieces_follow_one_another():
+    """A row that is in both pieces stays twice, as on one device."""
+    both = sparse_gradients.concatenated(rows([1], [[1, 1]]), rows([1, 0], [[2, 2], [3, 3]]))
+    assert content(both) == [(1, [1, 1]), (1, [2, 2]), (0, [3, 3])]
+
+
+def test_the_square_norm_is_that_of_the_table():
+    """6 * 6 + 8 * 8 + 3 * 3 + 4 * 4, and of dense gradients what they have."""
+    assert float(sparse_gradients.square_norm(TWICE)) == 125
+    dense = [tf.constant([1.0, 2.0]), tf.constant([[3.0]], tf.float16)]
+    assert float(sparse_gradients.square_norm_of_all([*dense, TWICE])) == 125 + 14
+    assert float(sparse_gradients.square_norm_of_all([])) == 0
+
+
+def test_the_spec_leaves_the_number_of_rows_open():
+    """One graph takes gradients of any number of rows, and knows how wide these are."""
+    widths = []
+
+    @tf.function(input_signature=[sparse_gradients.rows_spec(TWICE)])
+    def count(gradient):
+        widths.append(gradient.values.shape.as_list())
+        return tf.shape(gradient.indices)[0]
+
+    assert int(count(TWICE)) == 3 and int(count(rows([1], [[1, 1]]))) == 1
+    assert widths == [[None, 2]]
+
+
+def test_a_gradient_gets_the_shape_of_its_table():
+    """TensorFlow may not know it, or have values with more axes than rows."""
+    table = keras.Variable(np.zeros((3, 2), "float32"))
+    nested = tf.IndexedSlices(tf.ones((2, 1, 2)), tf.constant([0, 1]), tf.constant([3, 2]))
+    found = sparse_gradients.of_table(nested, table)
+    assert content(found) == [(0, [1, 1]), (1, [1, 1])]
+    assert found.indices.dtype == found.dense_shape.dtype == tf.int64
+    assert tf.get_static_value(found.dense_shape).tolist() == [3, 2]
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_it_is_known_whether_equal_rows_were_added_up(eager):
+    """Through what only changes the form of the indices, with a graph and without one."""
+    seen = []
+
+    def look(indices):
+        unique = tf.cast(tf.reshape(tf.unique(indices)[0], [-1]), tf.int64)
+        for each in (indices, unique):
+            gradient = tf.IndexedSlices(tf.ones((2, 2)), each, tf.constant([3, 2]))
+            seen.append(sparse_gradients.has_distinct_rows(gradient))
+        return unique
+
+    with sparse_gradients.distinct_rows_noted():
+        (look if eager else tf.function(look))(tf.constant([1, 1, 2]))
+    assert seen == [False, True]
+    assert not sparse_gradients.has_distinct_rows(TWICE)
+
+
+SPARSE = np.array([[1, 0, 2], [1, 3, 0], [0, 0, 4], [5, 6, 0], [7, 0, 0]], "float32")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "own_step", "options"),
+    [
+        (2, False, {}),
+        (1, False, {"micro_batches": 2}),
+        (2, False, {"loss": lambda y, y_pred: keras.ops.mean(keras.ops.square(y - y_pred))}),
+        (2, True, {}),
+    ],
+    ids=["replicas", "micro-batches", "a loss of the whole batch", "an own step"],
+)
+def test_sparse_inputs_train_eagerly_as_on_one_device(replicas, own_step, options):
+    """Adam takes each row once: those of all replicas and pieces are added up before."""
+
+    class Net(keras.Sequential):
+        if own_step:
+
+            def train_step(self, data):
+                return super().train_step(data)
+
+    def weights(place, **options):
+        keras.utils.set_random_seed(1)
+        model = place(Net([keras.Input((3,), sparse=True), keras.layers.Dense(2)]))
+        options = {"loss": "mse", "run_eagerly": True, **options}
+        model.compile(keras.optimizers.Adam(0.1), **options)
+        for first, last in ((0, 5), (2, 5)):
+            x, y = tf.sparse.from_dense(SPARSE[first:last]), SPARSE[first:last, :2]
+            model.train_on_batch(x, y)
+        return model.get_weights()
+
+    strategy = kmg.strategy("mirrored", devices=replicas)
+    found = weights(lambda model: kmg.distribute(model, strategy), **options)
+    for one, other in zip(found, weights(lambda model: model), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("distinct", "expected"),
+    [
+        (False, [(2, [1, 1]), (0, [2, 2]), (2, [11, 11]), (0, [12, 12])]),
+        (True, [(2, [12, 12]), (0, [14, 14])]),
+    ],
+)
+def test_the_rows_of_all_replicas(distinct, expected):
+    """One replica's after another's; the third has no examples, so its rows do not count.
+
+    Rows that are distinct on each replica are so on one device, and equal ones add up.
+    """
+    group = ReplicaGroup(kmg.strategy("mirrored", devices=3))
+
+    def on_replica(replica):
+        indices = tf.constant([2, 0])
+        if distinct:
+            indices = tf.unique(indices)[0]
+        values = tf.constant([[1.0, 1.0], [2.0, 2.0]]) + 10.0 * replica.id
+        own = tf.IndexedSlices(values, indices, tf.constant([3, 2]))
+        return sparse_gradients.rows_of_all(group, own, tf.constant(replica.id < 2))
+
+    for each in tf.function(lambda: group.run(on_replica), autograph=False)():
+        assert content(each) == expected
+
+
+def test_a_gradient_is_dense_or_sparse():
+    """A tensor has no rows of a table."""
+    assert sparse_gradients.is_sparse(TWICE) and not sparse_gradients.is_sparse(tf.ones(2))

@@ -1,0 +1,108 @@
+"""A function that is cut where replicas sum yields what it says: by hand, on two replicas."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.training import tracing
+from keras_multigpu.training.exchange import stages
+from keras_multigpu.training.replica_group import ReplicaGroup
+
+NUMBER = tf.TensorSpec(())
+
+
+def on_two_replicas(function, in_a_graph=True):
+    """What a function of one number returns on replicas that hold 1 and 2: a row for each value."""
+    group = ReplicaGroup(kmg.strategy("mirrored", devices=["CPU:0", "CPU:1"]))
+
+    def run():
+        return group.run(lambda replica: function(tf.constant(replica.id + 1.0)))
+
+    results = tf.function(run, autograph=False)() if in_a_graph else run()
+    values = [map(float, tf.nest.flatten(result)) for result in results]
+    return [list(of_all) for of_all in zip(*values, strict=True)]
+
+
+def several_sums(number):
+    """Two sums that need nothing from each other, and one of both."""
+    first, second = stages.total(number), stages.total(number * 10.0)
+    return first, stages.total(second + number), number
+
+
+def gradient_of_a_sum(number):
+    """The slope of `number * sum of numbers`, all replicas' losses taken together."""
+    with tf.GradientTape() as tape:
+        tape.watch(number)
+        loss = number * stages.total(number)
+    return tape.gradient(loss, number)
+
+
+@pytest.mark.parametrize("way", ["traced once", "directly", "in the replica"])
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        # (1 + 2); (10 + 20) + 1 and (10 + 20) + 2, summed; the replica's own.
+        (several_sums, [[3, 3], [63, 63], [1, 2]]),
+        # The sum of the losses is (a + b) ** 2, so the slope is 2 (a + b).
+        (gradient_of_a_sum, [[6, 6]]),
+    ],
+)
+def test_a_sum_in_the_middle(way, function, expected):
+    """Its value and its gradient."""
+    called = {
+        "traced once": lambda: tracing.traced(function, (NUMBER,), jit_compile=False),
+        "directly": lambda: tracing.called_directly(function),
+        "in the replica": lambda: function,
+    }[way]()
+    assert on_two_replicas(called, in_a_graph=way != "directly") == expected
+
+
+def test_sums_at_the_same_place_travel_together(monkeypatch):
+    """Two stages end with sums, the first of them with two in one pack."""
+    sizes = []
+    summed = ReplicaGroup.sum
+
+    def noted(group, packs):
+        sizes.append([pack.shape[0] for pack in packs])
+        return summed(group, packs)
+
+    monkeypatch.setattr(ReplicaGroup, "sum", noted)
+    on_two_replicas(tracing.traced(several_sums, (NUMBER,), jit_compile=False))
+    assert [size for size in sizes if size] == [[2], [2], [1], [1]]
+
+
+def test_a_function_without_sums_stays_whole():
+    """It is an ordinary graph."""
+    whole = tracing.traced(lambda number: number + 1.0, (NUMBER,), jit_compile=False)
+    assert not isinstance(whole, stages.Stages)
+
+
+def test_stages_wait_for_each_other_and_hand_on_what_is_not_a_number():
+    """Control dependencies, loops with lists inside, texts, None, sparse and captured tensors."""
+    table = tf.constant([5.0, 7.0])
+
+    def function(number):
+        said = tf.strings.as_string(number)
+        listed = tf.TensorArray(tf.float32, 1).write(0, number)
+        total = stages.total(number)
+        with tf.control_dependencies([said, tf.group(total)]):
+            later = total + table[0] + listed.read(0)
+        sparse = tf.IndexedSlices(later[tf.newaxis], tf.constant([0]), tf.constant([2]))
+        while_loop = tf.while_loop(lambda n: n < later, lambda n: n * 2.0, [total])[0]
+        return later, tf.strings.to_number(said), sparse, while_loop, None
+
+    call = tracing.traced(function, (NUMBER,), jit_compile=False)
+
+    def without_sparse(number):
+        later, text, sparse, loop, none = call(number)
+        assert isinstance(sparse, tf.IndexedSlices) and none is None
+        return later, text, loop
+
+    np.testing.assert_allclose(on_two_replicas(without_sparse), [[9, 10], [1, 2], [12, 12]])
+
+
+def test_a_stage_can_be_compiled():
+    """By XLA, each for itself."""
+    call = tracing.traced(gradient_of_a_sum, (NUMBER,), jit_compile=True)
+    assert on_two_replicas(call) == [[6, 6]]

@@ -1,0 +1,185 @@
+"""How datasets, arrays and iterators are read: sizes and batches by hand, no model."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_multigpu.training.feed.dataset_source import DatasetSource
+from keras_multigpu.training.feed.dataset_source import PythonSource
+from keras_multigpu.training.feed.dataset_source import steps_of
+from keras_multigpu.training.feed.dataset_source import weighted
+from keras_multigpu.training.global_batch import as_tensor
+from keras_multigpu.training.shares import Cutter
+from keras_multigpu.training.shares import gathered
+
+SEVEN = np.arange(7.0)
+ARGUMENTS = {
+    "y": None,
+    "sample_weight": None,
+    "batch_size": None,
+    "steps_per_epoch": None,
+    "shuffle": False,
+    "class_weight": None,
+}
+
+
+def source_of(x, **arguments):
+    return DatasetSource(Cutter(2), **{**ARGUMENTS, "x": x, **arguments})
+
+
+def numbers(source):
+    """The inputs of each batch of one iterator."""
+    return [
+        batch_of(shares, source.spec)[0].numpy().ravel().tolist() for shares in source.iterator()
+    ]
+
+
+def batch_of(shares, spec=None):
+    """The batch that was cut into shares."""
+    return gathered(shares.rows, spec or shares.spec)
+
+
+def dataset(size=3, drop_remainder=False):
+    return tf.data.Dataset.from_tensor_slices(SEVEN).batch(size, drop_remainder=drop_remainder)
+
+
+def all_of_them(x):
+    return True
+
+
+@pytest.mark.parametrize(
+    ("size", "examples", "dropped", "steps"),
+    [(3, 7, False, 3), (3, 7, True, 2), (7, 7, True, 1), (8, 7, True, 0), (None, 7, False, None)],
+)
+def test_the_number_of_batches(size, examples, dropped, steps):
+    """The rest is a batch of its own, or dropped."""
+    assert steps_of(size, examples, dropped) == steps
+    assert steps_of(3, None, dropped) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "size", "batches", "examples"),
+    [
+        (lambda: source_of(SEVEN, batch_size=3), 3, 3, 7),
+        (lambda: source_of(SEVEN), 32, 1, 7),
+        (lambda: source_of(dataset()), 3, 3, 7),
+        (lambda: source_of(dataset(drop_remainder=True)), 3, 2, None),
+        (lambda: source_of(dataset().filter(all_of_them)), 3, None, None),
+    ],
+)
+def test_what_a_source_knows_of_its_data(make, size, batches, examples):
+    """As far as the data tell without being read."""
+    source = make()
+    assert (source.batch_size, source.num_batches) == (size, batches)
+    if examples is not None:
+        assert source.num_examples == examples
+    assert source.is_countable == (batches is not None)
+
+
+def test_data_without_an_end_can_be_counted():
+    """Any number of batches may be asked for."""
+    source = source_of(dataset().repeat(), steps_per_epoch=2)
+    assert source.is_countable
+
+
+@pytest.mark.parametrize(
+    ("x", "expected", "batches"),
+    [
+        (SEVEN, [[0, 1, 2, 3], [4, 5, 6]], 2),
+        (dataset(), [[0, 1, 2, 3], [4, 5, 6]], 2),
+        # How many examples it has dropped nobody knows.
+        (dataset(drop_remainder=True), [[0, 1, 2, 3]], None),
+    ],
+    ids=["arrays", "dataset", "dropping"],
+)
+def test_batches_of_another_size(x, expected, batches):
+    """Those of arrays and of datasets; `first_batches` leaves the source as it is."""
+    source = source_of(x, **({"batch_size": 3} if x is SEVEN else {}))
+    before = numbers(source)
+    first = [batch[0].numpy().ravel().tolist() for batch in source.first_batches(4)]
+    assert first == expected and numbers(source) == before
+    source.resize(4, epoch=0)
+    assert numbers(source) == expected
+    assert source.batch_size == 4 and source.num_batches == batches
+
+
+class Pairs(keras.utils.PyDataset):
+    """Batches of a size of their own."""
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return (np.full((2, 1), index),)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: source_of(Pairs()), "data='Pairs', steps_per_epoch=None"),
+        (lambda: source_of(SEVEN, batch_size=3, steps_per_epoch=2), "steps_per_epoch=2"),
+        (lambda: PythonSource(Cutter(2), lambda: iter([]), None), "data='a generator'"),
+    ],
+)
+def test_batches_that_others_cut_keep_their_size(make, message):
+    """A `PyDataset`, epochs of so many steps, a generator."""
+    source = make()
+    with pytest.raises(ValueError, match=f"batches of their own.*Received: .*{message}"):
+        source.resize(4, 0)
+
+
+def test_a_python_iterator_is_read_when_it_is_asked():
+    """One batch at a time, and what is left by the next reader."""
+    taken = []
+
+    def batches():
+        for number in range(3):
+            taken.append(number)
+            yield (np.full((1, 1), number),)
+
+    made = batches()
+    source = PythonSource(Cutter(2), lambda: made, None)
+    x, y, weight = batch_of(next(source.iterator()))
+    assert int(x[0, 0]) == 0 and y is None and weight is None and taken == [0]
+    assert numbers(source) == [[1], [2]]
+    with pytest.raises(ValueError, match="batches of their own"):
+        source.first_batches(None)
+
+
+def test_class_weights_become_sample_weights():
+    """By label, or by the largest of one-hot labels."""
+    weights = {0: 0.5, 1: 4.0}
+    x, labels = tf.ones((3, 1)), tf.constant([1, 0, 1])
+    for y in (labels, labels[:, None], tf.one_hot(labels, 2)):
+        batch = weighted((x, y, None), weights)
+        assert batch[0] is x and batch[2].numpy().tolist() == [4, 0.5, 4]
+    batches = [(np.ones((3, 1)), np.array([1, 0, 1]))]
+    source = PythonSource(Cutter(2), lambda: iter(batches), weights)
+    assert batch_of(next(source.iterator()))[2].numpy().tolist() == [4, 0.5, 4]
+
+
+@pytest.mark.parametrize(
+    ("leaf", "dtype"),
+    [
+        (np.ones(2, "float64"), "float32"),
+        (np.ones(2, "float16"), "float16"),
+        ([1.5, 2.5], "float32"),
+        ([1, 2], "int64"),
+        (np.ones(2, "uint8"), "uint8"),
+        (np.array([True, False]), "bool"),
+        (np.array(["a", "b"]), "string"),
+        (2.5, "float32"),
+    ],
+)
+def test_arrays_become_tensors(leaf, dtype):
+    """Floats in Keras's float type unless they are smaller; the rest as it is."""
+    assert as_tensor(leaf).dtype == dtype
+
+
+def test_tensors_specs_and_nothing_stay():
+    """An optional that holds nothing is nothing too."""
+    tensor, spec = tf.ones(2, tf.float64), tf.TensorSpec((2,))
+    assert as_tensor(tensor) is tensor and as_tensor(spec) is spec
+    assert as_tensor(None) is None
+    assert as_tensor(tf.experimental.Optional.empty(tf.TensorSpec(()))) is None

@@ -1,0 +1,168 @@
+"""Where an epoch of `fit` stands in data that know their epochs: positions by hand, no model."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.training.feed.batch_source import Anchor
+from keras_multigpu.training.feed.epoch_source import EpochSource
+from keras_multigpu.training.feed.epoch_source import knows_epochs
+from keras_multigpu.training.feed.epoch_source import refuse_what_batches_bring
+from keras_multigpu.training.shares import Cutter
+from keras_multigpu.training.shares import gathered
+
+
+def data(count=6, size=2, **settings):
+    """Numbered examples in their order."""
+    return kmg.data.from_arrays(
+        np.arange(float(count)),
+        np.arange(count) % 2,
+        **{"global_batch_size": size, "shuffle": False, **settings},
+    )
+
+
+def taken(source, count):
+    """The first batches of a new iterator, as numbers."""
+    iterator = source.iterator()
+    found = [shares for shares, _ in zip(iterator, range(count), strict=False)]
+    batches = [gathered(shares.rows, source.spec) for shares in found]
+    return [x.numpy().astype(int).tolist() for x, _, _ in batches]
+
+
+def test_what_knows_its_epochs():
+    """Batches do; arrays, datasets and a class instead of its object do not."""
+    assert knows_epochs(data())
+    for other in (np.ones(2), tf.data.Dataset.range(2), iter([]), type(data()), None):
+        assert not knows_epochs(other)
+
+
+def test_epochs_follow_one_another_in_training():
+    """Four examples in batches of two, from any step of any epoch on."""
+    source = EpochSource(Cutter(2), data(4), training=True)
+    assert (source.num_batches, source.batch_size, source.num_examples) == (2, 2, 4)
+    assert source.endless and source.is_countable
+    assert taken(source, 3) == [[0, 1], [2, 3], [0, 1]]
+    source.start(1, 1)
+    assert taken(source, 2) == [[2, 3], [0, 1]]
+    source.start(0, 2)  # The end of an epoch is the beginning of the next one.
+    assert taken(source, 1) == [[0, 1]]
+
+
+def test_evaluation_reads_one_epoch():
+    """Always the same, wherever training stands."""
+    source = EpochSource(Cutter(2), data().evaluation(), training=False)
+    assert not source.endless
+    source.start(5, 1)
+    for _ in range(2):
+        assert taken(source, 9) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_the_same_place_is_made_once():
+    """To make a dataset traces what it consists of."""
+    made, batches = [], data()
+    epochs = type(batches).epochs
+
+    class Counted(type(batches)):
+        def epochs(self, *position):
+            made.append(position)
+            return epochs(self, *position)
+
+    batches.__class__ = Counted
+    source = EpochSource(Cutter(2), batches, training=True)
+    for step in (0, 0, 1, 1):
+        source.start(0, step)
+        taken(source, 1)
+    assert made == [((0, 0),), ((0, 2),)]
+
+
+def test_epochs_of_so_many_steps_go_on_where_one_ended():
+    """Two steps of an epoch of three: the second epoch begins with the third batch."""
+    source = EpochSource(Cutter(2), data(), training=True, steps=2)
+    starts = []
+    for epoch in range(4):
+        source.start(epoch)
+        starts += taken(source, 1)
+    assert starts == [[0, 1], [4, 5], [2, 3], [0, 1]]
+
+
+def test_another_batch_size_leaves_out_no_example():
+    """After one epoch of two batches of two, batches of three begin with the fifth example."""
+    source = EpochSource(Cutter(2), data(9), training=True, steps=2)
+    source.resize(3, epoch=1)
+    source.start(1)
+    assert source.anchor == Anchor(1, 0, 4) and source.num_batches == 3
+    assert taken(source, 3) == [[4, 5, 6], [7, 8], [0, 1, 2]]
+    source.start(2)
+    assert taken(source, 1) == [[0, 1, 2]]
+
+
+def test_without_steps_another_batch_size_begins_with_an_epoch():
+    """Epochs of `fit` are those of the data."""
+    source = EpochSource(Cutter(2), data(), training=True)
+    source.resize(4, epoch=1)
+    source.start(1)
+    assert source.num_batches == 2 and taken(source, 2) == [[0, 1, 2, 3], [4, 5]]
+    assert source.anchor == Anchor(0, 0, 0)
+
+
+def test_first_batches_leave_the_source_where_it_is():
+    """Of the present size, or of another."""
+    source = EpochSource(Cutter(2), data(), training=True)
+    source.start(0, 1)
+    for size, expected in [(None, [0, 1]), (5, [0, 1, 2, 3, 4])]:
+        first = next(source.first_batches(size))
+        assert first[0].numpy().astype(int).tolist() == expected
+    assert taken(source, 1) == [[2, 3]]
+
+
+def test_class_weights_become_sample_weights():
+    """Odd examples are of class one."""
+    source = EpochSource(Cutter(2), data(), training=True, class_weight={0: 0.5, 1: 3.0})
+    weights = [rows.data[2].numpy().tolist() for rows in next(source.iterator()).rows]
+    assert weights == [[0.5], [3.0]] and source.spec[2] is not None
+
+
+def test_examples_have_names_in_training_only():
+    """The third row of the second batch of two is the fourth example."""
+    source = EpochSource(Cutter(2), data(), training=True)
+    assert source.example_at(0, 1, 1) == source.example_at(7, 1, 1) is not None
+    assert "3" in source.example_at(0, 1, 1)
+    assert EpochSource(Cutter(2), data().evaluation(), training=False).example_at(0, 1, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: refuse_what_batches_bring(data(), y=np.ones(6), batch_size=None),
+            "came together with `y`.*Received: y=",
+        ),
+        (
+            lambda: EpochSource(Cutter(2), endless(), training=True),
+            "never ends.*Pass `steps_per_epoch`",
+        ),
+        (
+            lambda: EpochSource(
+                Cutter(2), data(balance="class_weight"), True, class_weight={0: 1.0}
+            ),
+            "`class_weight` came to batches that have sample weights",
+        ),
+        (
+            lambda: EpochSource(Cutter(2), endless(), training=True, steps=2).resize(4, 1),
+            "length is not known.*Leave out `steps_per_epoch`",
+        ),
+    ],
+)
+def test_contradictions_are_named(call, message):
+    """What came, what was expected, and what to do."""
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def endless():
+    """Batches of a dataset that has no end."""
+    return kmg.data.from_dataset(
+        tf.data.Dataset.range(3).map(lambda n: (tf.reshape(n, [1]), n)).repeat(),
+        global_batch_size=2,
+    )

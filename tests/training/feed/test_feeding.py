@@ -1,0 +1,192 @@
+"""Which batches come when, for data of every kind: sequences by hand, no model."""
+
+import time
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import scipy.sparse
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.training.feed import feed as feeding
+from keras_multigpu.training.global_batch import normalized
+from keras_multigpu.training.shares import Cutter
+
+
+def Feed(data, **options):
+    """A feed for two replicas."""
+    return feeding.Feed(Cutter(2), data, **options)
+
+
+def numbered(count):
+    """Batches whose only number says which one it is."""
+    return ((np.full((1, 1), number, "float32"),) for number in range(count))
+
+
+def read(feed, epochs, group_size=1):
+    """The numbers of each epoch's batches, and how many warnings there were."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        numbers = [
+            [
+                int(shares.rows[0].x[0, 0])
+                for _, group in feed.epoch(group_size)
+                for shares in group.shares
+            ]
+            for _ in range(epochs)
+        ]
+    assert all("ran out of data" in str(warning.message) for warning in caught)
+    return numbers, len(caught)
+
+
+@pytest.mark.parametrize(
+    ("batches", "steps", "expected", "warned"),
+    [
+        (6, 2, [[0, 1], [2, 3], [4, 5]], 0),
+        (5, 2, [[0, 1], [2, 3], [4]], 1),
+        (2, 2, [[0, 1], [], []], 2),
+        (3, None, [[0, 1, 2], [], []], 2),
+    ],
+)
+@pytest.mark.parametrize("group_size", [1, 4])
+def test_a_generator_is_read_on_until_it_ends(batches, steps, expected, warned, group_size):
+    """Nothing is read twice or lost, and a warning says where nothing is left."""
+    feed = Feed(numbered(batches), steps=steps)
+    assert read(feed, 3, group_size) == (expected, warned)
+    assert feed.has_come
+
+
+def test_shares_wait_before_the_step_before_has_ended():
+    """That batch k + 2 is being made says that the shares of batch k + 1 wait."""
+    made, in_time = {}, {}
+
+    def note(number):
+        made[int(number)] = time.perf_counter()
+        return np.full((4, 1), number, "float32")
+
+    def batch(number):
+        x = tf.ensure_shape(tf.numpy_function(note, [number], tf.float32), (4, 1))
+        return x, x
+
+    def busy(x):
+        step, begun = int(x[0, 0]), time.perf_counter()
+        while step + 2 not in made and time.perf_counter() < begun + 20:
+            time.sleep(0.001)
+        in_time[step] = made.get(step + 2, np.inf) < time.perf_counter()
+        return np.float32(0)
+
+    class Busy(keras.layers.Layer):
+        """Computes until the batch after the next one is being made."""
+
+        def call(self, x):
+            return x + tf.reshape(tf.numpy_function(busy, [tf.stop_gradient(x)], tf.float32), ())
+
+    layers = [keras.Input((1,)), Busy(), keras.layers.Dense(1)]
+    model = kmg.distribute(keras.Sequential(layers), kmg.strategy(devices=2))
+    model.compile("sgd", "mse")
+    options = tf.data.Options()
+    # What TensorFlow by itself reads ahead proves nothing.
+    options.experimental_optimization.apply_default_optimizations = False
+    data = tf.data.Dataset.range(8).map(batch).with_options(options)
+    model.fit(data, steps_per_epoch=6, verbose=0)
+    assert in_time == dict.fromkeys(range(6), True)
+
+
+def test_nothing_has_come_of_an_empty_generator():
+    """Which is a mistake, whereas a generator that ends is not."""
+    feed = Feed(iter([]))
+    assert read(feed, 1) == ([[]], 0) and not feed.has_come
+
+
+class Flow:
+    """An iterator that never ends and knows how long an epoch is."""
+
+    def __init__(self):
+        self.position = -1
+
+    def __len__(self):
+        return 3
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.position += 1
+        return (np.full((1, 1), self.position, "float32"),)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"), [(None, [[0, 1, 2], [3, 4, 5]]), (2, [[0, 1], [2, 3]])]
+)
+def test_an_iterator_with_a_length_ends_its_epochs(steps, expected):
+    """Its length, unless `steps_per_epoch` says something else."""
+    assert read(Feed(Flow(), steps=steps), 2) == (expected, 0)
+
+
+class Numbered(keras.utils.PyDataset, Flow):
+    """The same as a `PyDataset`, as the flows of Keras's `ImageDataGenerator` are."""
+
+    def __init__(self):
+        super().__init__()
+        Flow.__init__(self)
+
+    def __getitem__(self, index):
+        return (np.full((1, 1), index, "float32"),)
+
+
+def test_a_py_dataset_is_read_by_index_although_it_is_an_iterator():
+    """Each epoch is the same, whatever its `__next__` would say."""
+    assert read(Feed(Numbered()), 2) == ([[0, 1, 2], [0, 1, 2]], 0)
+
+
+def test_a_dataset_begins_anew_where_it_ended_early():
+    """An epoch that is too short gets a warning, and the next one starts from the beginning."""
+    data = tf.data.Dataset.range(3).map(lambda i: (tf.reshape(i, (1, 1)),))
+    for known in (data, data.filter(lambda x: True)):
+        assert read(Feed(known, steps=2), 3) == ([[0, 1], [2], [0, 1]], 1)
+
+
+def shuffled():
+    """Ten batches in an order that differs from epoch to epoch."""
+    return tf.data.Dataset.range(10).shuffle(10, seed=5).map(lambda i: (tf.reshape(i, (1, 1)),))
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        shuffled,
+        lambda: shuffled().cache(),
+        lambda: shuffled().cache().shuffle(3, seed=3),
+        lambda: shuffled().cache().prefetch(2),
+    ],
+    ids=["shuffled", "cached", "cached between", "read ahead"],
+)
+@pytest.mark.slow
+def test_a_dataset_goes_on_in_the_middle_as_it_would_have(made):
+    """Made anew, as in another process: what is cached keeps the order of its first epoch."""
+    whole, _ = read(Feed(made(), training=True), 4)
+    for epoch, step in ((0, 4), (1, 3), (2, 0), (2, 9)):
+        feed = Feed(made(), training=True)
+        feed.go_to(epoch, step)
+        expected = [whole[epoch][step:], *whole[epoch + 1 :]]
+        assert read(feed, 4 - epoch)[0] == expected
+
+
+def test_a_batch_is_inputs_targets_and_weights():
+    """Three inputs are three inputs only inside a tuple of one."""
+    a, b, c = (np.full((2, 1), value) for value in (1.0, 2.0, 3.0))
+    x, y, weight = normalized(((a, b, c),))
+    assert [float(leaf[0, 0]) for leaf in x] == [1, 2, 3] and y is None and weight is None
+    x, y, weight = normalized((a, b, c))
+    assert [float(leaf[0, 0]) for leaf in (x, y, weight)] == [1, 2, 3]
+    assert x.dtype == tf.float32
+
+
+def test_scipy_matrices_become_sparse_tensors():
+    """Of any SciPy format, with their rows in order and in Keras's float type."""
+    matrix = scipy.sparse.csc_matrix([[0.0, 2.0], [1.0, 0.0], [0.0, 3.0]])
+    x, _, _ = normalized((matrix, None))
+    assert isinstance(x, tf.SparseTensor) and x.dtype == tf.float32
+    assert tf.sparse.to_dense(x).numpy().tolist() == [[0, 2], [1, 0], [0, 3]]

@@ -1,0 +1,89 @@
+"""The loss of an uneven batch, calculated by hand: 3 + 2 examples on two replicas."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_multigpu.training.replica_pass.loss_reduction import LossShares
+from keras_multigpu.training.replica_pass.loss_reduction import NeedsDivisors
+from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
+from keras_multigpu.training.replica_pass.loss_reduction import refuse_ragged
+
+VALUES = [1.0, 2.0, 3.0, 10.0, 20.0]
+WEIGHTS = [1.0, 0.0, 2.0, 1.0, 0.5]
+SHARES = [slice(0, 3), slice(3, 5)]
+
+
+def absolute(y_true, y_pred):
+    """One value an example: the prediction itself."""
+    return tf.squeeze(tf.abs(y_pred - y_true), -1)
+
+
+def shares_of(loss, weights=None, divisors=None, counting=False):
+    """Each replica's total and local divisors."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", loss)
+    results = []
+    for share in SHARES:
+        rows = tf.constant(VALUES[share])[:, tf.newaxis]
+        weight = None if weights is None else tf.constant(weights[share])
+        part = LossShares(model, tf.constant(len(rows) / 5), divisors, counting)
+        total = part.total((None, tf.zeros_like(rows), weight), rows)
+        results.append((float(total), [float(d) for d in part.local_divisors]))
+    return results
+
+
+def loss(reduction):
+    class Absolute(keras.losses.Loss):
+        def call(self, y_true, y_pred):
+            return absolute(y_true, y_pred)
+
+    return Absolute(reduction=reduction)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "weights", "first", "second"),
+    [
+        ("sum_over_batch_size", None, 6 / 5, 30 / 5),
+        ("mean", None, 6 / 5, 30 / 5),
+        ("sum", None, 6.0, 30.0),
+        ("sum_over_batch_size", WEIGHTS, 7 / 5, 20 / 5),  # 1 + 0 + 6 and 10 + 10
+        ("sum", WEIGHTS, 7.0, 20.0),
+    ],
+)
+def test_shares_add_up_to_the_global_loss(reduction, weights, first, second):
+    """A replica's share is its sum over the global count."""
+    totals = [total for total, _ in shares_of(loss(reduction), weights)]
+    np.testing.assert_allclose(totals, [first, second], rtol=1e-6)
+
+
+def test_sums_of_weights_are_counted_first():
+    """`mean_with_sample_weight` divides by the weights of all replicas."""
+    weighted = loss("mean_with_sample_weight")
+    with pytest.raises(NeedsDivisors):
+        shares_of(weighted, WEIGHTS)
+    counted = [divisors for _, divisors in shares_of(weighted, WEIGHTS, counting=True)]
+    assert counted == [[3.0], [1.5]]
+    totals = [total for total, _ in shares_of(weighted, WEIGHTS, [tf.constant(4.5)])]
+    np.testing.assert_allclose(totals, [7 / 4.5, 20 / 4.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [loss("none"), lambda y_true, y_pred: tf.reduce_mean(absolute(y_true, y_pred))],
+    ids=["no reduction", "scalar"],
+)
+def test_losses_of_the_whole_batch_are_told_apart(whole):
+    """What is no sum over examples says so."""
+    with pytest.raises(NeedsWholeBatch):
+        shares_of(whole)
+
+
+def test_ragged_predictions_are_refused_where_they_would_be_gathered():
+    """A loss of the whole batch needs them all; on one replica they are."""
+    ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
+    refuse_ragged({"a": ragged}, 1)
+    refuse_ragged([ragged.to_tensor()], 2)
+    with pytest.raises(ValueError, match="Ragged predictions.*replicas=2"):
+        refuse_ragged({"a": ragged}, 2)

@@ -1,0 +1,202 @@
+"""Probes see what each replica saw, and can forbid a step; expected values are written by hand."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from own_step import OwnStep
+
+import keras_multigpu as kmg
+from keras_multigpu.training.steps.probes import Probe
+
+pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
+
+
+class Remember(Probe):
+    """Keeps what every replica saw in the last step, and how many steps there were."""
+
+    timed = True
+
+    def build(self, strategy):
+        self.seen = tf.Variable(tf.zeros([strategy.num_replicas_in_sync, 6]))
+        self.order = tf.Variable(tf.zeros([strategy.num_replicas_in_sync, 2], tf.float64))
+        self.steps = tf.Variable(0)
+
+    def on_replica(self, seen):
+        numbers = [
+            tf.cast(seen.examples, tf.float32),
+            seen.loss,
+            seen.square_norm,
+            seen.total_square_norm,
+            tf.reduce_sum(seen.gradients[0]),
+            tf.reduce_sum(seen.total_gradients[0]),
+        ]
+        return [tf.stack(numbers), tf.stack(list(seen.times))]
+
+    def collect(self, measured, allowed):
+        self.seen.assign([numbers for numbers, _ in measured])
+        self.order.assign([times[1:] - times[:-1] for _, times in measured])
+        self.steps.assign_add(1)
+
+
+class Forbid(Probe):
+    """Forbids every step whose loss is large."""
+
+    def on_replica(self, seen):
+        return [seen.total_loss]
+
+    def allows(self, measured):
+        return measured[0][0] < 50.0
+
+
+class Watch(keras.callbacks.Callback):
+    """Lets a probe in."""
+
+    def __init__(self, probe):
+        super().__init__()
+        self.probe = probe
+
+    def on_train_begin(self, logs=None):
+        self.model.training_run.watch(self.probe)
+
+
+def line(replicas, rate=0.0, **compiled):
+    """A model `y = w x` with `w = 1`, to be fitted to zero."""
+    inputs = keras.Input((1,))
+    outputs = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")(inputs)
+    model = kmg.distribute(keras.Model(inputs, outputs), replicas_of(replicas))
+    model.compile(keras.optimizers.SGD(rate), "mse", metrics=["mae"], **compiled)
+    return model
+
+
+def replicas_of(count):
+    """A strategy of so many CPU devices."""
+    if count == 1:
+        return kmg.strategy("one_device", devices=["CPU:0"])
+    return kmg.strategy("mirrored", devices=[f"CPU:{index}" for index in range(count)])
+
+
+X = np.array([[1.0], [2.0], [3.0]], np.float32)
+
+
+@pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}, {"run_eagerly": True}])
+@pytest.mark.slow
+def test_each_replica_has_its_own_loss_and_gradient(compiled):
+    """Three examples on two replicas: two and one; the gradient of (w x)^2 is 2 w x^2."""
+    probe = Remember()
+    line(2, **compiled).fit(
+        X, np.zeros((3, 1)), 3, epochs=2, shuffle=False, verbose=0, callbacks=[Watch(probe)]
+    )
+    first, second = probe.seen.numpy()
+    np.testing.assert_allclose(first, [2, 2.5, 25.0, (28 / 3) ** 2, 5.0, 28 / 3], rtol=1e-6)
+    np.testing.assert_allclose(second, [1, 9.0, 324.0, (28 / 3) ** 2, 18.0, 28 / 3], rtol=1e-6)
+    assert int(probe.steps.numpy()) == 2
+    assert (probe.order.numpy() > 0).all()
+
+
+def test_an_empty_replica_has_nothing():
+    """One example on two replicas: the second has zeros."""
+    probe = Remember()
+    line(2).fit(X[:1], np.zeros((1, 1)), verbose=0, callbacks=[Watch(probe)])
+    np.testing.assert_allclose(probe.seen.numpy()[1], [0, 0, 0, 4.0, 0, 2.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+@pytest.mark.slow
+def test_a_forbidden_step_changes_nothing(replicas):
+    """Of two steps the one with the large loss leaves weights, iterations and metrics alone."""
+    data = tf.data.Dataset.from_tensor_slices((np.array([[1.0], [100.0]], "float32"), [0.0, 0.0]))
+    model = line(replicas, rate=0.25)
+    history = model.fit(data.batch(1), verbose=0, callbacks=[Watch(Forbid())])
+    np.testing.assert_allclose(model.get_weights()[0], [[0.5]])
+    assert int(model.optimizer.iterations.numpy()) == 1
+    np.testing.assert_allclose(history.history["loss"], [1.0])
+    np.testing.assert_allclose(history.history["mae"], [1.0])
+
+
+@pytest.mark.slow
+def test_steps_stay_compiled_for_the_same_probe_only():
+    """The step of an old probe is dropped when a new one comes; the one without stays."""
+    model, probe = line(2), Remember()
+    for callbacks in ([], [Watch(probe)], [Watch(Remember())], []):
+        model.fit(X, np.zeros((3, 1)), verbose=0, callbacks=callbacks)
+    assert len(model.replication._functions) == 2
+
+
+def test_probes_are_refused_in_a_train_step_of_ones_own():
+    """What the user's code computes is not known."""
+    model = kmg.distribute(OwnStep(), replicas_of(2))
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="`train_step` of your own.*Received: probe='Remember'"):
+        model.fit(X, np.zeros((3, 1)), verbose=0, callbacks=[Watch(Remember())])
+
+
+def losses_seen(model, *data):
+    """Each replica's loss in one step."""
+    probe = Remember()
+    model.fit(*data, batch_size=4, shuffle=False, verbose=0, callbacks=[Watch(probe)])
+    return probe.seen.numpy()[:, 1]
+
+
+@pytest.mark.slow
+def test_a_loss_divided_by_weights_is_the_replicas_own():
+    """Weights 10 and 0.1: squares 1, 4 on the first replica, 9, 16 on the second."""
+    model = line(2)
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+    x = np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
+    weights = np.array([10.0, 10.0, 0.1, 0.1], np.float32)
+    np.testing.assert_allclose(losses_seen(model, x, np.zeros((4, 1))), [2.5, 12.5], rtol=1e-6)
+    model = line(2)
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+    probe = Remember()
+    model.fit(
+        x,
+        np.zeros((4, 1)),
+        batch_size=4,
+        sample_weight=weights,
+        shuffle=False,
+        verbose=0,
+        callbacks=[Watch(probe)],
+    )
+    np.testing.assert_allclose(probe.seen.numpy()[:, 1], [2.5, 12.5], rtol=1e-6)
+
+
+def test_a_sum_is_the_replicas_own_sum():
+    """`reduction="sum"`: squares 1 + 4 and 9 + 16."""
+    model = line(2)
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction="sum"))
+    x = np.array([[1.0], [2.0], [3.0], [4.0]], np.float32)
+    np.testing.assert_allclose(losses_seen(model, x, np.zeros((4, 1))), [5.0, 25.0], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_masked_steps_count_for_no_replica():
+    """One value a step; the second replica has one step each, and four that are padding."""
+    x = np.array([[1, 2], [1, 2], [3, 0], [3, 0]])
+    inputs = keras.Input((2,), dtype="int32")
+    table = np.array([[0.0], [1.0], [2.0], [3.0]])
+    embedding = keras.layers.Embedding(4, 1, mask_zero=True, weights=[table])
+    model = kmg.distribute(keras.Model(inputs, embedding(inputs)), replicas_of(2))
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    # (1 + 4) / 2 on the first; 9 on the second, not 9 / 2.
+    np.testing.assert_allclose(losses_seen(model, x, np.zeros((4, 2, 1))), [2.5, 9.0], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_sparse_inputs_can_be_watched():
+    """They train without a probe, so they must with one that takes times and rows."""
+
+    class Rows(Remember):
+        def on_replica(self, seen):
+            self.rows = seen.batch[0]
+            return super().on_replica(seen)
+
+    inputs = keras.Input((3,), sparse=True)
+    model = kmg.distribute(keras.Model(inputs, keras.layers.Dense(1)(inputs)), replicas_of(2))
+    model.compile("sgd", "mse")
+    dense = tf.data.Dataset.from_tensor_slices((np.eye(3, dtype="float32"), np.zeros((3, 1))))
+    probe = Rows()
+    sparse = dense.batch(3).map(lambda x, y: (tf.sparse.from_dense(x), y))
+    model.fit(sparse, verbose=0, callbacks=[Watch(probe)])
+    assert isinstance(probe.rows, tf.SparseTensor)
+    np.testing.assert_array_equal(probe.seen.numpy()[:, 0], [2, 1])

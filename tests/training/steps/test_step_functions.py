@@ -1,0 +1,86 @@
+"""Steps are compiled once for batches that differ only in how long they are."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_multigpu.training.shares import Cutter
+from keras_multigpu.training.steps.step_functions import StepFunctions
+
+
+def sums_of(made):
+    """Steps that add up all numbers; the specs they are made for go to `made`."""
+
+    def make(spec, batch):
+        made.append(spec[0].shape.as_list())
+        return lambda shares: tf.reduce_sum(shares[0].x)
+
+    return StepFunctions(make, replicas=1, eager=False)
+
+
+cut = Cutter(1)
+
+
+def ones(*shape):
+    return cut((tf.ones(shape), None, None))
+
+
+def test_batches_of_many_sizes_need_one_step():
+    """The number of examples is left open from the beginning."""
+    made = []
+    steps = sums_of(made)
+    assert [float(steps.run_one(ones(size, 2))) for size in range(1, 13)] == list(range(2, 26, 2))
+    assert made == [[None, 2]]
+
+
+def test_an_axis_is_left_open_once_it_has_changed():
+    """Sentences of many lengths need two steps, and a third where the width changes too."""
+    made = []
+    steps = sums_of(made)
+    for length in range(1, 13):
+        assert float(steps.run_one(ones(2, length, 5))) == 10 * length
+    assert float(steps.run_one(ones(2, 4, 3))) == 24
+    assert float(steps.run_one(ones(2, 7, 5))) == 70
+    assert made == [[None, 1, 5], [None, None, 5], [None, None, None]]
+
+
+def test_batches_of_other_forms_have_steps_of_their_own():
+    """Another dtype, rank or structure is no other length."""
+    made = []
+    steps = sums_of(made)
+    steps.run_one(cut((tf.ones((2, 3)), None, None)))
+    steps.run_one(cut((tf.ones((2, 3), tf.int32), None, None)))
+    steps.run_one(cut((tf.ones((2, 3, 1)), None, None)))
+    steps.run_one(cut((tf.ones((2, 4)), tf.ones(2), None)))
+    assert made == [[None, 3], [None, 3], [None, 3, 1], [None, 4]]
+
+
+@pytest.mark.parametrize("kind", ["ragged", "sparse"])
+def test_ragged_and_sparse_batches_of_many_lengths(kind):
+    """Their longest row or their width may change as that of dense ones."""
+
+    def make(spec, batch):
+        made.append(spec[0])
+        values = "flat_values" if kind == "ragged" else "values"
+        return lambda shares: tf.reduce_sum(getattr(shares[0].x, values))
+
+    made = []
+    steps = StepFunctions(make, replicas=1, eager=False)
+    for length in (2, 3, 4, 5):
+        leaf = (
+            tf.RaggedTensor.from_tensor(tf.ones((2, length)))
+            if kind == "ragged"
+            else tf.sparse.from_dense(np.ones((2, length), "float32"))
+        )
+        assert float(steps.run_one(cut((leaf, None, None)))) == 2 * length
+    assert len(made) <= 2
+
+
+def test_specs_that_are_known_are_taken_as_they_are():
+    """A dataset says what its batches have in common."""
+    made = []
+    steps = sums_of(made)
+    spec = (tf.TensorSpec([4, None]), None, None)
+    for length in (1, 2, 3):
+        steps.run_one(ones(4, length)._replace(spec=None), spec)
+    assert made == [[4, None]]

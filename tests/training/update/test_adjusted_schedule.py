@@ -1,0 +1,67 @@
+"""A schedule whose rate is scaled and shifted while training runs: rates by hand."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.keras_internals import optimizer_internals
+from keras_multigpu.training.update.adjusted_schedule import AdjustedSchedule
+from keras_multigpu.training.update.adjusted_schedule import adjustments
+from keras_multigpu.training.update.adjusted_schedule import state_of
+
+STEPS = keras.optimizers.schedules.PiecewiseConstantDecay([10], [0.5, 0.25])
+
+
+def adjusted(schedule):
+    return AdjustedSchedule(schedule, kmg.strategy("one_device"))
+
+
+@pytest.mark.parametrize(
+    ("factor", "offset", "step", "expected"),
+    [(1, 0, 3, 0.5), (1, 0, 11, 0.25), (4, 0, 3, 2.0), (0, 0.125, 11, 0.125), (2, 1, 11, 1.5)],
+)
+def test_the_rate_of_a_step(factor, offset, step, expected):
+    """`factor * schedule(step) + offset`, also where a graph was traced before."""
+    schedule = adjusted(STEPS)
+    rate = tf.function(lambda step: schedule(step))
+    assert float(rate(tf.constant(3))) == 0.5
+    schedule.factor.assign(factor)
+    schedule.offset.assign(offset)
+    assert float(rate(tf.constant(step))) == expected
+    assert float(schedule.unadjusted(step)) == (0.5 if step == 3 else 0.25)
+
+
+def test_a_function_without_arguments_is_asked_too():
+    """Keras takes one for a learning rate."""
+    schedule = adjusted(lambda: 0.125)
+    schedule.factor.assign(2)
+    assert float(schedule(7)) == 0.25
+
+
+def test_it_is_saved_as_the_schedule_itself():
+    """What the user made comes back, without adjustments."""
+    schedule = adjusted(STEPS)
+    schedule.factor.assign(3)
+    saved = keras.optimizers.schedules.serialize(schedule)
+    assert saved == keras.optimizers.schedules.serialize(STEPS)
+    again = keras.optimizers.schedules.deserialize(saved)
+    assert type(again) is type(STEPS) and float(again(0)) == 0.5
+
+
+def test_an_updates_state_includes_the_adjustments():
+    """Of the compiled optimizer and of one inside it; an optimizer of plain rates has none."""
+    weight = keras.Variable([1.0])
+    plain = keras.optimizers.SGD(0.1)
+    plain.build([weight])
+    assert state_of(plain) == plain.variables and adjustments(plain) == []
+    assert state_of(None) == adjustments(None) == []
+
+    schedule = adjusted(STEPS)
+    inner = keras.optimizers.SGD(schedule)
+    assert optimizer_internals.compiled_rate(inner) is schedule
+    outer = keras.optimizers.LossScaleOptimizer(inner)
+    outer.build([weight])
+    names = [variable.name for variable in adjustments(outer)]
+    assert names == ["factor", "offset"]
+    assert state_of(outer) == [*outer.variables, schedule.factor, schedule.offset]

@@ -1,0 +1,138 @@
+"""One update as a pure function: new values by hand, nothing assigned."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_multigpu.keras_internals import optimizer_internals
+from keras_multigpu.training.update.adjusted_schedule import state_of
+from keras_multigpu.training.update.optimizer_update import is_loss_scaled
+from keras_multigpu.training.update.optimizer_update import loss_scale
+from keras_multigpu.training.update.optimizer_update import updated
+from keras_multigpu.training.variables.placement import with_inner
+
+
+class Steps:
+    """Updates of weights by an optimizer; the values go from one step to the next.
+
+    Args:
+        optimizer: The optimizer.
+        *starts: What each weight starts with.
+    """
+
+    def __init__(self, optimizer, *starts):
+        self.optimizer = optimizer
+        self.weights = [keras.Variable(start, dtype="float32") for start in starts]
+        optimizer.build(self.weights)
+        for part in with_inner(optimizer):
+            optimizer_internals.remember_variables(part)
+        self.variables = [*self.weights, *state_of(optimizer)]
+        self.values = [tf.convert_to_tensor(variable) for variable in self.variables]
+
+    def step(self, *gradients):
+        """The weights after an update with these gradients."""
+        before = [variable.numpy() for variable in self.variables]
+        tensors = [None if g is None else tf.constant(g, tf.float32) for g in gradients]
+        self.values = updated(self.optimizer, self.weights, self.values, tensors)
+        for variable, value in zip(self.variables, before, strict=True):
+            np.testing.assert_array_equal(variable.numpy(), value)
+        return [value.numpy().tolist() for value in self.values[: len(self.weights)]]
+
+    def state(self, name):
+        """A variable of the optimizer."""
+        names = [variable.name for variable in self.variables]
+        return self.values[names.index(name)].numpy().tolist()
+
+
+def test_momentum():
+    """The velocity is -0.5 * 2 = -1, then 0.5 * -1 - 0.5 * 4 = -2.5; iterations are counted."""
+    steps = Steps(keras.optimizers.SGD(0.5, momentum=0.5), [1.0, 1.0], 10.0)
+    assert steps.step([2.0, 0.0], 2.0) == [[0.0, 1.0], 9.0]
+    assert steps.step([4.0, 2.0], 4.0) == [[-2.5, 0.0], 6.5]
+    assert steps.state("iteration") == 2
+
+
+def test_a_weight_without_a_gradient_stays():
+    """The loss does not depend on it; Keras warns of it."""
+    steps = Steps(keras.optimizers.SGD(0.5), [1.0], [7.0])
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        assert steps.step([2.0], None) == [[0.0], [7.0]]
+
+
+@pytest.mark.parametrize(
+    ("clip", "expected"),
+    [
+        ({"clipvalue": 3.0}, [[-3.0], [-3.0]]),
+        ({"clipnorm": 2.0}, [[-2.0], [-2.0]]),
+        ({"global_clipnorm": 2.5}, [[-1.5], [-2.0]]),  # The norm of (3, 4) is 5.
+    ],
+)
+def test_gradients_are_clipped_once_they_are_summed(clip, expected):
+    """Each value, each gradient, or all of them together."""
+    assert Steps(keras.optimizers.SGD(1.0, **clip), [0.0], [0.0]).step([3.0], [4.0]) == expected
+
+
+def test_decay_and_averages():
+    """Decay takes 0.5 * 0.5 of the weight; the average starts with it and goes half of the way."""
+    optimizer = keras.optimizers.SGD(0.5, weight_decay=0.5, use_ema=True, ema_momentum=0.5)
+    steps = Steps(optimizer, [4.0])
+    assert steps.step([2.0]) == [[2.0]]  # 4 - 1 - 1
+    assert steps.values[-1].numpy().tolist() == [2.0]
+    assert steps.step([2.0]) == [[0.5]]  # 2 - 0.5 - 1
+    assert steps.values[-1].numpy().tolist() == [1.25]
+
+
+def test_gradients_accumulate():
+    """Every second step updates, by the mean of two gradients."""
+    steps = Steps(keras.optimizers.SGD(1.0, gradient_accumulation_steps=2), [0.0])
+    assert [steps.step([gradient]) for gradient in (1.0, 3.0, 5.0, 7.0)] == [
+        [[0.0]],
+        [[-2.0]],
+        [[-2.0]],
+        [[-8.0]],
+    ]
+
+
+def test_a_schedule_is_asked_with_the_present_step():
+    """One, a half, a half: the counter is a value and not the variable."""
+    rate = keras.optimizers.schedules.PiecewiseConstantDecay([0], [1.0, 0.5])
+    steps = Steps(keras.optimizers.SGD(rate), [0.0])
+    assert [steps.step([1.0]) for _ in range(3)] == [[[-1.0]], [[-1.5]], [[-2.0]]]
+
+
+def test_a_scaled_loss():
+    """Gradients are divided by the scale; one that is not finite skips the step and halves it.
+
+    After two finite steps the scale doubles.
+    """
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(1.0), initial_scale=8.0, dynamic_growth_steps=2
+    )
+    steps = Steps(optimizer, [0.0], [0.0])
+    assert is_loss_scaled(optimizer) and not is_loss_scaled(optimizer.inner_optimizer)
+
+    def scale():
+        return float(loss_scale(optimizer, steps.values[2:]))
+
+    assert scale() == 8
+    assert steps.step([8.0], [16.0]) == [[-1.0], [-2.0]]
+    assert steps.step([np.inf], [16.0]) == [[-1.0], [-2.0]]
+    assert scale() == 4 and steps.state("step_counter") == 0
+    assert steps.step([4.0], [0.0]) == [[-2.0], [-2.0]]
+    assert steps.step([np.nan], [0.0]) == [[-2.0], [-2.0]]
+    assert scale() == 2
+    for _ in range(2):
+        steps.step([0.0], [0.0])
+    assert scale() == 4 and steps.state("step_counter") == 0
+
+
+def test_other_losses_are_not_scaled():
+    """Unless the optimizer has a factor of its own."""
+    assert float(loss_scale(None, [])) == 1
+    for optimizer, expected in [
+        (keras.optimizers.SGD(), 1),
+        (keras.optimizers.SGD(loss_scale_factor=4.0), 4),
+    ]:
+        steps = Steps(optimizer, [0.0])
+        assert float(loss_scale(optimizer, steps.values[1:])) == expected

@@ -1,0 +1,64 @@
+"""Variables move to the replicas with their values."""
+
+import keras
+import numpy as np
+import pytest
+from keras_versions import has_multi_optimizer
+
+import keras_multigpu as kmg
+from keras_multigpu import keras_internals
+from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.training.variables import placement
+
+STRATEGY = kmg.strategy("mirrored", devices=2)
+
+
+def values(variable):
+    return [part.numpy().tolist() for part in copies_of(variable)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "bool"])
+def test_each_replica_gets_a_copy(dtype):
+    """Of every type; a variable that is there already stays."""
+    variable = keras.Variable([1, 0], dtype=dtype, trainable=False)
+    placement.place_variables([variable], STRATEGY)
+    assert values(variable) == [[1, 0], [1, 0]]
+    storage = keras_internals.variable_storage(variable)
+    placement.place_variables([variable], STRATEGY)
+    assert keras_internals.variable_storage(variable) is storage
+    assert [part.device[-5:] for part in copies_of(variable)] == ["CPU:0", "CPU:1"]
+
+
+def test_a_variable_without_a_value_stays_without():
+    """One that a layer makes inside a stateless scope gets its value after it."""
+    with keras.StatelessScope(initialize_variables=False):
+        variable = keras.Variable(keras.initializers.Ones(), shape=(2,))
+    placement.place_variables([variable], STRATEGY)
+    assert keras_internals.variable_storage(variable) is None
+
+
+@has_multi_optimizer
+def test_all_optimizers_of_a_model_are_found():
+    """The compiled one, those kept as attributes, and those inside them; each once."""
+    inner, part = keras.optimizers.SGD(), keras.optimizers.Adam()
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
+    model.other = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(part))
+    model.again = model.optimizer
+    placement.build_optimizer(model.other, model.trainable_variables, kmg.strategy("one_device"))
+    found = placement.optimizers_of(model)
+    assert {id(each) for each in found} == {
+        id(each) for each in (model.optimizer, inner, model.other, part)
+    }
+
+
+def test_an_optimizer_made_inside_a_scope_moves_to_the_models_strategy():
+    """With its values."""
+    with kmg.strategy("mirrored", devices=4).scope():
+        optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
+    weight = keras.Variable(np.ones(2, "float32"))
+    placement.place_variables([weight], STRATEGY)
+    placement.build_optimizer(optimizer, [weight], STRATEGY)
+    assert values(optimizer.variables[1]) == [0.5, 0.5]
+    storages = [keras_internals.variable_storage(v) for v in optimizer.variables]
+    assert all(placement.lives_under(storage, STRATEGY) for storage in storages)
