@@ -1,11 +1,14 @@
-"""Writes pictures: whole, and to a file that is what it says."""
+"""What all pictures have in common: colors, an empty figure, and files written whole."""
 
 import io
-import os
 from pathlib import Path
 from typing import Any
 
 from keras_multigpu.checks import problem
+from keras_multigpu.writing import require_writable
+from keras_multigpu.writing import whole
+
+INK, GREY, LIGHT = "#1d2730", "#6b7783", "#e3e7ea"
 
 
 def checked_png(path: str | Path) -> Path:
@@ -21,6 +24,39 @@ def checked_png(path: str | Path) -> Path:
             )
         )
     return path
+
+
+def picture_file(path: str | Path | None) -> Path | None:
+    """The file for a picture, if one is wanted; an error early where it could not be drawn."""
+    if path is None:
+        return None
+    path = checked_png(path)
+    new_figure((1, 1))
+    require_writable(path)
+    return path
+
+
+def new_figure(size: tuple[float, float], layout: Any = "constrained", dpi: int = 110) -> Any:
+    """An empty figure; an `ImportError` that says how to install what draws it.
+
+    Args:
+        size: Width and height in inches.
+        layout: The way in which matplotlib places the parts; None where the caller does.
+        dpi: Pixels in an inch.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            problem(
+                "The package matplotlib is not installed.",
+                "Expected it for pictures; the rest of keras_multigpu does without.",
+                "Run `pip install matplotlib`, or ask for no picture.",
+                package="matplotlib",
+            )
+        ) from error
+    # Not through pyplot, whose state and windows belong to the user.
+    return Figure(figsize=size, dpi=dpi, facecolor="white", layout=layout)
 
 
 def finished(figure: Any, path: Path | None) -> Any:
@@ -50,10 +86,21 @@ def write_png(figure: Any, path: Path) -> None:
         figure: A figure of matplotlib.
         path: The file. Folders that do not exist are made.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with whole(path) as partial:
         figure.savefig(partial, format="png")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+
+
+def title(figure: Any, heading: str, line: str) -> None:
+    """A title and a line below it."""
+    figure.suptitle(heading, fontsize=13, fontweight="bold", color=INK, x=0.01, ha="left")
+    figure.text(0.99, 0.985, line, fontsize=8, color=GREY, ha="right", va="top", parse_math=False)
+
+
+def plain_axes(axes: Any) -> None:
+    """Few lines, all of them light."""
+    axes.grid(color=LIGHT, linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=GREY, labelsize=8)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(LIGHT)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_multigpu.checks import problem
+from keras_multigpu.writing import whole
 
 ENDINGS = (".csv", ".jsonl")
 
@@ -70,7 +71,8 @@ class RowFile:
             if self.is_csv and complete and complete[0] != header:
                 self._refuse_columns(complete[0].rstrip("\n"))
             kept = complete[self.is_csv :][: self.lines]
-        replaced(self.path, header + "".join(kept))
+        with whole(self.path) as partial:
+            partial.write_text(header + "".join(kept), encoding="utf-8", newline="")
         self.lines, self._begun = len(kept), True
 
     def _refuse_columns(self, found: str) -> None:
@@ -84,48 +86,6 @@ class RowFile:
                 columns=",".join(self._columns or []),
             )
         )
-
-
-def beside_of(path: Path) -> Path:
-    """Where a file is written before it gets its name."""
-    return path.with_name(f".{path.name}.{os.getpid()}")
-
-
-def require_writable(path: Path, what: str = "file") -> None:
-    """Raise a `ValueError` early where a file cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        trial = beside_of(path)
-        trial.write_bytes(b"")
-        trial.unlink()
-        if path.exists():
-            # A rename would succeed on a file that was protected on purpose.
-            with path.open("ab"):
-                pass
-    except OSError as error:
-        raise ValueError(
-            problem(
-                f"The {what} cannot be written: {error}.",
-                "Expected a path in a folder that can be written.",
-                "Choose another path.",
-                path=str(path),
-            )
-        ) from error
-
-
-def require_writable_folder(folder: Path) -> None:
-    """Raise a `ValueError` early where no file can be written into a folder."""
-    require_writable(folder / "trial", f"folder {str(folder)!r}")
-
-
-def replaced(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    beside = beside_of(path)
-    try:
-        beside.write_text(text, encoding="utf-8", newline="")
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 def csv_lines(rows: Sequence[dict[str, Any]], columns: Sequence[str], header: bool = False) -> str:

@@ -5,7 +5,6 @@ python -m keras_multigpu.commands.demo_trainings one|ours|stock DIGITS RESULTS.j
 
 import contextlib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from keras_multigpu.commands.demo_cases import Case
 from keras_multigpu.commands.demo_cases import Result
 from keras_multigpu.commands.demo_digits import SIZE
 from keras_multigpu.data import Batches
+from keras_multigpu.writing import whole
 
 
 def main(way: str, folder: str, path: str) -> None:
@@ -95,9 +95,8 @@ def train(model: keras.Model, training: Batches, validation: Batches) -> Result:
 
 def write(results: list[Result], path: Path) -> None:
     """Write the results, the whole file at once."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(results), encoding="utf-8")
-    os.replace(partial, path)
+    with whole(path) as partial:
+        partial.write_text(json.dumps(results), encoding="utf-8")
 
 
 if __name__ == "__main__":

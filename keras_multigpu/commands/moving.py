@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from keras_multigpu.checks import printable
+from keras_multigpu.writing import whole
 
 
 def move(source: Path, target: Path, names: Sequence[str]) -> None:
@@ -52,10 +53,6 @@ def move_one(source: Path, target: Path) -> None:
         if error.errno != errno.EXDEV:
             raise
         # Whole under its name or not there at all, also if this stops half-way.
-        partial = target.with_name(f".{target.name}.partial")
-        try:
+        with whole(target) as partial:
             shutil.copy2(source, partial, follow_symlinks=False)
-            os.replace(partial, target)
-        finally:
-            partial.unlink(missing_ok=True)
         source.unlink()

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_multigpu.checks import problem
+from keras_multigpu.pictures import new_figure
 
 INK, GREY, BOX = "#1d2730", "#6b7783", "#ffd60a"
 
@@ -101,23 +101,11 @@ def figure_of(blocks: list[Block]) -> Any:
     Args:
         blocks: What is drawn of each.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            problem(
-                "The package matplotlib is not installed.",
-                "Expected it for `gallery`; the rest of keras_multigpu does without.",
-                "Run `pip install matplotlib`.",
-                package="matplotlib",
-            )
-        ) from error
     columns = COLUMNS[min(len(blocks), 2)]
     width = 2 * MARGIN + (columns + 1) * (CELL + GAP) + GAP
     rows = [row for block in blocks for row in rows_of(block, columns, width)]
     height = 2 * MARGIN + sum(row.height for row in rows)
-    # Not through pyplot, whose state and windows belong to the user.
-    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
+    figure = new_figure((width, height), layout=None, dpi=DPI)
     top = MARGIN
     for row in rows:
         draw_row(figure, row, top)

@@ -11,13 +11,13 @@ from keras_multigpu.callbacks.batch_size_finder.figure import size_figure
 from keras_multigpu.callbacks.batch_size_finder.largest_size import largest_size
 from keras_multigpu.callbacks.batch_size_finder.search import SizeSearch
 from keras_multigpu.callbacks.batch_size_finder.search import Try
-from keras_multigpu.callbacks.figures import picture_file
 from keras_multigpu.callbacks.trial_batches import batches_going_round
 from keras_multigpu.callbacks.trial_batches import run_to_try
 from keras_multigpu.callbacks.trial_batches import same_draws
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.pictures import picture_file
 from keras_multigpu.pictures import write_png
 from keras_multigpu.training.run import TrainingRun
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from keras_multigpu.host_memory import available_bytes
+
 PHRASES = (
     "cuda_error_out_of_memory",
     "dst tensor is not initialized",
@@ -17,15 +19,6 @@ PHRASES = (
 
 USABLE = 0.9
 """How much of the memory that is left may be asked for: other programs need some, too."""
-
-LIMITS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    (
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ),
-)
-"""Where Linux says what a container may use, and what it uses."""
 
 
 def is_out_of_memory(error: Exception) -> bool:
@@ -59,26 +52,7 @@ class HostMemory:
 
     def is_too_small(self, global_batch_size: int) -> bool:
         """Whether a step with so many examples needs more than is left."""
-        left = available_bytes() if self._matters else None
-        return left is not None and self._per_example * global_batch_size > USABLE * left
-
-
-def available_bytes() -> int | None:
-    """How much memory programs can still get; None where the system does not say."""
-    amounts = []
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                amounts.append(int(line.split()[1]) * 1024)
-    except OSError:
-        return None
-    for limit, used in LIMITS:
-        try:
-            amounts.append(int(Path(limit).read_text()) - int(Path(used).read_text()))
-        except (OSError, ValueError):
-            # No such file, or the word "max" for no limit.
-            continue
-    return max(0, min(amounts)) if amounts else None
+        return self._matters and self._per_example * global_batch_size > USABLE * available_bytes()
 
 
 def resident_bytes() -> int | None:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import keras
 
-from keras_multigpu.callbacks.figures import picture_file
 from keras_multigpu.callbacks.fit_run import run_to_see
 from keras_multigpu.callbacks.gradient_noise_scale.figure import draw
 from keras_multigpu.callbacks.gradient_noise_scale.probe import Noise
@@ -15,6 +14,7 @@ from keras_multigpu.callbacks.gradient_noise_scale.probe import NoiseProbe
 from keras_multigpu.callbacks.log_readers import require_before_readers
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.pictures import picture_file
 from keras_multigpu.training.run import TrainingRun
 
 LOGGED = ("noise_scale", "suggested_batch_size")

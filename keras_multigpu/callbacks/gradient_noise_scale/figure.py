@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_multigpu.callbacks.figures import GREY
-from keras_multigpu.callbacks.figures import INK
-from keras_multigpu.callbacks.figures import new_figure
+from keras_multigpu.pictures import GREY
+from keras_multigpu.pictures import INK
+from keras_multigpu.pictures import new_figure
 from keras_multigpu.pictures import write_png
 
 BLUE, ORANGE = "#1f6fb2", "#c8641b"

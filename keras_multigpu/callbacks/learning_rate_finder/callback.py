@@ -8,7 +8,6 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_multigpu.callbacks.figures import picture_file
 from keras_multigpu.callbacks.learning_rate_finder.curve import RateCurve
 from keras_multigpu.callbacks.learning_rate_finder.curve import Suggestion
 from keras_multigpu.callbacks.learning_rate_finder.curve import explodes
@@ -22,6 +21,7 @@ from keras_multigpu.callbacks.trial_batches import run_to_try
 from keras_multigpu.callbacks.trial_batches import same_draws
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.pictures import picture_file
 from keras_multigpu.pictures import write_png
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.run import TrainingRun

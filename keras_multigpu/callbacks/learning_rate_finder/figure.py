@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.callbacks.figures import new_figure
 from keras_multigpu.callbacks.learning_rate_finder.curve import RateCurve
 from keras_multigpu.callbacks.learning_rate_finder.curve import Suggestion
+from keras_multigpu.pictures import new_figure
 
 INK, GREY, BLUE, RED = "#1d2730", "#9aa5af", "#1f6fb2", "#c43c39"
 

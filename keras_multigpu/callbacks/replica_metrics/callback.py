@@ -8,14 +8,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_multigpu.callbacks.figures import picture_file
 from keras_multigpu.callbacks.fit_run import run_to_see
 from keras_multigpu.callbacks.replica_metrics.events import ReplicaEvents
 from keras_multigpu.callbacks.replica_metrics.figure import replica_figure
 from keras_multigpu.callbacks.replica_metrics.scores import ScoreProbe
 from keras_multigpu.callbacks.replica_metrics.scores import require_targets
 from keras_multigpu.callbacks.row_files import RowFile
-from keras_multigpu.callbacks.row_files import require_writable
 from keras_multigpu.callbacks.timing.replica_window import WHERE
 from keras_multigpu.callbacks.timing.replica_window import Place
 from keras_multigpu.callbacks.timing.replica_window import Slowest
@@ -31,7 +29,9 @@ from keras_multigpu.checks import problem
 from keras_multigpu.checks import real_number
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
+from keras_multigpu.pictures import picture_file
 from keras_multigpu.pictures import write_png
+from keras_multigpu.writing import require_writable
 
 logger = logging.getLogger("keras_multigpu")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.callbacks.row_files import require_writable_folder
 from keras_multigpu.callbacks.timing.replica_window import Window
 from keras_multigpu.checks import problem
+from keras_multigpu.writing import require_writable_folder
 
 
 class ReplicaEvents:

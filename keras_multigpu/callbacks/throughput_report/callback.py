@@ -9,11 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.callbacks.figures import picture_file
 from keras_multigpu.callbacks.fit_run import run_of
 from keras_multigpu.callbacks.row_files import jsonable
-from keras_multigpu.callbacks.row_files import replaced
-from keras_multigpu.callbacks.row_files import require_writable
 from keras_multigpu.callbacks.throughput_report.bottlenecks import verdict_on
 from keras_multigpu.callbacks.throughput_report.device_peaks import peak_of_devices
 from keras_multigpu.callbacks.throughput_report.figure import throughput_figure
@@ -30,8 +27,11 @@ from keras_multigpu.checks import problem
 from keras_multigpu.checks import real_number
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.pictures import picture_file
 from keras_multigpu.pictures import write_png
 from keras_multigpu.training.feed.feed import is_generator
+from keras_multigpu.writing import require_writable
+from keras_multigpu.writing import whole
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -168,7 +168,8 @@ class ThroughputReport(keras.callbacks.Callback):
     def _write(self) -> None:
         if self._json_path is not None:
             content = jsonable({"epochs": [report.as_json() for report in self.reports]})
-            replaced(self._json_path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+            with whole(self._json_path) as partial:
+                partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def _compiling(self) -> None:
         if self._clock is not None:

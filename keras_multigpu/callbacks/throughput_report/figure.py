@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from keras_multigpu.callbacks.figures import GREY
-from keras_multigpu.callbacks.figures import new_figure
-from keras_multigpu.callbacks.figures import plain_axes
-from keras_multigpu.callbacks.figures import title
 from keras_multigpu.callbacks.throughput_report.report import LABELS
 from keras_multigpu.callbacks.throughput_report.report import Throughput
+from keras_multigpu.pictures import GREY
+from keras_multigpu.pictures import new_figure
+from keras_multigpu.pictures import plain_axes
+from keras_multigpu.pictures import title
 
 COLORS = {
     "data_wait": "#d9541e",

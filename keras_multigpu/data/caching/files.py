@@ -18,7 +18,9 @@ from typing import Self
 import numpy as np
 
 from keras_multigpu.checks import problem
-from keras_multigpu.data.caching.filling import size_text
+from keras_multigpu.writing import one_at_a_time
+from keras_multigpu.writing import size_text
+from keras_multigpu.writing import whole
 
 _log = logging.getLogger("keras_multigpu")
 
@@ -153,9 +155,8 @@ def write_about(folder: Path, name: str, damaged: dict[int, str]) -> None:
         name: The source's.
         damaged: The cause of each damaged example.
     """
-    partial = folder / "cache.json.partial"
-    partial.write_text(json.dumps({"source": name, "damaged": damaged}, indent=1))
-    os.replace(partial, folder / "cache.json")
+    with whole(folder / "cache.json") as partial:
+        partial.write_text(json.dumps({"source": name, "damaged": damaged}, indent=1))
 
 
 def read_about(folder: Path, count: int) -> dict[int, str]:
@@ -196,29 +197,15 @@ def create(folder: Path, fill: Callable[[Path], None]) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a folder's lock; waits, with a line in the log, while another process does.
-
-    Args:
-        folder: The folder. The folder that holds it is made.
-    """
-    # Not on every system; there, memory can be the cache.
-    import fcntl
-
-    path = folder.with_suffix(".lock")
+    """Hold a folder's lock; waits while another process fills it."""
+    lock = folder.with_suffix(".lock")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        held = contextlib.ExitStack()
+        held.enter_context(one_at_a_time(lock, f"is filling the cache {folder}"))
     except OSError as error:
-        raise unwritable(path, error) from error
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _log.info("Another process is filling the cache %s; waiting for it.", folder)
-            fcntl.flock(file, fcntl.LOCK_EX)
+        raise unwritable(lock, error) from error
+    with held:
         yield
-    finally:
-        os.close(file)
 
 
 def unwritable(path: Path, error: OSError) -> OSError:

@@ -103,12 +103,3 @@ def size_of_one(leaves: Sequence[Any]) -> int:
         leaves: Its specs.
     """
     return sum(leaf.dtype.size * leaf.shape.num_elements() for leaf in leaves)
-
-
-def size_text(number: float) -> str:
-    """A number of bytes as a short text, such as "1.5 GiB"."""
-    power = 0
-    while number >= 1024 and power < 4:
-        number, power = number / 1024, power + 1
-    digits = 1 if power and number < 10 else 0
-    return f"{number:,.{digits}f} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -29,6 +29,7 @@ from keras_multigpu.data.caching import filling as cache_filling
 from keras_multigpu.data.caching.memory import damaged_among
 from keras_multigpu.data.road.source import Source
 from keras_multigpu.data.road.source import present
+from keras_multigpu.writing import size_text
 
 VERSION = 2
 """Part of the key; to be raised when the files change their form."""
@@ -204,7 +205,7 @@ class FolderCache:
 
         what = (
             f"Caching {len(rows):,} examples of {self._name} in {self._folder} "
-            f"({cache_filling.size_text(len(rows) * size)})."
+            f"({size_text(len(rows) * size)})."
         )
         done = flushed = 0
         last = time.monotonic()

@@ -1,11 +1,8 @@
 """Decoded examples in memory."""
 
 import contextlib
-import os
 import threading
-from collections.abc import Iterator
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
@@ -13,20 +10,11 @@ from keras_multigpu.checks import problem
 from keras_multigpu.data.caching import filling as cache_filling
 from keras_multigpu.data.road.source import Source
 from keras_multigpu.data.road.source import present
+from keras_multigpu.host_memory import available_bytes
+from keras_multigpu.writing import size_text
 
 MOST_OF_MEMORY = 0.9
 """The share of the available memory that a cache may take: the training needs some, too."""
-
-CGROUPS = (
-    # Version 2, then version 1: where the groups are, their limit, their use, what can be freed.
-    ("", "memory.max", "memory.current", ("inactive_file", "active_file")),
-    (
-        "memory",
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        ("total_inactive_file", "total_active_file"),
-    ),
-)
 
 
 class MemoryCache:
@@ -103,7 +91,7 @@ class MemoryCache:
 
         what = (
             f"Caching {len(rows):,} examples of {source.name} in memory "
-            f"({cache_filling.size_text(len(rows) * size)})."
+            f"({size_text(len(rows) * size)})."
         )
         with contextlib.closing(cache_filling.in_pieces(read, len(rows), size)) as pieces:
             for low, high, damaged in cache_filling.shown(pieces, len(rows), what):
@@ -130,70 +118,14 @@ def require_memory(needed: int, name: str) -> None:
         needed: Bytes.
         name: The source's.
     """
-    available = available_memory()
+    available = available_bytes()
     if needed > MOST_OF_MEMORY * available:
-        text = cache_filling.size_text
         raise MemoryError(
             problem(
-                f"The decoded examples of {name} take {text(needed)}, and {text(available)} of "
-                "memory are available.",
+                f"The decoded examples of {name} take {size_text(needed)}, and "
+                f"{size_text(available)} of memory are available.",
                 f"Expected at most {MOST_OF_MEMORY:.0%} of it, as the training needs some, too.",
                 "Pass a folder as `cache`, choose smaller images, or leave `cache` out.",
                 cache="memory",
             )
         )
-
-
-def available_memory(root: Path = Path("/")) -> int:
-    """How many bytes this process can still use: of the machine, and of its control group.
-
-    Args:
-        root: Where the files of the system are.
-    """
-    return min(machine_memory(root), *cgroup_memory(root), 2**63)
-
-
-def machine_memory(root: Path) -> int:
-    """The available bytes of the machine."""
-    try:
-        for line in (root / "proc/meminfo").read_text().splitlines():
-            name, _, amount = line.partition(":")
-            if name == "MemAvailable":
-                return int(amount.split()[0]) * 1024
-    except OSError:
-        pass
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return 2**63
-
-
-def cgroup_memory(root: Path) -> Iterator[int]:
-    """The bytes left in each control group of this process that has a limit."""
-    for controller, limit, used, freeable in CGROUPS:
-        top = root / "sys/fs/cgroup" / controller
-        own = top / cgroup_path(root, controller)
-        for group in [own, *own.parents]:
-            if not group.is_relative_to(top):
-                break
-            try:
-                most, now = (int((group / name).read_text()) for name in (limit, used))
-                lines = (group / "memory.stat").read_text().splitlines()
-            except (OSError, ValueError):
-                # No such group, or a limit of "max".
-                continue
-            parts = dict(line.split(maxsplit=1) for line in lines)
-            yield max(most - now + sum(int(parts.get(name, 0)) for name in freeable), 0)
-
-
-def cgroup_path(root: Path, controller: str) -> str:
-    """The control group of this process, as a path below the groups of a controller."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return ""
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            return path.lstrip("/")
-    return ""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_multigpu.checks import problem
+from keras_multigpu.pictures import new_figure
 
 COLUMNS = 8
 """How many images stand side by side."""
@@ -80,17 +80,6 @@ def drawn(examples: Examples, subtitle: str) -> Any:
         examples: What is drawn.
         subtitle: A line below the title.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            problem(
-                "The package matplotlib is not installed.",
-                "Expected it for `preview`; the rest of keras_multigpu does without.",
-                "Run `pip install matplotlib`.",
-                package="matplotlib",
-            )
-        ) from error
     count = len(examples.labels)
     height, width = examples.rows[0][1].shape[1:3]
     columns = min(count, COLUMNS)
@@ -101,8 +90,7 @@ def drawn(examples: Examples, subtitle: str) -> Any:
         # Very long or flat images are drawn smaller.
         float(np.clip(CELL * height / width, CELL / 2, 2 * CELL)),
     )
-    # Not through pyplot, whose state and windows belong to the user.
-    figure = Figure(figsize=grid.size, dpi=DPI, facecolor="white")
+    figure = new_figure(grid.size, layout=None, dpi=DPI)
     draw_title(figure, grid, subtitle)
     for row, (title, images) in enumerate(examples.rows):
         for example, image in enumerate(images):

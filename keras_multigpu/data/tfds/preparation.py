@@ -5,12 +5,12 @@ import difflib
 import importlib.util
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from keras_multigpu.checks import problem
+from keras_multigpu.writing import one_at_a_time
 
 _log = logging.getLogger("keras_multigpu")
 
@@ -87,7 +87,7 @@ def prepare(builder: Any, download: bool, file_format: str | None) -> None:
                 download=download,
             )
         )
-    with locked(os.fspath(builder.data_path)):
+    with lock_of(os.fspath(builder.data_path)):
         if is_prepared(builder):
             # By the process that had the lock before.
             builder.info.read_from_directory(builder.data_path)
@@ -112,25 +112,9 @@ def preferred_format() -> str | None:
     return "array_record" if importlib.util.find_spec("array_record") else None
 
 
-@contextlib.contextmanager
-def locked(folder: str) -> Iterator[None]:
-    """Hold the lock of a folder that is to be made; wait while another process does.
-
-    Args:
-        folder: The folder. Where there are no locks (in a bucket, on Windows) nothing is held.
-    """
-    if "://" in folder or not importlib.util.find_spec("fcntl"):
-        yield
-        return
-    import fcntl
-
-    path = Path(folder).parent / f".{Path(folder).name}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The file stays: to remove it while others wait for it would let two in.
-    with open(path, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _log.info("Another process is preparing %s; waiting for it.", folder)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def lock_of(folder: str) -> contextlib.AbstractContextManager[None]:
+    """The lock of a folder that is to be made; in a bucket, where there are none, nothing."""
+    if "://" in folder:
+        return contextlib.nullcontext()
+    path = Path(folder)
+    return one_at_a_time(path.parent / f".{path.name}.lock", f"is preparing {folder}")

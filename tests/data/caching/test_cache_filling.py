@@ -9,7 +9,7 @@ from keras_multigpu.data.caching import filling as cache_filling
 from keras_multigpu.data.caching.filling import Piece
 from keras_multigpu.data.caching.filling import in_pieces
 from keras_multigpu.data.caching.filling import shown
-from keras_multigpu.data.caching.filling import size_text
+from keras_multigpu.writing import size_text
 
 
 def test_sizes_are_said_in_short():

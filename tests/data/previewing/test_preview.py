@@ -202,7 +202,7 @@ def test_only_png_files_are_written(tmp_path):
 
 def test_matplotlib_is_asked_for_by_name(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=re.escape("Run `pip install matplotlib`.")):
+    with pytest.raises(ImportError, match=re.escape("Run `pip install matplotlib`")):
         from_arrays(red_images(2)).preview(tmp_path / "picture.png")
 
 

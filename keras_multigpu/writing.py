@@ -1,0 +1,91 @@
+"""Files: written whole, by one process at a time, and refused early where they cannot be."""
+
+import contextlib
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from keras_multigpu.checks import problem
+
+_log = logging.getLogger("keras_multigpu")
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A file beside `path` that takes its place at the end: nobody ever sees half of it.
+
+    Folders that do not exist are made. After an error `path` is what it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The process's number keeps two that write the same file apart.
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def one_at_a_time(lock: Path, waiting_for: str) -> Iterator[None]:
+    """Hold a lock; while another process does, wait, with a line in the log.
+
+    Nothing is held where the system has no such locks (Windows).
+
+    Args:
+        lock: A file of the lock's own. It stays: to remove it while others wait would let two in.
+        waiting_for: What the other process does, for the log.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _log.info("Another process %s; waiting for it.", waiting_for)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
+def require_writable(path: Path, what: str = "file") -> None:
+    """Raise a `ValueError` early where a file cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+            pass
+        if path.exists():
+            # A rename would succeed on a file that was protected on purpose.
+            with path.open("ab"):
+                pass
+    except OSError as error:
+        raise ValueError(
+            problem(
+                f"The {what} cannot be written: {error}.",
+                "Expected a path in a folder that can be written.",
+                "Choose another path.",
+                path=str(path),
+            )
+        ) from error
+
+
+def require_writable_folder(folder: Path) -> None:
+    """Raise a `ValueError` early where no file can be written into a folder."""
+    require_writable(folder / "trial", f"folder {str(folder)!r}")
+
+
+def size_text(number: float) -> str:
+    """A number of bytes as a short text, such as "1.5 GiB"."""
+    power = 0
+    while number >= 1024 and power < 4:
+        number, power = number / 1024, power + 1
+    digits = 1 if power and number < 10 else 0
+    return f"{number:,.{digits}f} {('bytes', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -1,0 +1,69 @@
+"""Files are whole or not there, and one process at a time fills a folder."""
+
+import multiprocessing
+import time
+
+import pytest
+
+from keras_multigpu.writing import one_at_a_time
+from keras_multigpu.writing import require_writable
+from keras_multigpu.writing import size_text
+from keras_multigpu.writing import whole
+
+
+def test_a_file_is_replaced_when_all_of_it_is_written(tmp_path):
+    """Until then a reader sees what was there, and afterwards nothing lies beside it."""
+    path = tmp_path / "new" / "notes.txt"
+    for text in ("one", "two"):
+        with whole(path) as partial:
+            partial.write_text(text)
+            assert not path.exists() or path.read_text() == "one"
+    assert path.read_text() == "two"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_error_leaves_the_old_file(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), whole(path) as partial:
+        partial.write_text("half")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_cannot_be_written_is_refused_early(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"The file cannot be written: .*Received: path="):
+        require_writable(tmp_path / "file" / "notes.txt")
+    require_writable(tmp_path / "new" / "notes.txt")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def hold(lock, held):
+    """Keep a lock for half a second, in a process of its own."""
+    with one_at_a_time(lock, "holds it"):
+        held.set()
+        time.sleep(0.5)
+
+
+def test_a_lock_waits_for_the_other_process_and_says_so(tmp_path, caplog):
+    caplog.set_level("INFO", "keras_multigpu")
+    context = multiprocessing.get_context("spawn")
+    held = context.Event()
+    other = context.Process(target=hold, args=(tmp_path / "a" / "lock", held))
+    other.start()
+    assert held.wait(60)
+    begun = time.monotonic()
+    with one_at_a_time(tmp_path / "a" / "lock", "fills the folder"):
+        assert time.monotonic() - begun > 0.1
+    assert caplog.messages == ["Another process fills the folder; waiting for it."]
+    other.join(60)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 bytes"), (1023, "1,023 bytes"), (1536, "1.5 KiB"), (2**40, "1.0 TiB")],
+)
+def test_sizes_in_words(number, text):
+    assert size_text(number) == text
