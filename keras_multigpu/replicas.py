@@ -9,7 +9,6 @@ over the same devices fail in TensorFlow ("Shape mismatch in the collective inst
 notebook cell may run twice, and two models may train one after the other.
 """
 
-import json
 import logging
 import os
 import re
@@ -22,6 +21,7 @@ import tensorflow as tf
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.cluster import environment
 
 KINDS = (
     "auto",
@@ -177,12 +177,11 @@ def _choose(names: tuple[str, ...] | None) -> tuple[str, str]:
     if names is not None:
         kind = "mirrored" if len(names) > 1 else "one_device"
         return kind, f"`devices` names {len(names)}"
-    cluster = _tf_config_cluster()
-    if "ps" in cluster:
+    config = environment.tf_config()
+    if config and config.addresses.get("ps"):
         return "parameter_server", "TF_CONFIG names parameter servers"
-    workers = len(cluster.get("chief", [])) + len(cluster.get("worker", []))
-    if workers > 1:
-        return "multi_worker", f"TF_CONFIG names {workers} workers"
+    if config and config.cluster and len(config.cluster.workers) > 1:
+        return "multi_worker", f"TF_CONFIG names {len(config.cluster.workers)} workers"
     tasks = _slurm_tasks()
     if tasks > 1:
         return "multi_worker", f"SLURM started {tasks} tasks"
@@ -345,7 +344,7 @@ def _cluster_resolver(kind: str) -> Any:
     """Who is in the cluster, for the kinds that have one; `None` for the others."""
     resolvers = tf.distribute.cluster_resolver
     if kind == "multi_worker":
-        if _tf_config_cluster():
+        if environment.tf_config():
             return resolvers.TFConfigClusterResolver()
         if _slurm_tasks():
             resolver = resolvers.SlurmClusterResolver()
@@ -353,7 +352,8 @@ def _cluster_resolver(kind: str) -> Any:
             return resolver
         raise _cluster_error(kind, "TF_CONFIG or SLURM's variables, set by a launcher or `srun`")
     if kind == "parameter_server":
-        if "ps" in _tf_config_cluster():
+        config = environment.tf_config()
+        if config and config.addresses.get("ps"):
             return resolvers.TFConfigClusterResolver()
         raise _cluster_error(kind, 'TF_CONFIG with a "ps" entry in its "cluster"')
     if kind == "tpu":
@@ -374,27 +374,6 @@ def _cluster_error(kind: str, expected: str) -> ValueError:
             TF_CONFIG=os.environ.get("TF_CONFIG"),
         )
     )
-
-
-def _tf_config_cluster() -> dict[str, Any]:
-    """The "cluster" part of TF_CONFIG; empty when the variable is not set."""
-    text = os.environ.get("TF_CONFIG") or "{}"
-    try:
-        config = json.loads(text)
-    except json.JSONDecodeError:
-        config = None
-    cluster = config.get("cluster", {}) if isinstance(config, dict) else None
-    if not isinstance(cluster, dict):
-        raise ValueError(
-            problem(
-                "The environment variable TF_CONFIG cannot be read.",
-                'Expected JSON such as {"cluster": {"worker": ["host:port", ...]}, '
-                '"task": {"type": "worker", "index": 0}}.',
-                "Correct TF_CONFIG, or unset it to use this machine alone.",
-                TF_CONFIG=text,
-            )
-        )
-    return cluster
 
 
 def _slurm_tasks() -> int:

@@ -14,9 +14,10 @@ PACKAGE = Path(__file__).parents[1] / "keras_multigpu"
 # `__init__` re-exports the public names; only the commands stand above it.
 LAYERS = (
     {"batch_sizes", "checks", "keras_internals", "new_process"},
+    {"cluster"},
     {"host_memory", "identities", "replicas", "seeded_layers", "writing"},
     {"pictures"},
-    {"data", "augmentation", "training", "cluster"},
+    {"data", "augmentation", "training"},
     {"callbacks", "verification"},
     {"__init__"},
     {"commands"},

@@ -1,0 +1,119 @@
+"""The environment -> `Cluster`: which workers train together, and which of them this process is.
+
+TF_CONFIG is what TensorFlow, Kubeflow's TFJob, Ray and `keras-multigpu launch` speak.
+"""
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from keras_multigpu.checks import problem
+
+CHIEFS = ("chief", "master")
+"""The roles of a first worker that has a name of its own; Kubeflow has both."""
+
+EVALUATOR = "evaluator"
+"""A process that trains nothing and is in nobody's list."""
+
+EXAMPLE = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Workers that train together.
+
+    Attributes:
+        workers: The address of each, `"host:port"`. The first is the chief.
+        index: Which of them this process is.
+    """
+
+    workers: tuple[str, ...]
+    index: int
+
+
+@dataclass(frozen=True)
+class TFConfig:
+    """What TF_CONFIG says.
+
+    Attributes:
+        addresses: For each role, such as `"worker"` or `"ps"`, the addresses of its processes.
+        role: The role of this process.
+        index: Its place among those of its role.
+    """
+
+    addresses: dict[str, tuple[str, ...]]
+    role: str
+    index: int
+
+    @property
+    def cluster(self) -> Cluster | None:
+        """The workers; None for a process that is not one of them."""
+        if self.role not in (*CHIEFS, "worker"):
+            return None
+        chiefs = [address for role in CHIEFS for address in self.addresses.get(role, ())]
+        first = len(chiefs) if self.role == "worker" else 0
+        return Cluster((*chiefs, *self.addresses.get("worker", ())), first + self.index)
+
+
+def tf_config() -> TFConfig | None:
+    """What the variable TF_CONFIG says; None where it is not set, or names no cluster.
+
+    Raises:
+        ValueError: If it makes no sense.
+    """
+    text = os.environ.get("TF_CONFIG") or "{}"
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise _error(f"is not JSON ({error})", text) from error
+    cluster = config.get("cluster", {}) if isinstance(config, dict) else None
+    if not isinstance(cluster, dict):
+        raise _error("has no object as its `cluster`", text)
+    if not cluster:
+        return None
+    addresses = {role: _addresses(role, those, text) for role, those in cluster.items()}
+    if len(set().union(*addresses.values())) < sum(map(len, addresses.values())):
+        raise _error("names an address twice", text)
+    if sum(len(addresses.get(role, ())) for role in CHIEFS) > 1:
+        raise _error("names more than one chief", text)
+    return TFConfig(addresses, *_task(config.get("task"), addresses, text))
+
+
+def _addresses(role: str, addresses: Any, text: str) -> tuple[str, ...]:
+    """The addresses of one role."""
+    if isinstance(addresses, dict):
+        raise _error(
+            f"names some processes of {role!r} only, as with TFJob's `enableDynamicWorker`", text
+        )
+    if not isinstance(addresses, list):
+        raise _error(f"has no list of addresses for {role!r}", text)
+    for address in addresses:
+        if not isinstance(address, str) or not re.fullmatch(r".+:\d+", address):
+            raise _error(f"names {address!r}, which is not `host:port`", text)
+    return tuple(addresses)
+
+
+def _task(task: Any, addresses: dict[str, tuple[str, ...]], text: str) -> tuple[str, int]:
+    """The role and the index of this process."""
+    role = task.get("type") if isinstance(task, dict) else None
+    index = task.get("index") if isinstance(task, dict) else None
+    if isinstance(index, str) and index.isdecimal():  # As scripts of shells write it.
+        index = int(index)
+    if not isinstance(role, str) or isinstance(index, bool) or not isinstance(index, int):
+        raise _error("does not say with `type` and `index` which `task` this process is", text)
+    if role != EVALUATOR and not 0 <= index < len(addresses.get(role, ())):
+        raise _error(f"has no {role!r} number {index} in its `cluster`", text)
+    return role, index
+
+
+def _error(what: str, text: str) -> ValueError:
+    return ValueError(
+        problem(
+            f"The environment variable TF_CONFIG {what}.",
+            f"Expected JSON such as {EXAMPLE}.",
+            "Correct TF_CONFIG, or unset it to use this machine alone.",
+            TF_CONFIG=text,
+        )
+    )

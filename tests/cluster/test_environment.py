@@ -1,0 +1,103 @@
+"""TF_CONFIG says which workers there are and which one this process is, or is refused."""
+
+import json
+
+import pytest
+
+from keras_multigpu.cluster import environment
+from keras_multigpu.cluster.environment import Cluster
+
+
+@pytest.fixture
+def config(monkeypatch):
+    """Sets TF_CONFIG, to a text or to an object as JSON."""
+
+    def set(value):
+        text = value if isinstance(value, str) else json.dumps(value)
+        monkeypatch.setenv("TF_CONFIG", text)
+        return environment.tf_config()
+
+    return set
+
+
+def task(role, index, **cluster):
+    """A TF_CONFIG."""
+    return {"cluster": cluster, "task": {"type": role, "index": index}}
+
+
+@pytest.mark.parametrize(
+    ("role", "index", "expected"),
+    [
+        ("worker", 0, Cluster(("b:2", "c:3"), 0)),
+        ("worker", 1, Cluster(("b:2", "c:3"), 1)),
+    ],
+)
+def test_a_worker_knows_its_place(config, role, index, expected):
+    assert config(task(role, index, worker=["b:2", "c:3"])).cluster == expected
+
+
+@pytest.mark.parametrize("chief", ["chief", "master"])
+def test_a_chief_comes_before_the_workers(config, chief):
+    """In everybody's list, so all workers are one further."""
+    cluster = {chief: ["a:1"], "worker": ["b:2", "c:3"]}
+    workers = ("a:1", "b:2", "c:3")
+    assert config(task(chief, 0, **cluster)).cluster == Cluster(workers, 0)
+    assert config(task("worker", 1, **cluster)).cluster == Cluster(workers, 2)
+
+
+@pytest.mark.parametrize(("role", "index"), [("evaluator", 0), ("ps", 0)])
+def test_who_trains_nothing_is_in_no_cluster(config, role, index):
+    """An evaluator works alone; TFJob does not even list it."""
+    found = config(task(role, index, worker=["b:2"], ps=["d:4"]))
+    assert found.cluster is None
+    assert (found.role, found.addresses["ps"]) == (role, ("d:4",))
+
+
+def test_a_config_of_kubeflow_is_read(config):
+    """As TFJob writes it, with what nobody needs here."""
+    hosts = ["job-worker-0.team.svc:2222", "job-worker-1.team.svc:2222"]
+    found = config(task("worker", 1, worker=hosts) | {"environment": "cloud"})
+    assert found.cluster == Cluster(tuple(hosts), 1)
+
+
+def test_an_index_may_be_text(config):
+    """As a shell script writes it."""
+    assert config(task("worker", "1", worker=["b:2", "c:3"])).cluster.index == 1
+
+
+def test_an_address_may_be_of_ipv6(config):
+    assert config(task("worker", 0, worker=["[::1]:2"])).cluster.workers == ("[::1]:2",)
+
+
+@pytest.mark.parametrize("value", ["", {}, {"environment": "cloud"}, {"cluster": {}}])
+def test_no_cluster_is_no_error(config, value):
+    assert config(value) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ("{", "is not JSON"),
+        ([], "no object as its `cluster`"),
+        ("text", "is not JSON"),
+        ('"worker"', "no object as its `cluster`"),
+        ({"cluster": ["a:1"]}, "no object as its `cluster`"),
+        (task("worker", 0, worker="a:1"), "no list of addresses for 'worker'"),
+        (task("worker", 0, worker={"0": "a:1"}), "enableDynamicWorker"),
+        (task("worker", 0, worker=["a"]), "'a', which is not `host:port`"),
+        (task("worker", 0, worker=[1]), "1, which is not `host:port`"),
+        (task("worker", 0, worker=["a:1", "a:1"]), "an address twice"),
+        (task("chief", 0, chief=["a:1", "b:2"]), "more than one chief"),
+        ({"cluster": {"worker": ["a:1"]}}, "which `task` this process is"),
+        ({"cluster": {"worker": ["a:1"]}, "task": "worker"}, "which `task` this process is"),
+        (task("worker", None, worker=["a:1"]), "which `task` this process is"),
+        (task("worker", True, worker=["a:1"]), "which `task` this process is"),
+        (task("worker", 1, worker=["a:1"]), "no 'worker' number 1"),
+        (task("worker", -1, worker=["a:1"]), "no 'worker' number -1"),
+        (task("chief", 0, worker=["a:1"]), "no 'chief' number 0"),
+    ],
+)
+def test_what_makes_no_sense_is_named(config, value, what):
+    """Not taken for a machine that is alone."""
+    with pytest.raises(ValueError, match=f"TF_CONFIG .*{what}.* Expected JSON.* Received: TF_C"):
+        config(value)
