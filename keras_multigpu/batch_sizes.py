@@ -19,7 +19,6 @@ def share_bounds(global_batch_size, replica, replicas):  # type: ignore[no-untyp
     Args:
         global_batch_size: Integer or scalar integer tensor.
         replica: Integer or scalar integer tensor, counted from zero.
-        replicas: Integer, the number of replicas.
 
     Returns:
         A pair `(start, stop)`.

@@ -11,9 +11,6 @@ def problem(what: str, expected: str, fix: str, **received: object) -> str:
     """The text of one error: three sentences and the values that caused it.
 
     Args:
-        what: What came, in one sentence.
-        expected: What would have been right.
-        fix: What to change.
         **received: The offending arguments, printed as `name=value`.
 
     Returns:
@@ -38,7 +35,6 @@ def warn(text: str, stacklevel: int = 1) -> None:
     """Give a warning, whose names may hold anything.
 
     Args:
-        text: The warning.
         stacklevel: As in `warnings.warn`: 1 blames the caller of this function.
     """
     warnings.warn(printable(text), stacklevel=stacklevel + 1)

@@ -17,11 +17,7 @@ CGROUPS = (
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """The bytes left, of the machine and of its control group; 2**63 where no system says.
-
-    Args:
-        root: Where the files of the system are.
-    """
+    """The bytes left, of the machine and of its control group; 2**63 where no system says."""
     return min(machine_memory(root), *cgroup_memory(root), 2**63)
 
 

@@ -45,7 +45,6 @@ def identity_of(value: Any, inside: Where = ()) -> Any:
     """What a value was made of, as something that JSON can hold.
 
     Args:
-        value: Anything.
         inside: The objects that it is a part of, where it is one.
     """
     if isinstance(value, float) and not math.isfinite(value):
@@ -208,8 +207,6 @@ def changes(then: Any, now: Any, place: str = "") -> dict[str, tuple[Any, Any]]:
     """Where two identities differ: for each place what was there, and what is there now.
 
     Args:
-        then: An identity.
-        now: Another one.
         place: Where they stand themselves, such as `"optimizer"`.
     """
     if isinstance(then, dict) and isinstance(now, dict):

@@ -13,20 +13,12 @@ def command(module: str, *arguments: str) -> list[str]:
 
     The working folder is not searched for modules: a `random.py` of the user's would be taken for
     Python's own.
-
-    Args:
-        module: Its name.
-        *arguments: What follows on the command line.
     """
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """The environment of a process that trains on CPUs and finds the same modules as this one.
-
-    Args:
-        **variables: More of it.
-    """
+    """The environment of a process that trains on CPUs and finds the same modules as this one."""
     # An empty entry stands for the working folder, and a clone is on the path only by that.
     path = os.pathsep.join([*filter(None, sys.path), FOUND_HERE])
     # This process may hold all memory of the GPUs.

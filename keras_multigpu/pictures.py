@@ -83,7 +83,6 @@ def write_png(figure: Any, path: Path) -> None:
     """Write a figure whole or not at all: a reader never sees half a picture.
 
     Args:
-        figure: A figure of matplotlib.
         path: The file. Folders that do not exist are made.
     """
     with whole(path) as partial:

@@ -112,9 +112,6 @@ def device_count(device_type: str) -> int:
 def require_logical_cpus(count: int) -> None:
     """Have at least `count` logical CPU devices; they are made here if there are fewer.
 
-    Args:
-        count: Integer.
-
     Raises:
         RuntimeError: If there are fewer, and TensorFlow has started with them.
     """

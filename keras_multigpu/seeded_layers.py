@@ -21,7 +21,6 @@ def seeded(layer: keras.Layer, seed: tf.Tensor, position: int = 0) -> Iterator[N
     """Let the layers inside a layer draw from a seed while the context lasts.
 
     Args:
-        layer: The layer.
         seed: `int32[2]`.
         position: Its place among several layers with the same seed.
     """
@@ -65,7 +64,6 @@ def call_of(layer: keras.Layer, training: bool) -> Call:
     """A layer as a function, told whether it trains if it wants to know.
 
     Args:
-        layer: The layer.
         training: Whether it draws at random.
     """
     if "training" in parameters(layer.call):
@@ -74,12 +72,7 @@ def call_of(layer: keras.Layer, training: bool) -> Call:
 
 
 def build(layer: keras.Layer, x: Any) -> None:
-    """Build a layer outside of the present graph, which its variables must outlive.
-
-    Args:
-        layer: The layer.
-        x: Data of the kind that it will be called with.
-    """
+    """Build a layer outside of the present graph, which its variables must outlive."""
     if layer.built:
         return
     with tf.init_scope():

@@ -36,7 +36,6 @@ def one_at_a_time(lock: Path, waiting_for: str) -> Iterator[None]:
 
     Args:
         lock: A file of the lock's own. It stays: to remove it while others wait would let two in.
-        waiting_for: What the other process does, for the log.
     """
     try:
         import fcntl

@@ -1,5 +1,6 @@
 """`keras_multigpu.__all__` is the public interface: exact and sorted, with no leaks."""
 
+import inspect
 import re
 from types import ModuleType
 
@@ -32,6 +33,23 @@ def test_every_public_name_exists_and_is_documented():
     """Each name can be had from the package, and has a docstring."""
     for name in keras_multigpu.__all__:
         assert getattr(keras_multigpu, name).__doc__, name
+
+
+@pytest.mark.parametrize("part", ["augmentation", "callbacks", "data", ""])
+def test_every_public_parameter_is_explained(part):
+    """In the `Args:` of the function, or of the class that it makes."""
+    module = getattr(keras_multigpu, part) if part else keras_multigpu
+    unexplained = []
+    for name in module.__all__:
+        public = getattr(module, name)
+        if isinstance(public, ModuleType):
+            continue
+        for parameter in inspect.signature(public).parameters.values():
+            if parameter.kind.name.startswith("VAR_") or parameter.name.startswith("_"):
+                continue
+            if not re.search(rf"^ *{parameter.name}(, .*)?: ", public.__doc__, flags=re.MULTILINE):
+                unexplained.append(f"{name}({parameter.name})")
+    assert unexplained == []
 
 
 @pytest.mark.parametrize("part", ["augmentation", "callbacks", "data"])

@@ -79,10 +79,6 @@ def as_range(
     """An argument such as Keras's `factor`: a number, or a pair of numbers, as a range.
 
     Args:
-        name: The argument's name.
-        value: Its value.
-        low: The lowest allowed number.
-        high: The highest allowed number.
         symmetric: Whether one number x means from -x to x (not below `low`), and not 0 to x.
         open_low: Whether `low` itself is not allowed.
     """
@@ -149,7 +145,6 @@ def as_probability(name: str, value: Any) -> float:
     One that is drawn between two numbers and then met comes to their mean.
 
     Args:
-        name: The argument's name.
         value: The probability, or a pair between which it is drawn.
     """
     low, high = as_range(name, value, low=0, high=1)
@@ -171,14 +166,7 @@ def as_value_range(value: Any) -> Range:
 
 
 def as_number(name: str, value: Any, *, low: float, high: float) -> float:
-    """An argument as a float, checked: a number from `low` to `high`.
-
-    Args:
-        name: The argument's name.
-        value: Its value.
-        low: The lowest allowed number.
-        high: The highest allowed number.
-    """
+    """An argument as a float, checked: a number from `low` to `high`."""
     if not is_number(value) or not low <= value <= high:
         raise ValueError(
             problem(
@@ -194,13 +182,7 @@ def as_number(name: str, value: Any, *, low: float, high: float) -> float:
 def require_draws(
     drawn: dict[str, Any], names: Collection[str], *, needed: Collection[str] = ()
 ) -> None:
-    """Raise a `ValueError` for draws that are another layer's.
-
-    Args:
-        drawn: What was passed as drawn by a layer.
-        names: What it can draw.
-        needed: What it draws always.
-    """
+    """Raise a `ValueError` for draws that are another layer's."""
     if set(needed) <= drawn.keys() <= set(names):
         return
     raise ValueError(

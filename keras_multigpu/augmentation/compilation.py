@@ -25,7 +25,6 @@ def fused(
     Args:
         function: A function of a module, which takes the tensors and then the settings.
         tensors: Tensors whose first axis counts images, images first; or None.
-        *settings: Other arguments, which can be hashed.
         on_host: Whether this is a pipeline on the CPU.
         sizes: Sizes of the result that differ from those of the images.
     """
@@ -63,8 +62,6 @@ def compiled(
 
     Args:
         function: As in `fused`.
-        specs: The specs of its tensors.
-        settings: What it takes after them.
     """
 
     def call(*present: tf.Tensor) -> tf.Tensor:

@@ -133,14 +133,7 @@ def value_range_of(images: np.ndarray) -> tuple[float, float]:
 
 
 def block(title: str, layer: AugmentationLayer, request: Request, count: int) -> Block:
-    """What is drawn of one layer.
-
-    Args:
-        title: What it is called.
-        layer: The layer.
-        request: The images, the seed and their range.
-        count: How many augmentations.
-    """
+    """What is drawn of one layer."""
     data = request.data
     augmented = repeated if len(data["images"]) == 1 else paired
     changed, drawn = augmented(layer, request, count)
@@ -157,11 +150,6 @@ def block(title: str, layer: AugmentationLayer, request: Request, count: int) ->
 def repeated(layer: AugmentationLayer, request: Request, count: int) -> tuple[list[dict], list]:
     """Augmentations of an image alone, all at once.
 
-    Args:
-        layer: The layer.
-        request: The image, and the seed.
-        count: How many.
-
     Returns:
         The changed examples, and what was drawn for each.
     """
@@ -175,11 +163,6 @@ def repeated(layer: AugmentationLayer, request: Request, count: int) -> tuple[li
 
 def paired(layer: AugmentationLayer, request: Request, count: int) -> tuple[list[dict], list]:
     """Augmentations of the first image of a batch, each beside another image of it.
-
-    Args:
-        layer: The layer.
-        request: The batch, and the seed.
-        count: How many.
 
     Returns:
         The changed examples, and what was drawn for each.
@@ -217,14 +200,7 @@ def own_value_range(layer: AugmentationLayer) -> tuple[float, float] | None:
 def cell(
     example: dict[str, Any], values: tuple[float, float], box_format: str | None, texts: list[str]
 ) -> Cell:
-    """An example as it is drawn.
-
-    Args:
-        example: The image and its targets.
-        values: The values of black and white.
-        box_format: How boxes are written.
-        texts: What stands below.
-    """
+    """An example as it is drawn."""
     low, high = values
     image = np.clip((example["images"].astype(np.float32) - low) / (high - low), 0, 1)
     lines = list(texts)

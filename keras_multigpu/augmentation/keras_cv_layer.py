@@ -174,11 +174,7 @@ def as_keras_cv(data: Any) -> Any:
 
 
 def require_one_size(layer: keras.Layer) -> None:
-    """Raise a `ValueError` for layers that give each image another size.
-
-    Args:
-        layer: The layer.
-    """
+    """Raise a `ValueError` for layers that give each image another size."""
     for part in keras_internals.layers_of(layer):
         if type(part).__name__ == "RandomAspectRatio":
             raise ValueError(
@@ -201,7 +197,6 @@ def in_place(moved: Any, boxes: Any) -> Any:
 
     Args:
         moved: Ragged boxes, with their former places as classes.
-        boxes: The boxes before.
     """
     count = tf.shape(boxes["boxes"])[1]
     dense, places = moved["boxes"], moved["classes"]
@@ -221,7 +216,6 @@ def without_lost(boxes: Any, moved: Any) -> Any:
     """Boxes where they moved to; what has left the image gets the label -1.
 
     Args:
-        boxes: The boxes before the change.
         moved: The moved boxes, with 1 as class of those that are still there.
     """
     labels = boxes["labels"]
@@ -234,12 +228,7 @@ def without_lost(boxes: Any, moved: Any) -> Any:
 
 
 def require_known_draws(graph: tf.Graph, layer: keras.Layer) -> None:
-    """Raise a `ValueError` for a layer that draws from a stream that no seed of ours decides.
-
-    Args:
-        graph: The graph of the layer.
-        layer: The layer.
-    """
+    """Raise a `ValueError` for a layer that draws from a stream that no seed of ours decides."""
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(node for f in definition.library.function for node in f.node_def)]
     unknown = sorted({node.op for node in nodes if node.op in STATEFUL})

@@ -158,11 +158,7 @@ class KerasLayer(WrappedLayer):
 
 
 def require_own_draws(layer: keras.Layer) -> None:
-    """Raise a `ValueError` for layers whose draws no seed decides, or that mix examples.
-
-    Args:
-        layer: The layer.
-    """
+    """Raise a `ValueError` for layers whose draws no seed decides, or that mix examples."""
     require_no_mixing(layer, ("CutMix", "MixUp"))
     for part in keras_internals.layers_of(layer):
         if isinstance(part, keras.layers.AugMix):
@@ -178,11 +174,7 @@ def require_own_draws(layer: keras.Layer) -> None:
 
 @contextlib.contextmanager
 def boxes_as_xyxy(layer: keras.Layer) -> Iterator[None]:
-    """Let the layers inside a layer take boxes as this package keeps them.
-
-    Args:
-        layer: The layer.
-    """
+    """Let the layers inside a layer take boxes as this package keeps them."""
     parts = [
         part for part in keras_internals.layers_of(layer) if hasattr(part, "bounding_box_format")
     ]

@@ -166,7 +166,6 @@ def erased(
         images: `float32[n, height, width, channels]`.
         boxes: `int32[n, 4]`: left, top, right, bottom.
         noise: `int32[n, 2]`, the seeds of the noise in the rectangles, or None.
-        value_range: The lowest and highest value of noise.
         values: What fills the channels where there is no noise, or None.
     """
     count, height, width = (tf.shape(images)[axis] for axis in range(3))

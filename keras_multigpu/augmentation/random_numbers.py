@@ -60,8 +60,6 @@ def unit_numbers(seeds: tf.Tensor, first: int, count: int) -> tf.Tensor:
 
     Args:
         seeds: `int32[n, 2]`.
-        first: The position of the first number.
-        count: How many numbers for each image.
     """
     hashes = hashed(seeds, tf.range(first, first + count, dtype=tf.int32)[None])
     return tf.cast(tf.bitwise.right_shift(hashes, tf.constant(8, tf.uint32)), tf.float32) * 2.0**-24
@@ -83,7 +81,6 @@ def seeds_of(state: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
 
     Args:
         state: What its `next` gives, two integers.
-        count: How many images there are.
     """
     state = tf.reshape(tf.cast(state, tf.int32), (1, 2))
     rows = tf.range(tf.cast(count, tf.int32))[:, None]

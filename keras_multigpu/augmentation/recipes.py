@@ -145,7 +145,6 @@ def mixing(alpha: float, options: Options) -> list[AugmentationLayer]:
 
     Args:
         alpha: The `alpha` of `MixUp`.
-        options: What the recipe is asked for.
     """
     if options.num_classes is None:
         return []

@@ -16,9 +16,7 @@ def require_before_readers(
     """Raise a `ValueError` where a callback reads the logs before another has added to them.
 
     Args:
-        callback: The one that adds to the logs.
         callbacks: All callbacks of this `fit`, in order.
-        logged: The names that it adds.
     """
     name = type(callback).__name__
     for other in callbacks[: callbacks.index(callback)]:

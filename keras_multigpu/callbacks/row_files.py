@@ -50,7 +50,6 @@ class RowFile:
         """Add rows, all of them or none.
 
         Args:
-            rows: The rows.
             columns: Of a CSV file, the columns in order.
         """
         if self.is_csv and self._columns is None:

@@ -181,9 +181,6 @@ def checked(
     """`(path, verdict)` of each image of which something is to be said, in their order.
 
     Args:
-        folder: Where the images are.
-        images: Their paths below it.
-        check: Reads and decodes the image at a path.
         jobs: The number of threads; None for one a core.
         terminal: Where to show the progress, if anywhere.
     """
@@ -249,7 +246,6 @@ class Progress:
     """One line on a terminal that counts the images.
 
     Args:
-        total: How many there are.
         terminal: Where to write; None for nowhere.
     """
 

@@ -18,11 +18,8 @@ class Case(NamedTuple):
     """One training.
 
     Args:
-        title: What is trained.
-        batches: How the batches come out.
         layers: `"convolutions"` or `"dense"`.
         batch_norm: Whether the model has a BatchNormalization layer.
-        examples: How many digits it is trained on.
     """
 
     title: str
@@ -43,9 +40,7 @@ class Result(NamedTuple):
     """What one way made of one case.
 
     Args:
-        losses: The training loss of each epoch.
         accuracy: The validation accuracy after the last epoch; None where training failed.
-        weights: The final weights, one after the other.
         error: Why it failed; empty where it did not.
     """
 

@@ -27,9 +27,6 @@ class Comparison(contextlib.AbstractContextManager["Comparison"]):
     """Processes that train in the background, ended at the latest when the context is left.
 
     They run on logical CPU devices, whose arithmetic is the same on every machine.
-
-    Args:
-        digits: The folder of images that all of them read.
     """
 
     def __init__(self, digits: Path) -> None:

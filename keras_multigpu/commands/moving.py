@@ -14,7 +14,6 @@ def move(source: Path, target: Path, names: Sequence[str]) -> None:
     """Move files to another folder, where they keep their paths, and print what was done.
 
     Args:
-        source: The folder that they lie in.
         target: The other folder; made if it is not there.
         names: Their paths below `source`.
     """
@@ -43,7 +42,6 @@ def move_one(source: Path, target: Path) -> None:
     """Move one file, or the link itself; to another file system by way of a copy.
 
     Args:
-        source: Where it is.
         target: Where it goes; nothing is there.
     """
     target.parent.mkdir(parents=True, exist_ok=True)

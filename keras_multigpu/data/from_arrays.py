@@ -50,7 +50,6 @@ class ArraySource(Source):
     """Examples in arrays.
 
     Args:
-        x: Inputs.
         y: Targets, or None.
         sample_weight: Weights, or None.
     """

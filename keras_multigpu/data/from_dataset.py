@@ -68,9 +68,7 @@ class DatasetStream(Stream):
     """The single examples of a `tf.data.Dataset`.
 
     Args:
-        dataset: The dataset.
         batched: Whether its elements are batches; None to find out.
-        shuffle_buffer: The size of the buffer that shuffles.
 
     Attributes:
         batch_size: The dataset's own batch size; None if it has none, or it is unknown.

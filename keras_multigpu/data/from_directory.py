@@ -159,10 +159,7 @@ def parts_of(
     """The training and the validation part that Keras makes, each in the source's order.
 
     Args:
-        source: All images.
-        fraction: The validation part's share.
         shuffle: Whether the seed chooses the parts; otherwise the last images are for validation.
-        seed: Integer.
     """
     indices = np.arange(source.num_examples)
     if shuffle:

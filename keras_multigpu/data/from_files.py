@@ -142,12 +142,7 @@ def targets_of(
     """The targets that the labels of some files ask for.
 
     Args:
-        files: The files with their labels.
-        images: The same files.
         task: As in `from_files`, like the next ones.
-        label_mode: How to give classes.
-        class_names: Names of classes.
-        mask_size: The size of masks.
         fit: How images and masks are cropped or padded, and how large they may be.
     """
     labels = as_array(files.labels, files.columns, files.paths, may_be_empty=task == "multi_label")

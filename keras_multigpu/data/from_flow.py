@@ -117,11 +117,7 @@ def legacy_images() -> Any:
 
 
 def hindrance(flow: Any) -> str | None:
-    """Why a flow cannot be taken over, as a clause; None if it can.
-
-    Args:
-        flow: An iterator of images.
-    """
+    """Why a flow cannot be taken over, as a clause; None if it can."""
     image = legacy_images()
     generator = getattr(flow, "image_data_generator", None)
     shape: Any = flow.x.shape[1:] if hasattr(flow, "x") else getattr(flow, "image_shape", ())

@@ -42,11 +42,7 @@ PASSING = ONE_TO_ONE | {
 
 
 def gives_batches(dataset: tf.data.Dataset) -> bool | None:
-    """Whether the elements of a dataset were made by `batch` or its like; None if unknown.
-
-    Args:
-        dataset: The dataset.
-    """
+    """Whether the elements of a dataset were made by `batch` or its like; None if unknown."""
     kind = type(dataset).__name__
     if kind in BATCHES:
         return True
@@ -59,11 +55,7 @@ def gives_batches(dataset: tf.data.Dataset) -> bool | None:
 
 
 def batching_of(dataset: tf.data.Dataset) -> tuple[int | None, int | None]:
-    """The batch size of a dataset of batches, and how many examples it has; None if unknown.
-
-    Args:
-        dataset: The dataset.
-    """
+    """The batch size of a dataset of batches, and how many examples it has; None if unknown."""
     step, count = dataset, int(dataset.cardinality())
     whole = True
     while type(step).__name__ in PASSING - {"_ConcatenateDataset", "_ZipDataset"}:
@@ -115,11 +107,7 @@ def shuffle_seeds(dataset: tf.data.Dataset) -> list[int | None]:
 
 
 def reshuffles(dataset: tf.data.Dataset) -> bool:
-    """Whether each reading of a dataset has another order, which its shuffles count.
-
-    Args:
-        dataset: The dataset.
-    """
+    """Whether each reading of a dataset has another order, which its shuffles count."""
     kind = type(dataset).__name__
     own = kind == "_ShuffleDataset" and dataset._reshuffle_each_iteration is not False
     # What lies below a cache is read once.
@@ -127,11 +115,7 @@ def reshuffles(dataset: tf.data.Dataset) -> bool:
 
 
 def caches(dataset: tf.data.Dataset) -> bool:
-    """Whether a dataset keeps what it has once read to the end.
-
-    Args:
-        dataset: The dataset.
-    """
+    """Whether a dataset keeps what it has once read to the end."""
     return type(dataset).__name__ == "CacheDataset" or any(map(caches, dataset._inputs()))
 
 

@@ -47,7 +47,6 @@ def seeded_keras_cv(layer: keras.Layer, seed: tf.Tensor) -> Iterator[None]:
     """Let a keras-cv layer and those inside it draw from a seed while the context lasts.
 
     Args:
-        layer: The layer.
         seed: `int32[2]`.
     """
     numbers = SeededNumbers(seed)
@@ -67,13 +66,7 @@ def seeded_keras_cv(layer: keras.Layer, seed: tf.Tensor) -> Iterator[None]:
 
 
 def stand_in(name: str, value: Any, numbers: SeededNumbers) -> Any:
-    """What draws the same in place of a layer's attribute; None where the attribute may stay.
-
-    Args:
-        name: The attribute's name.
-        value: The attribute.
-        numbers: What to draw from.
-    """
+    """What draws the same in place of a layer's attribute; None where the attribute may stay."""
     if name == "_random_generator":
         return numbers
     kind = type(value).__name__ if type(value).__module__.startswith("keras_cv.") else ""

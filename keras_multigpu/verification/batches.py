@@ -18,7 +18,6 @@ def first_batches(data: Any, steps: int) -> list[Batch]:
         data: Arrays `(x, y)` or `(x, y, sample_weight)`, batched by 32 in their order as
             `fit` does; anything else that `fit` takes as `x`; or a function that returns
             either.
-        steps: How many batches.
     """
     if callable(data):
         data = data()

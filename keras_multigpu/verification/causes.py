@@ -33,8 +33,6 @@ class Cause(NamedTuple):
 
     Args:
         what: Why, in a sentence or two.
-        fix: What to do.
-        error: What a layer raised.
     """
 
     what: str
@@ -43,13 +41,7 @@ class Cause(NamedTuple):
 
 
 class Trial:
-    """One training step on one device: over the whole batch, again, and over each share.
-
-    Args:
-        recipe: Makes the model.
-        batch: The global batch.
-        replicas: How many replicas share it.
-    """
+    """One training step on one device: over the whole batch, again, and over each share."""
 
     def __init__(self, recipe: Recipe, batch: Batch, replicas: int) -> None:
         model = recipe.model()

@@ -46,11 +46,7 @@ class Course:
     """How one participant's training differed from that on one device.
 
     Args:
-        participant: The participant.
-        names: The names of what is compared after each step.
         differences: After each step, one number for each name.
-        loss: The loss logged in the last step.
-        error: What the participant raised, which ended its training.
     """
 
     participant: Participant
@@ -112,12 +108,7 @@ def run_in_lockstep(
 
 
 class Limits:
-    """How large differences may be: the tolerance, or more where the model amplifies rounding.
-
-    Args:
-        recipe: Makes the models.
-        batches: What they train on.
-    """
+    """How large differences may be: the tolerance, or more where the model amplifies rounding."""
 
     def __init__(self, recipe: Recipe, batches: Sequence[Batch]) -> None:
         self._recipe = recipe
@@ -226,7 +217,6 @@ def relative_difference(one: Any, other: Any, at_least: float = 0.0) -> float:
 
     Args:
         one: An array or number.
-        other: Another.
         at_least: What to take the difference relative to if both are smaller.
     """
     one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)

@@ -31,7 +31,6 @@ class Outcome(NamedTuple):
     Args:
         gradients: With a `train_step` of the user's own, the gradients that it applied.
             Otherwise those of the compiled loss, for each of the predictions.
-        added_losses: What layers added, each with the layer.
     """
 
     gradients: Gradients
@@ -42,7 +41,6 @@ class GradientProbe:
     """Runs training steps that leave a model unchanged.
 
     Args:
-        model: A model that is used for nothing else afterwards.
         custom: Whether to run its own `train_step`.
     """
 

@@ -28,12 +28,7 @@ Judgement: TypeAlias = tuple[Callable[[Any], Any], bool]
 
 
 class Call:
-    """One call of an operation in the run over the whole batch.
-
-    Args:
-        operation: The operation.
-        inputs: What it took.
-    """
+    """One call of an operation in the run over the whole batch."""
 
     def __init__(self, operation: keras.Operation, inputs: list[np.ndarray]) -> None:
         self.operation = operation
@@ -50,11 +45,7 @@ class Rows(NamedTuple):
 
 
 class Replay:
-    """What a run over some rows has shown.
-
-    Args:
-        rows: The rows.
-    """
+    """What a run over some rows has shown."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
@@ -65,13 +56,7 @@ class Replay:
 
 
 class LayerProbe:
-    """Watches all operations of a model from now on.
-
-    Args:
-        model: A model that is used for nothing else afterwards.
-        exempt: Operations that are known to see the whole batch.
-        tolerance: The relative difference up to which outputs are equal.
-    """
+    """Watches all operations of a model from now on."""
 
     def __init__(self, model: keras.Model, exempt: list[keras.Layer], tolerance: float) -> None:
         self._exempt = exempt

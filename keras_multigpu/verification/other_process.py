@@ -138,7 +138,6 @@ class Functions(pickle.Unpickler):
     """Reads functions by name, those of the running script from its file.
 
     Args:
-        file: The pickled function.
         place: What `script` returned.
     """
 

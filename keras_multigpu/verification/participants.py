@@ -27,12 +27,10 @@ class Value(NamedTuple):
     """What one variable holds.
 
     Args:
-        name: The variable's path.
         group: What it is measured with: the weights of one layer, or the optimizer's variables
             of one kind.
         place: Which variable it is, also in another participant: 0 for the model or the
             number of the optimizer, and the position there.
-        copies: Its value on each replica.
     """
 
     name: str
@@ -45,9 +43,7 @@ class Participant:
     """A model that trains step by step.
 
     Args:
-        model: The model.
         device: The device to run on; None for a model on replicas, which know theirs.
-        replicas: The strategy of a model on replicas.
     """
 
     def __init__(
@@ -90,7 +86,6 @@ class Recipe:
     """Makes participants that start from the same weights.
 
     Args:
-        build_model: The user's function.
         batch: A batch, from whose shapes a model is built that does not know its own.
         device: The device that compares as "one device".
     """

@@ -48,8 +48,6 @@ def require_one_of_each(beside: Example, targets: Example, weight: Any) -> None:
     """Raise a `ValueError` where the same kind of target comes twice.
 
     Args:
-        beside: Targets among the inputs.
-        targets: The targets.
         weight: The sample weights or None.
     """
     given = {*targets, *([] if weight is None else ["sample_weights"])}
@@ -67,12 +65,7 @@ def require_one_of_each(beside: Example, targets: Example, weight: Any) -> None:
 
 
 def place_of_images(x: Any, inputs: list) -> int:
-    """The place of the images among the inputs of a batch.
-
-    Args:
-        x: The inputs.
-        inputs: Their leaves.
-    """
+    """The place of the images among the inputs of a batch."""
     if isinstance(x, dict) and "images" in x:
         return next(place for place, leaf in enumerate(inputs) if leaf is x["images"])
     places = [place for place, leaf in enumerate(inputs) if leaf.shape.rank == 4]
@@ -95,7 +88,6 @@ def from_targets(y: Any, images: Any) -> tuple[Example, Callable[[Example], Any]
     Args:
         y: The targets: a dictionary by name, or boxes, labels and masks in any structure, which
             are told by their shapes.
-        images: The images.
     """
     if isinstance(y, dict) and "boxes" not in y and any(name in y for name in TARGETS):
         named = {name: y[name] for name in TARGETS if name in y}
@@ -119,12 +111,7 @@ def from_targets(y: Any, images: Any) -> tuple[Example, Callable[[Example], Any]
 
 
 def each_target(y: Any, change: Callable[[Any], Any]) -> Any:
-    """A structure of targets, each changed; boxes with their labels count as one target.
-
-    Args:
-        y: The structure.
-        change: A function of a target.
-    """
+    """A structure of targets, each changed; boxes with their labels count as one target."""
     if y is None:
         return None
     if isinstance(y, dict) and "boxes" not in y:
@@ -152,8 +139,6 @@ def from_weights(weight: Any, y: Any, images: Any) -> tuple[Any, Callable[[Any],
 
     Args:
         weight: The sample weights or None.
-        y: The targets.
-        images: The images.
     """
     leaves = keras.tree.flatten(weight)
     targets: list[Any] = []
@@ -178,7 +163,6 @@ def kind_of(target: Any, images: Any) -> str:
 
     Args:
         target: A tensor, or boxes.
-        images: The images.
     """
     if isinstance(target, dict):
         return "bounding_boxes"
@@ -201,12 +185,7 @@ def kind_of(target: Any, images: Any) -> str:
 
 
 def require_boxes_if_promised(example: Example, box_format: str | None) -> None:
-    """Raise a `ValueError` where a layer was told of boxes, and none can be found.
-
-    Args:
-        example: The examples.
-        box_format: The layer's format of boxes.
-    """
+    """Raise a `ValueError` where a layer was told of boxes, and none can be found."""
     if box_format is not None and "bounding_boxes" not in example:
         raise ValueError(
             problem(

@@ -43,8 +43,6 @@ def opened(
 
     Args:
         data: Images, or a dictionary with `"images"`; in batches or without the batch axis.
-        box_format: The format of bounding boxes.
-        dtype: What the images become in the end.
     """
     example = dict(data) if isinstance(data, dict) else {"images": data}
     require_images(example)
@@ -126,7 +124,6 @@ def opened_boxes(example: Example, box_format: str | None) -> dict[str, str]:
 
     Args:
         example: Examples, with boxes or without.
-        box_format: The format of boxes.
 
     Returns:
         What parts of the boxes were called before, by their names in this package. Empty

@@ -15,7 +15,6 @@ def matrix(rows: tuple[tuple, tuple], count: int | tf.Tensor) -> tf.Tensor:
 
     Args:
         rows: Two rows of three entries, each a number or `float32[count]`.
-        count: How many images there are.
     """
     entries = [tf.broadcast_to(tf.cast(one, tf.float32), [count]) for row in rows for one in row]
     return tf.reshape(tf.stack(entries, axis=1), (-1, 2, 3))
@@ -73,7 +72,6 @@ def zoom(x: tf.Tensor, y: tf.Tensor, height: int, width: int) -> tf.Tensor:
 
     Args:
         x: How much of the width the result shows, `float32[n]`; more than 1 makes things smaller.
-        y: How much of the height.
         height: Of the images; a tensor will do.
         width: Of the images; a tensor will do.
     """
@@ -100,8 +98,6 @@ def window(
         left: How many pixels there are to the left of the window, `float32[n]`.
         top: How many pixels there are above it.
         height: Of the window, in pixels.
-        width: Of the window.
-        size: Height and width of the result.
     """
     sides = tf.cast(height, tf.float32), tf.cast(width, tf.float32)
     y, x = (side / tf.cast(own, tf.float32) for side, own in zip(sides, size, strict=True))

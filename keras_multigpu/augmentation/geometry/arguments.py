@@ -19,14 +19,7 @@ FLIPS = {
 
 
 def drawn_ranges(rotation: Any, translation: Any, zoom: Any, shear: Any) -> dict[str, Range]:
-    """The names of what is drawn from a range, with the ranges; without what is always zero.
-
-    Args:
-        rotation: As users pass it.
-        translation: As users pass it.
-        zoom: As users pass it.
-        shear: As users pass it.
-    """
+    """The names of what is drawn from a range, with the ranges; without what is always zero."""
     turns = as_range("rotation", rotation, low=-1, high=1)
     height_shift, width_shift = as_two_ranges("translation", translation, low=-1, high=1)
     x_shear, y_shear = as_two_ranges("shear", shear, low=0, high=1)
@@ -59,8 +52,6 @@ def as_two_ranges(name: str, value: Any, **limits: Any) -> tuple[Range, Range]:
     """An argument for two axes: a number for both, or a pair with a number or range for each.
 
     Args:
-        name: The argument's name.
-        value: Its value.
         **limits: `low`, `high` and `open_low` of `as_range`.
     """
     both = (value, value) if is_number(value) else value
@@ -79,13 +70,7 @@ def as_two_ranges(name: str, value: Any, **limits: Any) -> tuple[Range, Range]:
 
 
 def as_positive_range(name: str, value: Any, high: float) -> Range | None:
-    """A pair of numbers above zero, the lower one first; None stays None.
-
-    Args:
-        name: The argument's name.
-        value: Its value.
-        high: The highest allowed number.
-    """
+    """A pair of numbers above zero, the lower one first; None stays None."""
     if value is None:
         return None
     if not is_pair(value) or not all(is_number(one) and 0 < one <= high for one in value):
@@ -101,12 +86,7 @@ def as_positive_range(name: str, value: Any, high: float) -> Range | None:
 
 
 def as_size(name: str, value: Any) -> tuple[int, int] | None:
-    """A height and a width in pixels; None stays None.
-
-    Args:
-        name: The argument's name.
-        value: Its value.
-    """
+    """A height and a width in pixels; None stays None."""
     if value is None:
         return None
     if not is_pair(value) or not all(is_number(one) and one > 0 and one % 1 == 0 for one in value):

@@ -126,7 +126,6 @@ def places(row: tf.Tensor, size: tuple[Any, Any]) -> tf.Tensor:
 
     Args:
         row: The row of the matrices that belongs to the axis, `float32[n, 3]`.
-        size: Height and width of the result.
     """
     y, x = (tf.cast(tf.range(side), tf.float32) for side in size)
     a, b, c = tf.unstack(row[:, None, None], axis=-1)

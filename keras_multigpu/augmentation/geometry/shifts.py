@@ -24,7 +24,6 @@ def shifted(
     Args:
         images: `float32[n, height, width, channels]`.
         drawn: Any of `NAMES`; a crop needs both of its places.
-        crop: Height and width of the window at that place.
         on_host: Whether this is a pipeline on the CPU.
     """
     names = tuple(name for name in NAMES if name in drawn)

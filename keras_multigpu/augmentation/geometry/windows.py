@@ -20,7 +20,6 @@ class WindowSettings(NamedTuple):
 
     Args:
         crop: Height and width in pixels.
-        crop_area: The range of the part of the image's area.
         aspect_ratio: The range of width over height, as a multiple of the result's.
     """
 
@@ -35,10 +34,7 @@ def drawn_window(draws: Draws, shape: Shape, result: Sides, settings: WindowSett
     The last two are left out where they are the `crop` of the settings for sure.
 
     Args:
-        draws: The random numbers.
         shape: `(height, width, channels)` of the images.
-        result: The size that windows are brought to.
-        settings: What windows are wanted.
     """
     if settings.crop is not None:
         return drawn_crop(draws, shape, settings.crop)
@@ -61,9 +57,7 @@ def drawn_crop(draws: Draws, shape: Shape, crop: tuple[int, int]) -> Drawn:
     """Windows of so many pixels, or the largest of this shape in smaller images.
 
     Args:
-        draws: The random numbers.
         shape: `(height, width, channels)` of the images.
-        crop: Height and width of the windows.
     """
     names = "crop_top", "crop_left"
     free = [side - own for side, own in zip(shape[:2], crop, strict=True)]
@@ -92,8 +86,6 @@ def still_window(shape: Shape, result: Sides, settings: WindowSettings) -> Drawn
 
     Args:
         shape: `(height, width, channels)` of the images.
-        result: The size that windows are brought to.
-        settings: What windows are wanted in training.
     """
     height, width = floats(shape[:2])
     if settings == (None, None, None):
@@ -125,8 +117,6 @@ def largest_window(shape: Shape, ratio: Any, area: Any) -> Sides:
 
     Args:
         shape: `(height, width, channels)` of the image.
-        ratio: Width over height of the window.
-        area: Which part of the image's area it has.
     """
     height, width = floats(shape[:2])
     # Which part of the height and of the width: the product is the area.

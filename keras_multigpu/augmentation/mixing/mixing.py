@@ -97,12 +97,7 @@ class Mixing(AugmentationLayer):
 
 
 def require_alpha(name: str, value: Any) -> float:
-    """The parameter of a Beta distribution as a float; a `ValueError` unless it is positive.
-
-    Args:
-        name: The argument's name.
-        value: Its value.
-    """
+    """The parameter of a Beta distribution as a float; a `ValueError` unless it is positive."""
     if not is_number(value) or value <= 0:
         raise ValueError(
             problem(
@@ -121,10 +116,6 @@ def beta(draws: Draws, alpha: float) -> tf.Tensor:
     Exact and without rejection. A polar formula gives Student's t with 2 alpha degrees of freedom
     (Bailey 1994, Mathematics of Computation 62), and `(1 + t / sqrt(2 alpha + t^2)) / 2` has this
     distribution then. It is rearranged so that numbers close to zero keep their digits.
-
-    Args:
-        draws: Uniform numbers.
-        alpha: The parameter.
     """
     logarithm = tf.math.log1p(-draws.numbers()) / alpha
     cosine = tf.cos(2 * np.pi * draws.numbers())
@@ -138,8 +129,6 @@ def drawn_box(draws: Draws, alpha: float, shape: Shape) -> tf.Tensor:
     """Boxes as CutMix draws them: centre anywhere, cut at the border; `int32[n, 4]`.
 
     Args:
-        draws: Uniform numbers.
-        alpha: The parameter of the distribution of the area that is left.
         shape: `(height, width, channels)` of the images.
     """
     half = tf.sqrt(1 - beta(draws, alpha)) / 2
@@ -158,11 +147,7 @@ def drawn_box(draws: Draws, alpha: float, shape: Shape) -> tf.Tensor:
 
 
 def partners_of(images: tf.Tensor) -> tf.Tensor:
-    """The number of each row's partner, `int32[n]`; a row alone is its own.
-
-    Args:
-        images: The batch.
-    """
+    """The number of each row's partner, `int32[n]`; a row alone is its own."""
     count = images.shape[0]
     if count is None:
         rows = tf.range(tf.shape(images)[0])

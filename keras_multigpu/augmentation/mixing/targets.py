@@ -124,7 +124,6 @@ def can_mix(weights: Any, partners: tf.Tensor) -> tf.Tensor:
 
     Args:
         weights: The sample weights: a tensor, a nested structure of them, or None.
-        partners: The number of each row's partner.
     """
     two = partners != tf.range(tf.shape(partners)[0])
     leaves = present(weights)
@@ -138,9 +137,7 @@ def mixed(example: Example, own: tf.Tensor, partners: tf.Tensor) -> Example:
     """The labels and sample weights of mixed images.
 
     Args:
-        example: The examples before, with labels that can be mixed.
         own: The share that each image has of its mixture, `float32[n]`.
-        partners: The number of each row's partner.
     """
     changed: Example = {}
     weights = example.get("sample_weights")
@@ -163,8 +160,6 @@ def mixed_weight(weight: Any, own: tf.Tensor, partners: tf.Tensor) -> tf.Tensor:
 
     Args:
         weight: `[n, ...]`.
-        own: The share that each image has of its mixture.
-        partners: The number of each row's partner.
     """
     weight = as_float(weight)
     own = aligned(tf.cast(own, weight.dtype), weight.shape.rank)
@@ -176,8 +171,6 @@ def share_of_label(weight: Any, own: tf.Tensor, partners: tf.Tensor) -> tf.Tenso
 
     Args:
         weight: The weights of these labels, or None.
-        own: The share that each image has of its mixture.
-        partners: The number of each row's partner.
     """
     if weight is None:
         return own
@@ -195,7 +188,6 @@ def mixed_label(label: tf.Tensor, share: tf.Tensor, partners: tf.Tensor) -> tf.T
     Args:
         label: `[n, ...]`, floats.
         share: The share of each own label, `[n, ...]`.
-        partners: The number of each row's partner.
     """
     share = aligned(tf.cast(share, label.dtype), label.shape.rank)
     return share * label + (1 - share) * tf.gather(label, partners)
@@ -205,7 +197,6 @@ def weights_of(labels: list, weights: Any) -> list:
     """The weights of each label: one for all of them, or one for each.
 
     Args:
-        labels: The leaves of the labels.
         weights: The sample weights or None.
     """
     if isinstance(weights, dict) and "labels" in weights:
@@ -248,7 +239,6 @@ def aligned(share: tf.Tensor, rank: int) -> tf.Tensor:
 
     Args:
         share: `[n, ...]`.
-        rank: How many axes that has.
     """
     for _ in range(rank - share.shape.rank):
         share = share[..., None]

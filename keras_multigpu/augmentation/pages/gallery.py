@@ -96,11 +96,7 @@ class Row(NamedTuple):
 
 
 def figure_of(blocks: list[Block]) -> Any:
-    """A figure of several layers.
-
-    Args:
-        blocks: What is drawn of each.
-    """
+    """A figure of several layers."""
     columns = COLUMNS[min(len(blocks), 2)]
     width = 2 * MARGIN + (columns + 1) * (CELL + GAP) + GAP
     rows = [row for block in blocks for row in rows_of(block, columns, width)]
@@ -117,8 +113,6 @@ def rows_of(block: Block, columns: int, width: float) -> list[Row]:
     """The rows of one layer: the original begins the first.
 
     Args:
-        block: What is drawn of the layer.
-        columns: How many augmentations stand side by side.
         width: The width of the figure in inches.
     """
     characters = int(width / CELL * CHARACTERS)
@@ -135,8 +129,6 @@ def draw_row(figure: Any, row: Row, top: float) -> None:
     """Draw one row.
 
     Args:
-        figure: The figure.
-        row: The row.
         top: Where it begins, in inches from the upper border.
     """
     for number, line in enumerate(row.heading):
@@ -156,8 +148,6 @@ def draw_cell(figure: Any, cell: Cell, left: float, top: float) -> None:
     """Draw one image and its texts.
 
     Args:
-        figure: The figure.
-        cell: The image.
         left: Where it begins, in inches from the left border.
         top: Where it begins, in inches from the upper border.
     """
@@ -226,11 +216,8 @@ def write(figure: Any, left: float, top: float, text: str, **style: Any) -> None
     """Write a line.
 
     Args:
-        figure: The figure.
         left: In inches from the left border.
         top: Of the line's foot, in inches from the upper border.
-        text: The line.
-        **style: Of the font.
     """
     width, height = figure.get_size_inches()
     figure.text(left / width, 1 - top / height, text, parse_math=False, **style)

@@ -28,7 +28,6 @@ def drawn_texts(layer: AugmentationLayer, draws: list[Any]) -> list[list[str]]:
 
     Args:
         layer: The layer, or a `Sequence`, which gets a line for each of its steps.
-        draws: What was drawn for each image.
     """
     if not isinstance(layer, Sequence):
         return [[text] if text else [] for text in parameter_texts(layer, draws)]
@@ -44,12 +43,7 @@ def drawn_texts(layer: AugmentationLayer, draws: list[Any]) -> list[list[str]]:
 
 
 def parameter_texts(layer: AugmentationLayer, draws: list[Any]) -> list[str]:
-    """For each augmentation, what was drawn, in one line.
-
-    Args:
-        layer: The layer.
-        draws: What was drawn for each image.
-    """
+    """For each augmentation, what was drawn, in one line."""
     described = getattr(layer, "drawn_text", None)
     if described is not None:
         return [described(drawn) for drawn in draws]

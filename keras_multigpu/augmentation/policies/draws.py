@@ -54,8 +54,6 @@ def drawn_operation(
     """One operation for each image, all equally likely, and its magnitude.
 
     Args:
-        draws: Random numbers.
-        magnitudes: The operations.
         strength: 0 for the weakest and 1 for the strongest, `float32[n]`.
 
     Returns:
@@ -82,7 +80,6 @@ def operation_text(operation: Any, magnitude: Any) -> str:
 
     Args:
         operation: Its place in `OPERATIONS`.
-        magnitude: Its magnitude.
     """
     name = OPERATIONS[int(operation)]
     shown = name.replace("_", " ")
@@ -90,13 +87,7 @@ def operation_text(operation: Any, magnitude: Any) -> str:
 
 
 def dirichlet(draws: Draws, alpha: float, count: int) -> tf.Tensor:
-    """Shares of a whole, of the distribution Dirichlet(alpha, ..., alpha); `float32[n, count]`.
-
-    Args:
-        draws: Random numbers.
-        alpha: The parameter.
-        count: How many shares.
-    """
+    """Shares of a whole, of the distribution Dirichlet(alpha, ..., alpha); `float32[n, count]`."""
     # Logarithms, as with a small alpha all but one of these numbers are too small for floats.
     logarithms = [log_gamma_distributed(draws, alpha) for _ in range(count)]
     return tf.nn.softmax(tf.stack(logarithms, axis=1), axis=1)
@@ -107,10 +98,6 @@ def log_gamma_distributed(draws: Draws, alpha: float) -> tf.Tensor:
 
     The method is that of Marsaglia & Tsang 2000 (ACM Transactions on Mathematical Software 26),
     with as many attempts as numbers can be drawn beforehand: all of them fail once in a million.
-
-    Args:
-        draws: Random numbers.
-        alpha: The parameter.
     """
     if alpha == 1:
         return tf.math.log(-tf.math.log1p(-draws.numbers()) + _TINY)

@@ -45,7 +45,6 @@ class Policy(AugmentationLayer):
     operation runs on the images that drew it and on no others.
 
     Args:
-        value_range: The values of black and white in the images.
         interpolation: How to read between pixels, `"bilinear"` or `"nearest"`.
         seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
         bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
@@ -84,11 +83,7 @@ class Policy(AugmentationLayer):
         raise NotImplementedError
 
     def drawn_text(self, drawn: Drawn) -> str:
-        """What was drawn for one image, such as `rotate 27, equalize`.
-
-        Args:
-            drawn: The parameters of one image.
-        """
+        """What was drawn for one image, such as `rotate 27, equalize`."""
         pairs = zip(np.ravel(drawn["operation"]), np.ravel(drawn["magnitude"]), strict=True)
         return ", ".join(operation_text(*pair) for pair in pairs)
 
@@ -159,12 +154,7 @@ def unchanged(images: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
 
 
 def with_magnitude(operation: Operation, magnitude: tf.Tensor) -> Change:
-    """An operation with the magnitudes of a whole batch.
-
-    Args:
-        operation: The operation.
-        magnitude: The magnitude of each image.
-    """
+    """An operation with the magnitudes of a whole batch."""
     return lambda levels, rows: operation(levels, tf.gather(magnitude, rows))
 
 
@@ -201,9 +191,7 @@ def grouped(images: tf.Tensor, group: tf.Tensor, changes: Sequence[Change]) -> t
     """Images of which each is changed by one of several functions, and seen by no other.
 
     Args:
-        images: The batch.
         group: The number of each image's function, `int32[n]`.
-        changes: The functions.
     """
     changed, places = regrouped(images, tf.range(tf.shape(images)[0]), group, changes)
     return tf.ensure_shape(tf.gather(changed, places), images.shape)
@@ -220,7 +208,6 @@ def regrouped(
         images: Images in any order.
         places: The place of each image in `images`, `int32[n]`; they may repeat.
         group: The number of each image's function, `int32[n]`.
-        changes: The functions.
     """
     rows = [tf.cast(tf.where(group == number)[:, 0], tf.int32) for number in range(len(changes))]
     parts = [

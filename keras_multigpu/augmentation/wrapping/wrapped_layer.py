@@ -113,7 +113,6 @@ def require_foreign(layer: Any, origin: str) -> None:
     """Raise a `ValueError` unless a layer is of the package that its wrapper is for.
 
     Args:
-        layer: What is to be wrapped.
         origin: `"Keras"` or `"keras-cv"`.
     """
     foreign = isinstance(layer, keras.Layer) and not isinstance(layer, AugmentationLayer)
@@ -151,7 +150,6 @@ def traced(call: Callable[[Any], Any], *kinds: str) -> tuple[tf.Graph, Any]:
     """The graph of a function of examples, made on shapes alone, and what it returns.
 
     Args:
-        call: The function.
         *kinds: What comes with the images: `"bounding_boxes"`, `"segmentation_masks"`.
     """
     places = tf.TensorSpec((1, 2))
@@ -167,7 +165,6 @@ def trial_error(call: Callable[[Any], Any], kind: str) -> Exception | None:
     """What a function of examples raises when boxes or masks come with the images.
 
     Args:
-        call: The function.
         kind: `"bounding_boxes"` or `"segmentation_masks"`.
     """
     try:
@@ -178,12 +175,7 @@ def trial_error(call: Callable[[Any], Any], kind: str) -> Exception | None:
 
 
 def require_no_mixing(layer: keras.Layer, names: tuple[str, ...]) -> None:
-    """Raise a `ValueError` for a layer that mixes the examples of a batch.
-
-    Args:
-        layer: The layer.
-        names: The names of such classes.
-    """
+    """Raise a `ValueError` for a layer that mixes the examples of a batch."""
     parts = [type(part).__name__ for part in keras_internals.layers_of(layer)]
     mixing = [name for name in parts if name in names]
     if mixing:

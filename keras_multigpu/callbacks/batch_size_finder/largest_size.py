@@ -13,9 +13,7 @@ def largest_size(
 
     Args:
         fits: Whether a size fits. If one does, all smaller ones do.
-        minimum: The size to begin with.
         maximum: The largest size to try; None for any.
-        slack: How exact the answer has to be, as a part of it.
     """
     good, bad, size = None, None, minimum
     while bad is None:

@@ -40,10 +40,7 @@ class SizeSearch:
     """Finds what fits, inside of `run.trial`.
 
     Args:
-        run: Where the steps are run.
-        batch: The examples for them.
         steps: How many steps each size has to stand.
-        say: Is told how far a long search is.
     """
 
     def __init__(
@@ -72,7 +69,6 @@ class SizeSearch:
         """In how many pieces replicas can take their shares of a batch; None if in none.
 
         Args:
-            global_batch_size: The number of examples of a step.
             largest_share: The most that fits at once. Pieces may have to be smaller, since
                 their gradients are summed, which takes memory of its own.
         """

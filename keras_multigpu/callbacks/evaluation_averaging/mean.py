@@ -38,11 +38,7 @@ def copied_statistics(model: keras.Model) -> list[Copies]:
 
 
 class StatisticsMean:
-    """Takes the mean of the copies of some variables; compiled once.
-
-    Args:
-        variables: The copies of each variable.
-    """
+    """Takes the mean of the copies of some variables; compiled once."""
 
     def __init__(self, variables: Sequence[Copies]) -> None:
         self._variables = list(variables)

@@ -18,7 +18,6 @@ def draw(points: Sequence[tuple[int, float, int | None]], smoothing: float, path
     Args:
         points: Step, noise scale and batch size of each point.
         smoothing: How much of the means each step has kept.
-        path: The PNG.
     """
     figure = new_figure((7.2, 3.9), layout=None)
     axes = figure.add_axes((0.1, 0.14, 0.7, 0.68))

@@ -49,11 +49,7 @@ class Noise(NamedTuple):
 
 
 class NoiseProbe(Probe):
-    """Keeps exponential means of both estimates.
-
-    Args:
-        smoothing: How much of a mean is kept in each step.
-    """
+    """Keeps exponential means of both estimates."""
 
     by_piece = True
 

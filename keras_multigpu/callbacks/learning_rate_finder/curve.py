@@ -54,10 +54,6 @@ def smoothed(losses: np.ndarray, smoothing: float) -> np.ndarray:
 
     Not a moving mean, which lies too far to the right, and whose long tail carries the noise of
     some batches into the slope.
-
-    Args:
-        losses: The losses.
-        smoothing: The standard deviation of the weights, which are a Gaussian, in steps.
     """
     steps = np.arange(len(losses))
     weights = np.exp(-0.5 * ((steps[:, None] - steps) / smoothing) ** 2)
@@ -68,8 +64,6 @@ def explodes(losses: list[float], first: float, smoothing: float, stop_at: float
     """Whether the last loss shows that the rate is too large.
 
     Args:
-        losses: The losses so far.
-        first: The loss before the first step.
         smoothing: Over how many of the last losses, roughly, the mean goes.
         stop_at: How many times what the loss has been or has won it may lose again.
     """

@@ -15,8 +15,6 @@ def drawn(curve: RateCurve, found: Suggestion | None, exploded_at: float | None)
     """A figure of the loss against the rate.
 
     Args:
-        curve: The curve.
-        found: What it suggests, which is marked.
         exploded_at: The rate where the search stopped.
     """
     figure = new_figure((7.2, 4.4))

@@ -13,7 +13,6 @@ class GoodState:
     """A model's weights, optimizer, seeds and metrics as they were at some step.
 
     Args:
-        state: The values.
         epoch: The epoch they were taken in; its metrics count only there.
     """
 

@@ -36,7 +36,6 @@ class FiniteProbe(Probe):
     """Forbids steps with a number that is not finite, and keeps the facts of the first.
 
     Args:
-        model: The model.
         goes_on: Whether later steps are taken while a finding is not read.
 
     Attributes:

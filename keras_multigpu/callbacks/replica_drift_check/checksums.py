@@ -70,11 +70,7 @@ def unused(path: str, names: Any) -> str:
 
 
 class Checksums:
-    """Computes the checksums of some variables; compiled once.
-
-    Args:
-        variables: The variables.
-    """
+    """Computes the checksums of some variables; compiled once."""
 
     def __init__(self, variables: Sequence[Copied]) -> None:
         self._copies = [variable.copies for variable in variables]

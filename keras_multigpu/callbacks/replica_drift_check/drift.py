@@ -45,14 +45,7 @@ class Drift(NamedTuple):
 
 
 def drift_of(variable: Copied, checks: Sequence[int], epoch: int, step: int) -> Drift:
-    """What has happened to a variable whose checksums differ.
-
-    Args:
-        variable: The variable.
-        checks: The checksum on each replica.
-        epoch: The epoch.
-        step: How many steps of it were done.
-    """
+    """What has happened to a variable whose checksums differ."""
     believed, odd = odd_ones(checks)
     names = [device_name(part) for part in variable.copies]
     right = variable.copies[believed].numpy()

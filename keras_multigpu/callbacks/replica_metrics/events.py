@@ -12,11 +12,7 @@ from keras_multigpu.writing import require_writable_folder
 
 
 class ReplicaEvents:
-    """Event files below a folder.
-
-    Args:
-        log_dir: The folder.
-    """
+    """Event files below a folder."""
 
     def __init__(self, log_dir: str | Path) -> None:
         self.log_dir = Path(log_dir)
@@ -28,7 +24,6 @@ class ReplicaEvents:
         """Write the values of a window.
 
         Args:
-            window: The window.
             step: How many steps were done in all epochs.
         """
         for index, row in enumerate(window.rows):

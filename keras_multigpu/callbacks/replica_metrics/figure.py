@@ -28,7 +28,6 @@ def replica_figure(windows: Sequence[Window], ends: Sequence[float]) -> Any:
     """A figure with a panel for each of the values that matter most.
 
     Args:
-        windows: What was measured.
         ends: For each window where it ended, in epochs.
     """
     figure = new_figure((9.5, 6.2))

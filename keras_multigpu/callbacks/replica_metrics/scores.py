@@ -46,7 +46,6 @@ class ScoreProbe(StepProbe):
     """Adds up times, losses and norms, and updates metrics of each replica.
 
     Args:
-        on_trace: Called while a step is compiled.
         metrics: Names or metrics, as in `compile`; for several outputs a dict of lists.
     """
 

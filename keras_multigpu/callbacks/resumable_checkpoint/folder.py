@@ -40,12 +40,7 @@ _held: set[Path] = set()
 
 
 class CheckpointFolder:
-    """The checkpoints of one run.
-
-    Args:
-        path: The folder. It is made when it is opened.
-        keep: How many checkpoints to keep.
-    """
+    """The checkpoints of one run."""
 
     def __init__(self, path: Path, keep: int) -> None:
         self.path = path
@@ -152,8 +147,6 @@ def opened(path: Path, flags: int, most_names: int | None = None) -> int:
     """An open file; a `ValueError` for a link, a pipe or anything else that is not a plain file.
 
     Args:
-        path: The file.
-        flags: How to open it.
         most_names: How many names it may have; one that is written here has no other.
     """
     try:

@@ -18,7 +18,6 @@ class StopSignals:
 
     Args:
         names: The signals, such as `"SIGTERM"`.
-        noted: Called when one comes.
     """
 
     def __init__(self, names: Sequence[str], noted: Callable[[], None]) -> None:

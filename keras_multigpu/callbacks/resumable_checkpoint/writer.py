@@ -9,11 +9,7 @@ from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
 
 
 class BackgroundWriter:
-    """One thread that writes one checkpoint at a time.
-
-    Args:
-        folder: Where to.
-    """
+    """One thread that writes one checkpoint at a time."""
 
     def __init__(self, folder: CheckpointFolder) -> None:
         self._folder = folder

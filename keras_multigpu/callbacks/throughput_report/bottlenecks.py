@@ -26,8 +26,6 @@ def verdict_on(found: Throughput, model: keras.Model, data: Any) -> str:
     """What limits the speed and what to try, in one sentence.
 
     Args:
-        found: What was measured.
-        model: The model.
         data: What `fit` was given as `x`.
     """
     if not found.steps:

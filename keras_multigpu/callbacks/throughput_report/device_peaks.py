@@ -60,7 +60,6 @@ def peak_of(name: str, dtype: str, tensor_float: bool = True) -> float | None:
 
     Args:
         name: Its name, for example "NVIDIA A100-SXM4-80GB".
-        dtype: The type that the model computes in.
         tensor_float: Whether TensorFlow may use TensorFloat-32.
     """
     if re.search(PARTS, name):

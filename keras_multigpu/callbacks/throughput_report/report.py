@@ -201,13 +201,7 @@ def number(value: float) -> str:
 
 
 def throughput_of(epoch: int, devices: list[str], timing: Timing) -> Throughput:
-    """What was measured in an epoch, taken apart.
-
-    Args:
-        epoch: The epoch.
-        devices: The names of the replicas' devices.
-        timing: What the clock has measured.
-    """
+    """What was measured in an epoch, taken apart."""
     of_steps, computed = timing.sums.of_steps, timing.sums.of_replicas("compute")
     parts = fitted(
         timing.wall,
@@ -228,9 +222,6 @@ def unseen_throughput(
     """The same where nothing inside the step is seen; all batches count as full.
 
     Args:
-        epoch: The epoch.
-        devices: The names of the replicas' devices.
-        timing: What the clock has measured.
         batch_size: The global batch size, if it is known.
     """
     parts = fitted(timing.wall, {"data_wait": timing.data_wait, "step": timing.in_steps})

@@ -34,7 +34,6 @@ def scaling_of(model: Any, run: Any, steps: int) -> Scaling:
     Args:
         model: The model, which is left as it is, with the generators of random numbers.
         run: Its `TrainingRun`.
-        steps: How many steps a round has.
     """
     replicas = run.replicas
     devices = run.devices

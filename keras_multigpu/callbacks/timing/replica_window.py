@@ -150,9 +150,7 @@ def behind(window: Window, factor: float, before: Slowest | None) -> Slowest | N
     """The replica that is behind in this window, if there is one, and by a notable part of a step.
 
     Args:
-        window: The window.
         factor: By what factor its passes have to be slower than the median of the others'.
-        before: The replica that was behind in the window before.
     """
     times = window.values["compute_time"]
     if len(times) < 2 or np.isnan(times).any():

@@ -64,7 +64,6 @@ class StepClock:
 
     Args:
         run: The `TrainingRun`.
-        probe: What adds up inside the step.
         eager: Whether steps run without a graph; then only the first one is left out.
         now: The clock, in seconds.
 

@@ -29,7 +29,6 @@ def cached(source: Source, where: str | Path) -> Source:
     """The source, each of whose examples is decoded once.
 
     Args:
-        source: Where the examples come from.
         where: `"memory"` or a folder.
     """
     if isinstance(source, Subset):
@@ -49,12 +48,7 @@ def cached(source: Source, where: str | Path) -> Source:
 
 
 class CachedSource(Source):
-    """A source with a cache.
-
-    Args:
-        source: Where the examples come from.
-        cache: Where they are kept.
-    """
+    """A source with a cache."""
 
     def __init__(self, source: Source, cache: MemoryCache | FolderCache) -> None:
         self._source = source
@@ -78,11 +72,7 @@ class CachedSource(Source):
             self._prepared = True
 
     def prepare_rows(self, rows: np.ndarray) -> None:
-        """Decode some examples that are not in the cache yet.
-
-        Args:
-            rows: The examples.
-        """
+        """Decode some examples that are not in the cache yet."""
         self._cache.prepare(self._source, rows)
 
     def read(
@@ -104,7 +94,6 @@ class CachedPart(Subset):
     """Some of the examples of a source with a cache.
 
     Args:
-        source: The source.
         indices: Which of its examples, in the order that they have here.
     """
 

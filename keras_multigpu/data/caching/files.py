@@ -29,9 +29,6 @@ class Writer:
     """Writes rows into `.npy` files, from several threads at once.
 
     It does not write through the mapping: on a full disk that would end the process.
-
-    Args:
-        paths: The files.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -55,10 +52,8 @@ class Writer:
         """Write some rows.
 
         Args:
-            number: Which file.
             array: The file's `numpy.memmap`, which says where its rows are.
             rows: The rows, in ascending order.
-            values: What to write there.
         """
         for low, high in runs(rows):
             data = memoryview(values[low:high].tobytes())
@@ -87,11 +82,7 @@ def runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def sums_of(leaves: Sequence[np.ndarray]) -> np.ndarray:
-    """A checksum of each example; never zero, which stands for an example that is not there.
-
-    Args:
-        leaves: The arrays of some examples.
-    """
+    """A checksum of each example; never zero, which stands for an example that is not there."""
     sums = np.zeros(len(leaves[0]), np.uint32)
     for row in range(len(sums)):
         total = 0
@@ -138,9 +129,7 @@ def write_empty(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
     """Make a file of zeros, which take no room on the disk until they are written.
 
     Args:
-        path: The file.
         shape: Its shape.
-        dtype: Its type.
     """
     with path.open("wb") as file:
         file.write(header(shape, dtype))
@@ -148,24 +137,13 @@ def write_empty(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
 
 
 def write_about(folder: Path, name: str, damaged: dict[int, str]) -> None:
-    """Write what the cache is of, and which examples could not be read.
-
-    Args:
-        folder: The cache.
-        name: The source's.
-        damaged: The cause of each damaged example.
-    """
+    """Write what the cache is of, and which examples could not be read."""
     with whole(folder / "cache.json") as partial:
         partial.write_text(json.dumps({"source": name, "damaged": damaged}, indent=1))
 
 
 def read_about(folder: Path, count: int) -> dict[int, str]:
-    """The cause of each damaged example that `write_about` wrote; a `ValueError` if it did not.
-
-    Args:
-        folder: The cache.
-        count: How many examples there are.
-    """
+    """The cause of each damaged example that `write_about` wrote; a `ValueError` if it did not."""
     try:
         damaged = json.loads(regular(folder / "cache.json").read_text())["damaged"]
         causes = {int(row): str(cause) for row, cause in damaged.items()}
@@ -177,12 +155,7 @@ def read_about(folder: Path, count: int) -> dict[int, str]:
 
 
 def create(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Make a folder, whole or not at all, in the place of what may be there.
-
-    Args:
-        folder: The folder.
-        fill: Puts the files into the folder that it gets.
-    """
+    """Make a folder, whole or not at all, in the place of what may be there."""
     partial = folder.with_suffix(".partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -224,8 +197,6 @@ def require_disk(where: Path, needed: int, name: str) -> None:
 
     Args:
         where: A folder, which need not exist yet.
-        needed: Bytes.
-        name: The source's.
     """
     there = next(folder for folder in [where, *where.absolute().parents] if folder.exists())
     free = shutil.disk_usage(there).free

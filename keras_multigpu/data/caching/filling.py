@@ -47,11 +47,6 @@ def in_pieces(
     A few ranges are read ahead of the one that is yielded. The threads are none of those that
     share the work on a batch: a source may use these while it reads. To `close` the iterator is
     to wait until they have ended.
-
-    Args:
-        read: Reads a range and returns its damaged examples.
-        count: How many examples there are.
-        example_bytes: The size of one.
     """
     size = min(PIECE_BYTES // max(example_bytes, 1), PIECE_EXAMPLES, -(-count // (4 * CORES)))
     size = max(size, 1)
@@ -75,13 +70,7 @@ def finished(low: int, high: int, result: Future[list[tuple[int, str]]]) -> Piec
 
 
 def shown(pieces: Iterator[Piece], count: int, what: str) -> Iterator[Piece]:
-    """The pieces; a bar grows on a terminal, elsewhere the log gets a line at begin and end.
-
-    Args:
-        pieces: What has been read.
-        count: How many examples are read in all.
-        what: The first line.
-    """
+    """The pieces; a bar grows on a terminal, elsewhere the log gets a line at begin and end."""
     start = time.monotonic()
     bar = keras.utils.Progbar(count, unit_name="example") if sys.stdout.isatty() else None
     said = False
@@ -97,9 +86,5 @@ def shown(pieces: Iterator[Piece], count: int, what: str) -> Iterator[Piece]:
 
 
 def size_of_one(leaves: Sequence[Any]) -> int:
-    """The bytes of one example.
-
-    Args:
-        leaves: Its specs.
-    """
+    """The bytes of one example."""
     return sum(leaf.dtype.size * leaf.shape.num_elements() for leaf in leaves)

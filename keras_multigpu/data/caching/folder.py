@@ -62,12 +62,7 @@ class FolderCache:
         self._lock = threading.Lock()
 
     def prepare(self, source: Source, rows: np.ndarray) -> None:
-        """Read those examples that are not here yet.
-
-        Args:
-            source: Where the examples come from.
-            rows: The examples.
-        """
+        """Read those examples that are not here yet."""
         with self._lock:
             if self._folder is None:
                 self._folder = self._where / key(source)
@@ -85,11 +80,6 @@ class FolderCache:
         self, source: Source, out: Sequence[np.ndarray], indices: np.ndarray
     ) -> list[tuple[int, str]]:
         """Copy examples that have been prepared; those whose bytes have changed are read anew.
-
-        Args:
-            source: Where the examples come from.
-            out: One array for each leaf.
-            indices: The examples.
 
         Returns:
             `(row, cause)` of each damaged one.
@@ -261,11 +251,7 @@ class FolderCache:
 
 
 def key(source: Source) -> str:
-    """The name of a source's cache: another one for other examples or settings.
-
-    Args:
-        source: Where the examples come from.
-    """
+    """The name of a source's cache: another one for other examples or settings."""
     leaves = [f"{leaf.dtype.name}{leaf.shape}" for leaf in present(source.spec)]
     text = json.dumps([VERSION, source.num_examples, leaves, source.identity(exact=True)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]

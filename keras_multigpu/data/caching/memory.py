@@ -34,12 +34,7 @@ class MemoryCache:
         self._lock = threading.Lock()
 
     def prepare(self, source: Source, rows: np.ndarray) -> None:
-        """Read those examples that are not here yet.
-
-        Args:
-            source: Where the examples come from.
-            rows: The examples.
-        """
+        """Read those examples that are not here yet."""
         with self._lock:
             rows = np.unique(rows[self._slots[rows] < 0])
             if rows.size:
@@ -50,11 +45,6 @@ class MemoryCache:
         self, source: Source, out: Sequence[np.ndarray], indices: np.ndarray
     ) -> list[tuple[int, str]]:
         """Copy examples that have been prepared.
-
-        Args:
-            source: Where the examples come from.
-            out: One array for each leaf.
-            indices: The examples.
 
         Returns:
             `(row, cause)` of each damaged one.
@@ -100,24 +90,14 @@ class MemoryCache:
 
 
 def damaged_among(indices: np.ndarray, damaged: dict[int, str]) -> list[tuple[int, str]]:
-    """`(row, cause)` of each of the examples that is damaged.
-
-    Args:
-        indices: The examples.
-        damaged: The cause of each damaged one.
-    """
+    """`(row, cause)` of each of the examples that is damaged."""
     if not damaged:
         return []
     return [(row, damaged[index]) for row, index in enumerate(indices.tolist()) if index in damaged]
 
 
 def require_memory(needed: int, name: str) -> None:
-    """Raise a `MemoryError` unless so many bytes can be had.
-
-    Args:
-        needed: Bytes.
-        name: The source's.
-    """
+    """Raise a `MemoryError` unless so many bytes can be had."""
     available = available_bytes()
     if needed > MOST_OF_MEMORY * available:
         raise MemoryError(

@@ -69,7 +69,6 @@ def backend(channels: int, interpolation: str) -> Backend:
 
     Args:
         channels: 1, 3 or 4.
-        interpolation: One of Keras's.
     """
     tensorflow = TensorFlowBackend(channels, interpolation)
     try:
@@ -85,7 +84,6 @@ class TensorFlowBackend:
 
     Args:
         channels: 1, 3 or 4.
-        interpolation: One of Keras's.
     """
 
     def __init__(self, channels: int, interpolation: str) -> None:
@@ -140,12 +138,7 @@ class TensorFlowBackend:
 
 
 class OpenCVBackend:
-    """OpenCV; TensorFlow for the few things in which OpenCV differs from it.
-
-    Args:
-        cv2: The module.
-        tensorflow: The other backend.
-    """
+    """OpenCV; TensorFlow for the few things in which OpenCV differs from it."""
 
     def __init__(self, cv2: Any, tensorflow: TensorFlowBackend) -> None:
         self._cv2 = cv2
@@ -211,7 +204,6 @@ def smoothed(image: np.ndarray, kernel: str) -> tf.Tensor:
     """An image resized to its own size, which `tf.image.resize` leaves out and Keras does not.
 
     Args:
-        image: The image.
         kernel: One of `SMOOTHING`.
     """
     return tf.raw_ops.ScaleAndTranslate(
@@ -237,13 +229,7 @@ def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
 
 
 def from_palette(image: np.ndarray, data: bytes, header: Header) -> np.ndarray:
-    """A BMP's colours; of one with a palette, TensorFlow gives their numbers in it.
-
-    Args:
-        image: What TensorFlow gives.
-        data: The content of the file.
-        header: Its header.
-    """
+    """A BMP's colours; of one with a palette, TensorFlow gives their numbers in it."""
     if image.shape[:2] != (header.height, header.width):
         raise DamagedExample("TensorFlow cannot decode it: it is an old kind of BMP")
     if image.shape[2] > 1:

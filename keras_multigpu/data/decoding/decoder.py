@@ -112,7 +112,6 @@ class ImageDecoder:
         """The image in a file, as a `uint8` array of `shape`.
 
         Args:
-            path: The file.
             seed: Two non-negative integers that decide a random crop.
         """
         try:
@@ -125,9 +124,7 @@ class ImageDecoder:
         """An encoded image as a `uint8` array of `shape`.
 
         Args:
-            data: The content of a file.
             seed: Two non-negative integers that decide a random crop.
-            name: How to name the image in an error.
         """
         try:
             return self._decoded(data, seed)
@@ -166,11 +163,7 @@ class ImageDecoder:
 
 
 def read_file(path: str) -> bytes:
-    """The content of a regular file; `OSError` for anything else.
-
-    Args:
-        path: The file.
-    """
+    """The content of a regular file; `OSError` for anything else."""
     file = os.open(path, _OPEN)
     try:
         status = os.fstat(file)
@@ -200,13 +193,7 @@ def cause_of(error: OSError) -> str:
 
 
 def random_box(height: int, width: int, seed: np.ndarray) -> Box:
-    """A random part of an image.
-
-    Args:
-        height: The rows of the image.
-        width: Its columns.
-        seed: Two non-negative integers.
-    """
+    """A random part of an image."""
     # Python's own generator starts ten times as fast as NumPy's.
     draw = random.Random(int(seed[0]) << 32 | int(seed[1])).random
     for _ in range(TRIES):
@@ -224,14 +211,7 @@ def random_box(height: int, width: int, seed: np.ndarray) -> Box:
 
 
 def centred_box(height: int, width: int, target_height: int, target_width: int) -> Box:
-    """The largest part in the middle with another aspect ratio, by Keras's arithmetic.
-
-    Args:
-        height: The rows of the image.
-        width: Its columns.
-        target_height: The rows of the other.
-        target_width: Its columns.
-    """
+    """The largest part in the middle with another aspect ratio, by Keras's arithmetic."""
     rows = int(np.float32(width * target_height) / np.float32(target_width))
     columns = int(np.float32(height * target_width) / np.float32(target_height))
     rows, columns = max(min(height, rows), 1), max(min(width, columns), 1)

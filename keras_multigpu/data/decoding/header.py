@@ -51,7 +51,6 @@ def read_header(data: bytes, max_pixels: int = MOST_PIXELS) -> Header:
     """Read the header; raise `DamagedExample` if this is no whole image of a decent size.
 
     Args:
-        data: The content of a file.
         max_pixels: The most pixels that an image may have.
     """
     reader = reader_of(data)

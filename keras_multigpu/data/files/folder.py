@@ -36,11 +36,7 @@ def image_folder(
     """The source of all images in a folder.
 
     Args:
-        path: The folder.
         labels: As in `from_directory`, like all others.
-        label_mode: How to give the labels.
-        class_names: Which classes to use.
-        decoder: Reads an image.
         follow_links: Whether to visit folders that are links.
         verbose: Whether to print what was found.
     """

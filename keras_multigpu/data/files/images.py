@@ -23,11 +23,8 @@ class ImageFiles(Source):
     """Image files, decoded to `uint8` arrays of one size, with their targets.
 
     Args:
-        files: The paths.
-        decoder: Reads and resizes an image.
         targets: What belongs to each image, or None.
         weights: The weight of each image, `float32[n]`, or None.
-        name: What they are, in a few words.
     """
 
     def __init__(

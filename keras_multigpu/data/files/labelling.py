@@ -63,7 +63,6 @@ def as_array(
 
     Args:
         labels: A sequence with one label for each file; a list of columns if these have names.
-        columns: The names of the columns.
         paths: The files, to name one whose label is missing.
         may_be_empty: Whether an empty text is a label: that of an image without any class.
     """

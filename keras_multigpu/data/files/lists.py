@@ -36,11 +36,7 @@ class FileList(NamedTuple):
     name: str
 
     def table(self, paths: Sequence[Any] | None = None) -> FileTable:
-        """A table of the files, or of others that are relative to the same folder.
-
-        Args:
-            paths: The others.
-        """
+        """A table of the files, or of others that are relative to the same folder."""
         paths = self.paths if paths is None else paths
         table = FileTable(os.path.split(os.path.join(self.root, path)) for path in paths)
         require_found(table, paths, self.root)
@@ -95,11 +91,7 @@ class CsvTable:
             self.columns = next(csv.reader(file, delimiter=self._delimiter), [])
 
     def read(self, names: list[str]) -> dict[str, Any]:
-        """Some columns as lists of texts.
-
-        Args:
-            names: The names of the columns.
-        """
+        """Some columns as lists of texts."""
         places = [self.columns.index(name) for name in names]
         values: list[list[str]] = [[] for _ in names]
         with open(self._path, newline="", encoding="utf-8-sig") as file:
@@ -124,22 +116,14 @@ class CsvTable:
 
 
 class FrameTable:
-    """The columns of a pandas table, or of another that offers them in the same way.
-
-    Args:
-        frame: The table.
-    """
+    """The columns of a pandas table, or of another that offers them in the same way."""
 
     def __init__(self, frame: Any) -> None:
         self._frame = frame
         self.columns = list(frame.columns)
 
     def read(self, names: list[str]) -> dict[str, Any]:
-        """Some columns as arrays.
-
-        Args:
-            names: The names of the columns.
-        """
+        """Some columns as arrays."""
         return {name: np.asarray(self._frame[name]) for name in names}
 
 
@@ -232,12 +216,7 @@ def typed(values: Any) -> np.ndarray:
 
 
 def in_order(values: Any, name: str) -> Any:
-    """A sequence with an entry for each file, such as a generator's; None stays None.
-
-    Args:
-        values: Anything.
-        name: The argument that it is.
-    """
+    """A sequence with an entry for each file, such as a generator's; None stays None."""
     if values is None:
         return None
     is_single = isinstance(values, str) or getattr(values, "shape", None) == ()

@@ -29,13 +29,8 @@ class MaskTargets(Targets):
     same part of an image and of its mask.
 
     Args:
-        masks: The masks.
-        images: Their images.
         image_size: `(height, width)` of the arrays, or one integer for both.
-        crop_to_aspect_ratio: As for the images.
         pad_to_aspect_ratio: As for the images; what is filled up is class zero.
-        crop: As for the images.
-        max_pixels: As for the images.
     """
 
     def __init__(
@@ -135,11 +130,7 @@ def require_same_size(mask: bytes, image: bytes) -> None:
 
 
 def as_grey(data: bytes) -> bytes:
-    """A PNG with a palette as one of grey levels, which are the numbers in the palette.
-
-    Args:
-        data: The content of the file.
-    """
+    """A PNG with a palette as one of grey levels, which are the numbers in the palette."""
     parts = [_SIGNATURE]
     place = len(_SIGNATURE)
     while place + 8 <= len(data):

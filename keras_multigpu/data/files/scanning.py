@@ -33,11 +33,7 @@ class Found(NamedTuple):
 
 
 def class_folders(path: str) -> list[str]:
-    """The names of the subfolders that make classes: all but hidden ones, sorted.
-
-    Args:
-        path: The folder that holds them.
-    """
+    """The names of the subfolders that make classes: all but hidden ones, sorted."""
     with os.scandir(path) as entries:
         return sorted(
             entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")
@@ -50,7 +46,6 @@ def images_in(path: str, classes: Sequence[str] | None, follow_links: bool) -> F
     Keras's order: class by class, folders sorted within a class, names sorted within a folder.
 
     Args:
-        path: The folder.
         classes: The class folders in it, in their order; None for everything in `path`.
         follow_links: Whether to visit subfolders that are symbolic links.
     """
@@ -98,9 +93,7 @@ def walk(
     not pass over a folder that cannot be read.
 
     Args:
-        folder: Where to begin.
         follow_links: Whether to visit subfolders that are symbolic links.
-        ancestors: The folders that this one stands in.
     """
     if follow_links:
         state = os.stat(folder)

@@ -31,11 +31,7 @@ class FileTable:
         return len(self._names)
 
     def path(self, index: int) -> str:
-        """The path of one file, found in constant time.
-
-        Args:
-            index: Its number.
-        """
+        """The path of one file, found in constant time."""
         return os.path.join(self._folders[self._folder_of[index]], self._names[index])
 
     def common_folder(self) -> str:
@@ -66,11 +62,7 @@ class Texts:
         return os.fsdecode(bytes(self._bytes[self._ends[index] : self._ends[index + 1]]))
 
     def add(self, text: str) -> int:
-        """Append one text; returns its number.
-
-        Args:
-            text: The text.
-        """
+        """Append one text; returns its number."""
         self._bytes += os.fsencode(text)
         self._ends.append(len(self._bytes))
         return len(self._ends) - 2

@@ -45,7 +45,6 @@ class ClassTargets(Targets):
     """One class for each example, in one of Keras's three forms.
 
     Args:
-        labels: The number of each example's class.
         label_mode: `"int"`: `int32` numbers. `"categorical"`: `float32` vectors with a one at the
             class. `"binary"`: `float32` vectors of one zero or one, for two classes.
         class_names: The names of the classes, or None.
@@ -128,7 +127,6 @@ def counts_of(labels: np.ndarray, class_names: list[str] | None) -> dict[str, in
     """How many examples each class has.
 
     Args:
-        labels: The class of each example.
         class_names: The names of the classes; None for their numbers.
     """
     names = class_names or [str(label) for label in range(int(labels.max()) + 1)]
@@ -136,11 +134,7 @@ def counts_of(labels: np.ndarray, class_names: list[str] | None) -> dict[str, in
 
 
 def class_weights(counts: list[int]) -> dict[int, float]:
-    """Weights that make all classes count the same; classes without examples have zero.
-
-    Args:
-        counts: How many examples each class has.
-    """
+    """Weights that make all classes count the same; classes without examples have zero."""
     total, classes = sum(counts), sum(1 for count in counts if count)
     return {
         number: total / (classes * count) if count else 0.0 for number, count in enumerate(counts)

@@ -32,11 +32,7 @@ class FlowLoading(NamedTuple):
     keep_aspect_ratio: bool
 
     def load(self, path: str) -> np.ndarray:
-        """The same pixels as `keras.utils.load_img` gives, resized; `[height, width, channels]`.
-
-        Args:
-            path: The file.
-        """
+        """The same pixels as `keras.utils.load_img` gives, resized; `[height, width, channels]`."""
         data = read_file(path)
         image = None if self.color_mode == "rgba" else decoded_jpeg(data, self.color_mode)
         if image is None:
@@ -91,7 +87,6 @@ def decoded_jpeg(
     """A JPEG's pixels, equal to Pillow's; None for other files, and JPEGs of other colours.
 
     Args:
-        data: The content of a file.
         color_mode: `"rgb"` or `"grayscale"`.
         at_least: The least height and width, if it may be reduced.
     """
@@ -139,7 +134,6 @@ def loaded_by_keras(
     """What Keras loads from a file's content, as float32.
 
     Args:
-        data: The content of a file.
         color_mode: As for `keras.utils.load_img`.
         size: Its `target_size`.
         interpolation: As for `keras.utils.load_img`.
@@ -167,7 +161,6 @@ def resized_by_pillow(
     Args:
         image: `uint8[height, width, channels]`.
         size: `(height, width)` of the result.
-        interpolation: Pillow's method, by Keras's name.
         box: `(left, top, right, bottom)` of the part.
     """
     from PIL import Image
@@ -203,7 +196,6 @@ def nearest_pixels(low: int, high: int, size: int) -> tuple[np.ndarray, bool]:
 
     Args:
         low: The first pixel of the part that is used.
-        high: Its end.
         size: How many pixels to take.
     """
     import cv2

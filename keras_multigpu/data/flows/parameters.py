@@ -153,7 +153,6 @@ def matrices(drawn: Drawn, height: int, width: int) -> np.ndarray:
     """Where each pixel comes from: `(x, y, 1)` of the result to `(x, y)` of the loaded image.
 
     Args:
-        drawn: The parameters of n images.
         height: Of the images, in pixels.
         width: Of the images, in pixels.
 

@@ -55,7 +55,6 @@ class FlowSource(Source):
     Args:
         flow: The iterator that an `ImageDataGenerator` returned.
         shape: `(height, width, channels)` of its images.
-        targets: What belongs to each image.
     """
 
     def __init__(self, flow: Any, shape: tuple[int, ...], targets: FlowTargets) -> None:
@@ -117,7 +116,6 @@ class FlowSource(Source):
             image: As `load` returns it.
             matrix: Of this image, from `matrices`.
             parameters: Of this image, from `FlowParameters.draw`.
-            out: The result.
         """
         generator = self._generator
         moved = self.moved(image, matrix, parameters, out)
@@ -176,7 +174,6 @@ class FlowFiles(FlowSource):
     """The image files of `flow_from_directory` or `flow_from_dataframe`.
 
     Args:
-        flow: The iterator.
         resample: `"twice"` or `"once"`, as `from_flow` explains.
     """
 
@@ -213,11 +210,7 @@ class FlowFiles(FlowSource):
 
 
 class FlowArrays(FlowSource):
-    """The images of `flow(x, y)`.
-
-    Args:
-        flow: The iterator.
-    """
+    """The images of `flow(x, y)`."""
 
     def __init__(self, flow: Any) -> None:
         super().__init__(flow, flow.x.shape[1:], FlowTargets.of_arrays(flow))

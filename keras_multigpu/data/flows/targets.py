@@ -19,7 +19,6 @@ class FlowTargets:
     """The further inputs, targets and weights of a flow's images, in its class mode.
 
     Args:
-        inputs: Arrays that come with the images.
         y: The targets: an array, a tuple of arrays, `Classes`, or None.
         weights: A weight for each image, or None.
         repeats_image: Whether the target is the changed image itself.
@@ -89,9 +88,7 @@ class Classes:
 
     Args:
         classes: The class of each image, or a list of its classes.
-        count: How many classes there are.
         vectors: Whether they become vectors.
-        dtype: The type of the numbers.
     """
 
     def __init__(self, classes: Any, count: int, vectors: bool, dtype: str) -> None:

@@ -28,7 +28,6 @@ def warp(
             in the same step, if it has another.
         matrix: `float64[2, 3]`: where `(x, y, 1)` of the result comes from, in an image of the
             size of `out`.
-        out: Array of the image's type, for the result.
         fill_mode: One of `FILL_MODES`.
         cval: The value of what lies outside, where the mode is `"constant"`.
     """

@@ -74,12 +74,7 @@ class Grid(NamedTuple):
 
 
 def drawn(examples: Examples, subtitle: str) -> Any:
-    """A figure of the examples.
-
-    Args:
-        examples: What is drawn.
-        subtitle: A line below the title.
-    """
+    """A figure of the examples."""
     count = len(examples.labels)
     height, width = examples.rows[0][1].shape[1:3]
     columns = min(count, COLUMNS)

@@ -16,7 +16,6 @@ def label_texts(y: Any, count: int, class_names: list[str] | None) -> list[str]:
 
     Args:
         y: The targets of a batch: an array or a structure of them, or None.
-        count: How many examples there are.
         class_names: The names of the classes, if they are known.
     """
     texts: list[list[str]] = [[] for _ in range(count)]

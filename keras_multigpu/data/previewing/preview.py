@@ -33,7 +33,6 @@ def draw(batches: Any, path: str | Path | None, count: int, augment: Augment | N
     Args:
         batches: The `Batches`, whose first examples are drawn.
         path: The PNG file, if one is to be written.
-        count: How many examples.
         augment: What changes the images in training.
     """
     require_positive_integer("count", count)
@@ -47,7 +46,6 @@ def examples_of(batches: Any, count: int, augment: Augment | None) -> Examples:
 
     Args:
         batches: The `Batches`.
-        count: How many examples.
         augment: What changes the images.
     """
     plain = batches.with_(augment=None, global_batch_size=count, remainder="keep")
@@ -85,11 +83,7 @@ def has_examples(*batch: Any) -> tf.Tensor:
 
 
 def image_leaf(x: Any) -> np.ndarray:
-    """The inputs that look like images; a `ValueError` if there are none.
-
-    Args:
-        x: The inputs of a batch.
-    """
+    """The inputs that look like images; a `ValueError` if there are none."""
     leaves = [leaf for leaf in keras.tree.flatten(x) if tf.is_tensor(leaf)]
     for leaf in leaves:
         if leaf.shape.rank == 4 and leaf.shape[-1] in (1, 3, 4):

@@ -105,8 +105,6 @@ def layer_step(layer: keras.Layer, position: int, training: bool) -> Step:
     """A layer as a `Step`: image by image where it draws, so that each draw is its image's own.
 
     Args:
-        layer: The layer.
-        position: Its place among several.
         training: Whether it draws at random.
     """
     refuse_mixing(layer)
@@ -174,13 +172,7 @@ def refuse_keras_cv(layer: keras.Layer) -> None:
 
 
 def require_no_masks(layer: keras.Layer, x: Any, y: Any) -> None:
-    """Raise a `ValueError` where images would be moved, and masks of their pixels would not.
-
-    Args:
-        layer: A layer of Keras, which gets the images alone.
-        x: The inputs of a batch.
-        y: Its targets.
-    """
+    """Raise a `ValueError` where images would be moved, and masks of their pixels would not."""
     sizes = {tuple(leaf.shape[1:3]) for leaf in keras.tree.flatten(x) if leaf.shape.rank == 4}
     masks = [
         leaf

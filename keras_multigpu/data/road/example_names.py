@@ -15,10 +15,7 @@ def example_name(
     """The name of an example; None where nobody knows what comes when.
 
     Args:
-        source: Where the examples come from.
         plan: Makes their order, where there is one.
-        epoch: The epoch of the data.
-        position: The position in it.
     """
     if not isinstance(source, Source):
         return None

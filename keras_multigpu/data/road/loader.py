@@ -36,14 +36,10 @@ class Loader:
     """The batches of one share, by their number.
 
     Args:
-        source: Where the examples come from.
-        plan: Which examples make a batch.
-        first: Where the batch number zero begins.
         share: `(i, n)`: which part of each batch to read.
         weights: The weight of each class, if examples are weighted by class.
         weight_shapes: The shapes of an example's weights; empty for no weights at all.
         skip: Whether damaged examples are left out; otherwise they raise `DamagedExample`.
-        quarantine: Where damaged examples are remembered.
         marks_missing: Whether those that are skipped stay in their rows, with a weight of zero, and
             all others have a weight of one.
     """
@@ -142,8 +138,6 @@ def without(
     """A batch without its damaged rows.
 
     Args:
-        damaged: The rows and what is wrong with them.
-        leaves: The arrays of the batch: examples, weight, seeds.
         keep_shape: Whether the rows stay, as zeros with weight zero.
     """
     if not damaged:
@@ -178,10 +172,6 @@ def in_lasting_thread(call: Callable[..., Any], *arguments: Any) -> Any:
 
     tf.data has new threads for each iterator. In each of them OpenCV and TensorFlow would keep
     something of their own, and leave it behind.
-
-    Args:
-        call: What to call.
-        *arguments: Its arguments.
     """
     return _READING.submit(call, *arguments).result()
 

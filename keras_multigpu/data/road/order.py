@@ -21,8 +21,6 @@ class Order:
     """The order of the examples in every epoch.
 
     Args:
-        num_examples: How many examples there are.
-        seed: Decides the shuffles, together with the epoch.
         shuffle: Whether to shuffle; otherwise the examples come as the source has them.
         classes: The class of each example, if each class shall appear equally often.
     """
@@ -45,7 +43,6 @@ class Order:
         """The examples at some positions, and how often each was there before in this epoch.
 
         Args:
-            epoch: The epoch, counted from zero.
             positions: Positions in the epoch, each below `length`.
 
         Returns:
@@ -69,9 +66,6 @@ class Classes:
     Every class appears as often as the largest one has examples. It goes through all its
     examples, in a new order, before it starts again; so within an epoch the examples of a class
     differ by at most one in how often they appear.
-
-    Args:
-        classes: The class of each example.
     """
 
     def __init__(self, classes: np.ndarray) -> None:

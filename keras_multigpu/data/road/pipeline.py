@@ -31,11 +31,8 @@ def batches_of(
     """A dataset of the batches that a loader reads.
 
     Args:
-        loader: Reads a batch by its number.
-        spec: The specs of one example, with those of its weight.
         steps: How many batches; None for as many as are wanted.
         size: The size of each batch, None where it differs.
-        augment: Changes batches.
     """
     leaves = [*present(spec), tf.TensorSpec((2,), tf.int32)]
     dtypes = [leaf.dtype for leaf in leaves]

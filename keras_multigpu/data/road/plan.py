@@ -49,7 +49,6 @@ class Plan(NamedTuple):
         With `remainder="pad"` those at the end may lie behind the epoch's last one.
 
         Args:
-            start: The first position of the batch.
             share: `(i, n)`: share i of n, contiguous, as in `keras_multigpu.batch_sizes`.
         """
         size = self.global_batch_size
@@ -63,7 +62,6 @@ class Plan(NamedTuple):
 
         Args:
             share: `(i, n)`.
-            start: Where the first epoch begins.
         """
         size = self.global_batch_size
         whole = self.order.length % size == 0 and (self.order.length - start) % size == 0

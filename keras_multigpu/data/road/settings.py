@@ -68,11 +68,7 @@ class Use(NamedTuple):
 
 
 def require_known(settings: Mapping[str, Any]) -> None:
-    """Raise a `TypeError` for a name that is not an argument of `Batches`; no value is looked at.
-
-    Args:
-        settings: What came as such arguments.
-    """
+    """Raise a `TypeError` for a name that is not an argument; values are not looked at."""
     for name, value in settings.items():
         if name == "batch_size":
             raise TypeError(
@@ -124,7 +120,6 @@ def require_valid(settings: Batching, source: Source | Stream) -> None:
 
     Args:
         settings: All arguments of `Batches`.
-        source: Where the examples come from.
     """
     sizes = {name: settings[name] for name in ("global_batch_size", "replica_batch_size")}
     if None not in sizes.values():
@@ -190,8 +185,6 @@ def require_place(epoch: Any, start: Any, length: int | None) -> None:
     """Raise a `ValueError` unless an epoch can begin there.
 
     Args:
-        epoch: The number of the epoch.
-        start: How many of its examples to leave out.
         length: How many there are; None if unknown.
     """
     for name, value in (("epoch", epoch), ("start", start)):

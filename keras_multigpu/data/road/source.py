@@ -124,7 +124,6 @@ class Stream(abc.ABC):
         Args:
             epoch: The epoch, counted from zero; a scalar of type `int64`.
             shuffle: Whether to shuffle, as well as the stream can.
-            seed: Decides the shuffle, together with the epoch.
         """
 
     def identity(self) -> dict[str, Any]:
@@ -162,7 +161,6 @@ def fill_rows(
 
     Args:
         out: As for `Source.read`.
-        count: The number of rows.
         read: Gives the example of a row, or raises `DamagedExample`.
     """
     damaged = []

@@ -73,8 +73,6 @@ def taken(source: Source | Stream, count: int, settings: Batching) -> Source:
     """The first examples of a source, or some at random if they are shuffled.
 
     Args:
-        source: The source.
-        count: How many examples.
         settings: Whether and how the examples are shuffled.
     """
     require_positive_integer("num_examples", count)
@@ -88,9 +86,7 @@ def split(source: Source | Stream, fraction: float, settings: Batching) -> tuple
     """Two disjoint parts of a source with the same proportions of classes.
 
     Args:
-        source: The source.
         fraction: The second one's share of the examples of each class.
-        settings: The seed.
     """
     source = with_random_access(source, "split")
     if not isinstance(fraction, int | float | np.floating) or not 0 < fraction < 1:

@@ -24,11 +24,7 @@ _lock = threading.Lock()
 
 
 class CachedStream(Stream):
-    """A stream whose examples are read and finished once.
-
-    Args:
-        stream: Where the examples come from.
-    """
+    """A stream whose examples are read and finished once."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
@@ -77,7 +73,6 @@ def cached(stream: Stream, where: str | Path) -> CachedStream:
     """The stream with its cache, which all `Batches` of the stream share.
 
     Args:
-        stream: Where the examples come from.
         where: `"memory"`; a stream cannot be kept in a folder.
     """
     if where != "memory":

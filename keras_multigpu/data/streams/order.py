@@ -34,12 +34,6 @@ def buffer_shuffled(
     """Shuffle with a buffer, in an order that seed and epoch decide.
 
     Call it inside a graph, as `Stream.examples` is.
-
-    Args:
-        examples: Single examples.
-        buffer: The size of the buffer.
-        epoch: The epoch, a tensor.
-        seed: Integer.
     """
     # The graph's own seed, so that `tf.random.set_seed` of the program does not change the order.
     tf.random.set_seed(1)

@@ -31,12 +31,7 @@ logger = logging.getLogger("keras_multigpu")
 
 
 class PythonBatches(Stream):
-    """Batches that come from Python, cut into examples.
-
-    Args:
-        first: A batch that shows how all of them look.
-        name: What they are, in a few words.
-    """
+    """Batches that come from Python, cut into examples."""
 
     def __init__(self, first: Any, name: str) -> None:
         self.name = name
@@ -144,11 +139,7 @@ class PyDatasetStream(PythonBatches):
 
 
 class FlowStream(PythonBatches):
-    """A flow of an `ImageDataGenerator`, run as it is.
-
-    Args:
-        flow: The iterator. A copy of it is used.
-    """
+    """A flow of an `ImageDataGenerator`, run as it is."""
 
     def __init__(self, flow: Any) -> None:
         self._flow = copy.copy(flow)
@@ -231,13 +222,7 @@ class GeneratorStream(PythonBatches):
 
 
 def read_ahead(read: Callable[[int], Any], numbers: Any, workers: int) -> Iterator[Any]:
-    """Batches in order, read by several threads if there are several workers.
-
-    Args:
-        read: Reads one batch.
-        numbers: Which batches.
-        workers: How many are read at once.
-    """
+    """Batches in order, read by several threads if there are several workers."""
     if workers == 1:
         yield from map(read, numbers)
         return
@@ -285,7 +270,6 @@ def as_example(batch: Any, name: str) -> Example:
 
     Args:
         batch: What came: a tuple or list of up to three parts, or the inputs alone.
-        name: Where it came from.
     """
     parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     if not 1 <= len(parts) <= 3:

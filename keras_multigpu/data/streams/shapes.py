@@ -20,12 +20,6 @@ def alike(
     """The same examples, with an error that explains where those of a batch differ in shape.
 
     Where the shapes are known beforehand, nothing is checked.
-
-    Args:
-        examples: Single examples.
-        name: Where they come from.
-        batch_size: How many of them make a batch.
-        failed: Remembers the error.
     """
     if all(map(has_one_shape, keras.tree.flatten(examples.element_spec))):
         return examples

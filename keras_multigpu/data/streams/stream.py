@@ -40,7 +40,6 @@ def prepared(stream: Stream, settings: Batching) -> Stream:
     """The stream with its cache, if these settings ask for one; otherwise a `ValueError`.
 
     Args:
-        stream: Where the examples come from.
         settings: All arguments of `Batches`.
     """
     if settings["balance"] is not None:
@@ -69,10 +68,7 @@ def steps(stream: Stream, global_batch_size: int, settings: Batching, start: int
     """The number of batches in an epoch, None if unknown.
 
     Args:
-        stream: Where the examples come from.
-        global_batch_size: The number of examples of a batch.
         settings: All arguments of `Batches`.
-        start: Where to begin in the epoch.
     """
     if stream.num_examples is None:
         return None
@@ -97,14 +93,9 @@ def dataset(
     """The batches of a stream from `first` on.
 
     Args:
-        stream: Where the examples come from.
-        global_batch_size: The number of examples of a batch.
         settings: All arguments of `Batches`.
-        first: Where to begin.
         endless: Whether epoch follows on epoch; otherwise there is one.
         share: `(i, n)`: which part of each batch.
-        augment: Changes batches.
-        quarantine: Where damaged examples are remembered.
         marks_missing: As for `Loader`.
     """
     stream.report_to(quarantine)
@@ -222,9 +213,6 @@ class Watch(NamedTuple):
         """A batch without its damaged rows.
 
         Args:
-            epoch: The epoch, for the quarantine.
-            example: The batch.
-            seeds: Its seeds.
             damage: Name and cause for each row, as `Stream.finish` gives them.
             stay: Whether the rows stay, with weight zero.
         """

@@ -28,7 +28,6 @@ class Features:
             names; None for what the data set says is supervised.
         as_supervised: Whether, without `chosen`, to read inputs and targets; otherwise all features
             become one dict.
-        decoders: The user's decoders, by feature.
         image_size: The size of all images, or None for their own.
         color_mode: How images are coloured, None for as they are.
         **decoding: Further arguments of `ImageDecoder`.

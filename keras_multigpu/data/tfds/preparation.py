@@ -72,7 +72,6 @@ def prepare(builder: Any, download: bool, file_format: str | None) -> None:
     """Download and prepare the data, unless it is there; only one process of a host does.
 
     Args:
-        builder: The builder.
         download: Whether to; otherwise a `ValueError` if the data is not there.
         file_format: In which format to write it; None for the builder's own.
     """

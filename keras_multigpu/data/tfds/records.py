@@ -23,13 +23,7 @@ _log = logging.getLogger("keras_multigpu")
 
 
 class TfdsRecords(Source):
-    """The examples of a TFDS split, in any order.
-
-    Args:
-        builder: The builder, whose data is prepared.
-        split: The split.
-        features: What to read.
-    """
+    """The examples of a TFDS split, in any order."""
 
     def __init__(self, builder: Any, split: str, features: Features) -> None:
         self.name = f"{builder.info.full_name} {split}"

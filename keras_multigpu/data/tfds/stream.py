@@ -27,11 +27,7 @@ class TfdsStream(Stream):
     """The examples of a TFDS split, file by file.
 
     Args:
-        builder: The builder, whose data is prepared.
-        split: The split.
-        features: What to read.
         read_config: A `tfds.ReadConfig`, or None.
-        shuffle_buffer: How many examples wait to be drawn from.
     """
 
     names_damage = True
@@ -105,12 +101,7 @@ class TfdsStream(Stream):
 
 
 class EncodedImages(Source):
-    """The images of a batch, not decoded yet.
-
-    Args:
-        decoder: Decodes them.
-        images: The content of their files.
-    """
+    """The images of a batch, not decoded yet."""
 
     def __init__(self, decoder: ImageDecoder, images: np.ndarray) -> None:
         self.num_examples = len(images)
