@@ -1,8 +1,12 @@
 """`Batches`: what every source of data becomes, and what `fit` takes."""
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from typing import Self
+from typing import TypeVar
+from typing import get_type_hints
 
 import numpy as np
 import tensorflow as tf
@@ -27,7 +31,9 @@ from keras_multigpu.data.road.pipeline import weight_specs
 from keras_multigpu.data.road.plan import Place
 from keras_multigpu.data.road.plan import Plan
 from keras_multigpu.data.road.settings import CHANGEABLE
+from keras_multigpu.data.road.settings import DEFAULTS
 from keras_multigpu.data.road.settings import REPLICA_BATCH_SIZE
+from keras_multigpu.data.road.settings import Batching
 from keras_multigpu.data.road.settings import Use
 from keras_multigpu.data.road.settings import changes_of
 from keras_multigpu.data.road.settings import completed
@@ -40,6 +46,11 @@ from keras_multigpu.data.road.source import Stream
 from keras_multigpu.data.road.source import present
 from keras_multigpu.data.streams import stream as streaming
 from keras_multigpu.identities import identity_of
+
+PASSED_ON = "        **batching: Arguments of `Batches`."
+"""How a docstring says that a function takes them, too."""
+
+Maker = TypeVar("Maker", bound=Callable[..., Any])
 
 
 class Batches:
@@ -407,3 +418,26 @@ class Batches:
 
     def _like(self, source: Source | Stream, settings: Any, **changes: Any) -> Self:
         return type(self)(source, _use=self._use._replace(**changes), **settings)
+
+
+def with_settings(function: Maker) -> Maker:
+    """Let `help` and notebooks show by name what a function passes on to `Batches`.
+
+    It takes `**batching`, so that a name of Keras's, such as `batch_size`, gets an error that
+    teaches.
+    """
+    types = get_type_hints(Batching)
+    settings = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=types[name]
+        )
+        for name, value in DEFAULTS.items()
+    ]
+    signature = inspect.signature(function)
+    own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    function.__signature__ = signature.replace(parameters=own + settings)  # type: ignore[attr-defined]
+    if function.__doc__ and Batches.__doc__:  # Not with `python -OO`.
+        explained = Batches.__doc__[Batches.__doc__.index("        global_batch_size: ") :]
+        explained = explained[: explained.index("\n\n")]
+        function.__doc__ = function.__doc__.replace(PASSED_ON, explained)
+    return function

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from keras_multigpu.checks import problem
 from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.batches import with_settings
 from keras_multigpu.data.road.settings import Batching
 from keras_multigpu.data.road.settings import require_known
 from keras_multigpu.data.road.source import Example
@@ -21,6 +22,7 @@ from keras_multigpu.identities import of_array
 MOST_CLASSES = 2**20
 
 
+@with_settings
 def from_arrays(
     x: Any, y: Any = None, sample_weight: Any = None, **batching: Unpack[Batching]
 ) -> Batches:

@@ -11,6 +11,7 @@ from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.batches import with_settings
 from keras_multigpu.data.from_arrays import weight_type
 from keras_multigpu.data.road.settings import Batching
 from keras_multigpu.data.road.settings import require_known
@@ -26,6 +27,7 @@ SHUFFLE_BUFFER = 1024
 """How many examples wait in the buffer that shuffles a dataset."""
 
 
+@with_settings
 def from_dataset(
     dataset: tf.data.Dataset,
     *,
@@ -37,9 +39,9 @@ def from_dataset(
 
     Batches of the dataset are taken apart and made anew. Its examples can be read only one after
     another, so they are shuffled within a buffer; with `shuffle=False` they come in the dataset's
-    own order, whatever that is. With `cache="memory"` they are shuffled fully. The dataset may be
-    infinite; `fit` then needs `steps_per_epoch`. For imbalanced classes pass `class_weight` to
-    `fit`.
+    own order, whatever that is. With `cache="memory"` they are shuffled fully. Without a batch size
+    that of the dataset is kept. The dataset may be infinite; `fit` then needs `steps_per_epoch`.
+    For imbalanced classes pass `class_weight` to `fit`.
 
     Args:
         dataset: Its elements are `x`, `(x, y)` or `(x, y, sample_weight)`, each of them a tensor or
@@ -47,7 +49,7 @@ def from_dataset(
         batched: Whether its elements are batches. None finds out; an error asks for this argument
             where that cannot be known.
         shuffle_buffer: How many single examples wait, in memory, to be drawn from.
-        **batching: Arguments of `Batches`. Without a batch size that of the dataset is kept.
+        **batching: Arguments of `Batches`.
 
     Example:
 

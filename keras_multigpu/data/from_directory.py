@@ -14,6 +14,7 @@ from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import warn
 from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.batches import with_settings
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.decoding.header import MAX_PIXELS
 from keras_multigpu.data.files.folder import image_folder
@@ -54,7 +55,8 @@ def from_directory(
 ) -> Batches: ...
 
 
-def from_directory(  # type: ignore[misc]  # The first overload stands for all arguments.
+@with_settings  # type: ignore[misc]  # The first overload stands for all arguments.
+def from_directory(
     path: str | Path,
     labels: str | Sequence[int] | None = "inferred",
     label_mode: str | None = "int",

@@ -9,6 +9,7 @@ import numpy as np
 
 from keras_multigpu.checks import problem
 from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.batches import with_settings
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.decoding.header import MAX_PIXELS
 from keras_multigpu.data.files.images import ImageFiles
@@ -27,6 +28,7 @@ from keras_multigpu.data.road.settings import Batching
 from keras_multigpu.data.road.settings import require_known
 
 
+@with_settings
 def from_files(
     paths: Any,
     labels: Any = None,

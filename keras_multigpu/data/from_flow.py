@@ -15,6 +15,7 @@ from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.batches import with_settings
 from keras_multigpu.data.flows.sources import FlowArrays
 from keras_multigpu.data.flows.sources import FlowFiles
 from keras_multigpu.data.flows.transforms import FILL_MODES
@@ -31,6 +32,7 @@ logger = logging.getLogger("keras_multigpu")
 _OWN_METHODS = ("get_random_transform", "apply_transform", "random_transform", "standardize")
 
 
+@with_settings
 def from_flow(
     flow: Any,
     *,
@@ -40,7 +42,8 @@ def from_flow(
 ) -> Batches:
     """An `ImageDataGenerator` flow, a `PyDataset` or a generator as `Batches`.
 
-    A flow's files, labels and parameters are taken over. Its images are then loaded and changed
+    A flow's files, labels and parameters are taken over; so are its batch size, as the global one,
+    `shuffle` and `seed`, where they are not given. Its images are then loaded and changed
     with OpenCV in parallel threads (`pip install opencv-python-headless`), to the same pixels as
     `ImageDataGenerator` would for the same random parameters, which are drawn from the same
     ranges. Unlike the flow's, the draws depend on seed, epoch and image only. The order is that
@@ -61,8 +64,7 @@ def from_flow(
             with linear interpolation whatever the flow's `interpolation` is, and large JPEGs are
             reduced while they are decoded. That is faster for large photographs, and sharper.
         steps: How many batches an epoch has, for generators and `PyDataset`s that do not end.
-        **batching: Arguments of `Batches`. Where they are not given, the batch size of the flow
-            is the global batch size, and `shuffle` and `seed` are those of the flow.
+        **batching: Arguments of `Batches`.
 
     Example:
 

@@ -6,6 +6,7 @@ from typing import Unpack
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.data.batches import Batches
+from keras_multigpu.data.batches import with_settings
 from keras_multigpu.data.decoding.header import MAX_PIXELS
 from keras_multigpu.data.road.settings import Batching
 from keras_multigpu.data.road.settings import require_known
@@ -23,6 +24,7 @@ SHUFFLE_BUFFER = 1024
 """How many examples wait in the buffer that shuffles records which cannot be read in any order."""
 
 
+@with_settings
 def from_tfds(
     name_or_builder: Any,
     split: str,
