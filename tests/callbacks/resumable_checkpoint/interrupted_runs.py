@@ -6,6 +6,7 @@ from pathlib import Path
 import keras
 import numpy as np
 from keras import ops
+from reused_models import reused
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ResumableCheckpoint
@@ -90,6 +91,7 @@ OPTIMIZERS = {
 }
 
 
+@reused
 def network(replicas=2, optimizer=None, dropout=0.3, units=4, normalized=True, **compiled):
     """A small model with dropout, batch statistics, momentum and two metrics."""
     keras.utils.set_random_seed(3)

@@ -1,0 +1,51 @@
+"""Models that many trainings share, because to compile a step takes longer than to train."""
+
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+from replica_cases import ALL_REPLICAS
+
+from keras_multigpu.training.variables import model_state
+
+KEPT = ("weights", model_state.RATE, "optimizer", "seed")
+
+
+def reused(build: Callable[..., keras.Model]) -> Callable[..., keras.Model]:
+    """Let a function that builds models give out one for the same arguments, as it was at first.
+
+    It is one object: a test takes the numbers that it compares before it asks for a model again.
+    What a new object does otherwise is tested with `build`, under the name of `__wrapped__`.
+    """
+    kept: dict[str, tuple[Any, ...]] = {}
+
+    @functools.wraps(build)
+    def again(*args: Any, **kwargs: Any) -> keras.Model:
+        key = repr((args, sorted(kwargs.items())))
+        if ALL_REPLICAS or " at 0x" in key:
+            return build(*args, **kwargs)
+        if key not in kept:
+            model = build(*args, **kwargs)
+            if hasattr(model, "prepare"):
+                model.prepare(None)
+            elif model.optimizer is not None:
+                model.optimizer.build(model.trainable_variables)
+            kept[key] = model, values_of(model), random.getstate(), np.random.get_state()
+        model, values, python_state, numpy_state = kept[key]
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        variables = model_state.variables_of(model)
+        for name, value in values.items():
+            model_state.give(variables[name], value)
+        return model
+
+    return again
+
+
+def values_of(model: keras.Model) -> dict[str, Any]:
+    """All that a training begins with; metrics begin anew by themselves."""
+    values = model_state.ModelState.of(model).values
+    return {name: value for name, value in values.items() if name.partition("/")[0] in KEPT}
