@@ -36,6 +36,33 @@ def traced(function: Callable[..., Any], specs: Sequence[Any], jit_compile: bool
     return Stages(whole, cuts, trace) if cuts else whole
 
 
+class TracedPass:
+    """A pass as one graph, and what is known of its outcomes since it was traced.
+
+    Args:
+        function: The pass: what it returns besides tensors comes as a second result.
+        specs: The specs of its arguments.
+        jit_compile: Whether XLA compiles it.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], specs: Sequence[Any], jit_compile: bool
+    ) -> None:
+        layouts: list[Any] = []
+
+        def outcome(*args: Any) -> Any:
+            tensors, layout = function(*args)
+            layouts.append(layout)
+            return tensors
+
+        self.graph = traced(outcome, specs, jit_compile)
+        self.layout = layouts[-1]
+
+    def __call__(self, *args: Any) -> tuple[Any, Any]:
+        """The outcome for one replica's arguments, and the layout of all outcomes."""
+        return self.graph(*args), self.layout
+
+
 def called_directly(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function without a graph, for `run_eagerly`."""
 

@@ -1,8 +1,15 @@
-"""Packs many small tensors into few, so that a step needs few all-reduces.
+"""Packs tensors into buckets, so that a step needs few sums and the first ones start early.
 
-A MobileNet has 156 gradients and 104 moving statistics, most of them tiny; reducing them
-one by one costs more in dispatch than in bytes. Large tensors travel alone: copying
-them into a pack would cost memory and save nothing.
+A MobileNet has 156 gradients and 104 moving statistics, most of them tiny; summing them one by one
+costs more in dispatch than in bytes. One pack of all of them would have to wait for the last
+gradient. So they are packed in the order in which a backward pass yields them, and whenever a
+bucket is full the next one begins:
+
+    backward pass     last layer ──────────> ... ──────────> first layer
+    buckets           [ losses, statistics, gradients ][ gradients ][ gradients ]
+    sums                                               └─ 1 ──┘     └─ 2 ──┘     └─ 3 ──┘
+
+A bucket depends on nothing but its tensors: while it is summed, the backward pass goes on.
 """
 
 import math
@@ -10,8 +17,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-LARGE = 2**20
-"""Tensors of at least so many elements are reduced on their own."""
+BUCKET = 25 * 2**20
+"""So many bytes fill a bucket; a tensor that has as many travels alone and is not copied."""
 
 
 class Packing:
@@ -20,18 +27,38 @@ class Packing:
     Args:
         tensors: The tensors, or anything with their `shape` and `dtype`; the shapes
             are static.
+        order: Their indices in the order in which they come to be; by default that of the list.
+        sent_as: The dtype with which each travels; by default its own.
+
+    Attributes:
+        sent_as: The dtype with which each pack travels.
     """
 
-    def __init__(self, tensors: Sequence[tf.Tensor]) -> None:
+    def __init__(
+        self,
+        tensors: Sequence[tf.Tensor],
+        order: Sequence[int] | None = None,
+        sent_as: Sequence[tf.DType] | None = None,
+    ) -> None:
         self._shapes = [tuple(tensor.shape) for tensor in tensors]
+        dtypes = sent_as or [tensor.dtype for tensor in tensors]
+        order = range(len(tensors)) if order is None else order
+        place = {index: position for position, index in enumerate(order)}
         self._members: list[list[int]] = []
-        packs: dict[tf.DType, list[int]] = {}
-        for index, tensor in enumerate(tensors):
-            if math.prod(tensor.shape) >= LARGE:
+        filling: dict[tuple[tf.DType, tf.DType], list[int]] = {}
+        for index in order:
+            kind = tensors[index].dtype, dtypes[index]
+            if self._size([index]) * dtypes[index].size >= BUCKET:
                 self._members.append([index])
-            else:
-                packs.setdefault(tensor.dtype, []).append(index)
-        self._members += packs.values()
+                continue
+            bucket = filling.setdefault(kind, [])
+            bucket.append(index)
+            if self._size(bucket) * dtypes[index].size >= BUCKET:
+                self._members.append(filling.pop(kind))
+        self._members += filling.values()
+        # What fills up first is not what is ready first: a large tensor may have come between.
+        self._members.sort(key=lambda members: place[members[-1]])
+        self.sent_as = [dtypes[members[0]] for members in self._members]
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Join the tensors into flat packs."""
@@ -42,7 +69,7 @@ class Packing:
         """The tensors again, in their first order and shapes."""
         tensors: dict[int, tf.Tensor] = {}
         for members, pack in zip(self._members, packs, strict=True):
-            sizes = [math.prod(self._shapes[index]) for index in members]
+            sizes = [self._size([index]) for index in members]
             parts = [pack] if len(members) == 1 else tf.split(pack, sizes)
             for index, part in zip(members, parts, strict=True):
                 tensors[index] = tf.reshape(part, self._shapes[index])
@@ -51,18 +78,37 @@ class Packing:
     def one(self, packs: Sequence[tf.Tensor], index: int) -> tf.Tensor:
         """One of the tensors, without taking the others out."""
         place = next(n for n, members in enumerate(self._members) if index in members)
-        sizes = [math.prod(self._shapes[i]) for i in self._members[place] if i <= index]
+        members = self._members[place]
+        start = self._size(members[: members.index(index)])
         flat = tf.reshape(packs[place], [-1])
-        return tf.reshape(flat[sum(sizes[:-1]) : sum(sizes)], self._shapes[index])
+        return tf.reshape(flat[start : start + self._size([index])], self._shapes[index])
 
-    def beginnings(self, packs: Sequence[tf.Tensor], count: int) -> list[tf.Tensor]:
-        """The part of each pack that holds the first `count` tensors."""
+    def endings(self, packs: Sequence[tf.Tensor], first: int) -> list[tf.Tensor]:
+        """The part of each pack that holds the tensors from `first` on.
+
+        They must be the last ones in the order, too.
+        """
         parts = []
         for members, pack in zip(self._members, packs, strict=True):
-            sizes = [math.prod(self._shapes[index]) for index in members if index < count]
-            if len(sizes) == len(members):
+            before = [index for index in members if index < first]
+            if not before:
                 parts.append(pack)
-            elif sizes:
-                # The members of a pack are in the tensors' order.
-                parts.append(tf.reshape(pack, [-1])[: sum(sizes)])
+            elif len(before) < len(members):
+                parts.append(tf.reshape(pack, [-1])[self._size(before) :])
         return parts
+
+    def _size(self, members: Sequence[int]) -> int:
+        return sum(math.prod(self._shapes[index]) for index in members)
+
+
+def order_of_backward(gradients: Sequence[tf.Tensor]) -> list[int]:
+    """The indices of gradients in the order in which a backward pass yields them.
+
+    That is the order in which it has added their operations to the graph. Without a graph they are
+    all there before any sum begins.
+    """
+    if tf.executing_eagerly() or not gradients:
+        return list(range(len(gradients)))
+    operations = gradients[0].graph.get_operations()
+    numbers = {operation.name: number for number, operation in enumerate(operations)}
+    return sorted(range(len(gradients)), key=lambda index: numbers[gradients[index].op.name])

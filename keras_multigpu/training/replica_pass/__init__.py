@@ -3,6 +3,8 @@
     pure_model ───> loss_reduction ───> passes ───> sums
     forward         one number          backward    moving_statistics, additive_metrics
 
-`related_rows` finds losses that are not sums over examples, `output_rows` which axis counts them;
-`randomness` gives each replica its own draws; `sync_batch_norm` has the moments of all.
+A pass returns an outcome and its `layout`, which says what lies where in the packs that replicas
+sum; with micro-batches it takes the rows in `pieces`. `related_rows` finds losses that are not sums
+over examples, `output_rows` which axis counts them; `randomness` gives each replica its own draws;
+`sync_batch_norm` has the moments of all.
 """

@@ -13,6 +13,7 @@ replicas, gathered:
 import warnings
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -115,6 +116,28 @@ def state_after(metric: keras.metrics.Metric, data: Any, rows: list[np.ndarray])
         return [np.asarray(v) for v in metric.stateless_update_state(zeros, *arguments)]
 
 
+class Additive(NamedTuple):
+    """Which metrics replicas update from their own rows.
+
+    Attributes:
+        at_once: Whether they update none, because all see the whole batch.
+        answers: Whether each is additive, in the order in which Keras updates them.
+        variables: Those to which rows add.
+    """
+
+    at_once: bool
+    answers: list[bool]
+    variables: list[keras.Variable]
+
+    @property
+    def gathered(self) -> bool:
+        """Whether some metrics need the predictions of all replicas."""
+        return self.at_once or not all(self.answers)
+
+
+NO_METRICS = Additive(False, [], [])
+
+
 class AdditiveMetrics:
     """The metrics of `compile`, as far as replicas update them from their own rows.
 
@@ -127,20 +150,8 @@ class AdditiveMetrics:
     def __init__(self, model: keras.Model, spec: tuple[Any, Any, Any], at_once: bool) -> None:
         self._model = model
         self._spec = spec
-        self._at_once = at_once
-        if shared_by_all(spec):
-            self.see_whole()
-        self._variables: list[keras.Variable] = []
-        self._additive: list[bool] | None = None
-
-    @property
-    def gathered(self) -> bool:
-        """Whether some metrics need the predictions of all replicas."""
-        return self._at_once or not all(self._additive or ())
-
-    def see_whole(self) -> None:
-        """Update all metrics from the whole batch."""
-        self._at_once |= keras_internals.has_metrics(self._model)
+        self._at_once = at_once or (shared_by_all(spec) and keras_internals.has_metrics(model))
+        self._found: list[bool] | None = None
 
     def build(self, y_pred: Any) -> None:
         """Create the metrics' variables, for symbolic predictions."""
@@ -158,46 +169,51 @@ class AdditiveMetrics:
         real_call = keras_internals.real_call
         keras_internals.build_metrics(self._model, x, y, y_pred, sample_weight, real_call)
 
-    def of_rows(self, rows: Rows, y_pred: Any) -> list[tf.Tensor]:
-        """What some rows add to the variables of additive metrics.
+    def of_rows(self, rows: Rows, y_pred: Any, in_common: bool) -> tuple[list[tf.Tensor], Additive]:
+        """What some rows add to the variables of additive metrics, and which these are.
 
         Args:
             rows: The rows.
             y_pred: The predictions for them.
+            in_common: Whether some of these are the same for all rows.
         """
-        if self._at_once:
-            return []
-        if self._additive is None:
+        if self._at_once or (in_common and keras_internals.has_metrics(self._model)):
+            return [], Additive(True, [], [])
+        if self._found is None:
             self.build_for(rows.data, y_pred)
-            self._additive = self._found(rows, y_pred)
+            self._found = self._tried(rows, y_pred)
         metrics = keras_internals.compiled_metrics(self._model)
         variables = list({id(v): v for metric in metrics for v in metric.variables}.values())
         zeros = [tf.zeros(v.shape, v.dtype) for v in variables]
         with CatchingScope(variables, zeros) as scope:
-            self._update(rows.data, y_pred, additive=True)
+            self._update(rows.data, y_pred, self._found, True)
         refuse_others(scope, variables)
-        self._variables = [v for v in variables if id(v) in scope.assigned]
-        added = [tf.convert_to_tensor(scope.get_current_value(v)) for v in self._variables]
-        return [tf.cast(value, summable(value.dtype)) for value in added]
+        assigned = [v for v in variables if id(v) in scope.assigned]
+        added = [tf.convert_to_tensor(scope.get_current_value(v)) for v in assigned]
+        summands = [tf.cast(value, summable(value.dtype)) for value in added]
+        return summands, Additive(False, self._found, assigned)
 
-    def logs(self, totals: Sequence[tf.Tensor], batch: Any, y_pred: Any) -> dict[str, Any]:
+    def logs(
+        self, additive: Additive, totals: Sequence[tf.Tensor], batch: Any, y_pred: Any
+    ) -> dict[str, Any]:
         """Update all metrics, once; the logs.
 
         Args:
+            additive: What `of_rows` said.
             totals: What all replicas' rows have added.
             batch: The global batch.
             y_pred: The predictions for it, where metrics are `gathered`.
         """
         x, y, sample_weight = batch
-        if self._at_once:
+        if additive.at_once:
             return self._model.compute_metrics(x, y, y_pred, sample_weight)
-        for variable, total in zip(self._variables, totals, strict=True):
+        for variable, total in zip(additive.variables, totals, strict=True):
             variable.assign_add(tf.cast(total, variable.dtype))
-        if self.gathered:
-            self._update(batch, y_pred, additive=False)
+        if additive.gathered:
+            self._update(batch, y_pred, additive.answers, False)
         return self._model.get_metrics_result()
 
-    def _found(self, rows: Rows, y_pred: Any) -> list[bool]:
+    def _tried(self, rows: Rows, y_pred: Any) -> list[bool]:
         """Whether each metric is additive, in the order in which Keras updates them."""
         found: list[bool] = []
 
@@ -207,12 +223,12 @@ class AdditiveMetrics:
         keras_internals.update_metrics(self._model, note, rows.data[1], y_pred, rows.data[2])
         return found
 
-    def _update(self, batch: Any, y_pred: Any, additive: bool) -> None:
+    def _update(self, batch: Any, y_pred: Any, answers: Sequence[bool], wanted: bool) -> None:
         """Update the metrics that are additive, or those that are not."""
-        answers = iter(self._additive or ())
+        each = iter(answers)
 
         def update(metric: keras.metrics.Metric, *data: Any) -> None:
-            if next(answers) == additive:
+            if next(each) == wanted:
                 metric.update_state(*data)
 
         keras_internals.update_metrics(self._model, update, batch[1], y_pred, batch[2])

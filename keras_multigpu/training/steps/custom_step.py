@@ -28,8 +28,8 @@ from keras_multigpu.training.replica_pass import output_rows
 from keras_multigpu.training.replica_pass import randomness
 from keras_multigpu.training.replica_pass.loss_reduction import LossShares
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
-from keras_multigpu.training.replica_pass.passes import rows_count
-from keras_multigpu.training.replica_pass.passes import zero_unless
+from keras_multigpu.training.replica_pass.pieces import rows_count
+from keras_multigpu.training.replica_pass.pieces import zero_unless
 from keras_multigpu.training.replica_pass.pure_model import Rows
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
 from keras_multigpu.training.steps.present_step import PresentStep

@@ -18,12 +18,12 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.training.replica_group import HOST
+from keras_multigpu.training.replica_pass.layout import Layout
+from keras_multigpu.training.replica_pass.layout import Summands
 from keras_multigpu.training.replica_pass.passes import Outcome
-from keras_multigpu.training.replica_pass.passes import Summands
-from keras_multigpu.training.replica_pass.passes import TrainingPass
 from keras_multigpu.training.replica_pass.passes import Update
-from keras_multigpu.training.replica_pass.passes import first_rows
-from keras_multigpu.training.replica_pass.passes import zero_unless
+from keras_multigpu.training.replica_pass.pieces import first_rows
+from keras_multigpu.training.replica_pass.pieces import zero_unless
 from keras_multigpu.training.replica_pass.pure_model import Rows
 
 
@@ -42,8 +42,9 @@ class Seen:
         replica: Its index, an integer.
         replicas: The number of replicas.
         rows: Its share of the batch; a replica without examples has borrowed a row.
-        replica_pass: The pass that it ran.
-        outcome: What the pass returned.
+        variables: The model's trainable variables.
+        outcome: What its pass returned.
+        layout: What lies where in it.
         packs: The packs, summed over replicas.
         slices: The sparse gradients of all replicas.
         update: The new values, which are not assigned yet.
@@ -60,8 +61,9 @@ class Seen:
         replica: int,
         replicas: int,
         rows: Rows,
-        replica_pass: TrainingPass,
+        variables: Sequence[keras.Variable],
         outcome: Outcome,
+        layout: Layout,
         packs: Sequence[tf.Tensor],
         slices: Sequence[tf.IndexedSlices],
         update: Update,
@@ -75,8 +77,9 @@ class Seen:
         self.update = update
         self.times = times
         self._rows = rows
-        self._pass = replica_pass
+        self._variables = variables
         self._outcome = outcome
+        self._layout = layout
         self._packs = packs
         self._slices = slices
         self._scale = scale
@@ -114,7 +117,7 @@ class Seen:
         """
         if self._whole_loss is not None:
             return self._whole_loss
-        loss = self._pass.first_loss(self._outcome.packs)
+        loss = self._layout.first_loss(self._outcome.packs)
         return tf.math.divide_no_nan(loss, self._part)
 
     @property
@@ -125,7 +128,8 @@ class Seen:
     @property
     def variables(self) -> list[keras.Variable]:
         """The trainable variables that have a gradient, in the order of the gradients."""
-        return self._pass.with_gradients
+        kinds = self._layout.gradients
+        return [self._variables[index] for index in kinds.dense + kinds.sparse]
 
     @property
     def gradients(self) -> list[Any]:
@@ -146,7 +150,7 @@ class Seen:
     @property
     def square_norm(self) -> tf.Tensor:
         """The sum of the squares of `gradients`, in few operations."""
-        return self._pass.square_norm(self._outcome.packs, self._local_slices) * tf.square(
+        return self._layout.square_norm(self._outcome.packs, self._local_slices) * tf.square(
             self._to_mean / self._scale
         )
 
@@ -169,7 +173,7 @@ class Seen:
     @property
     def total_square_norm(self) -> tf.Tensor:
         """The sum of the squares of `total_gradients`."""
-        return self._pass.square_norm(self._packs, self._slices) / tf.square(self._scale)
+        return self._layout.square_norm(self._packs, self._slices) / tf.square(self._scale)
 
     @property
     def statistics(self) -> list[tf.Tensor]:
@@ -201,11 +205,11 @@ class Seen:
 
     @property
     def _local(self) -> Summands:
-        return self._pass.sums(self._outcome.packs)
+        return self._layout.sums(self._outcome.packs)
 
     @property
     def _total(self) -> Summands:
-        return self._pass.sums(self._packs)
+        return self._layout.sums(self._packs)
 
 
 class Probe:

@@ -10,6 +10,7 @@ batch and its predictions, gathered.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from keras_multigpu.training.exchange.sparse_gradients import distinct_rows_note
 from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_pass.layout import Layout
 from keras_multigpu.training.replica_pass.output_rows import Counts
 from keras_multigpu.training.replica_pass.output_rows import joined
 from keras_multigpu.training.replica_pass.output_rows import refuse_computed
@@ -36,6 +38,7 @@ from keras_multigpu.training.replica_pass.pure_model import Values
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import gathered
 from keras_multigpu.training.shares import share_spec
+from keras_multigpu.training.tracing import TracedPass
 from keras_multigpu.training.tracing import called_directly
 from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.tracing import symbolic
@@ -50,8 +53,10 @@ class Result(NamedTuple):
 
     update: Update
     outcome: Outcome
+    layout: Layout
     examples: tf.Tensor
     measured: list[list[tf.Tensor]] = []
+    trackers: list[tf.Tensor] = []
 
 
 class Step:
@@ -100,6 +105,18 @@ class Step:
             return called_directly(function)
         return traced(function, specs, bool(self._model.jit_compile))
 
+    def _compiled_pass(self, function: Callable[..., Any], *specs: Any) -> Any:
+        if self._model.run_eagerly:
+            return called_directly(function)
+        return TracedPass(function, specs, bool(self._model.jit_compile))
+
+    def _compiled_update(self, function: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
+        """The update, compiled for the layout of a compiled pass; see `_compiled_pass`."""
+        if self._model.run_eagerly:
+            return called_directly(function)
+        compiled = self._compiled(functools.partial(function, self._run_pass.layout), *specs)
+        return lambda layout, *tensors: compiled(*tensors)
+
     def _values(self, replica: Replica, global_seed: tf.Tensor) -> Values:
         read = self._group.read
         return Values(read(self._trainable, replica), read(self._others, replica), global_seed)
@@ -128,7 +145,7 @@ class Step:
 
     def _assign(self, results: list[Result]) -> None:
         """Give the variables that every pass may change their new values."""
-        changed = [self._others[index] for index in self._pass.changed_indices]
+        changed = [self._others[index] for index in results[0].layout.changed]
         seeds = [self._others[index] for index in self._pass.seed_indices]
         for replica, result in zip(self._group.replicas, results, strict=True):
             self._group.assign(changed, result.update.others, replica)
@@ -157,10 +174,10 @@ class Step:
         """How many rows each output has for an example; see `output_rows`."""
         size = int(examples) if tf.executing_eagerly() else batch_size_of(self._rows_spec.data)
         counts = self._pass.counts_of(self._spec[0], parts[0], size)
-        graph = getattr(self._run_pass, "graph", None)
-        if graph is None:
+        if not isinstance(self._run_pass, TracedPass):
             refuse_computed(counts, parts)
         else:
+            graph = self._run_pass.graph.graph
             values, rows = (
                 len(tf.nest.flatten(spec, expand_composites=True))
                 for spec in (self._values_spec, self._rows_spec)
@@ -173,7 +190,7 @@ class Step:
         self, shares: Sequence[Rows], results: list[Result]
     ) -> tuple[Batch, Any]:
         """The batch and its predictions where metrics need them; what is odd is refused."""
-        if self._pass.metrics.gathered:
+        if results[0].layout.metrics.gathered:
             batch, y_pred = self._batch_of(shares), self._gathered(results)
             if not self._model.run_eagerly:
                 self._pass.metrics.build_for(batch, y_pred)
@@ -207,7 +224,8 @@ class Step:
             for metric, part in zip(compiled.metrics if compiled else (), parts, strict=False):
                 metric.update_state(part, sample_weight=weight)
             keras_internals.loss_tracker(self._model).update_state(loss, sample_weight=size)
-            return self._pass.metrics.logs(results[0].update.metrics, *whole)
+            layout, totals = results[0].layout, results[0].update.metrics
+            return self._pass.metrics.logs(layout.metrics, totals, *whole)
 
     def _build_metrics(self) -> None:
         """Create the metrics' variables before the replicas are traced."""

@@ -12,6 +12,7 @@ from keras_multigpu.training.exchange.sparse_gradients import rows_of_all
 from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_pass.layout import Layout
 from keras_multigpu.training.replica_pass.passes import Outcome
 from keras_multigpu.training.replica_pass.passes import TrainingPass
 from keras_multigpu.training.replica_pass.passes import Update
@@ -116,30 +117,33 @@ class UpdatingStep(Step):
         values: tuple[Values, list[tf.Tensor]],
         rows: Rows,
         replica: Replica,
-        outcome: Outcome,
+        made: tuple[Outcome, Layout],
         started: tf.Tensor | None,
         part: tf.Tensor,
         whole_loss: tf.Tensor | None = None,
     ) -> Result:
         """Sum what the pass of a replica returned over all replicas, and compute the update."""
+        outcome, layout = made
         computed, own = None, outcome.packs
         if self._timed:
             computed = now_that(all_summed(outcome.packs, outcome.slices))
-            own = held_until(computed, own)
-        packs = self._group.sum(own)
+            # Sums that are under way meanwhile are none that anybody waits for.
+            own = [*own[:-1], *held_until(computed, own[-1:])]
+        packs = layout.summed(self._group, own)
         slices = [
             rows_of_all(self._group, gradient, rows.examples > 0) for gradient in outcome.slices
         ]
         reduced = now_that(all_summed(packs, slices)) if self._timed else None
-        update = self._update(*values, packs, slices)
+        update = self._update(layout, *values, packs, slices)
         if not self._probes:
-            return Result(update, outcome, rows.examples)
+            return Result(update, outcome, layout, rows.examples)
         seen = Seen(
             replica=replica.id,
             replicas=self._group.count,
             rows=rows,
-            replica_pass=self._pass,
+            variables=self._pass.pure.trainable,
             outcome=outcome,
+            layout=layout,
             packs=packs,
             slices=slices,
             update=update,
@@ -149,7 +153,7 @@ class UpdatingStep(Step):
             times=Times(started, computed, reduced) if self._timed else None,
         )
         measured = [probe.on_replica(seen) for probe in self._probes]
-        return Result(update, outcome, rows.examples, measured)
+        return Result(update, outcome, layout, rows.examples, measured)
 
     def _start(self, rows: Rows) -> tuple[Rows, tf.Tensor | None]:
         """The rows, and when a replica has them, if a probe wants to know."""

@@ -23,6 +23,7 @@ from keras_multigpu.training.steps.step import Result
 from keras_multigpu.training.steps.step import Step
 from keras_multigpu.training.steps.step import computed_loss
 from keras_multigpu.training.steps.updating_step import UpdatingStep
+from keras_multigpu.training.tracing import TracedPass
 from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.update.optimizer_update import loss_scale
 from keras_multigpu.training.variables.caught_assignments import CatchingScope
@@ -51,9 +52,9 @@ class TrainStep(UpdatingStep):
         if count_divisors:
             self._count = self._compiled(replica_pass.count, *specs)
             divisors = specs_of(getattr(self._count, "structured_outputs", None))
-        self._run_pass = self._compiled(replica_pass.run, *specs, divisors, SCALAR)
-        outcome = getattr(self._run_pass, "structured_outputs", None)
-        self._update = self._compiled(
+        self._run_pass = self._compiled_pass(replica_pass.run, *specs, divisors, SCALAR)
+        outcome = outcome_specs(self._run_pass)
+        self._update = self._compiled_update(
             replica_pass.update,
             self._values_spec,
             specs_of(self._optimizer_variables),
@@ -77,15 +78,15 @@ class TrainStep(UpdatingStep):
             own = self._count(values, rows, index)
             divisors = self._group.sum(own)
         scale = loss_scale(self._model.optimizer, optimizer_values)
-        outcome = self._run_pass(values, rows, index, divisors, scale)
-        part = self._part(rows, own, divisors)
-        return self._completed((values, optimizer_values), rows, replica, outcome, started, part)
+        made = self._run_pass(values, rows, index, divisors, scale)
+        part = self._part(rows, made[1].reductions, own, divisors)
+        return self._completed((values, optimizer_values), rows, replica, made, started, part)
 
-    def _part(self, rows: Rows, own: Any, divisors: Any) -> tf.Tensor:
+    def _part(self, rows: Rows, reductions: list[str], own: Any, divisors: Any) -> tf.Tensor:
         """How much of what the loss is divided by is the replica's own."""
-        if self._pass.reductions and set(self._pass.reductions) == {"sum"}:
+        if reductions and set(reductions) == {"sum"}:
             return tf.cast(rows.examples > 0, tf.float32)
-        if divisors and len(self._pass.reductions) == 1:
+        if divisors and len(reductions) == 1:
             return tf.math.divide_no_nan(own[0], divisors[0])
         return rows.fraction
 
@@ -107,12 +108,12 @@ class EvaluationStep(Step):
     ) -> None:
         super().__init__(model, group, spec, replica_pass)
         self._whole = whole
-        self._run_pass = self._compiled(
+        self._run_pass = self._compiled_pass(
             replica_pass.run, self._values_spec, self._rows_spec, INTEGER
         )
-        packs = getattr(self._run_pass, "structured_outputs", None)
-        self._update = self._compiled(
-            replica_pass.update, self._values_spec, specs_of(packs.packs if packs else None)
+        outcome = outcome_specs(self._run_pass)
+        self._update = self._compiled_update(
+            replica_pass.update, self._values_spec, specs_of(outcome.packs if outcome else None)
         )
 
     def __call__(self, shares: Sequence[Rows]) -> dict[str, Any]:
@@ -139,9 +140,14 @@ class EvaluationStep(Step):
     def _on_replica(
         self, values: Values, rows: Rows, replica: Replica, shares: Sequence[Rows]
     ) -> Result:
-        outcome = self._run_pass(values, rows, tf.constant(replica.id))
-        update = self._update(values, self._group.sum(outcome.packs))
-        return Result(update, outcome, rows.examples)
+        outcome, layout = self._run_pass(values, rows, tf.constant(replica.id))
+        update = self._update(layout, values, layout.summed(self._group, outcome.packs))
+        return Result(update, outcome, layout, rows.examples)
+
+
+def outcome_specs(run_pass: Any) -> Any:
+    """What a compiled pass returns; None without a graph."""
+    return run_pass.graph.structured_outputs if isinstance(run_pass, TracedPass) else None
 
 
 def whole_loss(

@@ -17,11 +17,13 @@ from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_pass.layout import Summands
+from keras_multigpu.training.replica_pass.layout import connected
 from keras_multigpu.training.replica_pass.loss_reduction import refuse_ragged
-from keras_multigpu.training.replica_pass.passes import Summands
+from keras_multigpu.training.replica_pass.passes import Made
 from keras_multigpu.training.replica_pass.passes import TrainingPass
-from keras_multigpu.training.replica_pass.passes import first_rows
 from keras_multigpu.training.replica_pass.passes import with_attached
+from keras_multigpu.training.replica_pass.pieces import first_rows
 from keras_multigpu.training.replica_pass.pure_model import PureModel
 from keras_multigpu.training.replica_pass.pure_model import Rows
 from keras_multigpu.training.replica_pass.pure_model import Values
@@ -49,17 +51,16 @@ class WholeBatchTrainStep(UpdatingStep):
         probes: Sequence[Probe] = (),
     ) -> None:
         super().__init__(model, group, spec, replica_pass, probes)
-        self._loss: tf.Tensor = None
-        self._trackers: list[tf.Tensor] = []
         self._build_metrics()
 
     def _tracked(
         self, shares: Sequence[Rows], results: list[Result], whole: tuple[Any, Any]
     ) -> dict[str, Any]:
         with keras_internals.single_device():
-            for variable, value in zip(loss_trackers(self._model), self._trackers, strict=True):
+            trackers = results[0].trackers
+            for variable, value in zip(loss_trackers(self._model), trackers, strict=True):
                 variable.assign(value)
-        return self._logs(shares, results, [self._loss], whole)
+        return self._logs(shares, results, results[0].update.losses, whole)
 
     def _on_replica(
         self, values: Values, rows: Rows, replica: Replica, shares: Sequence[Rows]
@@ -88,7 +89,6 @@ class WholeBatchTrainStep(UpdatingStep):
         batch = self._batch_of(shares)
         whole = WholeLoss(self._pass.pure, batch, common, everyones, group.sum(added))
         whole.compute(loss_scale(self._model.optimizer, optimizer_values))
-        self._loss, self._trackers = whole.loss, whole.trackers
 
         first, last = share_bounds(self._size_of(shares), replica.id, group.count)
         arriving = [gradient[first:last] for gradient in whole.of_predictions] + whole.of_added
@@ -97,23 +97,30 @@ class WholeBatchTrainStep(UpdatingStep):
             total(gradient, direct, rows.fraction)
             for gradient, direct in zip(back, whole.of_trainable, strict=True)
         ]
-        metrics, handed_over = self._pass.seen(rows, forward.y_pred)
-        summands = Summands(self._pass.connected(gradients), [], [], metrics)
-        outcome = self._pass.outcome(summands, start, end, rows, index, handed_over)
-        result = self._completed(
-            (values, optimizer_values), rows, replica, outcome, started, rows.fraction, self._loss
+        metrics, additive, handed_over = self._pass.seen(rows, forward.y_pred)
+        gradients, kinds = connected(gradients, self._pass.pure.trainable, back)
+        summands = Summands([], [], metrics, gradients)
+        made = self._pass.outcome(
+            Made(summands, end, handed_over, kinds, additive), start, rows, index
         )
-        return self._with_end(result, values, whole.end)
+        result = self._completed(
+            (values, optimizer_values), rows, replica, made, started, rows.fraction, whole.loss
+        )
+        return self._with_whole(result, values, whole)
 
-    def _with_end(self, result: Result, values: Values, end: Values) -> Result:
-        """A result with the values that variables have after the loss of the whole batch."""
-        self._pass.changed_indices = self._pass.changed_by(values, end)
-        others = [end.others[index] for index in self._pass.changed_indices]
+    def _with_whole(self, result: Result, values: Values, whole: "WholeLoss") -> Result:
+        """A result with the loss of the whole batch, and the values of variables after it."""
+        changed = self._pass.changed_by(values, whole.end)
+        others = [whole.end.others[index] for index in changed]
         with tf.control_dependencies([result.update.done, *others]):
-            update = result.update._replace(others=others, done=tf.zeros(()))
-        seeds, global_seed = self._pass.seeds_of(end)
-        outcome = result.outcome._replace(seeds=seeds, global_seed=global_seed)
-        return result._replace(update=update, outcome=outcome)
+            update = result.update._replace(others=others, losses=[whole.loss], done=tf.zeros(()))
+        seeds, global_seed = self._pass.seeds_of(whole.end)
+        return result._replace(
+            update=update,
+            outcome=result.outcome._replace(seeds=seeds, global_seed=global_seed),
+            layout=result.layout._replace(changed=changed),
+            trackers=whole.trackers,
+        )
 
 
 class WholeLoss:

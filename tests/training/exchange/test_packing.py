@@ -1,6 +1,7 @@
 """Tensors come out of a pack as they went in."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from keras_multigpu.training.exchange import packing
@@ -16,48 +17,96 @@ def test_packs_by_dtype_and_gives_back_order_and_shapes():
     ]
     layout = packing.Packing(tensors)
     packs = layout.pack(tensors)
-    assert [pack.numpy().tolist() for pack in packs] == [[1, 2, 3, 4, 7], [5, 6]]
+    assert [pack.numpy().tolist() for pack in packs] == [[5, 6], [1, 2, 3, 4, 7]]
     for before, after in zip(tensors, layout.unpack(packs), strict=True):
         assert before.shape == after.shape
         np.testing.assert_array_equal(before, after)
 
 
-def test_large_tensors_travel_alone(monkeypatch):
-    """A tensor of at least `LARGE` elements is not copied into a pack with others."""
-    monkeypatch.setattr(packing, "LARGE", 4)
-    tensors = [tf.zeros(2), tf.ones(4), tf.ones(3)]
+@pytest.fixture
+def small_buckets(monkeypatch):
+    """Sixteen bytes, which are four numbers, fill a bucket."""
+    monkeypatch.setattr(packing, "BUCKET", 16)
+
+
+def numbered(*sizes):
+    """Tensors of so many numbers, the first all 0, the second all 1 and so on."""
+    return [tf.fill([size], float(number)) for number, size in enumerate(sizes)]
+
+
+def contents(packs):
+    return [pack.numpy().tolist() for pack in packs]
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_a_full_bucket_is_closed():
+    """In the order in which tensors come to be; they come out in their own."""
+    tensors = numbered(1, 2, 3, 1)
+    layout = packing.Packing(tensors, order=[3, 2, 1, 0])
+    packs = layout.pack(tensors)
+    assert contents(packs) == [[3, 2, 2, 2], [1, 1, 0]]
+    assert contents(layout.unpack(packs)) == contents(tensors)
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_large_tensors_travel_alone():
+    """They are not copied, and do not keep others waiting that were there before them."""
+    tensors = numbered(1, 4, 1, 5)
     layout = packing.Packing(tensors)
-    assert sorted(pack.shape[0] for pack in layout.pack(tensors)) == [4, 5]
-    assert [t.shape[0] for t in layout.unpack(layout.pack(tensors))] == [2, 4, 3]
+    assert contents(layout.pack(tensors)) == [[1] * 4, [0, 2], [3] * 5]
 
 
-def test_one_tensor_is_taken_out_of_its_pack(monkeypatch):
+@pytest.mark.usefixtures("small_buckets")
+def test_half_the_bytes_fill_half_a_bucket():
+    """Those count that travel; what travels in another dtype travels apart."""
+    tensors = numbered(1, 3, 4, 1)
+    layout = packing.Packing(tensors, sent_as=[tf.float32, *3 * [tf.bfloat16]])
+    assert contents(layout.pack(tensors)) == [[0], [1] * 3 + [2] * 4 + [3]]
+    assert layout.sent_as == [tf.float32, tf.bfloat16]
+
+
+@pytest.mark.usefixtures("small_buckets")
+def test_one_tensor_is_taken_out_of_its_pack():
     """From the beginning, the middle and the end of a pack, and one that travels alone."""
-    monkeypatch.setattr(packing, "LARGE", 4)
     tensors = [tf.constant([1.0, 2.0]), tf.ones((2, 2)), tf.constant(3.0), tf.constant([[4.0]])]
-    layout = packing.Packing(tensors)
+    layout = packing.Packing(tensors, order=[2, 0, 1, 3])
     packs = layout.pack(tensors)
     for index, tensor in enumerate(tensors):
         np.testing.assert_array_equal(layout.one(packs, index), tensor, strict=True)
 
 
-def test_the_beginnings_of_packs_hold_the_first_tensors(monkeypatch):
-    """Of each pack as much as the first tensors fill; packs without any are left out."""
-    monkeypatch.setattr(packing, "LARGE", 4)
+@pytest.mark.usefixtures("small_buckets")
+def test_the_endings_of_packs_hold_the_last_tensors():
+    """Of each pack as much as the last tensors fill; packs without any are left out."""
     tensors = [tf.constant([1.0]), tf.fill([4], 2.0), tf.constant([3.0]), tf.constant([4])]
     layout = packing.Packing(tensors)
     packs = layout.pack(tensors)
-
-    def firsts(count):
-        return sorted(part.numpy().tolist() for part in layout.beginnings(packs, count))
-
-    assert [firsts(count) for count in range(5)] == [
+    assert [contents(layout.endings(packs, first)) for first in range(5)] == [
+        [[2, 2, 2, 2], [1, 3], [4]],
+        [[2, 2, 2, 2], [3], [4]],
+        [[3], [4]],
+        [[4]],
         [],
-        [[1]],
-        [[1], [2, 2, 2, 2]],
-        [[1, 3], [2, 2, 2, 2]],
-        [[1, 3], [2, 2, 2, 2], [4]],
     ]
+
+
+def test_gradients_come_in_the_order_of_the_backward_pass():
+    """Those of the last layer first, whatever the order of the variables."""
+    found = []
+
+    @tf.function
+    def backward(first, last, side):
+        with tf.GradientTape() as tape:
+            tape.watch([first, last, side])
+            loss = tf.tanh(first * side) * last
+        gradients = tape.gradient(loss, [first, last, side])
+        found.append([("first", "last", "side")[i] for i in packing.order_of_backward(gradients)])
+        return [tf.reshape(gradient, []) for gradient in gradients]
+
+    gradients = backward(*map(tf.constant, (1.0, 2.0, 3.0)))
+    assert found[0][0] == "last" and set(found[0][1:]) == {"first", "side"}
+    # Without a graph all are there.
+    assert packing.order_of_backward(gradients) == [0, 1, 2]
 
 
 def test_nothing_makes_no_pack():

@@ -1,0 +1,136 @@
+"""What a pass over a replica's rows finds out besides tensors: what lies where in them.
+
+A pass returns its `Layout` beside its outcome. Whoever reads the outcome, or its sum over
+replicas, is given the layout with it; a pass itself remembers nothing.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.training.exchange.packing import Packing
+from keras_multigpu.training.exchange.packing import order_of_backward
+from keras_multigpu.training.exchange.sparse_gradients import has_distinct_rows
+from keras_multigpu.training.exchange.sparse_gradients import is_sparse
+from keras_multigpu.training.exchange.sparse_gradients import of_table
+from keras_multigpu.training.exchange.sparse_gradients import square_norm
+from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_pass.additive_metrics import Additive
+
+
+class Summands(NamedTuple):
+    """What one replica adds to the sums over replicas; gradients come last to be."""
+
+    losses: list[tf.Tensor] = []
+    others: list[tf.Tensor] = []
+    metrics: list[tf.Tensor] = []
+    gradients: list[Any] = []
+
+
+class GradientKinds(NamedTuple):
+    """Whose gradients there are, by the places of the trainable variables.
+
+    Attributes:
+        dense: Those with a dense gradient.
+        sparse: Those of whose gradient there are rows.
+        distinct: Those of them of which each row comes once.
+        yielded: The order of the dense gradients in the backward pass.
+    """
+
+    dense: list[int] = []
+    sparse: list[int] = []
+    distinct: frozenset[int] = frozenset()
+    yielded: list[int] = []
+
+
+class Layout(NamedTuple):
+    """What lies where in an outcome.
+
+    Attributes:
+        packing: Where the summands lie in the packs.
+        sizes: How many summands there are of each kind.
+        gradients: Whose gradients there are.
+        changed: Where the variables stand that the pass has changed; seeds excluded.
+        metrics: Which metrics have summands; none in prediction.
+        reductions: The reduction of each compiled loss.
+    """
+
+    packing: Packing
+    sizes: list[int]
+    gradients: GradientKinds
+    changed: list[int]
+    metrics: Additive
+    reductions: list[str]
+
+    def sums(self, packs: Sequence[tf.Tensor]) -> Summands:
+        """The summands in packs, or the sums."""
+        flat = iter(self.packing.unpack(packs))
+        return Summands(*(list(itertools.islice(flat, size)) for size in self.sizes))
+
+    def summed(self, group: ReplicaGroup, packs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The sums of packs over replicas, each on its way as soon as it is full."""
+        return [group.sum([pack])[0] for pack in packs]
+
+    def first_loss(self, packs: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The first of `sums(packs).losses`, by itself."""
+        return self.packing.one(packs, 0)
+
+    def square_norm(
+        self, packs: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices]
+    ) -> tf.Tensor:
+        """The sum of the squares of all gradients, from packs and sparse gradients."""
+        dense = self.packing.endings(packs, sum(self.sizes[:-1]))
+        squares = [2.0 * tf.nn.l2_loss(tf.cast(part, tf.float32)) for part in dense]
+        return tf.add_n([tf.zeros(()), *squares, *map(square_norm, slices)])
+
+
+def packed(
+    summands: Summands, yielded: Sequence[int], sent_as: tf.DType | None = None
+) -> tuple[Packing, list[int], list[tf.Tensor]]:
+    """How summands lie in packs, how many there are of each kind, and the packs.
+
+    Args:
+        summands: The summands, without sparse gradients.
+        yielded: The order in which gradients come to be.
+        sent_as: The dtype in which float32 gradients are summed, if it is another.
+    """
+    flat = [tensor for part in summands for tensor in part]
+    first = len(flat) - len(summands.gradients)
+    order = [*range(first), *(first + index for index in yielded)]
+    dtypes = [
+        sent_as if sent_as and index >= first and tensor.dtype == tf.float32 else tensor.dtype
+        for index, tensor in enumerate(flat)
+    ]
+    packing = Packing(flat, order, dtypes)
+    return packing, [len(part) for part in summands], packing.pack(flat)
+
+
+def connected(
+    gradients: Sequence[Any], variables: Sequence[keras.Variable], arriving: Sequence[Any] = ()
+) -> tuple[list[Any], GradientKinds]:
+    """The gradients that exist, dense ones first, and whose they are.
+
+    Args:
+        gradients: The gradients; None where there is none.
+        variables: What they are of.
+        arriving: What the backward pass has yielded, if gradients were made of that.
+    """
+    known = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    sparse = [i for i in known if is_sparse(gradients[i])]
+    dense = [i for i in known if i not in sparse]
+    first = arriving or gradients
+    kinds = GradientKinds(
+        dense,
+        sparse,
+        frozenset(i for i in sparse if has_distinct_rows(gradients[i])),
+        order_of_backward([gradients[i] if first[i] is None else first[i] for i in dense]),
+    )
+    tensors = [
+        *(tf.reshape(gradients[i], variables[i].shape) for i in dense),
+        *(of_table(gradients[i], variables[i]) for i in sparse),
+    ]
+    return tensors, kinds

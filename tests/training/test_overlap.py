@@ -1,0 +1,118 @@
+"""Sums travel while the backward pass still runs, by the times at which things happen."""
+
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.training.exchange import packing
+from keras_multigpu.training.replica_group import ReplicaGroup
+
+PATIENCE = 300
+
+
+def noted(tensor, function):
+    """The tensor, there once the function was called; that needs no order among operations."""
+
+    def call(value):
+        function()
+        return value
+
+    same = tf.numpy_function(call, [tensor], tensor.dtype, stateful=False)
+    same.set_shape(tensor.shape)
+    return same
+
+
+class NearTheInput(keras.layers.Layer):
+    """Whose backward pass takes until something has happened, but no more than three seconds.
+
+    One replica waits and the others do not: on a machine with two cores, two that wait would leave
+    nobody to sum.
+
+    Attributes:
+        event: What it waits for.
+        times: When each replica's backward pass was over.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.event = threading.Event()
+        self.times = []
+        self._one = threading.Lock()
+
+    def build(self, shape):
+        self.factor = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, x):
+        @tf.custom_gradient
+        def product(x, factor):
+            return x * factor, lambda dy: (dy * factor, self.waited(tf.reduce_sum(dy * x)))
+
+        return product(x, tf.convert_to_tensor(self.factor))
+
+    def waited(self, gradient):
+        """The gradient, after a while."""
+
+        def waits(turn):
+            if turn == 0 and not self._one.acquire(blocking=False):
+                return False
+            return not self.event.is_set()
+
+        def goes_on(turn, _):
+            waiting = tf.numpy_function(waits, [turn], tf.bool, stateful=False)
+            return (turn < PATIENCE) & waiting
+
+        def body(turn, value):
+            return turn + 1, noted(value, lambda: time.sleep(0.01))
+
+        _, gradient = tf.while_loop(goes_on, body, [0, gradient])
+        return noted(gradient, lambda: self.times.append(time.perf_counter()))
+
+
+@pytest.mark.parametrize("steps_per_execution", [1, 2])
+def test_the_first_sum_is_over_before_the_backward_pass_ends(monkeypatch, steps_per_execution):
+    """The last layer's bucket is summed while the first layer still computes its gradient."""
+    monkeypatch.setattr(packing, "BUCKET", 64)
+    layer, summed, sum_of = NearTheInput(), [], ReplicaGroup.sum
+
+    def note():
+        summed.append(time.perf_counter())
+        layer.event.set()
+
+    def noting_sum(group, tensors):
+        return [noted(tensor, note) for tensor in sum_of(group, tensors)]
+
+    monkeypatch.setattr(ReplicaGroup, "sum", noting_sum)
+    model = keras.Sequential(
+        [keras.Input((4,)), layer, keras.layers.Dense(8), keras.layers.Dense(3)]
+    )
+    model = kmg.distribute(model, kmg.strategy("mirrored", devices=2))
+    model.compile("sgd", "mse", steps_per_execution=steps_per_execution)
+    examples = 4 * steps_per_execution
+    x, y = np.ones((examples, 4), "float32"), np.ones((examples, 3), "float32")
+    model.fit(x, y, batch_size=4, verbose=0)
+    assert len(layer.times) == 2 * steps_per_execution
+    assert min(summed) < max(layer.times[:2])
+
+
+def test_a_small_model_has_one_sum(monkeypatch):
+    """All its gradients, losses, metrics and statistics fill no bucket."""
+    calls, sum_of = [], ReplicaGroup.sum
+
+    def counted(group, tensors):
+        calls.append(len(tensors))
+        return sum_of(group, tensors)
+
+    monkeypatch.setattr(ReplicaGroup, "sum", counted)
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(3)]
+    )
+    model = kmg.distribute(model, kmg.strategy("mirrored", devices=2))
+    model.compile("sgd", "mse", metrics=["mae"])
+    model.train_on_batch(np.ones((4, 4), "float32"), np.ones((4, 3), "float32"))
+    # On each of two replicas.
+    assert calls == [1, 1]
