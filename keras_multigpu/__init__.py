@@ -11,6 +11,7 @@ __all__ = [
     "distribute",
     "DistributedModel",
     "strategy",
+    "train_separately",
     "verify",
 ]
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from keras_multigpu import callbacks as callbacks
     from keras_multigpu import data as data
     from keras_multigpu.replicas import strategy as strategy
+    from keras_multigpu.separately.train_separately import train_separately as train_separately
     from keras_multigpu.training.distribute import distribute as distribute
     from keras_multigpu.training.distributed_model import DistributedModel as DistributedModel
     from keras_multigpu.verification.verify import verify as verify
@@ -28,6 +30,7 @@ else:
         "distribute": "training.distribute",
         "DistributedModel": "training.distributed_model",
         "strategy": "replicas",
+        "train_separately": "separately.train_separately",
         "verify": "verification.verify",
     }
 

@@ -22,6 +22,9 @@ from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.cluster import environment
+from keras_multigpu.cluster import slurm
+from keras_multigpu.cluster.environment import Cluster
+from keras_multigpu.cluster.loopback import keep_to_loopback
 
 KINDS = (
     "auto",
@@ -140,7 +143,7 @@ def obtained(
 ) -> tf.distribute.Strategy:
     """As `strategy`, for parts of this package: it does not become the default."""
     require_choice("kind", kind, KINDS)
-    names = None if devices is None else _device_names(devices)
+    names = None if devices is None else device_names(devices)
     reason = "asked for"
     if kind == "auto":
         kind, reason = _choose(names)
@@ -159,7 +162,7 @@ def obtained(
             )
         )
     if known is None:
-        # SLURM's resolver chooses this process's GPUs, so it comes before any look at them.
+        # With SLURM this chooses the process's GPUs, so it comes before any look at them.
         resolver = _cluster_resolver(kind)
         if not any(name.startswith("CPU") for name in names):
             _let_gpu_memory_grow(late_growth_is_an_error)
@@ -177,11 +180,10 @@ def _choose(names: tuple[str, ...] | None) -> tuple[str, str]:
     config = environment.tf_config()
     if config and config.addresses.get("ps"):
         return "parameter_server", "TF_CONFIG names parameter servers"
-    if config and config.cluster and len(config.cluster.workers) > 1:
-        return "multi_worker", f"TF_CONFIG names {len(config.cluster.workers)} workers"
-    tasks = _slurm_tasks()
-    if tasks > 1:
-        return "multi_worker", f"SLURM started {tasks} tasks"
+    cluster = _cluster()
+    if cluster and len(cluster.workers) > 1:
+        source = "TF_CONFIG names" if config else "SLURM started"
+        return "multi_worker", f"{source} {len(cluster.workers)} workers"
     gpus = device_count("GPU")
     if gpus:
         return ("mirrored" if gpus > 1 else "one_device"), f"GPUs found: {gpus}"
@@ -197,7 +199,11 @@ def _build(kind: str, names: tuple[str, ...], resolver: Any) -> tf.distribute.St
         case "central_storage":
             return tf.distribute.experimental.CentralStorageStrategy(compute_devices=names)
         case "multi_worker":
-            return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+            workers = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+            cluster = _cluster()
+            if cluster:
+                keep_to_loopback(cluster)  # Now that it listens.
+            return workers
         case "parameter_server":
             return tf.distribute.ParameterServerStrategy(resolver)
         case _:
@@ -256,7 +262,7 @@ def _let_gpu_memory_grow(late_is_an_error: bool) -> None:
 # Devices
 
 
-def _device_names(devices: object) -> tuple[str, ...]:
+def device_names(devices: object) -> tuple[str, ...]:
     """`devices` as distinct names of one type: `("GPU:0", "GPU:1")`."""
     if isinstance(devices, int):
         require_positive_integer("devices", devices)
@@ -320,10 +326,15 @@ def _check_devices(kind: str, names: tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def _require_present(names: tuple[str, ...]) -> None:
-    needed = 1 + max(int(name[4:]) for name in names)
     if names[0].startswith("CPU"):
-        require_logical_cpus(needed)
-    elif needed > device_count("GPU"):
+        require_logical_cpus(1 + max(int(name[4:]) for name in names))
+    else:
+        require_gpus(names)
+
+
+def require_gpus(names: Sequence[str]) -> None:
+    """Raise a `ValueError` unless there are GPUs of these names."""
+    if max(int(name[4:]) for name in names) >= device_count("GPU"):
         raise ValueError(
             problem(
                 "`devices` asks for more GPUs than there are.",
@@ -341,12 +352,18 @@ def _cluster_resolver(kind: str) -> Any:
     """Who is in the cluster, for the kinds that have one; `None` for the others."""
     resolvers = tf.distribute.cluster_resolver
     if kind == "multi_worker":
-        if environment.tf_config():
-            return resolvers.TFConfigClusterResolver()
-        if _slurm_tasks():
-            resolver = resolvers.SlurmClusterResolver()
-            resolver.cluster_spec()  # This call sets CUDA_VISIBLE_DEVICES.
-            return resolver
+        cluster = _cluster()
+        if cluster:
+            if not environment.tf_config():
+                os.environ.update(slurm.own_gpus(cluster))
+            # As TensorFlow's own for TF_CONFIG, but a chief is the first worker like any other.
+            return resolvers.SimpleClusterResolver(
+                tf.train.ClusterSpec({"worker": list(cluster.workers)}),
+                task_type="worker",
+                task_id=cluster.index,
+                num_accelerators={"GPU": device_count("GPU")},
+                rpc_layer="grpc",
+            )
         raise _cluster_error(kind, "TF_CONFIG or SLURM's variables, set by a launcher or `srun`")
     if kind == "parameter_server":
         config = environment.tf_config()
@@ -373,10 +390,7 @@ def _cluster_error(kind: str, expected: str) -> ValueError:
     )
 
 
-def _slurm_tasks() -> int:
-    """How many processes `srun` started together with this one; 0 outside `srun`."""
-    # In a batch script without `srun` SLURM_NTASKS and SLURM_PROCID are set as well, but there is
-    # one process, which would wait for the others for ever. SLURM_STEP_NODELIST tells them apart.
-    if {"SLURM_PROCID", "SLURM_STEP_NODELIST"} <= os.environ.keys():
-        return int(os.environ.get("SLURM_NTASKS", 1))
-    return 0
+def _cluster() -> Cluster | None:
+    """The workers that TF_CONFIG names, or else SLURM."""
+    config = environment.tf_config()
+    return config.cluster if config else slurm.cluster()

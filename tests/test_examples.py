@@ -23,6 +23,7 @@ ARGUMENTS = {
     "train_from_image_data_generator": {"epochs": 8, "replicas": 2, "each": 8},
     "train_from_tfds": {"epochs": 1, "replicas": 2},
     "train_on_replicas": {"epochs": 1, "replicas": 2},
+    "train_separately": {"folds": 2, "epochs": 2, "devices": 2},
     "watch_each_replica": {"epochs": 6, "replicas": 2},
 }
 
@@ -35,6 +36,7 @@ PICTURES = {
     "train_from_directory": ["pieces.png", "puzzles.png"],
     "train_from_image_data_generator": ["train_from_image_data_generator.png"],
     "train_from_tfds": ["train_from_tfds.png"],
+    "train_separately": ["train_separately.png"],
     "watch_each_replica": ["watch_each_replica.png", "throughput.png"],
 }
 

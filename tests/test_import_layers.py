@@ -13,12 +13,13 @@ PACKAGE = Path(__file__).parents[1] / "keras_multigpu"
 # From the bottom up. A part is a module of the package or a folder with all its modules.
 # `__init__` re-exports the public names; only the commands stand above it.
 LAYERS = (
-    {"batch_sizes", "checks", "keras_internals", "new_process"},
+    {"batch_sizes", "checks", "keras_internals"},
+    {"processes"},
     {"cluster"},
     {"host_memory", "identities", "replicas", "seeded_layers", "writing"},
     {"pictures"},
     {"data", "augmentation", "training"},
-    {"callbacks", "verification"},
+    {"callbacks", "separately", "verification"},
     {"__init__"},
     {"commands"},
     {"__main__"},

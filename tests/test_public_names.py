@@ -15,6 +15,7 @@ PUBLIC_NAMES = [
     "distribute",
     "DistributedModel",
     "strategy",
+    "train_separately",
     "verify",
 ]
 

@@ -1,6 +1,7 @@
 """Which strategy a request gives, on which devices, and what a wrong request is told."""
 
 import json
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -20,7 +21,12 @@ CHIEF_AND_WORKER = {
     "task": {"type": "worker", "index": 0},
 }
 ONE_WORKER = {"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}
-SLURM = {"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "node[1-2]"}
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_PROCID": "1",
+    "SLURM_STEP_NODELIST": "node[1-2]",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +197,12 @@ def test_what_was_asked_for_last_is_the_default():
         ({"TF_CONFIG": json.dumps(CHIEF_AND_WORKER)}, "multi_worker"),
         ({"TF_CONFIG": json.dumps(PARAMETER_SERVER)}, "parameter_server"),
         (SLURM, "multi_worker"),
-        (SLURM | {"SLURM_NTASKS": "1"}, "one_device"),
+        (
+            SLURM
+            | {"SLURM_PROCID": "0", "SLURM_STEP_NODELIST": "n1", "SLURM_STEP_TASKS_PER_NODE": "1"},
+            "one_device",
+        ),
+        (SLURM | {"TF_CONFIG": json.dumps(ONE_WORKER)}, "one_device"),
         # A batch script without `srun`: one process, though SLURM counts two tasks.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "one_device"),
     ],
@@ -219,22 +230,27 @@ def test_tf_config_reaches_the_strategies_of_a_cluster(monkeypatch):
     assert servers.cluster_spec().as_dict() == PARAMETER_SERVER["cluster"]
 
 
-def test_slurm_chooses_the_gpus_before_memory_growth_is_set(monkeypatch, gpus):
-    """SLURM's resolver sets CUDA_VISIBLE_DEVICES, which counts only before GPUs are looked at."""
+def test_slurm_reaches_the_strategy_and_chooses_the_gpus(monkeypatch, gpus):
+    """What a process sees is set before anybody looks at GPUs: later it would not count."""
     machine = gpus(2)
-    seen = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    looked = tf.config.get_visible_devices
 
-    class Resolver:
-        def cluster_spec(self):
-            seen.extend(machine.growing)
-            seen.append("resolved")
+    def look(kind):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+        return looked(kind)
 
-    monkeypatch.setattr(tf.distribute.cluster_resolver, "SlurmClusterResolver", Resolver)
-    for name, value in SLURM.items():
+    monkeypatch.setattr(tf.config, "get_visible_devices", look)
+    one_node = {"SLURM_STEP_NODELIST": "node1", "SLURM_STEP_TASKS_PER_NODE": "2"}
+    for name, value in (SLURM | one_node).items():
         monkeypatch.setenv(name, value)
     strategy = replicas.strategy()
     assert strategy.name == "MultiWorkerMirroredStrategy"
-    assert seen == ["resolved"]
+    resolver = strategy.kwargs["cluster_resolver"]
+    port = 15_000 + 7 * 7 * 16
+    workers = [f"node1:{port}", f"node1:{port + 1}"]
+    assert resolver.cluster_spec().as_dict() == {"worker": workers}
+    assert (resolver.task_type, resolver.task_id) == ("worker", 1)
     assert len(machine.growing) == 2
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 import verified_models as models
 
 import keras_multigpu as kmg
+from keras_multigpu.processes import functions
 from keras_multigpu.verification import batches
 from keras_multigpu.verification import other_process
 from keras_multigpu.verification.comparison import differences
@@ -218,7 +219,7 @@ def test_functions_of_a_module_go_to_another_process_and_errors_come_back():
 def test_functions_that_another_process_cannot_import_are_refused(monkeypatch):
     """A lambda, and a function typed into a notebook."""
     with pytest.raises(ValueError, match="`build_model` cannot be imported by another process"):
-        other_process.pickled("build_model", lambda: None)
+        functions.pickled("build_model", lambda: None, "so it is")
     main = sys.modules["__main__"]
     monkeypatch.setattr(main, "__spec__", None)
     monkeypatch.setattr(main, "__file__", "<stdin>")
@@ -226,12 +227,12 @@ def test_functions_that_another_process_cannot_import_are_refused(monkeypatch):
     monkeypatch.setattr(models.right, "__module__", "__main__")
     monkeypatch.setattr(models.right, "__qualname__", "typed")
     with pytest.raises(ValueError, match="%%writefile"):
-        other_process.pickled("data", models.right)
+        functions.pickled("data", models.right, "so it is")
 
 
 def test_a_script_without_a_guard_is_told_about_it(monkeypatch):
     """Imported by the other process, it would start another one, and so on."""
-    monkeypatch.setenv(other_process.INSIDE, "1")
+    monkeypatch.setattr(functions, "_importing", True)
     with pytest.raises(RuntimeError, match='if __name__ == "__main__"'):
         kmg.verify(models.right, models.data)
 

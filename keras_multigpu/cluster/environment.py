@@ -81,6 +81,12 @@ def tf_config() -> TFConfig | None:
     return TFConfig(addresses, *_task(config.get("task"), addresses, text))
 
 
+def as_tf_config(cluster: Cluster) -> str:
+    """What TF_CONFIG has to be for a worker."""
+    task = {"type": "worker", "index": cluster.index}
+    return json.dumps({"cluster": {"worker": cluster.workers}, "task": task})
+
+
 def _addresses(role: str, addresses: Any, text: str) -> tuple[str, ...]:
     """The addresses of one role."""
     if isinstance(addresses, dict):

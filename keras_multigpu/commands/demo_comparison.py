@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from keras_multigpu import new_process
 from keras_multigpu.commands.demo_cases import BATCH_SIZE
 from keras_multigpu.commands.demo_cases import CASES
 from keras_multigpu.commands.demo_cases import EPOCHS
@@ -16,6 +15,7 @@ from keras_multigpu.commands.demo_cases import WAYS
 from keras_multigpu.commands.demo_cases import Result
 from keras_multigpu.commands.demo_cases import Results
 from keras_multigpu.commands.demo_cases import weights_differ_by
+from keras_multigpu.processes import new_process
 
 SECONDS = 100
 """How long one way may take."""

@@ -8,6 +8,7 @@ import keras
 
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.processes import functions
 from keras_multigpu.verification import in_this_process
 from keras_multigpu.verification import other_process
 from keras_multigpu.verification.verification import Verification
@@ -61,7 +62,7 @@ def verify(
     ```
     """
     check_arguments(build_model, replicas, steps)
-    other_process.refuse_if_inside()
+    functions.refuse_while_importing("verify")
     if in_this_process.devices_are_ready(max(replicas)):
         result = in_this_process.run(build_model, data, replicas, steps)
     else:

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-FOUND_HERE = str(Path(__file__).parents[1])
+FOUND_HERE = str(Path(__file__).parents[2])
 """The folder from which this package was imported."""
 
 
@@ -17,9 +17,22 @@ def command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
+def script(path: str, *arguments: str) -> list[str]:
+    """What starts a script of the user's, as `python PATH ARGUMENTS` does."""
+    return [sys.executable, path, *arguments]
+
+
+OF_A_CLUSTER = ("TF_CONFIG", "SLURM_PROCID", "SLURM_STEP_NODELIST")
+"""The variables by which a process knows that it is one of several workers."""
+
+
 def environment(**variables: str) -> dict[str, str]:
-    """The environment of a process that trains on CPUs and finds the same modules as this one."""
+    """The environment of a process that trains on CPUs and finds the same modules as this one.
+
+    It is no worker, even if this process is one.
+    """
     # An empty entry stands for the working folder, and a clone is on the path only by that.
     path = os.pathsep.join([*filter(None, sys.path), FOUND_HERE])
     # This process may hold all memory of the GPUs.
-    return os.environ | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": path} | variables
+    own = {name: value for name, value in os.environ.items() if name not in OF_A_CLUSTER}
+    return own | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": path} | variables

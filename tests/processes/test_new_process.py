@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 import keras_multigpu
-from keras_multigpu import new_process
+from keras_multigpu.processes import new_process
 
 PACKAGE = Path(keras_multigpu.__file__).parent
 
@@ -32,12 +32,19 @@ def test_the_package_is_found_where_it_was_imported_from(monkeypatch):
     assert path == f"/somewhere:{PACKAGE.parent}"
 
 
+def test_a_new_process_is_no_worker(monkeypatch):
+    """It would join the cluster in the place of this one."""
+    for name in ("TF_CONFIG", "SLURM_PROCID", "SLURM_STEP_NODELIST"):
+        monkeypatch.setenv(name, "0")
+        assert name not in new_process.environment()
+
+
 def test_no_other_module_starts_python():
     """Each process is started in this way."""
-    with_python = [
+    with_python = {
         path.name
         for path in PACKAGE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable"
-    ]
-    assert with_python == ["new_process.py"]
+    }
+    assert with_python == {"new_process.py"}

@@ -1,0 +1,52 @@
+"""The GPUs of this machine, shared out to its workers, found without starting TensorFlow."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+
+from keras_multigpu.checks import problem
+
+
+def visible_gpus() -> list[str]:
+    """What CUDA calls the GPUs that this process may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = [name.strip() for name in visible.split(",")]
+        return names[: names.index("-1")] if "-1" in names else [name for name in names if name]
+    if not shutil.which("nvidia-smi"):
+        return []
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    lines = [line for line in listed.stdout.splitlines() if line.startswith("GPU ")]
+    return [str(index) for index in range(len(lines))]
+
+
+def shared_out(gpus: Sequence[str], workers: int, each: int | None) -> list[dict[str, str]]:
+    """For each worker the environment variable that gives it its devices.
+
+    Args:
+        gpus: Their names.
+        workers: How many workers share them.
+        each: How many each gets; as many as possible by default. Without GPUs parts of the CPU,
+            which is good for tests.
+
+    Raises:
+        ValueError: If there are too few.
+    """
+    if not gpus:
+        return [{"KERAS_MULTIGPU_CPU_DEVICES": str(each)} if each else {}] * workers
+    count = each or len(gpus) // workers
+    if not count or count * workers > len(gpus):
+        raise ValueError(
+            problem(
+                "There are too few GPUs for the workers.",
+                f"Expected at least {workers * (each or 1)}, since no two workers share one.",
+                "Start fewer workers, or give each fewer devices; CUDA_VISIBLE_DEVICES=-1 hides "
+                "all GPUs.",
+                gpus=list(gpus),
+                workers=workers,
+                devices_per_worker=each,
+            )
+        )
+    parts = [gpus[index * count : (index + 1) * count] for index in range(workers)]
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]

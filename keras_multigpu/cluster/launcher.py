@@ -1,0 +1,185 @@
+"""Starts the workers of one training, watches them, ends them together, starts them again.
+
+A worker that fails, by an exception, a signal or silence, leaves the others waiting for it. They
+are all ended then. TensorFlow cannot take a worker back into a running group, so all start anew, on
+new ports; the script goes on where `ResumableCheckpoint` has left off.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from keras_multigpu.cluster.worker_commands import WorkerCommand
+from keras_multigpu.processes.groups import POLL
+from keras_multigpu.processes.groups import Group
+from keras_multigpu.processes.groups import Groups
+from keras_multigpu.processes.interrupts import Interrupts
+
+LAST_LINES = 20
+"""How many lines of a failed worker are repeated at the end."""
+
+PORT_IS_TAKEN = ("Address already in use", "Could not start gRPC server")
+"""What a worker prints whose port somebody has taken since it was found free."""
+
+OTHER_PORTS = 3
+"""How often other ports are tried in a row."""
+
+ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+"""The signals that end all workers."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a group of workers has ended.
+
+    Attributes:
+        what: A sentence.
+        code: The exit code of a program for which this is the end.
+        lines: What the worker wrote last.
+        took_port: Whether somebody else has its port.
+    """
+
+    what: str
+    code: int
+    lines: list[str]
+    took_port: bool = False
+
+
+class Worker:
+    """One worker of a group.
+
+    Args:
+        index: Its place among the workers.
+        command: What starts it.
+        groups: The processes that end together.
+        printer: Where its lines go.
+    """
+
+    def __init__(
+        self, index: int, command: WorkerCommand, groups: Groups, printer: "Printer"
+    ) -> None:
+        self.index = index
+        self.lines: deque[str] = deque(maxlen=LAST_LINES)
+        self._printer = printer
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **command.variables}
+        self.group: Group = groups.start(command.command, environment, self._write)
+
+    def failure(self) -> Failure | None:
+        """How it has failed, if it has."""
+        code = self.group.exit_code()
+        if not code:
+            return None
+        how = (
+            f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        )
+        lines = list(self.lines)
+        taken = any(text in line for line in lines for text in PORT_IS_TAKEN)
+        return Failure(f"worker {self.index} {how}", 128 - code if code < 0 else code, lines, taken)
+
+    def _write(self, line: str) -> None:
+        self.lines.append(line)
+        self._printer.print(f"[worker {self.index}] {line}")
+
+
+class Printer:
+    """Prints lines as long as somebody reads them; ends this process when nobody does."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def print(self, line: str) -> None:
+        """Print one line, which no other interrupts."""
+        with self._lock:
+            try:
+                print(line, flush=True)  # noqa: T201
+            except BrokenPipeError:  # As in `keras-multigpu launch ... | head`.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                os.kill(os.getpid(), signal.SIGTERM)
+
+
+def launch(
+    commands: Callable[[int], Sequence[WorkerCommand]],
+    *,
+    max_restarts: int = 0,
+    max_silence: float | None = None,
+    grace: float = 10.0,
+) -> int:
+    """Run workers until all have ended well, or one has failed too often.
+
+    Args:
+        commands: What starts the workers; called with 0, 1, 2, ... for each start of the group.
+        max_restarts: How often the group is started again after a failure.
+        max_silence: After how many seconds without a line from any worker they count as hung.
+        grace: How many seconds a worker that is told to end may take.
+
+    Returns:
+        The exit code: 0, that of the first worker that failed, or 128 and a signal's number.
+    """
+    starts = restarts = other_ports = 0
+    printer = Printer()
+    with Interrupts(ENDING) as interrupts:
+        while True:
+            failure = run_once(commands(starts), printer, interrupts, max_silence, grace)
+            starts += 1
+            if interrupts.first is not None:
+                say(f"all workers were ended by {interrupts.first.name}.")
+                return 128 + interrupts.first
+            if failure is None:
+                return 0
+            if failure.took_port and other_ports < OTHER_PORTS:
+                other_ports += 1
+                say(f"the port of a worker was taken ({failure.what}); trying others.")
+            elif restarts < max_restarts:
+                restarts, other_ports = restarts + 1, 0
+                say(f"{failure.what}; starting all again ({restarts} of {max_restarts}).")
+            else:
+                say("\n    ".join([f"{failure.what}. Its last lines:", *failure.lines]))
+                return failure.code
+
+
+def run_once(
+    commands: Sequence[WorkerCommand],
+    printer: Printer,
+    interrupts: Interrupts,
+    max_silence: float | None,
+    grace: float,
+) -> Failure | None:
+    """Start the workers and wait for their end, or for the first failure."""
+    with Groups(grace) as groups:
+        workers = [
+            Worker(index, command, groups, printer) for index, command in enumerate(commands)
+        ]
+        while interrupts.first is None:
+            failures = [failure for worker in workers if (failure := worker.failure())]
+            if failures:
+                return failures[0]
+            running = [worker for worker in workers if worker.group.exit_code() is None]
+            if not running:
+                return None
+            if max_silence is not None and silence(workers) > max_silence:
+                return hung(running, max_silence)
+            time.sleep(POLL)
+    return None
+
+
+def silence(workers: Sequence[Worker]) -> float:
+    """For how many seconds no worker has written a line."""
+    return time.monotonic() - max(worker.group.last_line_at for worker in workers)
+
+
+def hung(running: Sequence[Worker], seconds: float) -> Failure:
+    """The failure of workers that say nothing; 124 is what `timeout` ends with."""
+    names = ", ".join(str(worker.index) for worker in running)
+    what = f"no worker has written a line for {seconds:g} s, and worker {names} still ran"
+    return Failure(what, 124, list(running[0].lines))
+
+
+def say(text: str) -> None:
+    """A word of the launcher's own."""
+    print(f"keras-multigpu launch: {text}", file=sys.stderr, flush=True)  # noqa: T201

@@ -1,0 +1,203 @@
+"""SLURM's variables -> `Cluster`: the tasks of one `srun`, in SLURM's order.
+
+`srun --nodes 2 --ntasks-per-node 4 python train.py` starts eight processes, each with variables
+that say which nodes there are, how many tasks each node has, and which task the process is. If
+tasks are laid out block by block task 1 is on the first node, and if cyclically on the second.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from collections.abc import Sequence
+
+from keras_multigpu.checks import problem
+from keras_multigpu.cluster import gpus
+from keras_multigpu.cluster.environment import Cluster
+
+FIRST_PORT = 15_000
+PORTS = 16_000
+"""Below the ports that systems give to outgoing connections."""
+
+PORTS_OF_STEP = 16
+"""How many tasks a node may have without using the ports of the next step."""
+
+STEPS = 7
+"""How many steps a job may have without using the ports of the next job."""
+
+
+def is_step(variables: Mapping[str, str] = os.environ) -> bool:
+    """Whether `srun` has started this process.
+
+    In a batch script without `srun` SLURM_NTASKS and SLURM_PROCID are set as well, but there is one
+    process, which would wait for the others for ever.
+    """
+    return {"SLURM_PROCID", "SLURM_STEP_NODELIST"} <= variables.keys()
+
+
+def cluster(variables: Mapping[str, str] = os.environ) -> Cluster | None:
+    """The tasks that `srun` has started together with this process; None outside `srun`.
+
+    Raises:
+        ValueError: If the variables make no sense.
+    """
+    if not is_step(variables):
+        return None
+    hosts = host_names(variables["SLURM_STEP_NODELIST"])
+    counts = tasks_of_nodes(variables, len(hosts))
+    nodes = node_of_each_task(counts, plane_size(variables, max(counts)))
+    index = number(variables, "SLURM_PROCID")
+    if index >= len(nodes):
+        raise slurm_error(f"there are {len(nodes)} tasks", "SLURM_PROCID", variables)
+    if number(variables, "SLURM_NODEID", nodes[index]) != nodes[index]:
+        what = f"task {index} was expected on node {nodes[index]}"
+        raise slurm_error(what, "SLURM_NODEID", variables)
+    first = first_port(variables)
+    workers = [
+        f"{hosts[node]}:{first + nodes[:task].count(node)}" for task, node in enumerate(nodes)
+    ]
+    return Cluster(tuple(workers), index)
+
+
+def own_gpus(cluster: Cluster, variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variable that shows this task its part of the node's GPUs; none if SLURM shared them out.
+
+    Raises:
+        ValueError: If a node has fewer GPUs than tasks.
+    """
+    if {"SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND"} & variables.keys():
+        return {}
+    hosts = [address.rpartition(":")[0] for address in cluster.workers]
+    own = hosts[cluster.index]
+    shares = gpus.shared_out(gpus.visible_gpus(), hosts.count(own), None)
+    return shares[hosts[: cluster.index].count(own)]
+
+
+def first_port(variables: Mapping[str, str]) -> int:
+    """The port of a node's first task: another one for jobs and steps that may share a node."""
+    steps = number(variables, "SLURM_JOB_ID") * STEPS + number(variables, "SLURM_STEP_ID", 0)
+    return FIRST_PORT + steps * PORTS_OF_STEP % PORTS
+
+
+def tasks_of_nodes(variables: Mapping[str, str], nodes: int) -> list[int]:
+    """How many tasks each node has: `[2, 2, 2, 1]` for `2(x3),1`."""
+    name = "SLURM_STEP_TASKS_PER_NODE"
+    if name not in variables:
+        name = "SLURM_TASKS_PER_NODE"
+    counts = []
+    for part in variables.get(name, "").split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise slurm_error("it is not of the form `2(x3),1`", name, variables)
+        counts += [int(match[1])] * int(match[2] or 1)
+    if len(counts) != nodes:
+        what = f"it speaks of {len(counts)} nodes, and SLURM_STEP_NODELIST of {nodes}"
+        raise slurm_error(what, name, variables)
+    return counts
+
+
+def plane_size(variables: Mapping[str, str], most: int) -> int:
+    """How many tasks a node is given before it is the next node's turn.
+
+    Args:
+        variables: SLURM's.
+        most: As many as one node has: block by block.
+    """
+    # Behind a colon stands what happens inside a node: "block:cyclic".
+    match re.split("[:,]", variables.get("SLURM_DISTRIBUTION", ""))[0]:
+        case "" | "*" | "block" | "unknown":
+            return most
+        case "cyclic":
+            return 1
+        case "plane":
+            return number(variables, "SLURM_DIST_PLANESIZE")
+    what = "the order of the tasks does not follow from it"
+    raise slurm_error(what, "SLURM_DISTRIBUTION", variables)
+
+
+def node_of_each_task(counts: Sequence[int], plane: int) -> list[int]:
+    """For each task the place of its node in the list of nodes."""
+    tasks = [
+        (task // plane, node, task) for node, count in enumerate(counts) for task in range(count)
+    ]
+    return [node for _, node, _ in sorted(tasks)]
+
+
+def host_names(nodes: str) -> list[str]:
+    """The nodes of a list such as `gpu[1-3,07],login`, in SLURM's order.
+
+    `scontrol` expands it where it is installed; it is SLURM's own word.
+    """
+    if shutil.which("scontrol"):
+        command = ["scontrol", "show", "hostnames", nodes]
+        shown = subprocess.run(command, capture_output=True, text=True, check=False)
+        if shown.returncode == 0 and shown.stdout.split():
+            return shown.stdout.split()
+    return expanded(nodes)
+
+
+def expanded(nodes: str) -> list[str]:
+    """The same without `scontrol`."""
+    # Commas inside brackets belong to a name.
+    words = re.split(r",(?![^\[]*\])", nodes)
+    if not all(words):
+        raise nodes_error(nodes)
+    return [name for word in words for name in names(word)]
+
+
+def names(word: str) -> list[str]:
+    """The names of one word: `["n8", "n9", "n10"]` for `n[8-10]`; it may have several brackets."""
+    match = re.fullmatch(r"([^\[]*)\[([^\]]*)\](.*)", word)
+    if match is None:
+        if re.search(r"[\[\]\s]", word):
+            raise nodes_error(word)
+        return [word]
+    before, ranges, after = match.groups()
+    return [
+        f"{before}{digits}{rest}" for digits in numbers_of(ranges, word) for rest in names(after)
+    ]
+
+
+def numbers_of(ranges: str, word: str) -> list[str]:
+    """The numbers of `1-3,07`, with as many digits as their ranges have."""
+    found = []
+    for part in ranges.split(","):
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise nodes_error(word)
+        digits = len(match[1])
+        last = int(match[2] or match[1])
+        found += [f"{each:0{digits}d}" for each in range(int(match[1]), last + 1)]
+    return found
+
+
+def number(variables: Mapping[str, str], name: str, missing: int | None = None) -> int:
+    """A variable that is a whole number."""
+    text = variables.get(name, "" if missing is None else str(missing))
+    if not text.isdecimal():
+        raise slurm_error("it is not a whole number", name, variables)
+    return int(text)
+
+
+def slurm_error(what: str, name: str, variables: Mapping[str, str]) -> ValueError:
+    """The error for a variable that makes no sense."""
+    return ValueError(
+        problem(
+            f"SLURM's variable {name} cannot be used: {what}.",
+            "Expected the variables that `srun` sets for each task, with tasks laid out by block, "
+            "cyclic or in planes.",
+            "Start the script with `srun`, and pass on its variables; or set TF_CONFIG, which "
+            "comes first.",
+            **{name: variables.get(name)},
+        )
+    )
+
+
+def nodes_error(nodes: str) -> ValueError:
+    """The error for a list of nodes that cannot be read."""
+    return slurm_error(
+        "it is not a list of nodes such as `gpu[1-3,07],login`",
+        "SLURM_STEP_NODELIST",
+        {"SLURM_STEP_NODELIST": nodes},
+    )

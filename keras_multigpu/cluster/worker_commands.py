@@ -1,0 +1,93 @@
+"""What starts each worker: on this machine, or by hand or by ssh on others."""
+
+import os
+import shlex
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from keras_multigpu.cluster import environment
+from keras_multigpu.cluster.environment import Cluster
+from keras_multigpu.cluster.ports import free_ports
+from keras_multigpu.processes import new_process
+
+
+class WorkerCommand(NamedTuple):
+    """What starts a worker.
+
+    Attributes:
+        command: The program and its arguments.
+        variables: What its environment has besides that of the launcher.
+    """
+
+    command: list[str]
+    variables: dict[str, str]
+
+
+def on_this_machine(
+    script: Sequence[str], address: str, gpus: Sequence[Mapping[str, str]]
+) -> list[WorkerCommand]:
+    """Workers on this machine, on free ports.
+
+    Args:
+        script: The script and its arguments.
+        address: Where they reach each other.
+        gpus: For each worker the variables that show it its GPUs.
+    """
+    ports = free_ports(len(gpus), address)
+    workers = tuple(f"{in_address(address)}:{port}" for port in ports)
+    return [
+        WorkerCommand(new_process.script(*script), {**variables, **tf_config(workers, index)})
+        for index, variables in enumerate(gpus)
+    ]
+
+
+def on_hosts(
+    script: Sequence[str], hosts: Sequence[str], each: int, devices: int | None, port: int
+) -> list[tuple[str, WorkerCommand]]:
+    """Workers on several machines: for each its host and what starts it there.
+
+    Args:
+        script: The script and its arguments.
+        hosts: The names of the machines, which have the same folders.
+        each: How many workers each machine has.
+        devices: How many GPUs each worker has; all of the machine if it has one worker.
+        port: That of the first worker of a machine; the others have those behind it.
+    """
+    places = [(host, local) for host in hosts for local in range(each)]
+    workers = tuple(f"{in_address(host)}:{port + local}" for host, local in places)
+    found = []
+    for index, (host, local) in enumerate(places):
+        variables = tf_config(workers, index)
+        if devices is not None:
+            gpus = range(local * devices, (local + 1) * devices)
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
+        found.append((host, WorkerCommand(new_process.script(*script), variables)))
+    return found
+
+
+def by_ssh(host: str, worker: WorkerCommand) -> WorkerCommand:
+    """The same worker, started from here on another machine, in the folder of this name.
+
+    The terminal (`-tt`) makes sure that it ends when the connection does.
+    """
+    ssh = ["ssh", "-tt", "-o", "BatchMode=yes", host, shell_line(worker, PYTHONUNBUFFERED="1")]
+    return WorkerCommand(ssh, {})
+
+
+def shell_line(worker: WorkerCommand, **more: str) -> str:
+    """A line for a shell that starts a worker in the folder of this name."""
+    variables = {**worker.variables, **more}
+    words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    line = " ".join(["env", *words, shlex.join(worker.command)])
+    return f"cd {shlex.quote(os.getcwd())} && {line}"
+
+
+def tf_config(workers: tuple[str, ...], index: int) -> dict[str, str]:
+    """What tells a worker who the workers are."""
+    return {"TF_CONFIG": environment.as_tf_config(Cluster(workers, index))}
+
+
+def in_address(host: str) -> str:
+    """A host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,174 @@
+"""`keras-multigpu launch`: start the workers of a training, and end them together."""
+
+import argparse
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+from keras_multigpu.checks import problem
+from keras_multigpu.cluster import gpus
+from keras_multigpu.cluster import worker_commands
+from keras_multigpu.cluster.launcher import launch
+from keras_multigpu.cluster.worker_commands import WorkerCommand
+from keras_multigpu.commands.usage import UsageError
+
+LOOPBACK = "127.0.0.1"
+
+
+def add_parser(subparsers: Any) -> None:
+    """Describe the command."""
+    parser = subparsers.add_parser(
+        "launch",
+        help="start the workers of one training, on this machine or on several",
+        description="Start a script once for each worker, with TF_CONFIG set, and end all workers "
+        "together. The exit code is 0 if all end well, otherwise that of the first that failed.",
+        epilog="TensorFlow's workers trust whoever reaches their ports, so use a wider --address "
+        "or --hosts in a network of your own only.",
+    )
+    add = parser.add_argument
+    whole, seconds = checked(int, 1), checked(float, 0)
+    add("--workers", type=whole, metavar="N", help="workers on this machine, or on each host")
+    add(
+        "--devices-per-worker",
+        type=whole,
+        metavar="N",
+        help="GPUs of each worker (default: all, shared out)",
+    )
+    add("--address", metavar="HOST", help=f"where workers listen (default: {LOOPBACK})")
+    add("--hosts", metavar="A,B", help="print what to run on each of these machines")
+    add("--ssh", action="store_true", help="with --hosts: run it there")
+    add(
+        "--port",
+        type=whole,
+        metavar="N",
+        help="with --hosts: the first worker's port (default: 23456)",
+    )
+    add(
+        "--max-restarts",
+        type=checked(int, 0),
+        default=0,
+        metavar="N",
+        help="start all workers again if one fails, at most this often (default: 0)",
+    )
+    add(
+        "--max-silence",
+        type=seconds,
+        metavar="S",
+        help="take workers for hung if none writes a line for S seconds (default: never)",
+    )
+    add(
+        "--grace",
+        type=seconds,
+        default=10.0,
+        metavar="S",
+        help="how long a worker may take to end when it is told to (default: 10)",
+    )
+    add("script", metavar="SCRIPT", help="the script to run")
+    add("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Launch the workers, or print what does."""
+    check(arguments)
+    try:
+        if not arguments.hosts:
+            return watched(arguments, local_workers(arguments))
+        if arguments.ssh:
+            return watched(arguments, functools.partial(ssh_workers, arguments))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    for host, worker in host_workers(arguments, 0):
+        print(f"# on {host}\n{worker_commands.shell_line(worker)}")
+    return 0
+
+
+def watched(arguments: argparse.Namespace, commands: Callable[[int], list[WorkerCommand]]) -> int:
+    """Start the workers and wait for them."""
+    return launch(
+        commands,
+        max_restarts=arguments.max_restarts,
+        max_silence=arguments.max_silence,
+        grace=arguments.grace,
+    )
+
+
+def local_workers(arguments: argparse.Namespace) -> Callable[[int], list[WorkerCommand]]:
+    """What starts the workers of this machine; each time on other ports."""
+    script = [arguments.script, *arguments.arguments]
+    variables = gpus.shared_out(
+        gpus.visible_gpus(), arguments.workers, arguments.devices_per_worker
+    )
+    address = arguments.address or LOOPBACK
+    return lambda start: worker_commands.on_this_machine(script, address, variables)
+
+
+def host_workers(arguments: argparse.Namespace, start: int) -> list[tuple[str, WorkerCommand]]:
+    """What starts the workers of several machines; each time on other ports."""
+    script = [arguments.script, *arguments.arguments]
+    each = arguments.workers or 1
+    port = (arguments.port or 23456) + start * each
+    hosts = arguments.hosts.split(",")
+    return worker_commands.on_hosts(script, hosts, each, arguments.devices_per_worker, port)
+
+
+def ssh_workers(arguments: argparse.Namespace, start: int) -> list[WorkerCommand]:
+    """What starts the workers of several machines from here."""
+    pairs = host_workers(arguments, start)
+    return [worker_commands.by_ssh(host, worker) for host, worker in pairs]
+
+
+def check(arguments: argparse.Namespace) -> None:
+    """Raise a `UsageError` for arguments that do not go together."""
+    if arguments.hosts:
+        if not all(arguments.hosts.split(",")) or arguments.address:
+            raise usage(
+                "`--hosts` is not a list of names, or `--address` was given too.",
+                "names with commas between them, at which the workers reach each other",
+                "Write for example `--hosts node1,node2`, without `--address`.",
+                hosts=arguments.hosts,
+                address=arguments.address,
+            )
+        if (arguments.workers or 1) > 1 and not arguments.devices_per_worker:
+            raise usage(
+                "Several workers of a machine would use the same GPUs.",
+                "`--devices-per-worker` where there are hosts with several workers",
+                "Say how many GPUs each has, or leave `--workers` out.",
+                workers=arguments.workers,
+            )
+    elif arguments.ssh or arguments.port or not arguments.workers:
+        raise usage(
+            "It is not clear where workers are to be started.",
+            "`--workers` for this machine, or `--hosts`, which `--ssh` and `--port` belong to",
+            "Write for example `keras-multigpu launch --workers 2 train.py`.",
+            workers=arguments.workers,
+            hosts=arguments.hosts,
+        )
+
+
+def usage(what: str, expected: str, fix: str, **received: object) -> UsageError:
+    """An error in three parts."""
+    return UsageError(problem(what, f"Expected {expected}.", fix, **received))
+
+
+def checked(kind: Callable[[str], Any], least: int) -> Callable[[str], Any]:
+    """A reader of numbers that are not too small."""
+
+    def read(text: str) -> Any:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = math.nan
+        if not least <= number < math.inf:
+            raise argparse.ArgumentTypeError(
+                problem(
+                    "this is not a number of the kind.",
+                    f"Expected one of at least {least}.",
+                    f"Write for example `{least + 1}`.",
+                    value=text,
+                )
+            )
+        return number
+
+    return read

@@ -1,0 +1,8 @@
+"""Other processes: how they are started, watched and ended.
+
+new_process     the command and the environment of a new Python
+functions       functions and results that travel to another process and back
+groups          processes that end together, with all that they have started
+interrupts      a Ctrl-C that is noted, for whoever has processes to end first
+watchdog        ends them if this process dies without doing so
+"""

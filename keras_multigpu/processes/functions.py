@@ -1,0 +1,145 @@
+"""Functions that another process is to call, and what comes back.
+
+Functions travel by name, as in `pickle`; those of the running script travel as the script's
+path, and the new process imports it. So, as with `multiprocessing`, the script's own work
+has to stand under `if __name__ == "__main__":`.
+"""
+
+import importlib
+import importlib.util
+import io
+import os
+import pickle
+import sys
+import traceback
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from keras_multigpu.checks import problem
+
+SCRIPT = "__verified_script__"
+"""The name under which the other process imports the script."""
+
+_importing = False
+
+
+def script() -> tuple[str, str] | None:
+    """How to import the running script: `("module", name)` or `("file", path)`."""
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return "module", spec.name
+    path = getattr(main, "__file__", None)
+    return ("file", os.path.abspath(path)) if path and os.path.exists(path) else None
+
+
+def pickled(argument: str, function: Callable[..., Any], why: str) -> bytes:
+    """A function as its name, or whatever else `pickle` makes of a callable.
+
+    Args:
+        argument: What the user knows it as.
+        function: The function.
+        why: The reason for which another process calls it, for the error.
+
+    Raises:
+        ValueError: If another process cannot import it.
+    """
+    try:
+        data = pickle.dumps(function)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise _unreachable(argument, function, why) from error
+    if b"__main__" in data and script() is None:
+        raise _unreachable(argument, function, why)
+    return data
+
+
+def _unreachable(argument: str, function: object, why: str) -> ValueError:
+    return ValueError(
+        problem(
+            f"`{argument}` cannot be imported by another process, which is needed because {why}.",
+            "Expected a function that stands at the top level of a .py file, and no lambda, no "
+            "function inside another one, and none typed into a notebook.",
+            "Move it to a file and import it (in a notebook: a cell that starts with "
+            "`%%writefile my_model.py`).",
+            **{argument: function},
+        )
+    )
+
+
+def refuse_while_importing(name: str) -> None:
+    """Raise a `RuntimeError` where a script calls `name` while another process imports it."""
+    if _importing:
+        raise RuntimeError(
+            problem(
+                f"`{name}` was called while the script was being imported.",
+                "Expected the script to do its work only when it is run itself.",
+                'Put the call, and what else the script does, under `if __name__ == "__main__":`.',
+                script=sys.modules[SCRIPT].__file__ if SCRIPT in sys.modules else None,
+            )
+        )
+
+
+class Functions(pickle.Unpickler):
+    """Reads functions by name, those of the running script from its file.
+
+    Args:
+        file: The pickled function.
+        place: What `script` returned.
+    """
+
+    def __init__(self, file: Any, place: tuple[str, str] | None) -> None:
+        super().__init__(file)
+        self._place = place
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        """What a name stands for."""
+        if module_name == "__main__":
+            module_name = _import_script(self._place).__name__
+        return super().find_class(module_name, global_name)
+
+
+def _import_script(place: tuple[str, str] | None) -> ModuleType:
+    """Import the script that was running in the first process."""
+    kind, name = place or ("module", "__main__")
+    if kind == "module":
+        return importlib.import_module(name)
+    if SCRIPT not in sys.modules:
+        spec = importlib.util.spec_from_file_location(SCRIPT, name)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{name} is no Python file.")
+        sys.modules[SCRIPT] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[SCRIPT])
+    return sys.modules[SCRIPT]
+
+
+def function_from(name: bytes, place: tuple[str, str] | None) -> Callable[..., Any]:
+    """The function that `pickled` has named."""
+    global _importing
+    _importing = True
+    try:
+        return Functions(io.BytesIO(name), place).load()
+    finally:
+        _importing = False
+
+
+def result_from(reply: bytes) -> Any:
+    """What a function has returned in another process, with the classes of the running script."""
+    place = script()
+    if place:
+        # By this name the other process knows the script.
+        sys.modules.setdefault(
+            place[1] if place[0] == "module" else SCRIPT, sys.modules["__main__"]
+        )
+    return pickle.loads(reply)
+
+
+def transportable(error: Exception) -> Exception:
+    """The error, or one that can be pickled; with its traceback as a note."""
+    error.add_note("".join(traceback.format_exception(error)))
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:  # Any class may do anything here.
+        replacement = RuntimeError(f"{type(error).__name__}: {error}")
+        replacement.add_note("".join(error.__notes__))
+        return replacement

@@ -1,0 +1,45 @@
+"""A Ctrl-C that is noted, for whoever has processes to end before it ends itself."""
+
+import signal
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from types import TracebackType
+from typing import Any
+
+
+class Interrupts:
+    """While the `with` block lasts the first signal is noted; the second is a `KeyboardInterrupt`.
+
+    In a thread Python hears no signals; nothing happens there.
+
+    Args:
+        numbers: The signals.
+
+    Attributes:
+        first: The signal that has come; None before.
+    """
+
+    def __init__(self, numbers: Sequence[signal.Signals]) -> None:
+        self.first: signal.Signals | None = None
+        self._numbers = numbers
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "Interrupts":
+        if threading.current_thread() is threading.main_thread():
+            self._before = {each: signal.signal(each, self._note) for each in self._numbers}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.first is not None:
+            raise KeyboardInterrupt
+        self.first = signal.Signals(number)

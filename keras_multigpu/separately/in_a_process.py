@@ -1,0 +1,44 @@
+"""What the process of a job runs: the function, whose value or error goes into a file.
+
+python -m keras_multigpu.separately.in_a_process QUESTION REPLY
+"""
+
+import pickle
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from keras_multigpu.checks import problem
+from keras_multigpu.processes import functions
+
+
+def main(question: str, reply: str) -> None:
+    """Answer the question in one file by writing another."""
+    request = pickle.loads(Path(question).read_bytes())
+    sys.path[:] = request["path"]
+    Path(reply).write_bytes(answer(request))
+
+
+def answer(request: dict[str, Any]) -> bytes:
+    """What the function returns, pickled, and what it raises; pickled together."""
+    try:
+        value = functions.function_from(request["function"], request["script"])()
+        try:
+            return pickle.dumps((pickle.dumps(value), None))
+        except Exception as error:  # Any class may do anything here.
+            raise ValueError(
+                problem(
+                    f"What the job returned cannot be pickled: {error}.",
+                    "Expected a model, a history, arrays, or anything else that `pickle` knows.",
+                    "Return less, or write it to a file and return the path.",
+                    returned=type(value),
+                )
+            ) from error
+    except Exception as error:
+        traceback.print_exc()
+        return pickle.dumps((b"", functions.transportable(error)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,66 @@
+"""Places for jobs: a GPU, or some of the CPU's cores, that one job at a time has to itself."""
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from keras_multigpu import replicas
+
+
+class Slot(NamedTuple):
+    """A place for one job at a time.
+
+    Attributes:
+        name: The device, such as `"GPU:1"`.
+        variables: What pins a process to it, as environment variables.
+        cores: The cores that the process may use; None for all.
+    """
+
+    name: str
+    variables: dict[str, str]
+    cores: frozenset[int] | None = None
+
+
+def slots(devices: Sequence[str] | int | None) -> list[Slot]:
+    """The places of `devices`: each GPU or, on a machine without any, each core."""
+    cores = usable_cores()
+    if devices is None:
+        devices = replicas.device_count("GPU") or len(cores)
+    names = replicas.device_names(devices)
+    if names[0].startswith("GPU"):
+        replicas.require_gpus(names)
+        return [Slot(name, {"CUDA_VISIBLE_DEVICES": cuda_name(name)}) for name in names]
+    return [cpu_slot(name, share(cores, index, len(names))) for index, name in enumerate(names)]
+
+
+def cpu_slot(name: str, cores: list[int]) -> Slot:
+    """A place on some cores, with as many threads."""
+    variables = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
+    threads = dict.fromkeys(variables, str(len(cores)))
+    can_pin = hasattr(os, "sched_setaffinity")
+    return Slot(
+        name, threads | {"CUDA_VISIBLE_DEVICES": "-1"}, frozenset(cores) if can_pin else None
+    )
+
+
+def share(cores: list[int], index: int, count: int) -> list[int]:
+    """The cores of place `index` of `count`; places share cores where there are too few."""
+    if count > len(cores):
+        return [cores[index % len(cores)]]
+    return cores[index * len(cores) // count : (index + 1) * len(cores) // count]
+
+
+def usable_cores() -> list[int]:
+    """The cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))  # macOS.
+
+
+def cuda_name(name: str) -> str:
+    """What CUDA calls a GPU that TensorFlow sees here."""
+    index = int(tf.config.get_visible_devices("GPU")[int(name[4:])].name.rpartition(":")[2])
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",")[index].strip() if visible else str(index)

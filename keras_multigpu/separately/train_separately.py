@@ -1,0 +1,94 @@
+"""`train_separately`: independent models at once, one on each device."""
+
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from keras_multigpu.checks import problem
+from keras_multigpu.processes import functions
+from keras_multigpu.processes.groups import POLL
+from keras_multigpu.processes.groups import Groups
+from keras_multigpu.processes.interrupts import Interrupts
+from keras_multigpu.separately.jobs import Job
+from keras_multigpu.separately.jobs import JobResult
+from keras_multigpu.separately.progress import Progress
+from keras_multigpu.separately.slots import Slot
+from keras_multigpu.separately.slots import slots
+
+
+def train_separately(
+    jobs: Sequence[Callable[[], Any] | str | Path | Sequence[Any]],
+    *,
+    devices: Sequence[str] | int | None = None,
+) -> list[JobResult]:
+    """Train several independent models at once, one on each device.
+
+    For an ensemble, a sweep or the folds of a cross-validation. Each job runs in a process of its
+    own, which sees one GPU or, on a machine without any, has some of the CPU's cores to itself. If
+    there are more jobs than devices the others wait. A job that fails takes no other with it.
+    Ctrl-C ends all jobs.
+
+    Args:
+        jobs: Functions without arguments, such as `functools.partial(train, fold=3)`, paths of
+            scripts, or lists of a path and its arguments, such as `["train.py", "--fold", "3"]`. A
+            function is found by its name, so it has to stand in a file, and what that file does
+            when it is run has to stand under `if __name__ == "__main__":`.
+        devices: Names such as `["GPU:0", "GPU:2"]`, or how many. A number counts GPUs, and parts of
+            the CPU on a machine without a GPU. `None` means all GPUs, or all cores.
+
+    Returns:
+        A list with a `JobResult` for each job, in their order. `result.value` is what the function
+        returned: anything that `pickle` knows, so also a model, a `History`, or a dictionary of
+        both. It raises what the function raised; `result.error` tells without raising.
+
+    Raises:
+        ValueError: If an argument makes no sense.
+
+    Example:
+
+    ```python
+    results = kmg.train_separately([functools.partial(train, fold=k) for k in range(5)])
+    models = [result.value for result in results]
+    ```
+    """
+    functions.refuse_while_importing("train_separately")
+    if isinstance(jobs, str) or not isinstance(jobs, Sequence) or not jobs:
+        raise ValueError(
+            problem(
+                "`jobs` is not a list with jobs in it.",
+                "Expected a list of functions or scripts.",
+                "Write for example `[functools.partial(train, fold=k) for k in range(5)]`.",
+                jobs=jobs,
+            )
+        )
+    places = slots(devices)
+    with tempfile.TemporaryDirectory() as folder:
+        queue = [Job(number, job, Path(folder)) for number, job in enumerate(jobs, 1)]
+        run(queue, places)
+        # Only now: a model of this process would take memory of a GPU that a job is using.
+        return [job.result() for job in queue]
+
+
+def run(jobs: Sequence[Job], places: Sequence[Slot]) -> None:
+    """Run all jobs, as many at once as there are places."""
+    waiting, running, free = list(jobs), list[Job](), list(places)
+    progress = Progress(len(jobs))
+    with Interrupts([signal.SIGINT]) as interrupts, Groups() as groups:
+        while (waiting or running) and interrupts.first is None:
+            while waiting and free:
+                running.append(waiting.pop(0))
+                running[-1].start(groups, free.pop(0))
+                progress.started(running[-1])
+            for job in [job for job in running if job.exit_code() is not None]:
+                running.remove(job)
+                assert job.slot is not None
+                free.append(job.slot)
+                progress.ended(job)
+            progress.running(running)
+            time.sleep(POLL)
+    if interrupts.first is not None:
+        raise KeyboardInterrupt

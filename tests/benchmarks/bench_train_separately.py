@@ -1,0 +1,79 @@
+"""What `train_separately` saves: four jobs on two places against one after another.
+
+    python tests/benchmarks/bench_train_separately.py [--write]
+
+Both sides run in turn in one process tree, with the same function in the same processes; "one after
+another" is the same call with one place, which has one core as well. `--write` puts the result into
+docs/benchmarks.md.
+"""
+
+import os
+import statistics
+import sys
+import time
+
+import numpy as np
+import report
+
+import keras_multigpu as kmg
+
+PAIRS, JOBS, PLACES = 5, 4, 2
+
+
+def train():
+    """A training of some seconds, in a process whose start counts as well."""
+    import keras
+
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Conv2D(32, 3, activation="relu") for _ in range(3)]
+    model = keras.Sequential(
+        [keras.Input((24, 24, 3)), *layers, keras.layers.Flatten(), keras.layers.Dense(10)]
+    )
+    model.compile("adam", "mse")
+    random = np.random.default_rng(0)
+    x = random.normal(size=(1024, 24, 24, 3)).astype("float32")
+    y = random.normal(size=(1024, 10)).astype("float32")
+    return model.fit(x, y, batch_size=32, epochs=3, verbose=0).history["loss"]
+
+
+def seconds(places):
+    """How long all jobs take, and how long each of them."""
+    cores = sorted(os.sched_getaffinity(0))
+    # One place has one core, as each of several has.
+    os.sched_setaffinity(0, cores[:places])
+    began = time.perf_counter()
+    try:
+        results = kmg.train_separately([train] * JOBS, devices=places)
+    finally:
+        os.sched_setaffinity(0, cores)
+    took = time.perf_counter() - began
+    losses = [result.value for result in results]
+    assert losses == [losses[0]] * JOBS
+    return took, statistics.mean(result.seconds for result in results)
+
+
+def main():
+    """Measure in turn and print."""
+    ratios, rows = [], []
+    for _ in range(PAIRS):
+        one, each_alone = seconds(1)
+        several, each_beside = seconds(PLACES)
+        ratios.append(several / one)
+        rows.append((one, several, each_alone, each_beside))
+        print(f"{one:.1f} s, {several:.1f} s: {ratios[-1]:.2f}")
+    one, several, alone, beside = (statistics.median(column) for column in zip(*rows, strict=True))
+    lines = [
+        f"{report.machine()} {JOBS} trainings of a small convnet, start of the process included.",
+        "",
+        "| | one after another | two at once | ratio |",
+        "| --- | --- | --- | --- |",
+        f"| all | {one:.1f} s | {several:.1f} s | **{statistics.median(ratios):.2f}** |",
+        f"| each | {alone:.1f} s | {beside:.1f} s | {beside / alone:.2f} |",
+    ]
+    print("\n".join(lines))
+    if "--write" in sys.argv:
+        report.write_section("train separately", lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""A worker whose neighbours are on the same machine can be reached from it alone."""
+
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from keras_multigpu.cluster import loopback
+from keras_multigpu.cluster.environment import Cluster
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Only Linux can tie a socket.")
+
+
+@pytest.fixture
+def server():
+    """Listens at every address, as TensorFlow does."""
+    with socket.create_server(("", 0)) as server:
+        yield server
+
+
+def device(server):
+    """The network device that a socket is tied to."""
+    name = server.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, 16)
+    return name.rstrip(b"\0").decode()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        (["127.0.0.1", "127.0.0.1"], "lo"),
+        (["localhost", "127.0.1.1"], "lo"),
+        (["[::1]", "127.0.0.1"], "lo"),
+        (["127.0.0.1", "node2"], ""),
+        (["10.0.0.1", "10.0.0.1"], ""),
+    ],
+)
+def test_a_listening_socket_is_tied(server, hosts, expected):
+    """If all workers are on this machine; the port of the other one is nobody's business."""
+    port = server.getsockname()[1]
+    with socket.create_server(("", 0)) as other:
+        workers = f"{hosts[0]}:{port}", f"{hosts[1]}:{other.getsockname()[1]}"
+        loopback.keep_to_loopback(Cluster(workers, 0))
+        assert (device(server), device(other)) == (expected, "")
+    if expected:
+        socket.create_connection(("127.0.0.1", port)).close()
+
+
+REACH = "import socket; socket.create_connection(('10.213.7.1', {}), 0.3)"
+
+
+@pytest.fixture
+def neighbour():
+    """Runs Python on another machine of the network: a namespace, at the end of a cable."""
+    name = f"kmg{os.getpid()}"
+    steps = [
+        f"ip netns add {name}",
+        f"ip link add {name} type veth peer name cable netns {name}",
+        f"ip addr add 10.213.7.1/24 dev {name}",
+        f"ip link set {name} up",
+        f"ip -n {name} addr add 10.213.7.2/24 dev cable",
+        f"ip -n {name} link set cable up",
+    ]
+    done = subprocess.run(["sh", "-c", " && ".join(steps)], capture_output=True, check=False)
+    if done.returncode == 0:
+        yield (
+            lambda code: (
+                subprocess.run(
+                    ["ip", "netns", "exec", name, sys.executable, "-c", code],
+                    capture_output=True,
+                    check=False,
+                ).returncode
+            )
+        )
+    subprocess.run(["ip", "link", "del", name], capture_output=True, check=False)
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("Only root can make a network.")
+
+
+@pytest.mark.skipif(not shutil.which("ip"), reason="Networks are made with `ip`.")
+def test_nobody_outside_reaches_it(server, neighbour):
+    """Before somebody did."""
+    port = server.getsockname()[1]
+    assert neighbour(REACH.format(port)) == 0
+    loopback.keep_to_loopback(Cluster((f"127.0.0.1:{port}",), 0))
+    assert neighbour(REACH.format(port)) == 1
+
+
+def test_what_cannot_be_tied_is_said(server, monkeypatch, caplog):
+    """As on Linux before 5.7, where only root may."""
+
+    def refuse(*_):
+        raise PermissionError("Operation not permitted")
+
+    monkeypatch.setattr(loopback.os, "listdir", refuse)
+    with caplog.at_level(logging.WARNING, "keras_multigpu"):
+        loopback.keep_to_loopback(Cluster((f"127.0.0.1:{server.getsockname()[1]}",), 0))
+    assert "Other machines can reach this worker's port" in caplog.text

@@ -1,0 +1,237 @@
+"""SLURM's variables say which workers there are: hosts in SLURM's order, ports of the job."""
+
+import os
+
+import pytest
+
+from keras_multigpu.cluster import slurm
+from keras_multigpu.cluster.environment import Cluster
+
+# What `srun` sets, as seen in its manual: for a job on two nodes with two tasks each.
+STEP = {
+    "SLURM_JOB_ID": "4711",
+    "SLURM_STEP_ID": "0",
+    "SLURM_JOB_NODELIST": "gpu[07-09]",
+    "SLURM_STEP_NODELIST": "gpu[07-08]",
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_TASKS_PER_NODE": "2(x3)",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_DISTRIBUTION": "block",
+}
+FIRST = 15_000 + 4711 * 7 * 16 % 16_000
+
+# `scontrol show hostnames LIST` prints a name a line, in the order of the list, and keeps zeros.
+SCONTROL = r"""#!/usr/bin/env python3
+import re, sys
+
+def fail(text):
+    sys.exit(text)
+
+if sys.argv[1:3] != ["show", "hostnames"]:
+    fail("invalid entity: " + " ".join(sys.argv[2:3]))
+
+def expand(word):
+    before, bracket, rest = word.partition("[")
+    if not bracket:
+        return [word]
+    inside, _, after = rest.partition("]")
+    names = []
+    for part in inside.split(","):
+        low, _, high = part.partition("-")
+        for number in range(int(low), int(high or low) + 1):
+            names += [before + str(number).zfill(len(low)) + tail for tail in expand(after)]
+    return names
+
+words, depth = [""], 0
+for letter in sys.argv[3]:
+    depth += {"[": 1, "]": -1}.get(letter, 0)
+    if letter == "," and depth == 0:
+        words.append("")
+    else:
+        words[-1] += letter
+for word in words:
+    print("\n".join(expand(word)))
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_gpus(monkeypatch):
+    """Whatever the machine of the tests has."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+
+
+@pytest.fixture(params=["scontrol", "without"])
+def scontrol(request, tmp_path, monkeypatch):
+    """A machine that has the program, and one that has not."""
+    if request.param == "scontrol":
+        program = tmp_path / "scontrol"
+        program.write_text(SCONTROL)
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    else:
+        monkeypatch.setattr(slurm.shutil, "which", lambda name: None)
+
+
+def task(index, **changed):
+    """The variables of one task."""
+    variables = STEP | {"SLURM_PROCID": str(index)} | changed
+    return {name: value for name, value in variables.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        ("node", ["node"]),
+        ("n[2,10]", ["n2", "n10"]),  # Not as text, which would put 10 first.
+        ("n[9-11]", ["n9", "n10", "n11"]),
+        ("gpu[07-09,11],login", ["gpu07", "gpu08", "gpu09", "gpu11", "login"]),
+        ("b,a", ["b", "a"]),
+        ("rack[1-2]node[3,5]", ["rack1node3", "rack1node5", "rack2node3", "rack2node5"]),
+        ("n[1-2].site.org,c-3", ["n1.site.org", "n2.site.org", "c-3"]),
+        ("n[098-101]", ["n098", "n099", "n100", "n101"]),
+        ("n[1-12]", [f"n{number}" for number in range(1, 13)]),
+    ],
+)
+def test_a_list_of_nodes_is_read(scontrol, nodes, expected):
+    """In SLURM's order, with and without its own program."""
+    assert slurm.host_names(nodes) == expected
+
+
+def test_a_program_of_the_same_name_that_fails_is_not_believed(tmp_path, monkeypatch):
+    """As on a machine that cannot reach SLURM's controller."""
+    program = tmp_path / "scontrol"
+    program.write_text("#!/bin/sh\necho error >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert slurm.host_names("n[1-2]") == ["n1", "n2"]
+
+
+@pytest.mark.parametrize(
+    "nodes", ["", "n[1-2", "n1]", "n[]", "n[a]", "n[2-1]", "a,,b", "a b", "a,"]
+)
+def test_what_is_no_list_of_nodes_is_named(monkeypatch, nodes):
+    monkeypatch.setattr(slurm.shutil, "which", lambda name: None)
+    with pytest.raises(ValueError, match="SLURM_STEP_NODELIST cannot be used: it is not a list"):
+        slurm.host_names(nodes)
+
+
+def test_workers_in_blocks():
+    """The step's nodes, not those of the whole job; two ports for each."""
+    workers = (f"gpu07:{FIRST}", f"gpu07:{FIRST + 1}", f"gpu08:{FIRST}", f"gpu08:{FIRST + 1}")
+    for index in range(4):
+        assert slurm.cluster(task(index)) == Cluster(workers, index)
+
+
+def test_workers_in_turn():
+    """Task 1 is on the second node."""
+    workers = (f"gpu07:{FIRST}", f"gpu08:{FIRST}", f"gpu07:{FIRST + 1}", f"gpu08:{FIRST + 1}")
+    assert slurm.cluster(task(1, SLURM_DISTRIBUTION="cyclic")) == Cluster(workers, 1)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "counts", "expected"),
+    [
+        ("block", "2(x3),1", [0, 0, 1, 1, 2, 2, 3]),
+        ("cyclic", "2(x3),1", [0, 1, 2, 3, 0, 1, 2]),
+        ("cyclic", "1,3,2", [0, 1, 2, 1, 2, 1]),
+        ("cyclic:block", "2,2", [0, 1, 0, 1]),
+        ("block:cyclic,NoPack", "2,2", [0, 0, 1, 1]),
+        ("plane", "4,3", [0, 0, 1, 1, 0, 0, 1]),
+        ("*", "1,2", [0, 1, 1]),
+        (None, "1,2", [0, 1, 1]),
+        ("block", "1(x12)", list(range(12))),
+        ("cyclic", "2(x12)", [*range(12), *range(12)]),
+        ("block", "3", [0, 0, 0]),
+    ],
+)
+def test_the_node_of_each_task(distribution, counts, expected):
+    """Laid out as the manual of `srun` says, on 1 to 12 nodes."""
+    nodes = [f"n{node}" for node in range(1 + max(expected))]
+    variables = task(
+        0,
+        SLURM_STEP_NODELIST=",".join(nodes),
+        SLURM_STEP_TASKS_PER_NODE=counts,
+        SLURM_DISTRIBUTION=distribution,
+        SLURM_DIST_PLANESIZE="2",
+    )
+    workers = slurm.cluster(variables).workers
+    assert [worker.split(":")[0] for worker in workers] == [nodes[node] for node in expected]
+    assert len(set(workers)) == len(workers)
+
+
+def test_a_step_without_counts_of_its_own_has_those_of_the_job():
+    """As older SLURMs set them."""
+    variables = task(3, SLURM_STEP_TASKS_PER_NODE=None, SLURM_TASKS_PER_NODE="2(x2)")
+    assert slurm.cluster(variables).index == 3
+
+
+@pytest.mark.parametrize(("job", "step"), [("4712", "0"), ("4711", "1"), ("4710", "0")])
+def test_neighbouring_jobs_and_steps_use_other_ports(job, step):
+    """They may share a node."""
+    ours = {port_of(worker) for worker in slurm.cluster(task(0)).workers}
+    theirs = slurm.cluster(task(0, SLURM_JOB_ID=job, SLURM_STEP_ID=step)).workers
+    assert ours.isdisjoint(map(port_of, theirs))
+    assert all(15_000 <= port < 32_000 for port in map(port_of, theirs))
+
+
+def port_of(worker):
+    return int(worker.split(":")[1])
+
+
+@pytest.mark.parametrize("missing", ["SLURM_STEP_NODELIST", "SLURM_PROCID"])
+def test_a_batch_script_without_srun_is_one_process(missing):
+    """Though SLURM has counted its tasks."""
+    assert slurm.cluster(task(0, **{missing: None})) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ({"SLURM_STEP_TASKS_PER_NODE": "2(x3)"}, "SLURM_STEP_TASKS_PER_NODE .* 3 nodes, .* of 2"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "two"}, "SLURM_STEP_TASKS_PER_NODE .*`2\\(x3\\),1`"),
+        ({"SLURM_PROCID": "4"}, "SLURM_PROCID .* there are 4 tasks"),
+        ({"SLURM_PROCID": "x"}, "SLURM_PROCID .* not a whole number"),
+        ({"SLURM_JOB_ID": None}, "SLURM_JOB_ID .* not a whole number"),
+        ({"SLURM_NODEID": "1"}, "SLURM_NODEID .* task 0 was expected on node 0"),
+        ({"SLURM_DISTRIBUTION": "arbitrary"}, "SLURM_DISTRIBUTION .* order of the tasks"),
+        ({"SLURM_DISTRIBUTION": "plane"}, "SLURM_DIST_PLANESIZE .* not a whole number"),
+    ],
+)
+def test_variables_that_make_no_sense_are_named(changed, what):
+    """Rather than waiting for workers that do not exist."""
+    with pytest.raises(ValueError, match=f"{what}.* Expected the variables that `srun` sets"):
+        slurm.cluster(task(0, **changed))
+
+
+@pytest.mark.parametrize(
+    ("distribution", "expected"),
+    [("block", ["0,1", "2,3", "0,1", "2,3"]), ("cyclic", ["0,1", "0,1", "2,3", "2,3"])],
+)
+def test_tasks_of_a_node_share_its_gpus(monkeypatch, distribution, expected):
+    """Where SLURM shows all of them to each task; no two use one."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    for index, own in enumerate(expected):
+        variables = task(index, SLURM_DISTRIBUTION=distribution)
+        cluster = slurm.cluster(variables)
+        assert slurm.own_gpus(cluster, variables) == {"CUDA_VISIBLE_DEVICES": own}
+
+
+@pytest.mark.parametrize("name", ["SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND"])
+def test_gpus_that_slurm_has_shared_out_stay_as_they_are(monkeypatch, name):
+    """CUDA counts them from 0 in each task."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    variables = task(1, **{name: "1"})
+    assert slurm.own_gpus(slurm.cluster(variables), variables) == {}
+
+
+def test_tasks_without_gpus_have_none_to_share():
+    assert slurm.own_gpus(slurm.cluster(task(0)), task(0)) == {}
+
+
+def test_too_few_gpus_for_the_tasks_of_a_node_are_named(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(ValueError, match="too few GPUs for the workers"):
+        slurm.own_gpus(slurm.cluster(task(0)), task(0))

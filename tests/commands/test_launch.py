@@ -1,0 +1,383 @@
+"""`keras-multigpu launch` starts workers, watches them, and leaves nothing behind.
+
+The scripts need no TensorFlow, so what is proven is the launcher.
+"""
+
+import json
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes_left import lives
+from processes_left import wait_until
+
+from keras_multigpu.commands import main
+
+ROOT = Path(__file__).parents[2]
+
+WORKER = """
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+config = json.loads(os.environ["TF_CONFIG"])
+index = config["task"]["index"]
+starts = Path(f"starts{index}")
+
+def say(*words):
+    print(*words, flush=True)
+
+def started():
+    '''How often this worker was started before; notes its number and what it starts.'''
+    before = len(starts.read_text().splitlines()) if starts.exists() else 0
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with starts.open("a") as file:
+        file.write(f"{os.getpid()} {child.pid}\\n")
+    return before
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """Writes a script and returns its name; the working folder is the test's own."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(body):
+        (tmp_path / "train.py").write_text(WORKER + body)
+        return "train.py"
+
+    return write
+
+
+def process(*words, **more):
+    """The launcher, running."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "keras_multigpu", "launch", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", **more},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def launched(*words, **more):
+    """The exit code of a launcher, what the workers printed, and what it said itself."""
+    running = process(*words, **more)
+    out, err = running.communicate(timeout=120)
+    return running.returncode, sorted(out.splitlines()), err
+
+
+def pids():
+    """The workers of the last start, and what they have started."""
+    last = [path.read_text().splitlines()[-1] for path in Path().glob("starts*")]
+    return [int(word) for line in last for word in line.split()]
+
+
+def test_each_worker_knows_its_place(script):
+    """Two free ports of 127.0.0.1, the same list for both; output is prefixed, arguments arrive."""
+    name = script("say(json.dumps([config, sys.argv[1:]]))")
+    code, lines, _ = launched("--workers", "2", name, "--epochs", "3")
+    assert code == 0
+    assert [line[:11] for line in lines] == ["[worker 0] ", "[worker 1] "]
+    found = [json.loads(line[11:]) for line in lines]
+    workers = found[0][0]["cluster"]["worker"]
+    assert [re.fullmatch(r"127\.0\.0\.1:\d+", worker) is None for worker in workers] == [False] * 2
+    assert len(set(workers)) == 2
+    for index, (config, arguments) in enumerate(found):
+        assert config == {
+            "cluster": {"worker": workers},
+            "task": {"type": "worker", "index": index},
+        }
+        assert arguments == ["--epochs", "3"]
+
+
+def test_the_first_failure_ends_all(script):
+    """Its code is the launcher's, its last lines are repeated, and nothing is left."""
+    name = script(
+        "started()\n"
+        "if index: time.sleep(600)\n"
+        "while not Path('starts1').exists() or not Path('starts1').read_text(): time.sleep(0.01)\n"
+        "for line in range(30): say('line', line)\n"
+        "raise SystemExit('no such file')"
+    )
+    code, _, err = launched("--workers", "2", name)
+    assert code == 1
+    first, *lines = err.splitlines()
+    assert first == "keras-multigpu launch: worker 0 ended with code 1. Its last lines:"
+    assert lines == [*(f"    line {line}" for line in range(11, 30)), "    no such file"]
+    assert not any(map(lives, pids()))
+
+
+@pytest.mark.parametrize(("number", "code"), [("SIGKILL", 137), ("SIGSEGV", 139)])
+def test_a_worker_that_dies_is_named(script, number, code):
+    name = script(f"os.kill(os.getpid(), signal.{number}) if index else time.sleep(600)")
+    found, _, err = launched("--workers", "2", name)
+    assert found == code
+    assert f"worker 1 was ended by {number}. Its last lines:" in err
+
+
+def test_a_worker_that_ends_well_is_no_failure(script):
+    """The others go on."""
+    assert launched("--workers", "2", script("time.sleep(0.5 * index)"))[0] == 0
+
+
+IGNORES = """
+signal.signal(signal.SIGTERM, lambda *_: say("heard"))
+started()
+say("ready")
+while True: time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_a_stopped_launcher_leaves_nothing(script, number):
+    """Not even workers that ignore SIGTERM; after `kill -9` a watchdog sees to it."""
+    running = process("--workers", "2", "--grace", "0.3", script(IGNORES))
+    for _ in range(2):
+        assert running.stdout.readline().endswith("ready\n")
+    group = pids()
+    assert len(group) == 4 and all(map(lives, group))
+    running.send_signal(number)
+    out, err = running.communicate(timeout=60)
+    wait_until(lambda: not any(map(lives, group)))
+    if number == signal.SIGKILL:
+        return
+    assert running.returncode == 128 + number
+    assert sorted(out.splitlines()) == ["[worker 0] heard", "[worker 1] heard"]
+    assert err == f"keras-multigpu launch: all workers were ended by {number.name}.\n"
+
+
+SAVES = """
+def save(*_):
+    time.sleep(0.3)
+    say("saved")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+say("ready")
+while True: time.sleep(600)
+"""
+
+
+def test_workers_may_save_before_they_end(script):
+    """A Ctrl-C is a SIGTERM for them, and they have the grace to answer it."""
+    running = process("--workers", "2", script(SAVES))
+    for _ in range(2):
+        running.stdout.readline()
+    running.send_signal(signal.SIGINT)
+    out, _ = running.communicate(timeout=60)
+    assert sorted(out.splitlines()) == ["[worker 0] saved", "[worker 1] saved"]
+
+
+def test_a_reader_that_goes_away_ends_all(script):
+    """As in `keras-multigpu launch ... | head`; the workers would wait for it for ever."""
+    with process("--workers", "2", script("started()\nwhile True: say('x' * 1000)")) as running:
+        running.stdout.readline()
+        wait_until(lambda: len(list(Path().glob("starts*"))) == 2)
+        running.stdout.close()
+        assert running.wait(timeout=60) == 143
+    assert not any(map(lives, pids()))
+
+
+KILLED = """
+before = started()
+say(config["cluster"]["worker"])
+if before == 10:
+    sys.exit()
+while True: time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_ten_kills_are_survived(script):
+    """All workers start anew on other ports each time; no process of an earlier start is left."""
+    running = process("--workers", "2", "--max-restarts", "10", script(KILLED))
+    chance, earlier, ports = random.Random(0), [], set()
+    for start in range(11):
+        for _ in range(2):
+            ports.update(json.loads(running.stdout.readline()[11:].replace("'", '"')))
+        assert len(ports) >= 2 * start  # Two may be drawn again.
+        assert not any(map(lives, earlier))
+        if start < 10:
+            earlier = pids()
+            os.kill(int(Path(f"starts{chance.randrange(2)}").read_text().split()[-2]), 9)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 0
+    assert [line[-10:] for line in err.splitlines()] == [
+        f"({restart} of 10)."[-10:] for restart in range(1, 11)
+    ]
+    assert not any(map(lives, earlier))
+
+
+def test_restarts_are_counted(script):
+    """After the last of them the failure is the launcher's."""
+    code, lines, err = launched("--workers", "1", "--max-restarts", "2", script("sys.exit(5)"))
+    assert (code, lines) == (5, [])
+    assert err.splitlines() == [
+        "keras-multigpu launch: worker 0 ended with code 5; starting all again (1 of 2).",
+        "keras-multigpu launch: worker 0 ended with code 5; starting all again (2 of 2).",
+        "keras-multigpu launch: worker 0 ended with code 5. Its last lines:",
+    ]
+
+
+def test_a_port_that_was_taken_costs_no_restart(script):
+    """TensorFlow says so; other ports are tried, though not for ever."""
+    taken = "say('E0000 Address already in use')\nsys.exit(1 if started() < {} else 0)"
+    code, _, err = launched("--workers", "1", script(taken.format(2)))
+    assert code == 0
+    assert err.count("the port of a worker was taken") == 2
+    Path("starts0").unlink()
+    code, _, err = launched("--workers", "1", script(taken.format(9)))
+    assert code == 1
+    assert err.count("the port of a worker was taken") == 3
+
+
+def test_workers_that_hang_are_started_again(script):
+    """One is stopped, so the other waits for it: nobody says anything any more."""
+    name = script(
+        "before = started()\n"
+        "say('started')\n"
+        "if before == 0:\n"
+        "    os.kill(os.getpid(), signal.SIGSTOP) if index else time.sleep(600)\n"
+    )
+    code, lines, err = launched("--workers", "2", "--max-silence", "2", "--max-restarts", "1", name)
+    assert (code, len(lines)) == (0, 4)
+    assert "no worker has written a line for 2 s, and worker 0, 1 still ran; starting" in err
+
+
+def test_what_a_worker_prints_does_nothing_to_the_terminal(script):
+    """Without colors; of a bar the last state; other codes as Python writes them."""
+    name = script(r"sys.stdout.write('1/2\r\x1b[1m2/2\x1b[0m\n\x1b]0;owned\x07\n')")
+    _, lines, _ = launched("--workers", "1", name)
+    assert lines == [
+        r"[worker 0] 2/2",
+        r"[worker 0] \x1b]0;owned\x07",
+    ]
+
+
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """Pretends that the machine has four GPUs; `nvidia-smi -L` lists them as the real one."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    lines = "".join(f"echo 'GPU {n}: NVIDIA H100 (UUID: GPU-{n})'\n" for n in range(4))
+    program.write_text(f'#!/bin/sh\n[ "$1" = -L ] || exit 1\n{lines}')
+    program.chmod(0o755)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    return {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize(
+    ("words", "visible", "expected"),
+    [
+        (["--workers", "2"], None, ["0,1", "2,3"]),
+        (["--workers", "3"], None, ["0", "1", "2"]),
+        (["--workers", "2", "--devices-per-worker", "1"], None, ["0", "1"]),
+        (["--workers", "2"], "5,GPU-7", ["5", "GPU-7"]),
+        (["--workers", "2"], "-1", ["-1", "-1"]),
+    ],
+)
+def test_gpus_are_shared_out(script, nvidia_smi, words, visible, expected):
+    """Each worker sees its own."""
+    name = script("say(os.environ.get('CUDA_VISIBLE_DEVICES'))")
+    environment = {**os.environ, **nvidia_smi, "PYTHONPATH": str(ROOT)}
+    if visible:
+        environment["CUDA_VISIBLE_DEVICES"] = visible
+    command = [sys.executable, "-m", "keras_multigpu", "launch", *words, name]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert sorted(line[11:] for line in ended.stdout.splitlines()) == expected
+
+
+def test_hosts_get_commands_to_run_by_hand(script, capsys):
+    """What is printed runs in a shell, and names the same workers everywhere."""
+    name = script("say(json.dumps([config, sys.argv[1:], os.environ.get('CUDA_VISIBLE_DEVICES')]))")
+    words = ["--hosts", "a,b", "--workers", "2", "--devices-per-worker", "1", name, "it's"]
+    assert main(["launch", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[::2] == ["# on a", "# on a", "# on b", "# on b"]
+    workers = ["a:23456", "a:23457", "b:23456", "b:23457"]
+    for index, line in enumerate(lines[1::2]):
+        ended = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
+        config, arguments, visible = json.loads(ended.stdout)
+        assert config["cluster"] == {"worker": workers}
+        assert (config["task"]["index"], arguments, visible) == (index, ["it's"], str(index % 2))
+
+
+def test_hosts_are_reached_by_ssh(script, tmp_path):
+    """The stand-in runs the line of the last argument in a shell, as `ssh` has it done."""
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(
+        '#!/bin/sh\n[ "$1 $2 $3" = "-tt -o BatchMode=yes" ] || exit 255\n'
+        'cd / && HOST=$4 exec sh -c "$5"\n'
+    )
+    ssh.chmod(0o755)
+    name = script(
+        "say(os.environ['HOST'], config['cluster']['worker'], config['task']['index'])\n"
+        "sys.exit(config['cluster']['worker'][0] == 'a:9000')"
+    )
+    path = f"{ssh.parent}:{os.environ['PATH']}"
+    code, lines, _ = launched(
+        "--hosts", "a,b", "--ssh", "--port", "9000", "--max-restarts", "1", name, PATH=path
+    )
+    assert code == 0
+    # The first start may be over before all have said it.
+    assert "[worker 0] a ['a:9001', 'b:9001'] 0" in lines
+    assert "[worker 1] b ['a:9001', 'b:9001'] 1" in lines
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["train.py"], "not clear where workers"),
+        (["--ssh", "--workers", "2", "train.py"], "not clear where workers"),
+        (["--port", "1", "--workers", "2", "train.py"], "not clear where workers"),
+        (["--hosts", "a,", "train.py"], "not a list of names"),
+        (["--hosts", "a", "--address", "b", "train.py"], "not a list of names"),
+        (["--hosts", "a", "--workers", "2", "train.py"], "would use the same GPUs"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_named(monkeypatch, capsys, words, what):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert main(["launch", *words]) == 2
+    assert what in capsys.readouterr().err
+
+
+def test_more_gpus_than_there_are_are_not_given(monkeypatch, capsys):
+    """No two workers share one."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    assert main(["launch", "--workers", "2", "--devices-per-worker", "2", "train.py"]) == 2
+    assert "too few GPUs for the workers. Expected at least 4" in capsys.readouterr().err
+
+
+def test_a_worker_without_gpus_may_have_parts_of_the_cpu(script):
+    name = script("say(os.environ['KERAS_MULTIGPU_CPU_DEVICES'])")
+    assert launched("--workers", "1", "--devices-per-worker", "2", name)[1] == ["[worker 0] 2"]
+
+
+@pytest.mark.parametrize("words", [["--workers", "0"], ["--workers", "x"], ["--grace", "-1"]])
+def test_numbers_that_are_too_small_are_named(capsys, words):
+    with pytest.raises(SystemExit):
+        main(["launch", *words, "train.py"])
+    assert "Expected one of at least" in capsys.readouterr().err
+
+
+def test_help_speaks_of_who_may_reach_the_ports(capsys):
+    """TensorFlow's workers know no password."""
+    with pytest.raises(SystemExit):
+        main(["launch", "--help"])
+    assert "trust whoever reaches their ports" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_port_in_use_is_not_offered():
+    """Nobody listens at the ports, at any address of the machine."""
+    from keras_multigpu.cluster import ports
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        used = server.getsockname()[1]
+        candidates = [used, *ports.free_ports(3, "127.0.0.1")]
+        found = ports.free_ports(2, "127.0.0.1", lambda *_: candidates)
+    assert len(found) == 2 and used not in found

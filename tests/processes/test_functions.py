@@ -1,0 +1,54 @@
+"""Functions of the running script travel by its path, and its classes come back as they are."""
+
+import pickle
+import sys
+from types import ModuleType
+from types import SimpleNamespace
+
+import pytest
+
+from keras_multigpu.processes import functions
+
+
+@pytest.fixture
+def main(monkeypatch):
+    """A module that pretends to be the running script."""
+    module = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    return module
+
+
+def test_a_script_is_found_by_its_path_or_by_its_name(main, tmp_path):
+    """`python train.py`, `python -m train`; nothing that was typed in."""
+    assert functions.script() is None
+    main.__file__ = str(tmp_path / "train.py")
+    assert functions.script() is None
+    (tmp_path / "train.py").touch()
+    assert functions.script() == ("file", str(tmp_path / "train.py"))
+    main.__spec__ = SimpleNamespace(name="train")
+    assert functions.script() == ("module", "train")
+
+
+@pytest.mark.parametrize("name", ["a_module", functions.SCRIPT])
+def test_classes_of_the_script_are_those_of_main(main, monkeypatch, name, tmp_path):
+    """By whatever name the other process has imported it."""
+    main.__spec__ = SimpleNamespace(name=name)
+    main.Point = type("Point", (), {"__module__": name})
+    there = ModuleType(name)
+    there.Point = main.Point
+    monkeypatch.setitem(sys.modules, name, there)
+    reply = pickle.dumps(main.Point())
+    monkeypatch.delitem(sys.modules, name)
+    assert type(functions.result_from(reply)) is main.Point
+
+
+def test_an_error_that_cannot_travel_is_described():
+    """One class wants two arguments, of which `pickle` knows nothing."""
+
+    class OwnError(Exception):
+        def __init__(self, one, two):
+            super().__init__(f"{one} and {two}")
+
+    error = functions.transportable(OwnError(1, 2))
+    assert (type(error), str(error)) == (RuntimeError, "OwnError: 1 and 2")
+    assert "OwnError: 1 and 2" in error.__notes__[0]

@@ -1,0 +1,20 @@
+"""What tests of processes ask: does it run still, and is it so by now?"""
+
+import time
+from pathlib import Path
+
+
+def lives(pid):
+    """Whether a process runs; one that is dead and not yet noticed does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(is_so, seconds=60):
+    """Wait until something is so."""
+    latest = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < latest
+        time.sleep(0.05)

@@ -1,0 +1,59 @@
+"""Jobs for the tests of `train_separately`; most need no TensorFlow."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def square(number):
+    sys.stdout.write(f"the square of {number}\n")
+    return number * number
+
+
+def span(seconds):
+    """When it began and ended."""
+    began = time.monotonic()
+    time.sleep(seconds)
+    return began, time.monotonic()
+
+
+def place():
+    """What the job may use."""
+    names = ("CUDA_VISIBLE_DEVICES", "TF_NUM_INTRAOP_THREADS", "OMP_NUM_THREADS")
+    return sorted(os.sched_getaffinity(0)), [os.environ.get(name) for name in names]
+
+
+def fail(text):
+    raise LookupError(text)
+
+
+def die():
+    os.kill(os.getpid(), 9)
+
+
+def not_picklable():
+    return lambda: None
+
+
+def sleep_with_a_child(path):
+    """Write both numbers, ignore SIGTERM's usual way, and stay."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(path).write_text(f"{os.getpid()} {child.pid}")
+    time.sleep(600)
+
+
+def train():
+    """A model, and its history."""
+    import keras
+    import numpy as np
+
+    import keras_multigpu as kmg
+
+    keras.utils.set_random_seed(3)
+    model = kmg.distribute(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+    model.compile("adam", "mse")
+    x = np.arange(16.0).reshape(8, 2)
+    history = model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0)
+    return {"model": model, "history": history, "prediction": model.predict(x, verbose=0)}

@@ -1,0 +1,188 @@
+"""Jobs run at once, each in its own place; what they return comes back in order."""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import separate_jobs as jobs
+from processes_left import lives
+from processes_left import wait_until
+
+import keras_multigpu as kmg
+from keras_multigpu.processes import functions
+
+HERE = Path(__file__).parent
+
+
+def test_values_come_back_in_order(capsys):
+    """Also where there are more jobs than places; each has a name and what it printed."""
+    work = [functools.partial(jobs.square, number) for number in range(5)]
+    results = kmg.train_separately(work, devices=2)
+    assert [result.value for result in results] == [0, 1, 4, 9, 16]
+    assert [result.name for result in results] == [f"square({number})" for number in range(5)]
+    assert results[3].output == "the square of 3"
+    assert {result.device for result in results} == {"CPU:0", "CPU:1"}
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[:2] == ["[1/5] square(0) on CPU:0 started", "[2/5] square(1) on CPU:1 started"]
+    assert sum("ended after" in line for line in printed) == 5
+
+
+def test_as_many_run_at_once_as_there_are_places():
+    """Two spans overlap, no three do."""
+    work = [functools.partial(jobs.span, 0.4)] * 4
+    spans = [result.value for result in kmg.train_separately(work, devices=2)]
+    at_once = [sum(began <= moment < ended for began, ended in spans) for moment, _ in spans]
+    assert max(at_once) == 2
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Cores are pinned on Linux only.")
+def test_a_job_has_its_cores_to_itself():
+    """With as many threads; this process keeps all of its own."""
+    cores = sorted(os.sched_getaffinity(0))
+    one, other = kmg.train_separately([jobs.place] * 2, devices=["CPU:0", "CPU:1"])
+    if len(cores) > 1:
+        assert sorted(one.value[0] + other.value[0]) == cores
+    assert one.value[1] == ["-1", *[str(len(one.value[0]))] * 2]
+    assert sorted(os.sched_getaffinity(0)) == cores
+
+
+def test_a_job_that_fails_takes_no_other_with_it(capsys):
+    """Its error comes back as what it was, with the traceback, which is also printed."""
+    failed, fine = kmg.train_separately(
+        [functools.partial(jobs.fail, "no such fold"), functools.partial(jobs.square, 3)], devices=2
+    )
+    assert fine.value == 9 and fine.error is None
+    with pytest.raises(LookupError, match="no such fold"):
+        failed.value  # noqa: B018
+    assert "in fail" in failed.error.__notes__[0]
+    printed = capsys.readouterr().out
+    assert "fail('no such fold') on CPU:0 FAILED after" in printed
+    assert "raise LookupError(text)" in printed
+
+
+def test_a_process_that_dies_is_reported():
+    (result,) = kmg.train_separately([jobs.die], devices=1)
+    with pytest.raises(RuntimeError, match="of die ended with signal SIGKILL.*memory ran out"):
+        result.value  # noqa: B018
+
+
+def test_what_cannot_be_pickled_is_reported():
+    (result,) = kmg.train_separately([jobs.not_picklable], devices=1)
+    with pytest.raises(ValueError, match="returned cannot be pickled"):
+        result.value  # noqa: B018
+
+
+def test_scripts_run_with_their_arguments(tmp_path):
+    """As `python SCRIPT ARGUMENTS`; what they print is kept."""
+    script = tmp_path / "one.py"
+    script.write_text("import sys\nprint(__name__, sys.argv[1:])\nsys.exit(len(sys.argv) - 1)")
+    fine, failed = kmg.train_separately([script, [script, "--fold", 3]], devices=2)
+    assert (fine.value, fine.output) == (None, "__main__ []")
+    with pytest.raises(RuntimeError, match="ended with exit code 2") as error:
+        failed.value  # noqa: B018
+    assert error.value.__notes__ == ["__main__ ['--fold', '3']"]
+
+
+@pytest.mark.slow
+def test_models_and_histories_come_back():
+    """The model predicts what it predicted there, and trains on."""
+    (result,) = kmg.train_separately([jobs.train], devices=1)
+    model, history = result.value["model"], result.value["history"]
+    x = np.arange(16.0).reshape(8, 2)
+    np.testing.assert_allclose(model.predict(x, verbose=0), result.value["prediction"], rtol=1e-6)
+    assert len(history.history["loss"]) == 2
+    assert isinstance(model, kmg.DistributedModel) and int(model.optimizer.iterations) == 4
+    assert model.fit(x, x[:, :1], verbose=0).history["loss"][0] < history.history["loss"][0]
+
+
+OWN_CLASS = """
+import dataclasses
+import keras_multigpu as kmg
+
+@dataclasses.dataclass
+class Outcome:
+    score: float
+
+def work():
+    return Outcome(0.5)
+
+if __name__ == "__main__":
+    (result,) = kmg.train_separately([work], devices=1)
+    assert result.value == Outcome(0.5), result.value
+    print("equal")
+"""
+
+
+@pytest.mark.slow
+def test_classes_of_the_script_come_back_as_they_are(tmp_path):
+    """Not as those of a second copy of the script."""
+    (tmp_path / "own.py").write_text(OWN_CLASS)
+    ended = subprocess.run(
+        [sys.executable, "own.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.stdout.splitlines()[-1:] == ["equal"], ended.stderr
+
+
+INTERRUPTED = """
+import functools, sys
+import separate_jobs as jobs
+import keras_multigpu as kmg
+
+kmg.train_separately(
+    [functools.partial(jobs.sleep_with_a_child, path) for path in sys.argv[1:]], devices=2
+)
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all(tmp_path):
+    """No job, nothing that a job has started, and nothing of the queue."""
+    paths = [tmp_path / name for name in ("one", "two", "queued")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, *map(str, paths)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])])},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_until(lambda: all(path.exists() and path.read_text() for path in paths[:2]))
+    pids = [int(word) for path in paths[:2] for word in path.read_text().split()]
+    assert len(pids) == 4 and all(map(lives, pids))
+    process.send_signal(signal.SIGINT)
+    process.wait(timeout=30)
+    wait_until(lambda: not any(map(lives, pids)))
+    assert process.returncode == -signal.SIGINT
+    assert not paths[2].exists()
+
+
+@pytest.mark.parametrize(
+    ("work", "what"),
+    [
+        ([], "`jobs` is not a list with jobs in it"),
+        ("train.py", "`jobs` is not a list with jobs in it"),
+        (jobs.place, "`jobs` is not a list with jobs in it"),
+        ([3.5j], "is neither a function nor a script"),
+        ([[]], "is neither a function nor a script"),
+        (["/nowhere/train.py"], "is a script that does not exist"),
+        ([lambda: None], r"`jobs\[0\]` cannot be imported by another process.*one of its own"),
+    ],
+)
+def test_what_is_no_job_is_named(work, what):
+    with pytest.raises(ValueError, match=what):
+        kmg.train_separately(work)
+
+
+def test_a_script_without_a_guard_is_told_about_it(monkeypatch):
+    """Imported by the process of a job, it would start others, and so on."""
+    monkeypatch.setattr(functions, "_importing", True)
+    with pytest.raises(RuntimeError, match='if __name__ == "__main__"'):
+        kmg.train_separately([jobs.place])
