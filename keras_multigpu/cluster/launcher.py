@@ -125,7 +125,10 @@ def launch(
     printer = Printer()
     with Interrupts(ENDING) as interrupts:
         while True:
-            failure = run_once(commands(starts), printer, interrupts, max_silence, grace)
+            try:
+                failure = run_once(commands(starts), printer, interrupts, max_silence, grace)
+            except KeyboardInterrupt:  # The second signal; by now all are killed.
+                failure = None
             starts += 1
             if interrupts.first is not None:
                 say(f"all workers were ended by {interrupts.first.name}.")

@@ -151,6 +151,20 @@ def test_a_stopped_launcher_leaves_nothing(script, number):
     assert err == f"keras-multigpu launch: all workers were ended by {number.name}.\n"
 
 
+def test_a_second_ctrl_c_waits_for_nobody(script):
+    """Though the workers have ten minutes to end."""
+    running = process("--workers", "2", "--grace", "600", script(IGNORES))
+    for _ in range(2):
+        assert running.stdout.readline().endswith("ready\n")
+    running.send_signal(signal.SIGINT)
+    for _ in range(2):
+        assert running.stdout.readline().endswith("heard\n")
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert not any(map(lives, pids()))
+
+
 SAVES = """
 def save(*_):
     time.sleep(0.3)
