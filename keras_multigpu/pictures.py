@@ -12,12 +12,12 @@ INK, GREY, LIGHT = "#1d2730", "#6b7783", "#e3e7ea"
 
 
 def checked_png(path: str | Path) -> Path:
-    """The file for a picture; a `ValueError` if it is no PNG."""
+    """The file for a picture; a `ValueError` if it is not a PNG."""
     path = Path(path)
     if path.suffix.lower() != ".png":
         raise ValueError(
             problem(
-                "The picture's file is no PNG.",
+                "The picture's file is not a PNG.",
                 "Expected a path that ends in .png.",
                 "Change the ending.",
                 path=str(path),

@@ -49,7 +49,7 @@ WRONG = [
     (models.operation_mixes_examples, "Operation mean", "(Mean) mixes the examples"),
     (models.call_mixes_examples, "The `call` of mixer (MixesInCall) mixes the examples", ""),
     (models.coupled_loss, "The loss of an example depends on the others in its batch", ""),
-    (models.added_sum, "(AddsLoss) adds a loss that is no mean over the examples", ""),
+    (models.added_sum, "(AddsLoss) adds a loss that is not a mean over the examples", ""),
     (models.always_draws, "Layer sampling (Sampling) draws random numbers", ""),
     (models.draws_in_step, "The training step draws random numbers", ""),
 ]
@@ -134,7 +134,7 @@ def test_amplified_rounding_is_no_difference():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"build_model": models.right()}, "`build_model` is no function"),
+        ({"build_model": models.right()}, "`build_model` is not a function"),
         ({"build_model": models.not_compiled}, "a model that is not compiled"),
         ({"build_model": lambda: 1}, "`build_model` returned <class 'int'>"),
         ({"replicas": (1, 2)}, "`replicas` names no numbers of replicas"),

@@ -31,7 +31,7 @@ def require_seed(seed: object) -> None:
         return
     raise ValueError(
         problem(
-            "`seed` is no integer.",
+            "`seed` is not an integer.",
             "Expected None or an integer.",
             "Pass for example `seed=1`.",
             seed=seed,
@@ -89,7 +89,7 @@ def as_range(
         bracket = "(" if open_low else "["
         raise ValueError(
             problem(
-                f"`{name}` is no number and no pair of numbers in its range.",
+                f"`{name}` is neither a number nor a pair of numbers in its range.",
                 f"Expected numbers in {bracket}{low:g}, {high:g}].",
                 f"Pass for example `{name}={example(low, high)}`.",
                 **{name: value},
@@ -131,7 +131,7 @@ def require_probability(name: str, value: object) -> None:
     if not is_number(value) or not 0 <= value <= 1:  # type: ignore[operator]
         raise ValueError(
             problem(
-                f"`{name}` is no probability.",
+                f"`{name}` is not a probability.",
                 "Expected a number from 0 to 1.",
                 f"Pass for example `{name}=0.5`.",
                 **{name: value},
@@ -156,7 +156,7 @@ def as_value_range(value: Any) -> Range:
     if not is_pair(value) or not all(is_number(one) for one in value) or value[0] >= value[1]:
         raise ValueError(
             problem(
-                "`value_range` is no pair of a lower and a higher number.",
+                "`value_range` is not a pair of a lower and a higher number.",
                 "Expected the values of black and white in the images.",
                 "Pass `(0, 255)` or `(0, 1)`.",
                 value_range=value,
@@ -170,7 +170,7 @@ def as_number(name: str, value: Any, *, low: float, high: float) -> float:
     if not is_number(value) or not low <= value <= high:
         raise ValueError(
             problem(
-                f"`{name}` is no number in its range.",
+                f"`{name}` is not a number in its range.",
                 f"Expected a number from {low:g} to {high:g}.",
                 f"Pass for example `{name}={(low + high) / 2:g}`.",
                 **{name: value},

@@ -194,7 +194,7 @@ def as_depths(value: Any) -> tuple[int, int]:
     if not whole or not 1 <= depths[0] <= depths[1]:
         raise ValueError(
             problem(
-                "`chain_depth` is no number of operations and no range of such numbers.",
+                "`chain_depth` is neither a number of operations nor a range of such numbers.",
                 "Expected a positive integer, or the least and the most.",
                 "Pass for example `chain_depth=(1, 3)`.",
                 chain_depth=value,

@@ -58,7 +58,7 @@ def compiled(
     specs: tuple[tf.TensorSpec | None, ...],
     settings: tuple[Any, ...],
 ) -> Callable[..., tf.Tensor]:
-    """A function with some settings, compiled; it is called with the tensors that are no None.
+    """A function with some settings, compiled; it is called with the tensors that are not None.
 
     Args:
         function: As in `fused`.

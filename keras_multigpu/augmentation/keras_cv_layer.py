@@ -28,7 +28,7 @@ from keras_multigpu.keras_internals.keras_cv_internals import seeded_keras_cv
 from keras_multigpu.seeded_layers import image_by_image
 
 MIXING = ("CutMix", "FourierMix", "MixUp", "Mosaic", "RepeatedAugmentation")
-"""Layers of keras-cv that are no function of one example."""
+"""Layers of keras-cv that are not a function of one example."""
 
 WRONG = {
     ("RandomCropAndResize", "bounding_boxes"): "keras-cv does not resize them",

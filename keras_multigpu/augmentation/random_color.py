@@ -45,7 +45,7 @@ class RandomColor(AugmentationLayer):
     both directions, and one for `saturation` starts at 0, as documented there; in the code of
     Keras 3.15 the former never lowers the contrast, and half of the latter's draws are below 0
     and make the image gray. Saturation ends at 1 whatever the range of values; with (0, 255)
-    Keras goes on to values below black. And alpha is no colour: it stays as it is.
+    Keras goes on to values below black. And alpha is not a colour: it stays as it is.
 
     Args:
         brightness: Part of the range of values to add, from -1 to 1; one number x for -x to x.

@@ -103,7 +103,7 @@ def require_layers(layers: Any) -> None:
     if not isinstance(layers, list | tuple) or not layers:
         raise ValueError(
             problem(
-                "`layers` is no list of layers.",
+                "`layers` is not a list of layers.",
                 "Expected a list or tuple with at least one layer or function.",
                 "Pass for example `[keras.layers.RandomFlip('horizontal')]`.",
                 layers=layers,

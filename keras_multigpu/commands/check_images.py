@@ -135,7 +135,7 @@ def require_usable(folder: Path, target: Path | None) -> None:
         raise UsageError(
             problem(
                 "Damaged files cannot be moved there: it is "
-                f"{'in the folder that is checked' if inside else 'no folder'}.",
+                f"{'in the folder that is checked' if inside else 'not a folder'}.",
                 "Expected another folder, which need not exist yet.",
                 "Pass one as `--move-to`.",
                 move_to=str(target),

@@ -89,7 +89,7 @@ def load(argument: str, name: str) -> Callable[..., Any]:
     if not callable(function):
         raise UsageError(
             problem(
-                f"What was given as {argument} is no function.",
+                f"What was given as {argument} is not a function.",
                 "Expected a function without arguments.",
                 "Name the function that makes it.",
                 name=name,
@@ -108,7 +108,7 @@ def counts(text: str) -> tuple[int, ...]:
     if not numbers or min(numbers) < 2:
         raise argparse.ArgumentTypeError(
             problem(
-                "these are no numbers of replicas.",
+                "these are not numbers of replicas.",
                 "Expected integers of at least 2 with commas between them.",
                 "Write for example `--replicas 2,4`.",
                 replicas=text,

@@ -191,7 +191,7 @@ class Batches:
 
     @property
     def file_paths(self) -> list[str] | None:
-        """The file of each example, in the source's order; None where they are no files."""
+        """The file of each example, in the source's order; None where they are not files."""
         source = self._source
         if not isinstance(source, Source) or not source.has_files:
             return None

@@ -118,7 +118,7 @@ def spec_of(leaf: np.ndarray | None) -> tf.TensorSpec | None:
 
 
 def weight_spec_of(leaf: np.ndarray | None) -> tf.TensorSpec | None:
-    """The spec of one example's weight, whatever numbers came: class weights are no integers."""
+    """The spec of one example's weight, whatever numbers came: class weights are not integers."""
     if leaf is None:
         return None
     if leaf.dtype == object:

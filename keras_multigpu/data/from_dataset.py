@@ -187,7 +187,7 @@ def require_dataset(dataset: Any) -> None:
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
             problem(
-                "`dataset` is no `tf.data.Dataset`.",
+                "`dataset` is not a `tf.data.Dataset`.",
                 "Expected one that is not distributed yet.",
                 "Use `from_arrays` for arrays and `from_flow` for generators.",
                 dataset=dataset,

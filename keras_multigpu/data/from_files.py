@@ -169,7 +169,7 @@ def weights_of(files: FileList) -> np.ndarray | None:
         row = int(wrong[0]) if wrong.size else 0
         raise ValueError(
             problem(
-                f"{wrong.size or 'All'} weights are no numbers, first of {files.paths[row]!r}.",
+                f"{wrong.size or 'All'} weights are not numbers, first of {files.paths[row]!r}.",
                 "Expected one finite number for each file.",
                 "Correct the weights.",
                 row=row,

@@ -176,7 +176,7 @@ def mixing_layer(trial: Trial) -> Cause | None:
 
 
 def added_loss(trial: Trial) -> Cause | None:
-    """An `add_loss` that is no mean over examples."""
+    """An `add_loss` that is not a mean over examples."""
     if not trial.parts:
         return None
     columns = zip(*(part.added_losses for part in trial.parts), strict=True)
@@ -185,7 +185,7 @@ def added_loss(trial: Trial) -> Cause | None:
         mean = sum(fraction * loss for fraction, (_, loss) in pairs)
         if not np.isclose(mean, whole, rtol=trial.tolerance, atol=1e-7):
             return Cause(
-                f"{trial.describe(layer)} adds a loss that is no mean over the examples.",
+                f"{trial.describe(layer)} adds a loss that is not a mean over the examples.",
                 "Pass a mean to `add_loss`, as in `self.add_loss(ops.mean(penalty))`: replicas "
                 "weigh it by their part of the batch.",
             )

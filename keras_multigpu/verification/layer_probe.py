@@ -163,7 +163,7 @@ def rows_of(whole: np.ndarray, shape: tuple[int, ...], rows: Rows) -> np.ndarray
     """The rows of a recorded array that an array of this shape should equal.
 
     The axis of the examples is the one along which the shapes differ; it may hold several
-    entries for each example. None where the array is no selection of rows.
+    entries for each example. None where the array is not a selection of rows.
     """
     if whole.shape == shape:
         return whole

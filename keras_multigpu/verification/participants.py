@@ -151,7 +151,7 @@ def synchronizes_batch_norm(model: keras.Model) -> bool:
 
 
 def operations_of(model: keras.Model) -> list[keras.Operation]:
-    """A model's layers, however deep, and its operations that are no layers, each once."""
+    """A model's layers, however deep, and its operations that are not layers, each once."""
     layers = keras_internals.layers_of(model)
     models = [layer for layer in layers if isinstance(layer, keras.Model)]
     # Functional models alone have operations.

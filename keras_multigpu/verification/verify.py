@@ -77,7 +77,7 @@ def check_arguments(build_model: object, replicas: object, steps: object) -> Non
     if not callable(build_model) or isinstance(build_model, keras.Model):
         raise ValueError(
             problem(
-                "`build_model` is no function.",
+                "`build_model` is not a function.",
                 "Expected a function without arguments that returns a new compiled model.",
                 "Put the lines that build and compile the model into a function.",
                 build_model=build_model,

@@ -67,7 +67,9 @@ def test_a_range_of_an_array():
 )
 def test_no_range(value):
     """Two numbers make one, and one number within the limits."""
-    with pytest.raises(ValueError, match="`turn` is no number and no pair of numbers.*Received"):
+    with pytest.raises(
+        ValueError, match="`turn` is neither a number nor a pair of numbers.*Received"
+    ):
         arguments.as_range("turn", value, low=-1, high=1)
 
 
@@ -97,9 +99,9 @@ def test_the_lowest_number_can_be_left_out():
 def test_no_number(value):
     """Neither booleans, nor texts, nor what is not finite."""
     assert not arguments.is_number(value)
-    with pytest.raises(ValueError, match="`share` is no number in its range.*from 0 to 1"):
+    with pytest.raises(ValueError, match="`share` is not a number in its range.*from 0 to 1"):
         arguments.as_number("share", value, low=0, high=1)
-    with pytest.raises(ValueError, match="`share` is no probability"):
+    with pytest.raises(ValueError, match="`share` is not a probability"):
         arguments.require_probability("share", value)
 
 
@@ -107,7 +109,7 @@ def test_a_probability():
     """One number, or the mean of those between which it is drawn."""
     assert arguments.as_probability("factor", 0.5) == 0.5
     assert arguments.as_probability("factor", np.array([0.25, 0.75])) == 0.5
-    with pytest.raises(ValueError, match="`factor` is no number"):
+    with pytest.raises(ValueError, match="`factor` is neither a number"):
         arguments.as_probability("factor", 1.5)
 
 
@@ -116,7 +118,7 @@ def test_a_probability():
 )
 def test_no_range_of_values(value):
     """Black is below white."""
-    with pytest.raises(ValueError, match="`value_range` is no pair of a lower and a higher"):
+    with pytest.raises(ValueError, match="`value_range` is not a pair of a lower and a higher"):
         arguments.as_value_range(value)
 
 
@@ -133,7 +135,7 @@ def test_seeds_and_formats_of_boxes():
     for seed in (None, 1, np.int64(1)):
         arguments.require_seed(seed)
     for seed in (True, 1.0, "1"):
-        with pytest.raises(ValueError, match="`seed` is no integer"):
+        with pytest.raises(ValueError, match="`seed` is not an integer"):
             arguments.require_seed(seed)
     arguments.require_box_format("xyxy")
     arguments.require_box_format(None)

@@ -125,11 +125,11 @@ def test_boxes_and_masks_are_refused():
     ("arguments", "message"),
     (
         ({"num_chains": 0}, "`num_chains` is not a positive integer"),
-        ({"chain_depth": (3, 1)}, "`chain_depth` is no number of operations"),
-        ({"chain_depth": 1.5}, "`chain_depth` is no number of operations"),
+        ({"chain_depth": (3, 1)}, "`chain_depth` is neither a number of operations"),
+        ({"chain_depth": 1.5}, "`chain_depth` is neither a number of operations"),
         ({"severity": 11}, "Expected a number from 0.1 to 10"),
-        ({"alpha": 0}, "`alpha` is no positive number"),
-        ({"value_range": 255}, "`value_range` is no pair"),
+        ({"alpha": 0}, "`alpha` is not a positive number"),
+        ({"value_range": 255}, "`value_range` is not a pair"),
     ),
 )
 def test_bad_arguments(arguments, message):

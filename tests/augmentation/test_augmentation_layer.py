@@ -73,7 +73,7 @@ def test_the_result_has_the_compute_dtype(policy, dtype):
 
 
 def test_inputs_keep_their_precision_in_mixed_precision():
-    """255.4 is no float16; the draw is added before anything is rounded."""
+    """255.4 is not a float16; the draw is added before anything is rounded."""
     images = np.full((1, 2, 2, 1), 255.4, np.float32)
     layer = Shifted(dtype="mixed_float16")
     result = layer.apply(images, {"level": tf.constant([-255.0])})
@@ -234,8 +234,8 @@ def test_batches_of_a_pipeline_are_changed_by_their_seeds_alone():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"seed": 1.5}, "`seed` is no integer"),
-        ({"seed": True}, "`seed` is no integer"),
+        ({"seed": 1.5}, "`seed` is not an integer"),
+        ({"seed": True}, "`seed` is not an integer"),
         ({"bounding_box_format": "corners"}, "`bounding_box_format` has an unknown value"),
     ],
 )

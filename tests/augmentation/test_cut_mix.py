@@ -120,7 +120,7 @@ def test_at_inference_only_labels_change_their_form():
 
 def test_what_cannot_be_mixed_is_refused():
     """Wrong arguments, boxes, and images alone."""
-    with pytest.raises(ValueError, match="`alpha` is no positive number"):
+    with pytest.raises(ValueError, match="`alpha` is not a positive number"):
         CutMix(-1)
     with pytest.raises(ValueError, match="CutMix cannot change `bounding_boxes`"):
         CutMix(bounding_box_format="xyxy")

@@ -251,7 +251,7 @@ def test_without_matplotlib_the_error_says_what_to_install(tmp_path, monkeypatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((Dimmed(), RED, "picture.jpg"), "no PNG"),
+        ((Dimmed(), RED, "picture.jpg"), "not a PNG"),
         (([], RED, "picture.png"), "`layers` is empty"),
         (({}, RED, "picture.png"), "`layers` is empty"),
         ((Dimmed(), RED[..., 0], "picture.png"), "no image to draw"),
@@ -267,5 +267,5 @@ def test_what_cannot_be_drawn_is_named(arguments, message):
 
 def test_the_seed_is_an_integer():
     """As everywhere."""
-    with pytest.raises(ValueError, match="`seed` is no integer"):
+    with pytest.raises(ValueError, match="`seed` is not an integer"):
         gallery(Dimmed(), RED, "picture.png", seed=1.5)

@@ -172,7 +172,7 @@ def test_boxes_are_refused_at_construction(name):
 )
 @pytest.mark.slow
 def test_layers_are_refused_at_construction(make, message):
-    """Those that are no function of one example and its seed, or cannot be batched."""
+    """Those that are not a function of one example and its seed, or cannot be batched."""
     with pytest.raises(ValueError, match=message):
         KerasCVLayer(make())
 
@@ -207,7 +207,7 @@ def test_in_a_model(name):
 
 
 def test_sizes_at_inference():
-    """What crops images resizes them, and what is no augmentation stays."""
+    """What crops images resizes them, and what is not an augmentation stays."""
     images = np.full((2, HEIGHT, WIDTH, 3), 20, np.float32)
     crop = KerasCVLayer(LAYERS["RandomCropAndResize"]())
     np.testing.assert_allclose(crop(images, training=False), np.full((2, 24, 28, 3), 20))

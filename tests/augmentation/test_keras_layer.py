@@ -176,7 +176,7 @@ def test_masks_are_refused():
     ],
 )
 def test_layers_are_refused_at_construction(make, message):
-    """Those that are no function of one example and its seed."""
+    """Those that are not a function of one example and its seed."""
     with pytest.raises(ValueError, match=message):
         KerasLayer(make())
 

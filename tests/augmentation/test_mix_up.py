@@ -116,11 +116,11 @@ def test_a_regression():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"alpha": 0}, "`alpha` is no positive number.*Received: alpha=0"),
-        ({"alpha": "much"}, "`alpha` is no positive number"),
-        ({"alpha": float("inf")}, "`alpha` is no positive number"),
+        ({"alpha": 0}, "`alpha` is not a positive number.*Received: alpha=0"),
+        ({"alpha": "much"}, "`alpha` is not a positive number"),
+        ({"alpha": float("inf")}, "`alpha` is not a positive number"),
         ({"num_classes": 2.5}, "`num_classes` is not a positive integer"),
-        ({"seed": "one"}, "`seed` is no integer"),
+        ({"seed": "one"}, "`seed` is not an integer"),
         ({"bounding_box_format": "xyxy"}, "MixUp cannot change `bounding_boxes`"),
     ],
     ids=str,

@@ -71,10 +71,10 @@ def test_both_ways_are_those_of_the_two_layers():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"mix_up_alpha": 0}, "`mix_up_alpha` is no positive number"),
-        ({"cut_mix_alpha": None}, "`cut_mix_alpha` is no positive number"),
-        ({"switch_probability": 2}, "`switch_probability` is no probability"),
-        ({"probability": -0.1}, "`probability` is no probability"),
+        ({"mix_up_alpha": 0}, "`mix_up_alpha` is not a positive number"),
+        ({"cut_mix_alpha": None}, "`cut_mix_alpha` is not a positive number"),
+        ({"switch_probability": 2}, "`switch_probability` is not a probability"),
+        ({"probability": -0.1}, "`probability` is not a probability"),
         ({"num_classes": 0}, "`num_classes` is not a positive integer"),
     ],
     ids=str,

@@ -126,9 +126,9 @@ def test_keras_leaves_xla_out():
     (
         ({"num_ops": 0}, "`num_ops` is not a positive integer"),
         ({"magnitude": 31}, "Expected a number from 0 to 30"),
-        ({"magnitude": "9"}, "`magnitude` is no number"),
-        ({"magnitude_std": -1}, "`magnitude_std` is no number"),
-        ({"value_range": (1, 0)}, "`value_range` is no pair"),
+        ({"magnitude": "9"}, "`magnitude` is not a number"),
+        ({"magnitude_std": -1}, "`magnitude_std` is not a number"),
+        ({"value_range": (1, 0)}, "`value_range` is not a pair"),
         ({"interpolation": "cubic"}, "`interpolation` has an unknown value"),
         ({"bounding_box_format": "boxes"}, "`bounding_box_format` has an unknown value"),
     ),

@@ -265,6 +265,6 @@ def test_bad_arguments_are_refused(argument, value):
 
 
 def test_unknown_channels_are_refused():
-    """Five channels are no colours."""
+    """Five channels are not colours."""
     with pytest.raises(ValueError, match="no colours"):
         RandomColor(channel_shift=0.5)(np.zeros((1, 4, 4, 5), np.float32))

@@ -70,7 +70,7 @@ def test_layers_inside_layers():
 
 
 def test_later_layers_see_the_changed_shape():
-    """Also at inference, where only what is no augmentation works."""
+    """Also at inference, where only what is not an augmentation works."""
     layer = Sequence([keras.layers.Resizing(2, 3), Brighter(), keras.layers.CenterCrop(1, 2)])
     assert layer.changed_shape((4, 6, 3)) == (1, 2, 3)
     assert layer(IMAGES).shape == (2, 1, 2, 3)
@@ -139,7 +139,7 @@ def test_a_function_that_keeps_pixels_takes_targets():
 @pytest.mark.parametrize("layers", [[], Brighter(), None])
 def test_no_list_of_layers(layers):
     """An empty list has nothing to do, and one layer needs no `Sequence`."""
-    with pytest.raises(ValueError, match="`layers` is no list of layers"):
+    with pytest.raises(ValueError, match="`layers` is not a list of layers"):
         Sequence(layers)
 
 

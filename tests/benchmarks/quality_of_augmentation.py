@@ -46,7 +46,7 @@ DIGIT, DIGITS = 16, 100
 
 GEOMETRY = {"rotation": 0.03, "translation": 0.06, "zoom": 0.1, "shear": 0.1}
 COLOR = {"brightness": 0.1, "contrast": 0.2}
-"""Digits are not mirrored: a mirrored 2 is no 2."""
+"""Digits are not mirrored: a mirrored 2 is not a 2."""
 
 BLACK = {"fill_mode": "constant", "fill_value": 0.0}
 

@@ -171,7 +171,7 @@ def test_what_cannot_be_moved_is_said(photos, tmp_path, capfd):
         ("photos", ["--move-to", "photos"], "it is in the folder that is checked."),
         ("photos", ["--move-to", "photos/bad"], "it is in the folder that is checked."),
         ("photos", ["--move-to", "photos/../x/../photos"], "it is in the folder that is checked."),
-        ("photos", ["--move-to", "file"], "it is no folder."),
+        ("photos", ["--move-to", "file"], "it is not a folder."),
     ],
 )
 def test_unusable_folders_exit_with_two(folder, options, message, photos, monkeypatch, capfd):

@@ -44,7 +44,7 @@ def test_a_difference_exits_with_one(capsys):
         (":right", "The name given as the model is incomplete."),
         ("no_such_module:right", "cannot be imported: No module named 'no_such_module'."),
         ("verified_models:wrong", "module 'verified_models' has no attribute 'wrong'."),
-        ("verified_models:__name__", "What was given as the model is no function."),
+        ("verified_models:__name__", "What was given as the model is not a function."),
     ],
 )
 def test_what_cannot_be_imported_exits_with_two(name, message, capsys):
@@ -57,7 +57,7 @@ def test_what_cannot_be_imported_exits_with_two(name, message, capsys):
 
 
 def test_a_model_that_fails_exits_with_two(capsys):
-    """It is no difference between replicas, so not 1; the traceback is shown."""
+    """It is not a difference between replicas, so not 1; the traceback is shown."""
     assert main(["verify", "verified_models:not_compiled", *DATA]) == 2
     assert "Traceback" in (error := capsys.readouterr().err)
     assert "`build_model` returned a model that is not compiled." in error

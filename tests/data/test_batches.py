@@ -219,7 +219,7 @@ def test_numpys_integers_are_integers():
 
 
 def test_batches_are_no_dataset():
-    """But it is said what is, and a test for None is no test of their length."""
+    """But it is said what is, and a test for None is not a test of their length."""
     with pytest.raises(TypeError, match=r"Write `batches\.epoch\(0\)`"):
         iter(numbered(3))
     assert kmg.data.from_dataset(tf.data.Dataset.range(5).filter(lambda _: True), batched=False)
@@ -393,7 +393,7 @@ def test_layers_do_not_draw_in_evaluation():
         ({"balance": "both"}, "`balance` has an unknown value"),
         ({"on_error": "ignore"}, "`on_error` has an unknown value"),
         ({"seed": None}, "`seed` is not an integer"),
-        ({"augment": 3}, "no layer and no function"),
+        ({"augment": 3}, "neither a layer nor a function"),
         (
             {"augment": keras.layers.RandomFlip},
             r"the class RandomFlip.*Pass `RandomFlip\(\.\.\.\)`",

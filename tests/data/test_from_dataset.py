@@ -46,7 +46,7 @@ def generated(x, y):
         (Slices(IMAGES).batch(3), 3, 10),
         (Slices({"a": IMAGES, "b": NUMBERS}).batch(3), 3, 10),
         (Slices({"a": IMAGES, "b": NUMBERS}), 32, 10),
-        # A scalar in each element, so it is no batch, whatever it was made by.
+        # A scalar in each element, so it is not a batch, whatever it was made by.
         (
             Slices((IMAGES, NUMBERS)).interleave(lambda *e: tf.data.Dataset.from_tensors(e)),
             32,
@@ -226,7 +226,7 @@ def test_keras_dataset(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"dataset": NUMBERS}, TypeError, "no `tf.data.Dataset`.*Use `from_arrays`"),
+        ({"dataset": NUMBERS}, TypeError, "not a `tf.data.Dataset`.*Use `from_arrays`"),
         ({"batched": "yes"}, ValueError, "`batched` has an unknown value"),
         ({"shuffle_buffer": 0}, ValueError, "`shuffle_buffer` is not a positive"),
         ({"dataset": Slices((NUMBERS,) * 4)}, ValueError, "has 4 parts"),

@@ -63,8 +63,8 @@ def test_it_logs_where_keras_is_told_not_to_print(two_classes, capsys, caplog):
     [
         ({"labels": [0, 1]}, "`labels` has 2 entries, and there are 30 images"),
         ({"labels": (224, 224)}, "image_size="),
-        ({"labels": [0.5] * 30}, "no class numbers.*from_files"),
-        ({"labels": [-1] * 30}, "no class numbers"),
+        ({"labels": [0.5] * 30}, "not class numbers.*from_files"),
+        ({"labels": [-1] * 30}, "not class numbers"),
         ({"labels": "infered"}, "`labels` has an unknown value"),
         ({"label_mode": "one_hot"}, "`label_mode` has an unknown value"),
         ({"label_mode": "binary", "class_names": ["dog"]}, "There are 1 classes.*exactly two"),

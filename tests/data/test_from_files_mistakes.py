@@ -33,22 +33,22 @@ def paths(folder):
         ([0.5, float("nan"), 1], {}, "1 of 3 labels are missing"),
         ([[1, 2], [3], [4]], {}, "The labels make no array"),
         ([["a"], [1], ["b"]], {}, "The labels make no array"),
-        ([0, -1, 1], {}, "no numbers of classes"),
-        ([0.5, 1, 1], {"task": "classification"}, "no numbers of classes"),
-        ([["a"], ["b"], ["c"]], {"task": "classification"}, "no numbers of classes"),
+        ([0, -1, 1], {}, "not numbers of classes"),
+        ([0.5, 1, 1], {"task": "classification"}, "not numbers of classes"),
+        ([["a"], ["b"], ["c"]], {"task": "classification"}, "not numbers of classes"),
         ([0, 1, 2], {"class_names": ["a", "b"]}, "There is a class 2, and 2 class names"),
         ([0, 1, 2], {"label_mode": "binary"}, "There are 3 classes"),
-        (["a", "b", "c"], {"class_names": ["a", "b"]}, "1 names among the labels are no classes"),
+        (["a", "b", "c"], {"class_names": ["a", "b"]}, "1 names among the labels are not classes"),
         (["a", "b", "a"], {"class_names": ["a", "b", "a"]}, "a name twice"),
         (["a", "b", "a"], {"task": "regression"}, "The labels are texts"),
         ([0, 1, 2], {"task": "multi_label"}, "do not say of each class"),
-        ([0, 1, 2], {"task": "mask"}, "no paths"),
-        ([0.5, 1, 2], {"label_mode": "categorical"}, "no single classes, but: regression"),
+        ([0, 1, 2], {"task": "mask"}, "not paths"),
+        ([0.5, 1, 2], {"label_mode": "categorical"}, "not single classes, but: regression"),
         ([0, 1, 2], {"task": "classify"}, "`task` has an unknown value"),
         ([0, 1, 2], {"label_mode": "onehot"}, "`label_mode` has an unknown value"),
         ([0, 1, 2], {"sample_weight": [1, 2]}, "`sample_weight` and `paths` differ in length"),
-        ([0, 1, 2], {"sample_weight": [1, "x", 2]}, "weights are no numbers"),
-        ([0, 1, 2], {"sample_weight": [1, float("inf"), 2]}, "1 weights are no numbers.*01.png"),
+        ([0, 1, 2], {"sample_weight": [1, "x", 2]}, "weights are not numbers"),
+        ([0, 1, 2], {"sample_weight": [1, float("inf"), 2]}, "1 weights are not numbers.*01.png"),
         (["a.png", "b.png", "c.png"], {}, "None of 3 files that were looked for exists"),
     ],
 )
@@ -95,7 +95,7 @@ def test_mistakes_in_tables_are_named(folder, text, arguments, message):
 def test_paths_that_are_no_list_are_explained(folder, tmp_path):
     with pytest.raises(ValueError, match="`paths` is a folder.*from_directory"):
         from_files(folder)
-    with pytest.raises(ValueError, match="is one file that is no table"):
+    with pytest.raises(ValueError, match="is one file that is not a table"):
         from_files(folder / "00.png")
     with pytest.raises(ValueError, match="does not exist"):
         from_files(tmp_path / "table.csv")

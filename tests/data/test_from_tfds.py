@@ -379,7 +379,7 @@ def test_image_folder(tmp_path):
         ({"features": ("number", "label"), "image_size": (4, 4)}, "no image to be resized"),
         ({"features": ("number", "label"), "crop": "random"}, "no image to be resized"),
         ({"decoders": {"imgae": None}}, "no such feature"),
-        ({"decoders": tfds.decode.PartialDecoding({"image": True})}, "`decoders` is no dict"),
+        ({"decoders": tfds.decode.PartialDecoding({"image": True})}, "`decoders` is not a dict"),
         ({"shuffle_buffer": 0}, "`shuffle_buffer` is not a positive integer"),
     ],
 )

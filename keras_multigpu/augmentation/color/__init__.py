@@ -1,5 +1,5 @@
 """Which color pixels get.
 
 matrices             brightness, contrast, saturation as one product
-hue_and_saturation   what is no matrix
+hue_and_saturation   what is not a matrix
 """

@@ -1,4 +1,4 @@
-"""Hue and saturation as hexagonal coordinates (HSV) have them; they are no matrices.
+"""Hue and saturation as hexagonal coordinates (HSV) have them; they are not matrices.
 
 Both are changed in one pass, without going there and back. Hue goes round a circle of length 1.
 Saturation is a part of the brightest channel, from 0 to 1.

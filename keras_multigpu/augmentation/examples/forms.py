@@ -106,7 +106,7 @@ def of_the_images_size(mask: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
             problem(
                 "A segmentation mask has another size than the images.",
                 "Expected a class for each pixel: (batch, height, width) and perhaps channels.",
-                "Resize the masks first; targets that are no masks go under `labels`.",
+                "Resize the masks first; targets that are not masks go under `labels`.",
                 mask=tuple(mask.shape),
                 images=tuple(images.shape),
             )

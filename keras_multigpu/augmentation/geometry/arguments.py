@@ -55,7 +55,7 @@ def as_two_ranges(name: str, value: Any, **limits: Any) -> tuple[Range, Range]:
         **limits: `low`, `high` and `open_low` of `as_range`.
     """
     both = (value, value) if is_number(value) else value
-    # A pair is no range, and (-0.1, 0.1) looks like one.
+    # A pair is not a range, and (-0.1, 0.1) looks like one.
     if not is_pair(both) or any(is_number(one) and one < 0 for one in both):
         raise ValueError(
             problem(
@@ -76,7 +76,7 @@ def as_positive_range(name: str, value: Any, high: float) -> Range | None:
     if not is_pair(value) or not all(is_number(one) and 0 < one <= high for one in value):
         raise ValueError(
             problem(
-                f"`{name}` is no pair of numbers in its range.",
+                f"`{name}` is not a pair of numbers in its range.",
                 f"Expected None, or the lowest and the highest value, in (0, {high:g}].",
                 f"Pass for example `{name}=(0.5, 1)`.",
                 **{name: value},
@@ -92,7 +92,7 @@ def as_size(name: str, value: Any) -> tuple[int, int] | None:
     if not is_pair(value) or not all(is_number(one) and one > 0 and one % 1 == 0 for one in value):
         raise ValueError(
             problem(
-                f"`{name}` is no height and width in pixels.",
+                f"`{name}` is not a height and a width in pixels.",
                 "Expected None or two positive integers.",
                 f"Pass for example `{name}=(224, 224)`.",
                 **{name: value},
@@ -127,7 +127,7 @@ def require_fill_value(value: Any) -> None:
     if not is_number(value):
         raise ValueError(
             problem(
-                "`fill_value` is no number.",
+                "`fill_value` is not a number.",
                 "Expected the value of what lies outside of the image.",
                 "Pass for example `fill_value=0`.",
                 fill_value=value,

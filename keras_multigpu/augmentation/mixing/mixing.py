@@ -101,7 +101,7 @@ def require_alpha(name: str, value: Any) -> float:
     if not is_number(value) or value <= 0:
         raise ValueError(
             problem(
-                f"`{name}` is no positive number.",
+                f"`{name}` is not a positive number.",
                 "Expected the parameter of the distribution Beta(alpha, alpha).",
                 f"Pass for example `{name}=0.2` for little mixing or `1.0` for any share alike.",
                 **{name: value},

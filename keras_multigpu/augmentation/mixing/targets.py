@@ -44,9 +44,9 @@ def soft(labels: Any, num_classes: int | None) -> tf.Tensor:
     tf.debugging.Assert(
         tf.reduce_all((numbers >= 0) & (numbers < num_classes)),
         [
-            f"Some labels are no classes. Expected numbers below `num_classes`, {num_classes}, and "
-            "none below 0. Pass a larger `num_classes`, or number the classes from 0. Received, as "
-            "the lowest and the highest label:",
+            f"Some labels are not classes. Expected numbers from 0 to `num_classes` - 1, which is "
+            f"{num_classes - 1}. Pass a larger one, or number the classes from 0. Received, as the "
+            "lowest and the highest label:",
             tf.reduce_min(numbers),
             tf.reduce_max(numbers),
         ],
@@ -79,7 +79,7 @@ def require_some_classes(labels: Any, num_classes: int | None) -> None:
 
 
 def can_be_classes(label: tf.Tensor, num_classes: int) -> bool:
-    """Whether a label has another form than those floats that are no classes."""
+    """Whether a label has another form than those floats that are not classes."""
     rank = label.shape.rank
     if not label.dtype.is_floating or rank is None:
         return True
@@ -87,7 +87,7 @@ def can_be_classes(label: tf.Tensor, num_classes: int) -> bool:
 
 
 def require_classes(labels: tf.Tensor, num_classes: int | None) -> None:
-    """Raise a `ValueError` unless labels that are no floats can be made one-hot.
+    """Raise a `ValueError` unless labels that are not floats can be made one-hot.
 
     Args:
         labels: `[n, ...]`.

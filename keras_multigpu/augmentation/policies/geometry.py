@@ -16,7 +16,7 @@ def geometric_matrices(kind: tf.Tensor, magnitude: tf.Tensor, shape: Shape) -> t
     """The maps of operations, `float32[n, 2, 3]`, as `affine.py` writes them.
 
     Args:
-        kind: Places in `GEOMETRIC_OPERATIONS`, `int32[n]`; any other number is no operation.
+        kind: Places in `GEOMETRIC_OPERATIONS`, `int32[n]`; any other number is not an operation.
         magnitude: The operations' magnitudes, `float32[n]`.
         shape: `(height, width, channels)` of the images.
     """

@@ -28,7 +28,7 @@ def as_layer(layer: Any, bounding_box_format: str | None = None) -> Augmentation
         return Function(layer, bounding_box_format=bounding_box_format)
     raise ValueError(
         problem(
-            "This is no layer and no function.",
+            "This is neither a layer nor a function.",
             "Expected a layer of `keras_multigpu.augmentation`, of Keras or of keras-cv, or a "
             "function of a batch of images.",
             "Pass for example `keras.layers.RandomFlip('horizontal')`.",

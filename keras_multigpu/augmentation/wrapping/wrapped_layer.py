@@ -120,7 +120,7 @@ def require_foreign(layer: Any, origin: str) -> None:
         return
     raise ValueError(
         problem(
-            f"This is no layer of {origin}.",
+            f"This is not a layer of {origin}.",
             f"Expected one, or one of your own that extends a layer of {origin}.",
             "Pass other layers and functions to `augmentation.Sequence([...])`, which takes all "
             "kinds and wraps those that need it.",

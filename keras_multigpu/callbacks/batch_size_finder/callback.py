@@ -205,7 +205,7 @@ def require_part(margin: Any) -> None:
     if not isinstance(margin, (int, float)) or not 0 <= margin < 1:
         raise ValueError(
             problem(
-                "`margin` is no part of the size that fits.",
+                "`margin` is not a part of the size that fits.",
                 "Expected a number from 0 up to 1, without 1.",
                 "Pass 0.1 to leave a tenth unused.",
                 margin=margin,

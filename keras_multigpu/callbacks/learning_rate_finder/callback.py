@@ -221,7 +221,7 @@ def require_range(low: Any, high: Any) -> None:
     if not numbers or not 0 < low < high < np.inf:
         raise ValueError(
             problem(
-                "`low` and `high` are no range of learning rates.",
+                "`low` and `high` are not a range of learning rates.",
                 "Expected numbers with 0 < low < high.",
                 "Pass for example low=1e-6 and high=10.0.",
                 low=low,

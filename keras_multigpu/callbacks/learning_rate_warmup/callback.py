@@ -277,7 +277,7 @@ def require_rate(rate: Any, curve: str) -> None:
     if not 0 <= number < math.inf or (number == 0 and curve == "exponential"):
         raise ValueError(
             problem(
-                "`initial_rate` is no rate to begin with.",
+                "`initial_rate` is not a rate to begin with.",
                 "Expected a number from zero on; above zero for an exponential curve.",
                 "Pass for example 0.001, or leave it out.",
                 initial_rate=rate,

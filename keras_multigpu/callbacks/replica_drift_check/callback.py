@@ -64,7 +64,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         if isinstance(ignore, str) or not all(isinstance(one, str) for one in ignore):
             raise ValueError(
                 problem(
-                    "`ignore` is no list of patterns.",
+                    "`ignore` is not a list of patterns.",
                     "Expected patterns of variable paths, in a list.",
                     'Write for example `ignore=["*/moving_mean"]`.',
                     ignore=ignore,

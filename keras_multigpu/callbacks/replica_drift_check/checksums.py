@@ -34,7 +34,7 @@ class Copied(NamedTuple):
     Attributes:
         name: Its path.
         copies: The copies.
-        is_statistic: Whether it is no weight that is trained but one that a forward pass changes.
+        is_statistic: Whether a forward pass changes it, and not the optimizer.
     """
 
     name: str

@@ -281,7 +281,7 @@ def metrics_of(metrics: Any) -> Any:
             if not isinstance(metric, (str, keras.metrics.Metric)) and not callable(metric):
                 raise ValueError(
                     problem(
-                        "`metrics` holds something that is no metric.",
+                        "`metrics` holds something that is not a metric.",
                         "Expected a list of names and `keras.metrics.Metric` objects, or a dict "
                         "of lists.",
                         'Pass for example metrics=["accuracy"].',

@@ -262,7 +262,7 @@ def require_minutes(minutes: Any) -> None:
     if minutes is not None and not (isinstance(minutes, (int, float)) and minutes > 0):
         raise ValueError(
             problem(
-                "`every_minutes` is no time.",
+                "`every_minutes` is not a time.",
                 "Expected a positive number, or None.",
                 "Pass for example 10, or 0.5.",
                 every_minutes=minutes,
@@ -271,7 +271,7 @@ def require_minutes(minutes: Any) -> None:
 
 
 def require_signals(names: Any) -> None:
-    """Raise a `ValueError` for what is no list of names of signals."""
+    """Raise a `ValueError` for what is not a list of names of signals."""
     unknown = (
         [names]
         if isinstance(names, str)
@@ -280,7 +280,7 @@ def require_signals(names: Any) -> None:
     if unknown:
         raise ValueError(
             problem(
-                f"`signals` holds what is no signal of this system: {unknown[0]!r}.",
+                f"`signals` holds what is not a signal of this system: {unknown[0]!r}.",
                 "Expected a list of names.",
                 'Pass for example ["SIGTERM", "SIGUSR1"], or [] for none.',
                 signals=names,

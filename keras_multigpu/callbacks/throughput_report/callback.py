@@ -184,7 +184,7 @@ def flops_of(model: keras.Model, spec: Any) -> int | None:
         return forward_flops(model, spec[0])
     except Exception as error:
         # The model's own code runs here, for a single example, and may raise whatever it likes. A
-        # figure that is missing is no reason to end a training.
+        # figure that is missing is not a reason to end a training.
         logger.debug("The operations of the model cannot be counted: %s", error)
         return None
 
@@ -208,12 +208,12 @@ def tell(report: Throughput) -> None:
 
 
 def checked_json(path: str | Path) -> Path:
-    """The file for reports; a `ValueError` if it is no JSON or cannot be written."""
+    """The file for reports; a `ValueError` if it is not a JSON file or cannot be written."""
     path = Path(path)
     if path.suffix.lower() != ".json":
         raise ValueError(
             problem(
-                "The file for the reports is no JSON.",
+                "The file for the reports is not a JSON file.",
                 "Expected a path that ends in .json.",
                 "Change the ending.",
                 path=str(path),
@@ -228,7 +228,7 @@ def require_positive(name: str, value: object) -> None:
     if value is not None and not 0 < real_number(value) < math.inf:
         raise ValueError(
             problem(
-                f"`{name}` is no number, or not positive.",
+                f"`{name}` is not a number, or not positive.",
                 "Expected the operations a second of one device, for example 312e12.",
                 "Leave it out where it is not known.",
                 **{name: value},

@@ -118,7 +118,7 @@ def require_place(where: str | Path) -> None:
     if not isinstance(where, str | Path) or not str(where):
         raise ValueError(
             problem(
-                "`cache` is no place for decoded examples.",
+                "`cache` is not a place for decoded examples.",
                 'Expected "memory" or the path of a folder.',
                 'Pass cache="memory", a folder on a local disk, or leave it out.',
                 cache=where,

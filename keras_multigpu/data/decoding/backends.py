@@ -23,7 +23,7 @@ from keras_multigpu.data.decoding.header import Header
 from keras_multigpu.data.road.damage import DamagedExample
 
 ANIMATED = 2
-"""A flag of an extended WebP. What TensorFlow 2.21 makes of such a file is no frame of it."""
+"""A flag of an extended WebP. What TensorFlow 2.21 makes of such a file is not a frame of it."""
 
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 

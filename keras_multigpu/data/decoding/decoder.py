@@ -170,7 +170,7 @@ def read_file(path: str) -> bytes:
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError
         if not stat.S_ISREG(status.st_mode):
-            raise OSError("it is no regular file")
+            raise OSError("it is not a regular file")
         if status.st_size > MAX_BYTES:
             raise OSError(f"it has {status.st_size:,} bytes, too many for an image")
         data = os.read(file, status.st_size)

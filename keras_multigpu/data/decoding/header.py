@@ -48,7 +48,7 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes, max_pixels: int = MOST_PIXELS) -> Header:
-    """Read the header; raise `DamagedExample` if this is no whole image of a decent size.
+    """Read the header; raise `DamagedExample` if this is not a whole image of a decent size.
 
     Args:
         max_pixels: The most pixels that an image may have.
@@ -56,7 +56,7 @@ def read_header(data: bytes, max_pixels: int = MOST_PIXELS) -> Header:
     reader = reader_of(data)
     if reader is None:
         raise DamagedExample(
-            f"it is no {KINDS} image, it begins with {data[:12]!r}" if data else "it is empty"
+            f"it is not a {KINDS} image, it begins with {data[:12]!r}" if data else "it is empty"
         )
     try:
         header = reader(data)

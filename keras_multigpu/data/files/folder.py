@@ -130,7 +130,7 @@ def listed_labels(labels: Any, count: int, path: str) -> np.ndarray:
     if numbers.dtype.kind not in "iu" or numbers.min() < 0:
         raise ValueError(
             problem(
-                "`labels` has entries that are no class numbers.",
+                "`labels` has entries that are not class numbers.",
                 "Expected the integers 0, 1, 2, ...",
                 "Use `from_files`, which also takes names of classes, numbers to predict, and "
                 "several labels for an image.",

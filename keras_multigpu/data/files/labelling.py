@@ -32,7 +32,7 @@ def found_task(labels: np.ndarray, task: str | None, label_mode: str | None) -> 
     if found != "classification" and label_mode != "int":
         raise ValueError(
             problem(
-                f"`label_mode` came for labels that are no single classes, but: {found}.",
+                f"`label_mode` came for labels that are not single classes, but: {found}.",
                 'Expected it only with task="classification".',
                 "Leave one of them out.",
                 label_mode=label_mode,
@@ -157,7 +157,7 @@ def class_targets(
     if labels.ndim != 1 or labels.dtype.kind not in "iub" or labels.min() < 0:
         raise ValueError(
             problem(
-                "Some labels are no numbers of classes.",
+                "Some labels are not numbers of classes.",
                 "Expected the integers 0, 1, 2, ..., or names.",
                 'For numbers to predict pass task="regression".',
                 dtype=str(labels.dtype),
@@ -181,7 +181,7 @@ def mask_paths(labels: np.ndarray) -> list[str]:
     if labels.dtype != object or any(not isinstance(label, str) for label in labels):
         raise ValueError(
             problem(
-                "Some labels are no paths.",
+                "Some labels are not paths.",
                 'Expected the path of a mask for each file for task="mask".',
                 "Check the labels, or leave `task` out.",
                 first=labels[:5].tolist(),
@@ -248,7 +248,7 @@ def numbers_of(labels: np.ndarray, names: list[str]) -> np.ndarray:
     if unknown or len(numbers) < len(names):
         raise ValueError(
             problem(
-                f"{len(unknown)} names among the labels are no classes: {unknown[:5]}."
+                f"{len(unknown)} names among the labels are not classes: {unknown[:5]}."
                 if unknown
                 else "`class_names` has a name twice.",
                 f"Expected some of {names[:20]}{' ...' * (len(names) > 20)}.",

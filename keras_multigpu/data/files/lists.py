@@ -261,7 +261,7 @@ def require_table_file(path: str) -> None:
     if os.path.isdir(path):
         what, fix = "`paths` is a folder.", "For a folder use `from_directory`."
     elif os.path.exists(path):
-        what, fix = "`paths` is one file that is no table.", f"For one image pass [{path!r}]."
+        what, fix = "`paths` is one file that is not a table.", f"For one image pass [{path!r}]."
     else:
         what, fix = "`paths` names a file that does not exist.", "Check its spelling."
     raise ValueError(

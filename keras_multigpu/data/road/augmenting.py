@@ -84,7 +84,7 @@ def one_step(augment: Any, position: int, training: bool) -> Step:
     if not callable(augment):
         raise ValueError(
             problem(
-                "`augment` holds something that is no layer and no function.",
+                "`augment` holds something that is neither a layer nor a function.",
                 "Expected Keras layers, or functions of a batch of images.",
                 "Pass for example `keras.layers.RandomFlip()`.",
                 augment=augment,

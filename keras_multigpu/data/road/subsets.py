@@ -92,7 +92,7 @@ def split(source: Source | Stream, fraction: float, settings: Batching) -> tuple
     if not isinstance(fraction, int | float | np.floating) or not 0 < fraction < 1:
         raise ValueError(
             problem(
-                "`fraction` is no share of the examples.",
+                "`fraction` is not a share of the examples.",
                 "Expected a number between 0 and 1.",
                 "Pass 0.2 for a fifth.",
                 fraction=fraction,

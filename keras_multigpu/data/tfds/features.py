@@ -197,7 +197,7 @@ def given_decoders(decoders: Any, connectors: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(decoders, dict):
         raise ValueError(
             problem(
-                "`decoders` is no dict.",
+                "`decoders` is not a dict.",
                 "Expected a decoder for each feature that needs one.",
                 "Use `features` to choose what to read, instead of `PartialDecoding`.",
                 decoders=decoders,

@@ -132,7 +132,7 @@ def test_forms_of_class_numbers():
 def test_labels_that_are_no_classes():
     """Numbers beyond `num_classes`, texts, and shapes that mean something else."""
     layer = MixUp(num_classes=2)
-    message = "(?s)Some labels are no classes.*Pass a larger.*lowest and the highest.*-7.*2"
+    message = "(?s)Some labels are not classes.*Pass a larger.*lowest and the highest.*-7.*2"
     wrong = {"images": IMAGES, "labels": np.array([0, -7, 2, 0])}
     for call in (layer, tf.function(lambda data: layer(data), autograph=False)):
         with pytest.raises(tf.errors.InvalidArgumentError, match=message):

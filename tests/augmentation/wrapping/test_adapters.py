@@ -39,7 +39,7 @@ def test_pipelines_are_taken_apart():
 
 
 def test_anything_else_is_refused():
-    with pytest.raises(ValueError, match="no layer and no function.*Received: layer='flip'"):
+    with pytest.raises(ValueError, match="neither a layer nor a function.*Received: layer='flip'"):
         as_layer("flip")
 
 
@@ -61,18 +61,20 @@ def test_an_empty_row_is_refused(row):
 
 @pytest.mark.parametrize("layer", [3, None, RandomGeometry(), lambda images: images], ids=str)
 def test_what_needs_no_wrapper_is_refused(layer):
-    """Numbers, layers of this package and functions are no layers of Keras or keras-cv."""
+    """Numbers, layers of this package and functions are not layers of Keras or keras-cv."""
     for wrapper, origin in ((KerasLayer, "Keras"), (KerasCVLayer, "keras-cv")):
-        with pytest.raises(ValueError, match=f"no layer of {origin}.*Pass other.*Received: layer="):
+        with pytest.raises(
+            ValueError, match=f"not a layer of {origin}.*Pass other.*Received: layer="
+        ):
             wrapper(layer)
 
 
 def test_each_wrapper_takes_its_own_package():
     """The draws of the other would follow from no seed."""
     keras_cv = pytest.importorskip("keras_cv")
-    with pytest.raises(ValueError, match="no layer of keras-cv"):
+    with pytest.raises(ValueError, match="not a layer of keras-cv"):
         KerasCVLayer(keras.layers.RandomFlip())
-    with pytest.raises(ValueError, match="no layer of Keras"):
+    with pytest.raises(ValueError, match="not a layer of Keras"):
         KerasLayer(keras_cv.layers.RandomFlip())
 
 

@@ -270,7 +270,7 @@ def test_the_picture_is_drawn(tmp_path, measurable):
         ({"smoothing": 1}, "`smoothing` is not the part of a mean.*Received: smoothing=1"),
         ({"smoothing": "much"}, "`smoothing` is not.*Received: smoothing='much'"),
         ({"every": 0}, "`every` is not a positive integer.*Received: every=0"),
-        ({"picture": "noise.jpg"}, "The picture's file is no PNG"),
+        ({"picture": "noise.jpg"}, "The picture's file is not a PNG"),
     ],
 )
 def test_bad_arguments(arguments, text):

@@ -234,7 +234,7 @@ def test_a_loss_that_explodes_at_once_suggests_nothing(capsys):
 
 
 def test_a_loss_that_is_not_finite_ends_the_search():
-    """Infinite and NaN losses are no part of the curve."""
+    """Infinite and NaN losses are not part of the curve."""
     finder = search(line(), LearningRateFinder(1e-3, 1e30, steps=12, verbose=0))
     assert np.isfinite(finder.curve.losses).all()
     assert finder.exploded_rate is not None
@@ -302,7 +302,7 @@ def test_the_steepest_descent_is_suggested():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"low": 0.0}, "`low` and `high` are no range.*Received: low=0.0, high=10.0"),
+        ({"low": 0.0}, "`low` and `high` are not a range.*Received: low=0.0, high=10.0"),
         ({"low": 1.0, "high": 0.1}, "Received: low=1.0, high=0.1"),
         ({"high": float("nan")}, "Received: low=1e-06, high=nan"),
         ({"low": "small"}, "Received: low='small'"),
@@ -310,7 +310,7 @@ def test_the_steepest_descent_is_suggested():
         ({"steps": 20.0}, "`steps` is not a positive integer.*Received: steps=20.0"),
         ({"smoothing": 0.5}, "`smoothing` is out of range.*Received: smoothing=0.5"),
         ({"stop_at": 1.0}, "`stop_at` is out of range.*Received: stop_at=1.0"),
-        ({"path": "curve.jpg"}, "file is no PNG.*Received: path='curve.jpg'"),
+        ({"path": "curve.jpg"}, "file is not a PNG.*Received: path='curve.jpg'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, text):

@@ -370,7 +370,7 @@ def test_differences_are_counted_in_bits():
     [
         ({"every": 0}, "`every` is not a positive integer.*Received: every=0"),
         ({"action": "stop"}, "Expected one of 'raise', 'warn', 'repair'.*action='stop'"),
-        ({"ignore": "norm"}, "`ignore` is no list of patterns.*Received: ignore='norm'"),
+        ({"ignore": "norm"}, "`ignore` is not a list of patterns.*Received: ignore='norm'"),
     ],
 )
 def test_bad_arguments(arguments, text):

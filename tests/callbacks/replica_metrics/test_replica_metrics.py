@@ -313,7 +313,7 @@ def test_a_replica_that_stays_behind_is_named(caplog):
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 1
     assert re.match(r"Replica 1 \(CPU:1, worker 0\) stays behind: .* in 3 measurements", told[0])
-    # The fast replica waits, and that is no computation of its own.
+    # The fast replica waits, and that is not a computation of its own.
     assert history["replica_1/compute_time"][1] > 0.1 > history["replica_0/compute_time"][1]
     assert history["replica_0/sync_time"][1] > 0.07 > history["replica_1/sync_time"][1]
 
@@ -367,9 +367,9 @@ def test_the_progress_bar_shows_nothing_of_it(capsys):
         ({"slow_windows": 0}, "`slow_windows` is not.*Received: slow_windows=0"),
         ({"slow_factor": 1.0}, "no replica slower.*above 1.*Received: slow_factor=1.0"),
         ({"path": "a.txt"}, r"no known kind.*\.csv or \.jsonl.*Received: path='a.txt'"),
-        ({"picture": "a.jpg"}, r"no PNG.*Received: path='a.jpg'"),
-        ({"metrics": "accuracy"}, "no metric.*list of names.*Received: metrics='accuracy'"),
-        ({"metrics": [3]}, r"no metric.*Received: metrics=\[3\]"),
+        ({"picture": "a.jpg"}, r"not a PNG.*Received: path='a.jpg'"),
+        ({"metrics": "accuracy"}, "not a metric.*list of names.*Received: metrics='accuracy'"),
+        ({"metrics": [3]}, r"not a metric.*Received: metrics=\[3\]"),
         ({"metrics": ["acuracy"]}, "acuracy"),
     ],
 )

@@ -25,7 +25,7 @@ TREE = {
     "kind": "a word that the format uses itself",
     "numbers": [1, 2.5, float("inf"), True, None, 2**70],
     "pair": ("é", [("nested",)]),
-    3: {None: "keys that are no texts"},
+    3: {None: "keys that are not texts"},
     "array": np.arange(6, dtype=np.int64).reshape(2, 3)[:, ::-1],
     "half": np.float16([0.1, -2]),
     "brain": np.array([1.5, 3.25], ml_dtypes.bfloat16),
@@ -287,7 +287,7 @@ def test_a_link_in_the_place_of_a_file_to_come_is_not_followed(tmp_path):
 
 
 def test_other_names_are_left_alone(tmp_path, caplog):
-    """A copy that somebody has made, and a digit that is no number."""
+    """A copy that somebody has made, and a digit that is not a number."""
     names = ["checkpoint-\u00b2.kmg", "checkpoint-best.kmg", "checkpoint-.kmg"]
     for name in names:
         (tmp_path / name).write_text("mine")

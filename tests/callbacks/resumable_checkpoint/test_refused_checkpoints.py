@@ -90,7 +90,7 @@ def test_what_may_change_is_said_and_applied(begun, caplog):
 
 
 def test_callbacks_that_come_or_go_are_named(begun, caplog):
-    """It is no error: somebody may have had enough of one."""
+    """It is not an error: somebody may have had enough of one."""
     stop = keras.callbacks.EarlyStopping("loss")
     fit(network(1), batches(), [stop], checkpoint_in(begun), epochs=1)
     assert "EarlyStopping is new since the checkpoint was saved" in caplog.text
@@ -140,9 +140,9 @@ def test_a_state_that_cannot_be_saved_is_named(tmp_path):
         ({"every_steps": 0}, "`every_steps` is not a positive integer"),
         ({"every_epochs": 1.5}, "`every_epochs` is not a positive integer"),
         ({"keep": 0}, "`keep` is not a positive integer"),
-        ({"every_minutes": -1}, "`every_minutes` is no time"),
-        ({"signals": "SIGTERM"}, "`signals` holds what is no signal .*'SIGTERM'"),
-        ({"signals": ["SIGNOTHING"]}, "`signals` holds what is no signal .*'SIGNOTHING'"),
+        ({"every_minutes": -1}, "`every_minutes` is not a time"),
+        ({"signals": "SIGTERM"}, "`signals` holds what is not a signal .*'SIGTERM'"),
+        ({"signals": ["SIGNOTHING"]}, "`signals` holds what is not a signal .*'SIGNOTHING'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, phrase):

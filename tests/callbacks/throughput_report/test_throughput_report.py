@@ -273,7 +273,7 @@ def test_a_train_step_of_ones_own(compiled):
 
 @pytest.mark.slow
 def test_validation_is_left_out():
-    """It takes 100 ms a batch and is no part of the wall time."""
+    """It takes 100 ms a batch and is not a part of the wall time."""
     report = ThroughputReport(verbose=0)
     model, slow = network(2), slow_data(LONG_NAP)
     model.fit(X, Y, batch_size=8, epochs=2, verbose=0, validation_data=slow, callbacks=[report])
@@ -333,8 +333,8 @@ def test_files(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"path": "a.csv"}, r"no JSON.*ends in \.json.*Received: path='a.csv'"),
-        ({"picture": "a.jpg"}, r"no PNG.*Received: path='a.jpg'"),
+        ({"path": "a.csv"}, r"not a JSON file.*ends in \.json.*Received: path='a.csv'"),
+        ({"picture": "a.jpg"}, r"not a PNG.*Received: path='a.jpg'"),
         ({"scaling_steps": 0}, "`scaling_steps` is not a positive.*Received: scaling_steps=0"),
         ({"peak_flops": -1.0}, "not positive.*Received: peak_flops=-1.0"),
         ({"verbose": 3}, "`verbose` has an unknown value.*0, 1, 2.*Received: verbose=3"),

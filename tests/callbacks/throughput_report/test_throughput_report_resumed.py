@@ -111,7 +111,7 @@ def test_an_epoch_that_was_only_compiled_has_no_speed():
 @pytest.mark.parametrize("peak_flops", ["a", True, 0, -1.0, float("nan"), float("inf")])
 def test_a_peak_is_a_number(peak_flops):
     """Not a text, which Python would not compare."""
-    with pytest.raises(ValueError, match=r"`peak_flops` is no number.*Leave it.*Received"):
+    with pytest.raises(ValueError, match=r"`peak_flops` is not a number.*Leave it.*Received"):
         ThroughputReport(peak_flops=peak_flops)
 
 

@@ -1,4 +1,4 @@
-"""What is no whole image of a decent size is found out before it is decoded, or by the decoder."""
+"""What is not a whole image of a decent size is found out, at the latest by the decoder."""
 
 import contextlib
 
@@ -200,7 +200,7 @@ def test_the_limit_is_that_of_tensorflow():
     ("content", "cause"),
     [
         (b"", "it is empty"),
-        (b"no image", "it is no JPEG, PNG, GIF, BMP or WebP image, it begins with b'no image'"),
+        (b"no image", "it is not a JPEG, PNG, GIF, BMP or WebP image, it begins with b'no image'"),
         (with_size(PNG, 0, 5), "its header gives 5 x 0 pixels"),
         (jpeg_of_size(0, 5), "its header gives 5 x 0 pixels"),
         (b"GIF89a\1\0\1\0\0\0\0;", "it is a GIF without a frame"),

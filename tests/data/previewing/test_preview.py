@@ -195,7 +195,7 @@ def test_a_damaged_file_is_named(tmp_path):
 
 
 def test_only_png_files_are_written(tmp_path):
-    with pytest.raises(ValueError, match=r"is no PNG\. Expected .* Received: path='.*\.jpg'"):
+    with pytest.raises(ValueError, match=r"is not a PNG\. Expected .* Received: path='.*\.jpg'"):
         from_arrays(red_images(2)).preview(tmp_path / "picture.jpg")
     assert list(tmp_path.iterdir()) == []
 

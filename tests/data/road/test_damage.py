@@ -89,7 +89,7 @@ def unreadable_even_by_root():
 
 DAMAGES = {
     empty: "it is empty",
-    text: "it is no JPEG, PNG, GIF, BMP or WebP image, it begins with b'<html>404 No'",
+    text: "it is not a JPEG, PNG, GIF, BMP or WebP image, it begins with b'<html>404 No'",
     truncated_jpeg: f"it is truncated: its end is missing after {len(JPEG) // 2:,} bytes",
     truncated_png: f"it is truncated: its end is missing after {len(PNG) // 2:,} bytes",
     bomb: "it has 60000 x 60000 pixels, more than max_pixels=89,478,485",
@@ -97,7 +97,7 @@ DAMAGES = {
     missing: "it does not exist, or not any more",
     dangling: "it does not exist, or not any more",
     loop: "Too many levels of symbolic links",
-    pipe: "it is no regular file",
+    pipe: "it is not a regular file",
     denied: "permission to read it is denied",
 }
 
