@@ -73,6 +73,37 @@ def test_gradients_are_clipped_once_they_are_summed(clip, expected):
     assert Steps(keras.optimizers.SGD(1.0, **clip), [0.0], [0.0]).step([3.0], [4.0]) == expected
 
 
+OPTIMIZERS = {
+    "AdamW": {"weight_decay": 0.1},
+    "Adadelta": {},
+    "Adafactor": {},
+    "Adagrad": {},
+    "Adam": {"amsgrad": True},
+    "Adamax": {},
+    "Ftrl": {},
+    "Lamb": {},
+    "Lion": {},
+    "Nadam": {},
+    "RMSprop": {"centered": True, "momentum": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_optimizer_of_keras_computes_what_it_would_assign(name):
+    """Three steps, each with what the one before has left in the optimizer's variables."""
+
+    def made():
+        return getattr(keras.optimizers, name)(0.1, **OPTIMIZERS[name])
+
+    optimizer, weights = made(), [keras.Variable([[1.0, -2.0], [3.0, 0.5]]), keras.Variable([4.0])]
+    steps = Steps(made(), *(weight.numpy() for weight in weights))
+    for size in (1.0, -3.0, 0.5):
+        gradients = [[[size, 2.0], [-size, 0.1]], [3.0 * size]]
+        optimizer.apply([tf.constant(gradient) for gradient in gradients], weights)
+        for found, weight in zip(steps.step(*gradients), weights, strict=True):
+            np.testing.assert_allclose(found, weight.numpy(), rtol=1e-6)
+
+
 def test_decay_and_averages():
     """Decay takes 0.5 * 0.5 of the weight; the average starts with it and goes half of the way."""
     optimizer = keras.optimizers.SGD(0.5, weight_decay=0.5, use_ema=True, ema_momentum=0.5)
