@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from cpu_replicas import replicas_of
 from own_step import OwnStep
 
 import keras_multigpu as kmg
@@ -67,13 +68,6 @@ def line(replicas, rate=0.0, **compiled):
     model = kmg.distribute(keras.Model(inputs, outputs), replicas_of(replicas))
     model.compile(keras.optimizers.SGD(rate), "mse", metrics=["mae"], **compiled)
     return model
-
-
-def replicas_of(count):
-    """A strategy of so many CPU devices."""
-    if count == 1:
-        return kmg.strategy("one_device", devices=["CPU:0"])
-    return kmg.strategy("mirrored", devices=[f"CPU:{index}" for index in range(count)])
 
 
 X = np.array([[1.0], [2.0], [3.0]], np.float32)

@@ -1,4 +1,4 @@
-"""Strategies of so many logical CPU devices, and on which of them the tests of callbacks run."""
+"""Strategies of so many logical CPU devices, and on which of them tests run."""
 
 import itertools
 from collections.abc import Sequence
