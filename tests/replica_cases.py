@@ -576,8 +576,9 @@ def followed_by(after: tuple[str, ...], cases: Iterable[Case]) -> list[Case]:
     return [case if ALL_REPLICAS else dataclasses.replace(case, after=after) for case in cases]
 
 
-IN_TURN = [OUTPUTS, SEQUENCES, MODELS, EXECUTION, METHODS]
-IN_TURN += [followed_by(("evaluate",), g) for g in (WEIGHTS, LOSSES, PENALTIES, METRICS, RECIPES)]
+IN_TURN = [OUTPUTS, MODELS, EXECUTION, METHODS]
+EVALUATED = [WEIGHTS, LOSSES, SEQUENCES, PENALTIES, METRICS, RECIPES]
+IN_TURN += [followed_by(("evaluate",), group) for group in EVALUATED]
 # Neither an optimizer nor a callback of `fit` takes part in `evaluate`.
 IN_TURN += [followed_by((), group) for group in (OPTIMIZERS, CALLBACKS)]
 CASES = [
