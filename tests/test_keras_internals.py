@@ -4,6 +4,7 @@ When one of these fails after an upgrade, the sentence in its docstring says wha
 changed; `keras_multigpu/keras_internals` is the only folder to mend.
 """
 
+import functools
 import random
 
 import keras
@@ -472,3 +473,17 @@ def test_newer_versions_than_tested_are_told():
     text = newer_than_tested({"Keras": "3.100.0", "TensorFlow": "2.21.0"})
     assert text.startswith("Keras 3.100.0 (tested up to 3.15): newer than this package knows.")
     assert "TensorFlow" in newer_than_tested({"Keras": "3.15.1", "TensorFlow": "3.0.0rc1"})
+
+
+def test_tensorflow_takes_a_function_by_its_definition_and_forgets_it():
+    """Its context still has `add_function_def` and `remove_function`."""
+    double = tf.function(lambda x: 2.0 * x, autograph=False)
+    definition = double.get_concrete_function(tf.TensorSpec(())).function_def
+    copy = type(definition).FromString(definition.SerializeToString())
+    copy.signature.name = "kmg_test_double"
+    keras_internals.add_function(copy)
+    call = functools.partial(tf.raw_ops.PartitionedCall, Tout=[tf.float32], f="kmg_test_double")
+    assert float(tf.function(lambda: call(args=[3.0])[0], autograph=False)()) == 6.0
+    keras_internals.remove_function("kmg_test_double")
+    with pytest.raises(tf.errors.OpError):
+        tf.function(lambda: call(args=[3.0])[0], autograph=False)()

@@ -23,6 +23,7 @@ from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_slicing
 from keras.src.trainers.data_adapters import data_adapter_utils
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
+from tensorflow.python.eager import context
 
 
 @contextlib.contextmanager
@@ -41,6 +42,20 @@ def single_device() -> Iterator[None]:
         yield
     finally:
         graph._distribution_strategy_stack, graph._variable_creator_stack = saved
+
+
+def add_function(definition: Any) -> None:
+    """Let TensorFlow know a function by its definition, a `FunctionDef`.
+
+    The public ways to it, `tf.function` and `wrap_function`, make every operation anew in Python,
+    which takes seconds for a large model.
+    """
+    context.context().add_function_def(definition)
+
+
+def remove_function(name: str) -> None:
+    """Let TensorFlow forget a function."""
+    context.context().remove_function(name)
 
 
 # Variables. A `keras.Variable` owns one `tf.Variable`, its storage. Moving a model to a

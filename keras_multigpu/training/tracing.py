@@ -33,7 +33,7 @@ def traced(function: Callable[..., Any], specs: Sequence[Any], jit_compile: bool
 
     with summing(cut):
         whole = trace(function, specs)
-    return Stages(whole, cuts, trace) if cuts else whole
+    return Stages(whole, cuts, trace if jit_compile else None) if cuts else whole
 
 
 class TracedPass:

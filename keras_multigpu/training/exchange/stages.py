@@ -10,7 +10,10 @@ each other stand between the same two stages and travel in one pack.
 """
 
 import contextlib
+import functools
+import itertools
 import threading
+import weakref
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -18,12 +21,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu import keras_internals
 from keras_multigpu.training.exchange.packing import Packing
 
 SumAll = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 """Sums each of some tensors over all replicas, when all of them call it."""
 
 _thread = threading.local()
+_numbers = itertools.count()
 
 
 def total(tensor: tf.Tensor) -> tf.Tensor:
@@ -69,13 +74,19 @@ class Stages:
     Args:
         whole: The function, traced.
         cuts: The operations of its graph that stand for sums.
-        trace: Traces a stage for arguments of some specs.
+        compiled: What XLA shall make of a function, if it shall.
     """
 
-    def __init__(self, whole: Any, cuts: Sequence[tf.Operation], trace: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        whole: Any,
+        cuts: Sequence[tf.Operation],
+        compiled: Callable[[Callable[..., Any], Sequence[Any]], Any] | None,
+    ) -> None:
         self.graph = whole.graph
         self.structured_outputs = whole.structured_outputs
-        self._captured = whole.captured_inputs
+        # Functions that its operations call live as long as it does.
+        self._whole = whole
         apart = {tensor.op.name for tensor in self.graph.inputs} | {cut.name for cut in cuts}
         numbers = stage_numbers(self.graph, {cut.name for cut in cuts})
         parts = [Part() for _ in range(1 + max(numbers.values()))]
@@ -85,22 +96,27 @@ class Stages:
         for cut in cuts:
             if cut.name in numbers:
                 parts[numbers[cut.name]].cuts.append(cut)
-        whole_def = self.graph.as_graph_def()
-        nodes = {node.name: node for node in whole_def.node}
+        definition = whole.function_def
+        nodes = definitions(self.graph, definition)
         for part in parts:
-            part.find_inputs(nodes)
+            part.find_nodes(nodes)
         wanted = {tensor.name for tensor in self.graph.outputs}
         wanted.update(name for part in parts for name in part.names_needed)
+        must_run = {operation.name for operation in self.graph.control_outputs}
         for part in parts:
-            part.trace(wanted, whole_def, trace)
+            part.define(definition, wanted, must_run, compiled)
         self._parts = parts
 
     def __call__(self, *args: Any) -> Any:
         """What the function returns to one replica, when all call it."""
+        if not tf.executing_eagerly():
+            # The calls that this graph makes need the functions of the stages.
+            tf.compat.v1.add_to_collection("keras_multigpu/stages", self)
         given = [leaf for leaf in tf.nest.flatten(args, expand_composites=True) if leaf is not None]
+        given += self._whole.captured_inputs
         known = {
             placeholder.name: tf.convert_to_tensor(value, placeholder.dtype)
-            for placeholder, value in zip(self.graph.inputs, [*given, *self._captured], strict=True)
+            for placeholder, value in zip(self.graph.inputs, given, strict=True)
         }
         for part in self._parts:
             known |= part(known)
@@ -116,7 +132,11 @@ class Stages:
 
 
 class Part:
-    """The operations of one stage, and the sums that replicas make after it."""
+    """The operations of one stage, and the sums that replicas make after it.
+
+    They become a function by their definitions: to trace it would take TensorFlow as long as to
+    trace the model once more.
+    """
 
     def __init__(self) -> None:
         self.operations: list[tf.Operation] = []
@@ -124,7 +144,7 @@ class Part:
         self._nodes: dict[str, Any] = {}
         self._inputs: dict[str, tf.Tensor] = {}
         self._outputs: list[tf.Tensor] = []
-        self._function: Any = None
+        self._call: Any = None
 
     @property
     def names_needed(self) -> list[str]:
@@ -132,59 +152,97 @@ class Part:
         needed = [*self._inputs.values(), *(cut.inputs[0] for cut in self.cuts)]
         return [tensor.name for tensor in needed]
 
-    def find_inputs(self, nodes: dict[str, Any]) -> None:
-        """Find what comes from outside: tensors, and operations that must be over.
+    def find_nodes(self, nodes: dict[str, Any]) -> None:
+        """Find what it runs, and what comes from outside: tensors, and what must be over.
 
         Args:
             nodes: The definitions of all operations of the graph, by name.
         """
         self._nodes = {operation.name: nodes[operation.name] for operation in self.operations}
         for operation in self.operations:
-            for tensor in operation.inputs:
-                if is_constant(tensor.op):
+            for earlier in (tensor.op for tensor in operation.inputs):
+                # A constant that the function has captured is an input of it.
+                if is_constant(earlier) and earlier.name in nodes:
                     # XLA must see it where it is used.
-                    self._nodes.setdefault(tensor.op.name, nodes[tensor.op.name])
-                elif tensor.op.name not in self._nodes:
-                    self._inputs[tensor.name] = tensor
+                    self._nodes.setdefault(earlier.name, nodes[earlier.name])
+        for operation in self.operations:
             outside = [op for op in operation.control_inputs if op.name not in self._nodes]
-            if outside:
-                self._wait(operation, with_outputs(outside))
+            if outside or any(tensor.op.name not in self._nodes for tensor in operation.inputs):
+                self._nodes[operation.name] = self._connected(operation, outside)
 
-    def _wait(self, operation: tf.Operation, earlier: list[tf.Operation]) -> None:
-        """Let an operation wait for others, by way of what these put out."""
+    def _connected(self, operation: tf.Operation, outside: list[tf.Operation]) -> Any:
+        """An operation's definition with the function's inputs for what comes from outside.
+
+        Args:
+            operation: The operation.
+            outside: For which operations it waits that are not in this stage; it waits for what
+                they put out.
+        """
         node = type(self._nodes[operation.name])()
         node.CopyFrom(self._nodes[operation.name])
-        inside = [name for name in node.input if name.lstrip("^") in self._nodes or name[0] != "^"]
-        del node.input[:]
-        node.input.extend([*inside, *(f"^{each.name}" for each in earlier)])
-        self._nodes[operation.name] = node
-        for each in earlier:
-            if each.name not in self._nodes:
-                self._inputs[f"^{each.name}"] = each.outputs[0]
+        names = [name for name in node.input if not name.startswith("^")]
+        waits = [self._nodes[op.name].name for op in operation.control_inputs if op not in outside]
+        for place, tensor in enumerate(operation.inputs):
+            if tensor.op.name not in self._nodes:
+                names[place] = self._input(tensor)
+        for earlier in with_outputs(outside):
+            inside = earlier.name in self._nodes
+            waits.append(
+                self._nodes[earlier.name].name if inside else self._input(earlier.outputs[0])
+            )
+        node.ClearField("input")
+        node.input.extend([*names, *(f"^{name}" for name in dict.fromkeys(waits))])
+        return node
 
-    def trace(self, wanted: set[str], whole: Any, trace: Callable[..., Any]) -> None:
+    def _input(self, tensor: tf.Tensor) -> str:
+        """The name of the input that is this tensor."""
+        self._inputs.setdefault(tensor.name, tensor)
+        return f"kmg_input_{list(self._inputs).index(tensor.name)}"
+
+    def define(
+        self,
+        whole: Any,
+        wanted: set[str],
+        must_run: set[str],
+        compiled: Callable[[Callable[..., Any], Sequence[Any]], Any] | None,
+    ) -> None:
         """Make a function of the operations.
 
         Args:
+            whole: The definition of the whole function.
             wanted: The names of tensors that are needed outside.
-            whole: The definition of the whole graph.
-            trace: See `Stages`.
+            must_run: The names of operations that run although nothing needs them.
+            compiled: See `Stages`.
         """
         self._outputs = [t for op in self.operations for t in op.outputs if t.name in wanted]
-        graph = type(whole)(versions=whole.versions, library=whole.library)
-        graph.node.extend(self._nodes.values())
-        for node in graph.node:
+        definition = type(whole)()
+        signature = definition.signature
+        signature.name = f"kmg_stage_{next(_numbers)}"
+        for place, tensor in enumerate(self._inputs.values()):
+            name = f"kmg_input_{place}"
+            signature.input_arg.add(name=name, type=tensor.dtype.as_datatype_enum)
+        for place, tensor in enumerate(self._outputs):
+            name = f"kmg_output_{place}"
+            signature.output_arg.add(name=name, type=tensor.dtype.as_datatype_enum)
+            definition.ret[name] = reference(tensor, self._nodes[tensor.op.name].name)
+        definition.node_def.extend(self._nodes.values())
+        for node in definition.node_def:
             node.attr.pop("_class", None)
-
-        outputs = [tensor.name for tensor in self._outputs]
-
-        def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            given = dict(zip(self._inputs, tensors, strict=True))
-            made: list[tf.Tensor] = tf.graph_util.import_graph_def(graph, given, outputs)
-            return made
-
-        specs = [tf.TensorSpec(t.shape, t.dtype) for t in self._inputs.values()]
-        self._function = trace(run, specs)
+        for operation in self.operations:
+            if operation.name in must_run:
+                name = self._nodes[operation.name].name
+                signature.control_output.append(name)
+                definition.control_ret[name] = name
+        keras_internals.add_function(definition)
+        weakref.finalize(self, keras_internals.remove_function, signature.name)
+        kind = tf.raw_ops.PartitionedCall
+        if any(operation.op_def.is_stateful for operation in self.operations):
+            kind = tf.raw_ops.StatefulPartitionedCall
+        types = [tensor.dtype for tensor in self._outputs]
+        self._call = functools.partial(called, kind, signature.name, types)
+        if compiled is not None:
+            specs = [tf.TensorSpec(t.shape, t.dtype) for t in self._inputs.values()]
+            self._call = compiled(self._call, specs)
 
     def __call__(self, known: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """The tensors that are needed outside, by name.
@@ -192,11 +250,42 @@ class Part:
         Args:
             known: Those of earlier stages.
         """
-        made = self._function(*(known[tensor.name] for tensor in self._inputs.values()))
+        made = self._call(*(known[name] for name in self._inputs))
         for tensor, value in zip(self._outputs, made, strict=True):
             # The next function takes what its specs say, and no less.
             value.set_shape(tensor.shape)
         return {tensor.name: value for tensor, value in zip(self._outputs, made, strict=True)}
+
+
+def called(kind: Any, name: str, types: Sequence[tf.DType], *tensors: tf.Tensor) -> Any:
+    """What a function yields that TensorFlow knows by name."""
+    results = kind(args=tensors, Tout=types, f=name)
+    return results if types else []
+
+
+def definitions(graph: Any, function: Any) -> dict[str, Any]:
+    """What each operation of a graph is in the definition of its function, by name.
+
+    A function gives some of them other names, and keeps their order.
+    """
+    inputs = {tensor.op.name for tensor in graph.inputs}
+    names = [each.name for each in graph.get_operations() if each.name not in inputs]
+    return dict(zip(names, function.node_def, strict=True))
+
+
+def reference(tensor: tf.Tensor, name: str) -> str:
+    """How a function names a tensor, when it gives the tensor's operation this name."""
+    operation, place = tensor.op, tensor.value_index
+    for argument in operation.op_def.output_arg:
+        count = 1
+        if argument.number_attr:
+            count = operation.get_attr(argument.number_attr)
+        elif argument.type_list_attr:
+            count = len(operation.get_attr(argument.type_list_attr))
+        if place < count:
+            return f"{name}:{argument.name}:{place}"
+        place -= count
+    raise IndexError(tensor.name)
 
 
 def stage_numbers(graph: Any, cuts: set[str]) -> dict[str, int]:

@@ -1,5 +1,7 @@
 """A function that is cut where replicas sum yields what it says: by hand, on two replicas."""
 
+import gc
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,14 +16,16 @@ NUMBER = tf.TensorSpec(())
 
 def on_two_replicas(function, in_a_graph=True):
     """What a function of one number returns on replicas that hold 1 and 2: a row for each value."""
-    group = ReplicaGroup(kmg.strategy("mirrored", devices=["CPU:0", "CPU:1"]))
-
-    def run():
-        return group.run(lambda replica: function(tf.constant(replica.id + 1.0)))
-
+    run = on_replicas(function)
     results = tf.function(run, autograph=False)() if in_a_graph else run()
     values = [map(float, tf.nest.flatten(result)) for result in results]
     return [list(of_all) for of_all in zip(*values, strict=True)]
+
+
+def on_replicas(function):
+    """Calls a function of one number on replicas that hold 1 and 2."""
+    group = ReplicaGroup(kmg.strategy("mirrored", devices=["CPU:0", "CPU:1"]))
+    return lambda: group.run(lambda replica: function(tf.constant(replica.id + 1.0)))
 
 
 def several_sums(number):
@@ -100,6 +104,22 @@ def test_stages_wait_for_each_other_and_hand_on_what_is_not_a_number():
         return later, text, loop
 
     np.testing.assert_allclose(on_two_replicas(without_sparse), [[9, 10], [1, 2], [12, 12]])
+
+
+def test_stages_run_what_nothing_needs_and_live_as_long_as_a_graph_that_calls_them():
+    """An assignment after a sum, when only the graph is left that calls the stages."""
+    seen = tf.Variable(0.0)
+
+    def function(number):
+        seen.assign_add(stages.total(number))
+        return number
+
+    call = tf.function(on_replicas(tracing.traced(function, (NUMBER,), False)), autograph=False)
+    graph = call.get_concrete_function()
+    gc.collect()
+    graph()
+    # Each of two replicas adds 1 + 2.
+    assert float(seen) == 6.0
 
 
 def test_a_stage_can_be_compiled():
