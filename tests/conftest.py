@@ -38,10 +38,12 @@ def no_strategy_asked_for(monkeypatch):
     monkeypatch.setattr(replicas, "_last_asked_for", None)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(autouse=True, scope="session")
 def unoptimized_graphs():
-    """Graphs that run a few times only: to optimise them takes as long as all the rest."""
-    before = tf.config.optimizer.get_experimental_options()
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False, **before})
+    """Graphs that run a few times only: to optimise them takes as long as all the rest.
+
+    They are optimised where `KMG_ALL_REPLICAS=1` asks for everything, and in the processes of the
+    demo and of the README's script.
+    """
+    options = {"disable_meta_optimizer": not os.environ.get("KMG_ALL_REPLICAS")}
+    tf.config.optimizer.set_experimental_options(options)

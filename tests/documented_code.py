@@ -3,8 +3,8 @@
     python tests/documented_code.py RESULTS.json PAGE.md ...
 
 A page's blocks run in order, as if they stood in one file. A `text` block right after a
-`python` block is what that one prints. In a `diff` block the lines after the change run. Blocks
-that include a file of `examples/` are left to `test_examples.py`.
+`python` block is what that one prints. Blocks that include a file of `examples/` are left to
+`test_examples.py`, and the README's `diff` to `test_readme_diff.py`.
 """
 
 import contextlib
@@ -64,8 +64,6 @@ def has_code(page: Path) -> bool:
 
 def runnable(block: Block) -> str | None:
     """A block's Python code, if it has any."""
-    if block.language == "diff":
-        return "".join(line[1:] for line in block.code.splitlines(True) if line[0] != "-")
     return block.code if block.language == "python" else None
 
 

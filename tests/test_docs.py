@@ -11,7 +11,6 @@ import documented_code
 import pytest
 from documented_code import Block
 from documented_code import blocks_of
-from documented_code import runnable
 from documented_code import same_text
 
 ROOT = Path(__file__).parents[1]
@@ -85,12 +84,6 @@ def test_blocks_are_found_and_paired_with_their_output(tmp_path):
         Block("python", 12, "print(2)\n", None),
         Block("text", 18, "2\n", None),
     ]
-
-
-def test_a_diff_runs_as_it_is_after_the_change():
-    """Without the lines that were taken out."""
-    block = Block("diff", 1, " a = 1\n-b = 2\n+b = 3\n", None)
-    assert runnable(block) == "a = 1\nb = 3\n"
 
 
 @pytest.mark.parametrize(

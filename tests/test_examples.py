@@ -14,7 +14,7 @@ TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
 
 # The arguments of `main`: a short training on two replicas. Each returns an accuracy.
 ARGUMENTS = {
-    "augment_images": {"epochs": 3, "replicas": 2},
+    "augment_images": {"epochs": 2, "replicas": 2},
     "imbalanced_classes": {"epochs": 3, "replicas": 2},
     "own_train_step": {"epochs": 1, "replicas": 2},
     "resume_training": {"epochs": 4, "replicas": 2},

@@ -28,6 +28,8 @@ def main(way: str, folder: str, path: str) -> None:
     """Train all cases; after each, write what there is so far."""
     # Before TensorFlow's first operation, so that all three ways see the same devices.
     two_replicas = kmg.strategy(devices=2)
+    # To optimise graphs of trainings as short as these takes longer than the trainings.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     scope: Any = contextlib.nullcontext
     if way == "stock":
         scope = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope

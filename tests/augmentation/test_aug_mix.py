@@ -34,7 +34,7 @@ NINE = (
 @pytest.mark.slow
 def test_promises_of_all_layers():
     """It keeps what every layer promises."""
-    check_layer(AugMix(2, (1, 2), seed=3), shapes=SHAPES[:3], xla=False)
+    check_layer(AugMix(2, (1, 2), seed=3), shapes=SHAPES[:2], xla=False)
 
 
 @pytest.mark.slow

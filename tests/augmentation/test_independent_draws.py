@@ -17,8 +17,6 @@ IMAGES = np.full((COUNT, 4, 6, 3), 100, np.float32)
 IMAGES[:, :, :3] = 50
 NUMBERS = np.arange(COUNT)
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 
 class Brighter(AugmentationLayer):
     """Adds a number to each image."""
@@ -80,9 +78,8 @@ def test_the_batch_does_not_matter(size, first_epoch):
     require_equal(by_number(batches(size).epoch(0)), first_epoch)
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.slow
-def test_the_replica_does_not_matter(replicas, first_epoch):
+def test_the_replica_does_not_matter(first_epoch, replicas=4):
     """Which share of a batch an example is in."""
     found = {}
     several = batches(COUNT)
@@ -123,9 +120,8 @@ class AlwaysAugmented(keras.Model):
         return self.augmentation(self.scaling(x) * 2 + 50, training=True)
 
 
-@pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.slow
-def test_replicas_draw_differently_in_a_model(replicas):
+def test_replicas_draw_differently_in_a_model(replicas=4):
     """No two images alike, on whichever replica; and the seed replays them."""
     strategy = kmg.strategy("mirrored", devices=[f"CPU:{number}" for number in range(replicas)])
     first, again = (

@@ -76,8 +76,6 @@ WITH_TARGETS = {
 # How colours change says nothing about where the bright rectangle is.
 BRIGHTNESS_CHANGES = {"GridMask", "RandomCutout", "RandomJpegQuality", "Solarization"}
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 
 def examples_for(name, count):
     """Dark images with a bright rectangle, its mask of sevens and its box after a lost one."""

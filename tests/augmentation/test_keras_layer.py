@@ -52,8 +52,6 @@ NO_MASKS = {"RandomElasticTransform"}
 # How colours change says nothing about where the bright rectangle is.
 BRIGHTNESS_CHANGES = {"RandAugment", "RandomErasing", "RandomInvert", "Solarization"}
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 
 def pictures(count):
     """Dark images with a bright rectangle, its mask of sevens, and its box."""

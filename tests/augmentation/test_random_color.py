@@ -12,8 +12,6 @@ from layer_checks import pictures
 
 from keras_multigpu.augmentation.random_color import RandomColor
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 RANGES = [(0, 255), (0, 1)]
 EVERYTHING = {
     "brightness": 0.3,

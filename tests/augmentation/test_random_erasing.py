@@ -11,8 +11,6 @@ from layer_checks import pictures
 
 from keras_multigpu.augmentation.random_erasing import RandomErasing
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 BOXES = np.int32([[1, 2, 4, 7], [0, 0, 0, 0], [0, 0, 6, 8]])
 """Left, top, right and bottom of a part, of nothing, and of all of an image of 8 x 6."""
 

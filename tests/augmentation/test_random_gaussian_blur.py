@@ -13,8 +13,6 @@ from scipy import ndimage
 
 from keras_multigpu.augmentation.random_gaussian_blur import RandomGaussianBlur
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 SIGMAS = np.float32([[0.5, 0.5], [1.5, 0.3], [0, 0], [0, 0.8]])
 
 

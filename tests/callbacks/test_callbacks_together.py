@@ -11,7 +11,6 @@ from keras_multigpu import callbacks as ours
 from keras_multigpu.training.variables.model_state import ModelState
 
 pytestmark = [
-    pytest.mark.usefixtures("unoptimized_graphs"),
     # Keras's ReduceLROnPlateau turns a variable into an array in NumPy 1's way.
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
 ]

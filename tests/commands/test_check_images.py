@@ -3,7 +3,6 @@
 import os
 import pty
 import re
-import subprocess
 import sys
 import tempfile
 
@@ -203,18 +202,22 @@ def test_names_that_are_no_text_are_printed(photos, capfd):
     assert "  \\udcff\\n.jpg: it is empty\n" in capfd.readouterr().out
 
 
-@pytest.mark.slow
-def test_the_progress_is_shown_on_a_terminal(photos):
-    """The whole program, on a terminal of its own; the line is erased in the end."""
+def test_the_progress_is_shown_on_a_terminal(photos, monkeypatch, capsys):
+    """On one of its own; the line is erased in the end."""
     damage(photos)
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "keras_multigpu", "check-images", str(photos)]
-    ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, text=True, check=False)
-    os.close(theirs)
-    shown = os.read(ours, 100_000).decode()
+    stderr = os.dup(2)
+    os.dup2(theirs, 2)
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        try:
+            assert main(["check-images", str(photos)]) == 1
+            shown = os.read(ours, 100_000).decode()
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
     os.close(ours)
-    assert ended.returncode == 1
-    assert ended.stdout.startswith(LISTED)
+    assert capsys.readouterr().out.startswith(LISTED)
     assert re.search(r"\r\[=* *\] \d of 9 images, \d damaged ", shown)
     assert shown.endswith("\r\x1b[K")
 

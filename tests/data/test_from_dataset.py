@@ -4,11 +4,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from reused_models import reused
 
 import keras_multigpu as kmg
 from keras_multigpu.data.from_dataset import from_dataset
-
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
 
 Slices = tf.data.Dataset.from_tensor_slices
 NUMBERS = np.arange(10)
@@ -252,22 +251,24 @@ def test_trains_as_on_one_device(fit):
     x = generator.normal(size=(29, 3)).astype(np.float32)
     dataset = Slices((x, (x[:, 0] > 0).astype(np.int32))).batch(5)
     made = from_dataset(dataset, global_batch_size=8)
-    weights = []
-    for replicas in (1, 2):
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="softmax")])
-        if replicas == 2:
-            model = kmg.distribute(model, kmg.strategy(devices=2))
-        model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
-        if replicas == 1:
-            for epoch in range(2):
-                model.fit(made.epoch(epoch), shuffle=False, verbose=0, **fit)
-        else:
-            model.fit(made, epochs=2, verbose=0, **fit)
-            assert model.predict(made, verbose=0).shape == (29, 2)
-        weights.append(model.get_weights())
-    for one, two in zip(*weights, strict=True):
-        np.testing.assert_allclose(one, two, rtol=2e-5)
+    one, two = classifier(1), classifier(2)
+    for epoch in range(2):
+        one.fit(made.epoch(epoch), shuffle=False, verbose=0, **fit)
+    two.fit(made, epochs=2, verbose=0, **fit)
+    assert two.predict(made, verbose=0).shape == (29, 2)
+    for expected, found in zip(one.get_weights(), two.get_weights(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-5)
+
+
+@reused
+def classifier(replicas):
+    """A small model, by Keras itself or on replicas."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, activation="softmax")])
+    if replicas > 1:
+        model = kmg.distribute(model, kmg.strategy(devices=replicas))
+    model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
+    return model
 
 
 def test_trains_on_an_infinite_dataset():

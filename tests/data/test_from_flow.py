@@ -19,7 +19,6 @@ Generator = tf.keras.preprocessing.image.ImageDataGenerator  # noqa: TID251
 
 # Keras 3.15 calls SciPy's `affine_transform` by a name that SciPy is going to remove.
 pytestmark = [
-    pytest.mark.usefixtures("unoptimized_graphs"),
     pytest.mark.filterwarnings(
         "ignore:Please import `affine_transform` from the `scipy.ndimage`:DeprecationWarning"
     ),

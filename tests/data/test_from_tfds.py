@@ -1,15 +1,15 @@
 """`from_tfds`: real builders, prepared in both kinds of formats, without a network."""
 
-import os
-import subprocess
+import logging
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from reused_models import reused
 
 import keras_multigpu as kmg
 from keras_multigpu.data.from_tfds import from_tfds
@@ -19,7 +19,6 @@ from keras_multigpu.data.tfds.stream import TfdsStream
 
 tfds = pytest.importorskip("tensorflow_datasets")
 tfds_builder = pytest.importorskip("tfds_builder")
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
 
 # One file of random access, one TFRecord file, three of them.
 KINDS = {"records": ("array_record", 1), "stream": ("tfrecord", 1), "files": ("tfrecord", 3)}
@@ -160,6 +159,7 @@ def test_records_are_read_by_many_threads(spots):
 
 
 @pytest.mark.parametrize("kind", ["records", "stream"])
+@pytest.mark.slow
 def test_features_are_chosen(spots, kind):
     """Inputs, targets and weights of any structure."""
     made = spots(
@@ -178,6 +178,7 @@ def test_features_are_chosen(spots, kind):
 
 
 @pytest.mark.parametrize("kind", ["records", "stream"])
+@pytest.mark.slow
 def test_all_features(prepared, kind):
     made = from_tfds(
         "photos", "train", as_supervised=False, image_size=(4, 5), data_dir=prepared[kind],
@@ -293,45 +294,29 @@ def test_prepares_in_the_format_that_is_asked_for(tmp_path):
 
 
 @pytest.mark.slow
-def test_only_one_process_prepares(tmp_path):
-    """Two processes start together: one generates the data, the other waits and uses it."""
-    script = (
-        "import logging, sys, tfds_builder\n"
-        "logging.basicConfig(level=logging.INFO)\n"
-        "from keras_multigpu.data.tfds.preparation import builder_of, prepare\n"
-        "builder = builder_of('spots', sys.argv[1], False)\n"
-        "print('ready', flush=True)\n"
-        "sys.stdin.readline()\n"
-        "prepare(builder, True, None)\n"
-        "print(builder.info.splits['train'].num_examples)\n"
-    )
-    notes = tmp_path / "notes"
-    environment = {
-        **os.environ,
-        "TFDS_BUILDER_NOTES": str(notes),
-        "PYTHONPATH": str(Path(__file__).parent),
-    }
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, str(tmp_path)],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(2)
-    ]
-    for worker in workers:
-        assert worker.stdout.readline() == "ready\n"
-    for worker in workers:
-        worker.stdin.write("\n")
-        worker.stdin.flush()
-    outputs = [worker.communicate(timeout=240) for worker in workers]
-    assert [output.splitlines()[-1] for output, _ in outputs] == ["23", "23"], outputs
+def test_only_one_prepares(tmp_path, monkeypatch, caplog):
+    """Two begin together: one generates the data, the other waits and uses it.
+
+    They are threads here; `test_writing.py` shows that the lock holds between processes.
+    """
+    monkeypatch.setenv("TFDS_BUILDER_NOTES", str(tmp_path / "notes"))
+    (tmp_path / "data").mkdir()
+    builders = [tfds_preparation.builder_of("spots", tmp_path / "data", False) for _ in range(2)]
+    begin = threading.Barrier(2)
+
+    def prepare(builder):
+        begin.wait()
+        tfds_preparation.prepare(builder, True, None)
+        return builder.info.splits["train"].num_examples
+
+    with (
+        ThreadPoolExecutor(2) as threads,
+        caplog.at_level(logging.INFO, "keras_multigpu"),
+    ):
+        assert list(threads.map(prepare, builders)) == [23, 23]
     # Once for each of the two splits.
-    assert notes.read_text() == "generated\n" * 2
-    assert sum("Another process is preparing" in errors for _, errors in outputs) == 1
+    assert (tmp_path / "notes").read_text() == "generated\n" * 2
+    assert caplog.text.count("Another process is preparing") == 1
 
 
 @pytest.mark.slow
@@ -413,25 +398,21 @@ def test_missing_data_and_missing_package(tmp_path, monkeypatch):
 def test_trains_on_two_replicas(spots, kind):
     """Two replicas give one device's numbers."""
     made = spots(kind, global_batch_size=8)
-    weights = []
-    for replicas in (1, 2):
-        keras.utils.set_random_seed(1)
-        model = keras.Sequential(
-            [
-                keras.Input((8, 6, 3)),
-                keras.layers.Rescaling(1 / 255),
-                keras.layers.Flatten(),
-                keras.layers.Dense(3, activation="softmax"),
-            ]
-        )
-        if replicas == 2:
-            model = kmg.distribute(model, kmg.strategy(devices=2))
-        model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
-        if replicas == 1:
-            for epoch in range(2):
-                model.fit(made.epoch(epoch), shuffle=False, verbose=0)
-        else:
-            model.fit(made, epochs=2, verbose=0)
-        weights.append(model.get_weights())
-    for one, two in zip(*weights, strict=True):
-        np.testing.assert_allclose(one, two, rtol=2e-5, atol=1e-6)
+    one, two = classifier(1), classifier(2)
+    for epoch in range(2):
+        one.fit(made.epoch(epoch), shuffle=False, verbose=0)
+    two.fit(made, epochs=2, verbose=0)
+    for expected, found in zip(one.get_weights(), two.get_weights(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-6)
+
+
+@reused
+def classifier(replicas):
+    """A small model of `Spots`, by Keras itself or on replicas."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((8, 6, 3)), keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
+    model = keras.Sequential([*layers, keras.layers.Dense(3, activation="softmax")])
+    if replicas > 1:
+        model = kmg.distribute(model, kmg.strategy(devices=replicas))
+    model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
+    return model

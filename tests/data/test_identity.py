@@ -132,17 +132,17 @@ def numbers(dataset, count):
 
 
 @pytest.mark.parametrize(
-    "dataset",
+    ("dataset", "settings"),
     [
-        shuffled,
-        lambda: shuffled().batch(4).unbatch(),
-        lambda: shuffled().cache(),
-        lambda: shuffled().cache().shuffle(12, seed=3),
-        lambda: shuffled(reshuffle_each_iteration=False),
+        (shuffled, {}),
+        (shuffled, {"shuffle": True}),
+        (lambda: shuffled().batch(4).unbatch(), {}),
+        (lambda: shuffled().cache(), {}),
+        (lambda: shuffled().cache().shuffle(12, seed=3), {"shuffle": True}),
+        (lambda: shuffled(reshuffle_each_iteration=False), {}),
     ],
-    ids=["shuffled", "batched", "cached", "cached between", "once"],
+    ids=["shuffled", "shuffled by both", "batched", "cached", "cached between", "once"],
 )
-@pytest.mark.parametrize("settings", [{}, {"shuffle": True}], ids=str)
 def test_a_dataset_that_shuffles_goes_on_with_the_same_examples(dataset, settings):
     """Made anew, as in another process, and begun in its second and third epoch."""
     whole = numbers(batches_of(dataset(), **settings).epochs(), 9)
@@ -151,6 +151,7 @@ def test_a_dataset_that_shuffles_goes_on_with_the_same_examples(dataset, setting
         assert again == batches
 
 
+@pytest.mark.slow
 def test_epochs_read_one_by_one_are_those_of_one_reading():
     """What this process has already read is not begun again."""
     batches = batches_of(shuffled())

@@ -38,6 +38,7 @@ def growth(dataset):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc for the memory in use")
+@pytest.mark.slow
 def test_image_files_leave_nothing_behind(tmp_path, any_backend):
     """TensorFlow keeps about a kB of every iterator; nothing is added to that."""
     files = kmg.data.from_directory(

@@ -3,13 +3,12 @@
 import keras
 import numpy as np
 import pytest
+from reused_models import reused
 from test_which_promise import SOURCES
 from test_which_promise import places
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ResumableCheckpoint
-
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
 
 __all__ = ["places"]  # The fixture with the files.
 
@@ -27,13 +26,20 @@ class StopAt(keras.callbacks.Callback):
             raise InterruptedError
 
 
-def trained(data, folder, *callbacks, shuffle_seed=3):
-    """The weights after two epochs."""
-    keras.utils.set_random_seed(shuffle_seed)
+@reused
+def classifier():
+    """A small model of the sources' images."""
+    keras.utils.set_random_seed(3)
     layers = [keras.Input((8, 6, 3)), keras.layers.Rescaling(1 / 255), keras.layers.Flatten()]
     model = keras.Sequential([*layers, keras.layers.Dense(3, activation="softmax")])
     model = kmg.distribute(model, kmg.strategy("one_device", devices=["CPU:0"]))
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy")
+    return model
+
+
+def trained(data, folder, *callbacks):
+    """The weights after two epochs."""
+    model = classifier()
     checkpoint = ResumableCheckpoint(folder, every_steps=1)
     model.fit(data, epochs=2, verbose=0, callbacks=[*callbacks, checkpoint])
     return [weight.numpy() for weight in model.variables]

@@ -14,7 +14,6 @@ from keras_multigpu.data.road.order import Order
 tfds = pytest.importorskip("tensorflow_datasets")
 pytest.importorskip("cv2")
 tfds_builder = pytest.importorskip("tfds_builder")
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
 
 PAGE = Path(__file__).parents[2] / "docs" / "guarantees" / "which_promise.md"
 COLUMNS = ("once", "shuffle", "start", "workers", "split", "balance", "cache", "damage")
@@ -138,11 +137,12 @@ def test_each_source_has_a_row():
 def test_order(row):
     """Every example once; shuffled as the table says; from any position on; the same in shares."""
     cells, make = row
-    epochs = [numbers(make().epoch(number)) for number in (0, 1)]
+    batches = make()
+    epochs = [numbers(batches.epoch(number)) for number in (0, 1)]
     assert cells["once"] in ("yes", "what it gives")
     assert [sorted(joined(epoch)) for epoch in epochs] == [list(range(COUNT))] * 2
 
-    source = joined(numbers(make().evaluation().epoch(0)))
+    source = joined(numbers(batches.evaluation().epoch(0)))
     full = np.array(source)[Order(COUNT, seed=1).examples(1, np.arange(COUNT))[0]].tolist()
     assert (joined(epochs[1]) == full) is (cells["shuffle"] == "full")
     assert (joined(epochs[1]) == source) is (cells["shuffle"] == "none")
@@ -150,7 +150,7 @@ def test_order(row):
 
     assert joined(numbers(make().epoch(1, start=9))) == joined(epochs[1])[9:]
     assert cells["workers"].startswith("exact")
-    shares = [numbers(make().epoch(1, shard=(share, 3))) for share in range(3)]
+    shares = [numbers(batches.epoch(1, shard=(share, 3))) for share in range(3)]
     assert [joined(parts) for parts in zip(*shares, strict=True)] == epochs[1]
 
 

@@ -41,7 +41,7 @@ class Spots(tfds.core.GeneratorBasedBuilder):
         if noted:
             with Path(noted).open("a") as file:
                 file.write("generated\n")
-            time.sleep(1)
+            time.sleep(0.3)
         for number in range(low, high):
             yield (
                 number,

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from reused_models import reused
 
 import keras_multigpu as kmg
 from keras_multigpu.augmentation.cut_mix import CutMix
@@ -13,14 +14,13 @@ from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.road.damage import DamagedExample
 from keras_multigpu.data.road.source import ExampleSource
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 RANDOM = np.random.default_rng(0)
 X = RANDOM.uniform(-1, 1, (29, 4, 4, 1)).astype("float32")
 Y = np.repeat([0, 1, 2], [4, 8, 17])
 SWITCH = MixUpOrCutMix(num_classes=3)
 
 
+@reused
 def compiled(replicas=None):
     """A small model of soft labels, on one device by Keras itself or on replicas."""
     keras.utils.set_random_seed(0)

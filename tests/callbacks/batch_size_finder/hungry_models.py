@@ -4,37 +4,48 @@ import keras
 import numpy as np
 import tensorflow as tf
 from cpu_replicas import replicas_of
+from reused_models import reused
 
 import keras_multigpu as kmg
 
 
-def fed(x, fails):
-    """The same tensor, after memory has run out if `fails`."""
+def fed(x, seen, fails=bool):
+    """The same tensor, after memory has run out if what was seen `fails`."""
 
-    def check(fails):
-        if fails:
+    def check(seen):
+        if fails(seen):
             raise MemoryError("not enough")
         return np.int32(0)
 
-    with tf.control_dependencies([tf.numpy_function(check, [fails], tf.int32)]):
+    with tf.control_dependencies([tf.numpy_function(check, [seen], tf.int32)]):
         return tf.identity(x)
 
 
 class Hungry(keras.layers.Layer):
-    """Runs out of memory when it is given more rows than fit; None for never."""
+    """Runs out of memory when it is given more rows than fit; how many is asked in each step."""
 
     def __init__(self, fitting, **options):
         super().__init__(**options)
         self.fitting = fitting
 
     def call(self, x):
-        return x if self.fitting is None else fed(x, tf.shape(x)[0] > self.fitting)
+        return fed(x, tf.shape(x)[0], lambda rows: rows > self.fitting)
 
 
-def network(fitting, replicas=1, data=None, **compiled):
-    """A small model with all kinds of state, on devices where `fitting` rows fit."""
+def network(fitting, replicas=1, **compiled):
+    """A small model with all kinds of state, on devices where `fitting` rows fit; None for all."""
+    model = hungry(replicas, fitting is not None, **compiled)
+    if fitting is not None:
+        model.get_layer("hungry").fitting = fitting
+    return model
+
+
+@reused
+def hungry(replicas, limited, **compiled):
+    """The model, however much fits."""
     keras.utils.set_random_seed(3)
-    layers = [keras.Input((3,)), Hungry(fitting), keras.layers.Dense(4)]
+    layers = [keras.Input((3,)), *([Hungry(0, name="hungry")] if limited else [])]
+    layers += [keras.layers.Dense(4)]
     layers += [keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
     model = kmg.distribute(
         keras.Sequential([*layers, keras.layers.Dense(2)]), replicas_of(replicas)

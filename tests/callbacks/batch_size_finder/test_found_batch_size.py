@@ -15,8 +15,6 @@ import keras_multigpu as kmg
 from keras_multigpu.callbacks.batch_size_finder.callback import BatchSizeFinder
 from keras_multigpu.training.steps.probes import Probe
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 
 class Count(Probe):
     """Counts the steps that it sees."""

@@ -12,8 +12,6 @@ from keras_multigpu.callbacks.batch_size_finder import out_of_memory
 from keras_multigpu.callbacks.batch_size_finder.out_of_memory import HostMemory
 from keras_multigpu.callbacks.batch_size_finder.out_of_memory import is_out_of_memory
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 
 def test_what_running_out_of_memory_looks_like():
     """Several kinds of errors; not each error is one."""

@@ -13,8 +13,6 @@ import keras_multigpu as kmg
 from keras_multigpu.callbacks import BatchSizeScaling
 from keras_multigpu.callbacks import LearningRateWarmup
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 ONES, ZEROS = np.ones((22, 1), "float32"), np.zeros((22, 1), "float32")
 
 
@@ -43,6 +41,7 @@ def trained(model, *callbacks, x=None, **arguments):
 @pytest.mark.parametrize(
     ("replicas", "rule"), covering([1, 2, 4], [("none", 1.0), ("sqrt", 2.0), ("linear", 4.0)])
 )
+@pytest.mark.slow
 def test_the_rate_is_scaled_with_the_batch(replicas, rule):
     """Batches of four instead of one; afterwards the rate is what it was."""
     rule, factor = rule
@@ -57,6 +56,7 @@ def test_the_rate_is_scaled_with_the_batch(replicas, rule):
 
 
 @pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.slow
 def test_a_schedule_is_scaled(scaled):
     """The compiled schedule, times four and then times eight; afterwards it is the user's."""
     schedule = keras.optimizers.schedules.ExponentialDecay(1.0, 6, 0.5, staircase=True)
@@ -181,6 +181,7 @@ def test_the_warmup_leads_from_the_base_rate_to_the_scaled_one(replicas):
 
 
 @pytest.mark.parametrize(("schedule", "momentum"), covering([True, False], [0.0, 0.9]))
+@pytest.mark.slow
 def test_the_batch_grows_during_the_warmup(schedule, momentum):
     """The rest of the warm-up leads to the larger rate; the first step's part stays."""
     rate = keras.optimizers.schedules.PiecewiseConstantDecay([3], [0.1, 0.1])

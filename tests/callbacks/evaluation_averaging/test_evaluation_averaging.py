@@ -14,7 +14,6 @@ from keras_multigpu.callbacks import EvaluationAveraging
 from keras_multigpu.callbacks.evaluation_averaging.mean import copied_statistics
 
 pytestmark = [
-    pytest.mark.usefixtures("unoptimized_graphs"),
     # Keras itself saves mirrored variables in a way that NumPy 2 does not like.
     pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword"),
 ]

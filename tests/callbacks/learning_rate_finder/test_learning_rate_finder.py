@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from cpu_replicas import covering
 from cpu_replicas import replicas_of
+from reused_models import reused
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks.learning_rate_finder.callback import LearningRateFinder
@@ -17,18 +18,28 @@ from keras_multigpu.callbacks.learning_rate_finder.curve import smoothed
 from keras_multigpu.callbacks.learning_rate_finder.curve import suggestion
 from keras_multigpu.training.variables.model_state import ModelState
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 X = np.linspace(0.5, 1.5, 30, dtype="float32")[:, None]
 SIZE = 7
 
 
+SCHEDULES = {
+    "plain": lambda: 0.1,
+    "schedule": lambda: keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.9),
+}
+
+
+def rate_of(rate):
+    """A number, or what a name of `SCHEDULES` stands for."""
+    return SCHEDULES[rate]() if isinstance(rate, str) else rate
+
+
+@reused
 def line(replicas=1, rate=0.1, **compiled):
     """A model `y = w x` with `w = 1`, to be fitted to zero."""
     inputs = keras.Input((1,))
     outputs = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")(inputs)
     model = kmg.distribute(keras.Model(inputs, outputs), replicas_of(replicas))
-    model.compile(keras.optimizers.SGD(rate), "mse", **compiled)
+    model.compile(keras.optimizers.SGD(rate_of(rate)), "mse", **compiled)
     return model
 
 
@@ -54,20 +65,16 @@ def search(model, finder, data=None, **arguments):
     return finder
 
 
+@reused
 def network(replicas, rate=0.1, **compiled):
     """A small model with all kinds of state."""
     keras.utils.set_random_seed(3)
     layers = [keras.Input((1,)), keras.layers.Dense(4), keras.layers.BatchNormalization()]
     layers += [keras.layers.Dropout(0.3), keras.layers.Dense(1)]
     model = kmg.distribute(keras.Sequential(layers), replicas_of(replicas))
-    model.compile(keras.optimizers.SGD(rate, momentum=0.9), "mse", metrics=["mae"], **compiled)
+    optimizer = keras.optimizers.SGD(rate_of(rate), momentum=0.9)
+    model.compile(optimizer, "mse", metrics=["mae"], **compiled)
     return model
-
-
-SCHEDULES = {
-    "plain": lambda: 0.1,
-    "schedule": lambda: keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.9),
-}
 
 
 @pytest.mark.parametrize(
@@ -77,7 +84,7 @@ SCHEDULES = {
 @pytest.mark.slow
 def test_the_curve_is_the_one_computed_by_hand(replicas, rate, compiled, capsys):
     """Each loss belongs to the rate that led to it; the last batch leaves replicas without rows."""
-    model = line(replicas, SCHEDULES[rate](), **compiled)
+    model = line(replicas, rate, **compiled)
     finder = search(model, LearningRateFinder(1e-3, 100.0, steps=50))
     curve = finder.curve
     count = len(curve.rates)
@@ -115,7 +122,7 @@ def test_training_is_the_same_as_without_the_search(replicas, rate, source):
     """Weights, optimizer, seeds, metrics, history, order of the data and random numbers."""
     ends = []
     for callbacks in ([], [LearningRateFinder(steps=10, verbose=0)]):
-        model = network(replicas, SCHEDULES[rate]())
+        model = network(replicas, rate)
         random.seed(5)
         y = np.sin(X)
         data = kmg.data.from_arrays(X, y, global_batch_size=7, seed=1)
@@ -139,9 +146,10 @@ def test_the_suggested_rate_is_used(replicas, capsys):
     model.fit(ordered(), epochs=1, callbacks=[finder], verbose=0)
     assert float(model.optimizer.learning_rate) == pytest.approx(finder.suggested_rate)
     assert "is suggested, and is used from now on." in capsys.readouterr().out
-    other = line(replicas, finder.suggested_rate)
+    weight, other = model.get_weights()[0], line(replicas)
+    other.optimizer.learning_rate = finder.suggested_rate
     other.fit(ordered(), epochs=1, verbose=0)
-    np.testing.assert_array_equal(model.get_weights()[0], other.get_weights()[0])
+    np.testing.assert_array_equal(weight, other.get_weights()[0])
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -168,7 +176,7 @@ def test_a_warm_up_is_no_part_of_the_search(order, rate):
     for find, warm in ((True, False), (False, True), (True, True)):
         finder = LearningRateFinder(1e-3, 100.0, steps=50, verbose=0)
         callbacks = [finder] * find + [kmg.callbacks.LearningRateWarmup(3)] * warm
-        model = line(2, SCHEDULES[rate]())
+        model = line(2, rate)
         model.fit(ordered(), epochs=1, verbose=0, callbacks=callbacks[::order])
         if find:
             curves.append(finder.curve.losses)
@@ -193,8 +201,9 @@ def test_the_same_object_searches_in_every_fit():
 def test_a_run_that_goes_on_does_not_search(rate):
     """It has the rate that the first part of the run had."""
     first = LearningRateFinder(1e-3, 100.0, steps=50, apply=True, verbose=0)
-    model = line(1, SCHEDULES[rate]())
+    model = line(1, rate)
     model.fit(ordered(), epochs=1, callbacks=[first], verbose=0)
+    weight = model.get_weights()[0]
 
     class Resume(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):
@@ -208,10 +217,10 @@ def test_a_run_that_goes_on_does_not_search(rate):
             run.after_begin(give_back)
 
     finder = LearningRateFinder(1e-3, 100.0, steps=50, apply=True, verbose=0)
-    other = line(1, SCHEDULES[rate]())
+    other = line(1, rate)
     other.fit(ordered(), epochs=1, callbacks=[Resume(), finder], verbose=0)
     assert (finder.curve, finder.suggested_rate) == (None, first.suggested_rate)
-    np.testing.assert_array_equal(model.get_weights()[0], other.get_weights()[0])
+    np.testing.assert_array_equal(weight, other.get_weights()[0])
 
 
 def test_a_flat_curve_suggests_nothing(capsys):
@@ -319,6 +328,7 @@ def test_wrong_arguments_are_named(arguments, text):
         LearningRateFinder(**arguments)
 
 
+@pytest.mark.slow
 def test_a_schedule_that_begins_with_zero_cannot_be_scaled():
     """The test itself works; to use its result does not."""
     schedule = keras.optimizers.schedules.CosineDecay(0.0, 10, warmup_target=0.1, warmup_steps=5)

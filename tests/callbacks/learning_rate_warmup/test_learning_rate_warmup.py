@@ -17,7 +17,6 @@ import keras_multigpu as kmg
 from keras_multigpu.callbacks import LearningRateWarmup
 
 pytestmark = [
-    pytest.mark.usefixtures("unoptimized_graphs"),
     # Keras 3.15.1 reads rates through an `__array__` that NumPy 2 finds outdated.
     pytest.mark.filterwarnings(
         "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
@@ -36,6 +35,7 @@ class Weights(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("replicas", [None, 1, 2, 4])
+@pytest.mark.slow
 def test_each_step_has_its_rate(replicas):
     """The weight falls by the rate, as the log and the record say."""
     model, warmup, weights = slope(replicas, keras.optimizers.SGD(0.8)), None, Weights()
@@ -134,6 +134,7 @@ def test_a_train_step_of_ones_own():
     np.testing.assert_allclose(model.get_weights()[0].item(), -sum(EVEN), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_step_is_traced_once():
     """Warm-up, its end, and a second `fit` run the same graph."""
     traces = []

@@ -13,7 +13,6 @@ from keras_multigpu.callbacks import BatchSizeScaling
 from keras_multigpu.callbacks import LearningRateWarmup
 
 pytestmark = [
-    pytest.mark.usefixtures("unoptimized_graphs"),
     # Keras 3.15.1 reads rates through an `__array__` that NumPy 2 finds outdated.
     pytest.mark.filterwarnings(
         "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"

@@ -13,8 +13,6 @@ from nan_guard_models import network
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import NaNGuard
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 
 @pytest.mark.parametrize(("replicas", "value"), [(1, np.nan), (4, np.inf)])
 @pytest.mark.slow
@@ -38,17 +36,17 @@ def test_a_bad_input_is_named_and_training_stops_before_it(replicas, value, capl
     assert history.history == good_history.history
 
 
-@pytest.mark.parametrize("array", ["y", "sample_weight"])
 @pytest.mark.slow
-def test_a_bad_target_or_weight_is_named(array):
+def test_a_bad_target_or_weight_is_named():
     """The prediction is finite; the loss is not."""
-    x, y = data()
-    weight = np.ones(24, "float32")
-    {"y": y, "sample_weight": weight}[array][21] = np.inf
-    guard = NaNGuard()
-    fit(network(4, normalized=False), x, y, guard, sample_weight=weight)
-    (finding,) = guard.findings
-    assert (finding.step, finding.array, finding.position, finding.replicas) == (2, array, 5, (2,))
+    model, guard = network(4, normalized=False), NaNGuard()
+    for array in ("y", "sample_weight"):
+        x, y = data()
+        weight = np.ones(24, "float32")
+        {"y": y, "sample_weight": weight}[array][21] = np.inf
+        fit(model, x, y, guard, sample_weight=weight)
+        (found,) = guard.findings
+        assert (found.step, found.array, found.position, found.replicas) == (2, array, 5, (2,))
 
 
 @pytest.mark.slow
@@ -222,13 +220,10 @@ def test_gradients_that_loss_scaling_overflows_do_not_count():
 @pytest.mark.slow
 def test_loss_scaling_does_not_hide_bad_data_or_gradients_that_are_always_infinite():
     """A loss counts at once; a gradient once the scale is down at one."""
+    model, guard = line(2, loss=RootLoss()), NaNGuard(check_every=1)
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0)
+    model.compile(optimizer, RootLoss())
     for x, steps in ((np.nan, 0), (0.0, 3)):
-        model = line(2, loss=RootLoss())
-        optimizer = keras.optimizers.LossScaleOptimizer(
-            keras.optimizers.SGD(0.1), initial_scale=8.0
-        )
-        model.compile(optimizer, RootLoss())
-        guard = NaNGuard(check_every=1)
         fit(model, np.full((12, 1), x), np.zeros((12, 1)), guard, 2)
         (finding,) = guard.findings
         assert (finding.what, finding.step) == (("gradient", 3) if steps else ("loss", 0))

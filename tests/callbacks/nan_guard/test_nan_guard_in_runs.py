@@ -17,8 +17,6 @@ from own_step import OwnStep
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import NaNGuard
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 
 @pytest.mark.parametrize("distributed", [True, False])
 @pytest.mark.slow

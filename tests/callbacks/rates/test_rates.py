@@ -10,7 +10,6 @@ import keras_multigpu as kmg
 from keras_multigpu.callbacks.rates.rates import Rate
 
 pytestmark = [
-    pytest.mark.usefixtures("unoptimized_graphs"),
     # Keras 3.15.1 writes weights through an `__array__` that NumPy 2 finds outdated.
     pytest.mark.filterwarnings(
         "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"

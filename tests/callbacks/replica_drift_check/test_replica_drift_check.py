@@ -20,8 +20,6 @@ from keras_multigpu.callbacks.replica_drift_check.checksums import odd_ones
 from keras_multigpu.callbacks.replica_drift_check.drift import difference
 from keras_multigpu.training.variables.model_state import ModelState
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(26, 3)).astype("float32")
 Y = RANDOM.integers(0, 2, 26)
@@ -249,6 +247,7 @@ def epoch(model, check, steps=1):
     callbacks.on_epoch_end(0)
 
 
+@pytest.mark.slow
 def test_stock_keras_drifts_by_design_and_the_error_says_so():
     """Each replica has moving statistics of its own, here made so; nothing else differs."""
     model = stock(2)
@@ -283,6 +282,7 @@ def test_between_checks_nothing_is_computed(monkeypatch):
     assert asked == [5, 7]
 
 
+@pytest.mark.slow
 def test_checksums_are_compiled_once():
     """In two epochs; anew only for another model."""
     check, model = ReplicaDriftCheck(every=1), stock(2)

@@ -18,8 +18,6 @@ import keras_multigpu as kmg
 from keras_multigpu.callbacks import ReplicaMetrics
 from keras_multigpu.training.steps.probes import Probe
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 
 def line(replicas, metrics=(), **compiled):
     """A model `y = w x` with `w = 1` that stays as it is, to be fitted to zero."""

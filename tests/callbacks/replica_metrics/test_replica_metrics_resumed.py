@@ -8,8 +8,6 @@ from test_replica_metrics import line
 
 from keras_multigpu.callbacks import ReplicaMetrics
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 
 class StopAt(keras.callbacks.Callback):
     """Takes the states after a step and ends training, as a kill after a checkpoint would."""

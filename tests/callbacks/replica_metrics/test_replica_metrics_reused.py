@@ -16,8 +16,6 @@ from keras_multigpu.callbacks.timing.replica_window import Place
 from keras_multigpu.callbacks.timing.replica_window import Window
 from keras_multigpu.callbacks.timing.replica_window import behind
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 
 

@@ -13,7 +13,6 @@ from interrupted_runs import network
 from interrupted_runs import values_of
 
 pytestmark = [
-    pytest.mark.usefixtures("unoptimized_graphs"),
     # Keras itself, where its callbacks read the learning rate on replicas.
     pytest.mark.filterwarnings(
         "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"

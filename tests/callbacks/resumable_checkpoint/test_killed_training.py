@@ -3,50 +3,57 @@
 `make test` kills a few times, `make soak` forty times.
 """
 
+import contextlib
 import json
+import multiprocessing
 import os
 import random
-import subprocess
-import sys
 import time
-from pathlib import Path
 
+import killed_training
 import numpy as np
 import pytest
 
-SCRIPT = Path(__file__).parent / "killed_training.py"
+# Processes that begin where TensorFlow is imported, and nothing has been done with it.
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["keras_multigpu"])
 KILLS = int(os.environ.get("KMG_KILLS", "0"))
 SEED = int(os.environ.get("KMG_KILL_SEED", "0"))
 EPOCHS = 12 if KILLS == 0 else 60
 
 
-def started(folder, *options):
-    """The training as a process."""
-    return subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(folder), "--epochs", str(EPOCHS), *options],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+def started(folder, **options):
+    """The training as a process, and what it tells."""
+    lines, said = PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(
+        target=killed_training.main, args=(said.send, folder, EPOCHS), kwargs=options
     )
+    process.start()
+    said.close()
+    return process, lines
 
 
-def killed(process, line, delay=0.0):
-    """Kill a process some seconds after it has printed a line; False if it ended before."""
-    for printed in process.stdout:
-        if printed.startswith(line):
-            time.sleep(delay)
-            break
+def killed(training, line, delay=0.0):
+    """Kill a process some seconds after it has told a line; False if it ended before."""
+    process, lines = training
+    with contextlib.suppress(EOFError):
+        while not lines.recv().startswith(line):
+            pass
+        time.sleep(delay)
     process.kill()
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode in (0, -9), errors
-    return process.returncode == -9
+    process.join(60)
+    assert process.exitcode in (0, -9)
+    return process.exitcode == -9
 
 
-def finished(process):
+def finished(training):
     """Wait for the end of a process."""
-    _, errors = process.communicate(timeout=180)
-    assert process.returncode == 0, errors
+    process, lines = training
+    with contextlib.suppress(EOFError):
+        while True:
+            lines.recv()
+    process.join(60)
+    assert process.exitcode == 0
 
 
 def assert_same_end(whole, folder):
@@ -68,11 +75,11 @@ def test_a_killed_training_ends_as_if_nothing_had_happened(tmp_path):
     whole = started(tmp_path / "whole")
     folder = tmp_path / "killed"
     for line, options in [
-        ("step 2 1", ()),
-        ("in write", ("--pause", "write:4")),
-        ("in rename", ("--pause", "rename:6", "--background")),
+        ("step 2 1", {}),
+        ("in write", {"pause": ("write", 4)}),
+        ("in rename", {"pause": ("rename", 6), "background": True}),
     ]:
-        assert killed(started(folder, *options), line)
+        assert killed(started(folder, **options), line)
     last = started(folder)
     finished(whole)
     finished(last)
@@ -90,15 +97,15 @@ def test_many_kills_at_random_moments(tmp_path):
     while kills < KILLS:
         training += 1
         folder = tmp_path / f"training {training}"
-        options = ["--background"] if training % 2 == 0 else []
+        options = {"background": training % 2 == 0}
         while kills < KILLS:
             # Sometimes while it restores and compiles, mostly while it steps, saves, validates.
             early = chance.random() < 0.15
             line, delay = (
                 ("fit", chance.uniform(0, 1)) if early else ("step", chance.uniform(0, 0.5))
             )
-            if not killed(started(folder, *options), line, delay):
+            if not killed(started(folder, **options), line, delay):
                 break
             kills += 1
-        finished(started(folder, *options))
+        finished(started(folder, **options))
         assert_same_end(tmp_path / "whole", folder)

@@ -19,7 +19,6 @@ from keras_multigpu.callbacks import ResumableCheckpoint
 from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
 
 pytestmark = [
-    pytest.mark.usefixtures("unoptimized_graphs"),
     # Keras itself, where its callbacks read the learning rate on replicas.
     pytest.mark.filterwarnings(
         "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"

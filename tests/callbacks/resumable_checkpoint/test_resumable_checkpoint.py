@@ -27,7 +27,6 @@ from resumed_runs import assert_same
 from resumed_runs import run
 
 pytestmark = [
-    pytest.mark.usefixtures("unoptimized_graphs"),
     # Keras itself, where its callbacks read the learning rate on replicas.
     pytest.mark.filterwarnings(
         "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"

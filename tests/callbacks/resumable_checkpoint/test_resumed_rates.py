@@ -19,8 +19,6 @@ from keras_multigpu.callbacks import BatchSizeScaling
 from keras_multigpu.callbacks import LearningRateWarmup
 from keras_multigpu.callbacks import NaNGuard
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 OPTIMIZERS["schedule"] = lambda: keras.optimizers.SGD(
     keras.optimizers.schedules.CosineDecay(0.02, 40), momentum=0.9
 )
@@ -56,7 +54,7 @@ def whole(tmp_path_factory):
     ],
 )
 @pytest.mark.slow
-def test_a_growing_batch_and_a_warm_up_go_on(tmp_path, whole, optimizer, place, hook):
+def test_a_growing_batch_and_a_warm_up_go_on(tmp_path, caplog, whole, optimizer, place, hook):
     """Stopped in the warm-up, before growth, and between the last step and the epoch's end."""
     values, history = whole(optimizer)
     with pytest.raises(Stopped):
@@ -70,6 +68,8 @@ def test_a_growing_batch_and_a_warm_up_go_on(tmp_path, whole, optimizer, place, 
     rest = fit(model, batches(), rate_callbacks(), checkpoint_in(tmp_path / "run")).history
     assert rest == history
     assert_same_values(values, values_of(model))
+    # They are there; only they have no state before they begin.
+    assert "not among the callbacks" not in caplog.text
 
 
 @pytest.mark.slow
@@ -93,6 +93,7 @@ def test_a_rate_that_a_callback_has_changed_stays_unless_another_is_written(tmp_
     assert trained(4, rate=0.25) == 0.25
 
 
+@pytest.mark.slow
 def test_pieces_that_the_user_asks_for_now_count(tmp_path):
     """Because of too little memory, for example."""
     for epochs, pieces in ((1, 1), (2, 2)):
@@ -102,6 +103,7 @@ def test_pieces_that_the_user_asks_for_now_count(tmp_path):
     assert note.pieces == {2}
 
 
+@pytest.mark.slow
 def test_a_run_that_has_ended_leaves_the_rate_as_it_did_then(tmp_path):
     """Run again, a script with two phases begins its second one with the same rate."""
     rates = []
@@ -167,14 +169,6 @@ class PerColumn(keras.metrics.Metric):
 
     def result(self):
         return self.sums + 0.0
-
-
-@pytest.mark.slow
-def test_a_checkpoint_does_not_say_that_callbacks_are_gone(tmp_path, caplog):
-    """They are there; only they have no state before they begin."""
-    for epochs in (1, 2):
-        fit(network(), batches(), rate_callbacks(), checkpoint_in(tmp_path), epochs=epochs)
-    assert "not among the callbacks" not in caplog.text
 
 
 @pytest.mark.slow

@@ -17,8 +17,6 @@ from keras_multigpu.callbacks import ThroughputReport
 from keras_multigpu.callbacks.throughput_report.report import Scaling
 from keras_multigpu.callbacks.throughput_report.report import Throughput
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 
 class StopBefore(keras.callbacks.Callback):
     """Ends training as an epoch begins."""

@@ -1,8 +1,6 @@
 """`ImageDecoder`: the pixels of Keras's own loader, by OpenCV and by TensorFlow."""
 
-import importlib.util
 import io
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
@@ -47,7 +45,15 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize(("interpolation", "way"), WAYS)
+# OpenCV resizes in two ways; any other it leaves to TensorFlow, of which one shows it.
+BY_OPENCV = [way for way in WAYS if way[0] in ("bilinear", "area")] + [("nearest", None)]
+
+
+@pytest.mark.parametrize(
+    ("interpolation", "way", "any_backend"),
+    [*((*way, "tensorflow") for way in WAYS), *((*way, "opencv") for way in BY_OPENCV)],
+    indirect=["any_backend"],
+)
 def test_resized_as_by_keras(interpolation, way, any_backend, tmp_path):
     """Larger, smaller, narrower and of the same size: within one level everywhere."""
     sizes = [(75, 100), (33, 41), (20, 150), (120, 31), (40, 56), (1, 1)]
@@ -289,16 +295,6 @@ def test_both_backends_agree():
             patch.setitem(sys.modules, "cv2", None)
             other = ImageDecoder(size).decode(data, SEED)
         assert np.abs(ours.astype(int) - other).max() <= limit
-
-
-@pytest.mark.slow
-def test_opencv_is_optional():
-    """The decoder is imported without it."""
-    if importlib.util.find_spec("cv2") is None:
-        pytest.skip("It is not installed, so all other tests show this.")
-    code = "import sys; sys.modules['cv2'] = None; import keras_multigpu.data.decoding.decoder as d"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
-    assert ended.returncode == 0, ended.stderr.decode()[-2000:]
 
 
 def test_every_setting_is_among_the_settings():

@@ -10,8 +10,6 @@ import tensorflow as tf
 import keras_multigpu as kmg
 from keras_multigpu.data.from_flow import from_flow
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 
 def joined(batches, epoch=0):
     """All of an epoch, part by part."""

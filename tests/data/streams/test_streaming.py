@@ -9,8 +9,6 @@ from keras_multigpu.data.road.damage import DamagedExample
 from keras_multigpu.data.road.source import Stream
 from keras_multigpu.data.streams.order import buffer_shuffled
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 
 class Numbers(Stream):
     """The numbers from zero, as inputs and targets; some cannot be read.
