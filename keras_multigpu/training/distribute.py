@@ -18,6 +18,7 @@ def distribute(
     *,
     devices: Sequence[str] | int | None = None,
     sync_batch_norm: bool = False,
+    sum_dtype: str = "float32",
 ) -> DistributedModel:
     """Let a Keras model train on all replicas of a strategy.
 
@@ -35,6 +36,9 @@ def distribute(
             the global batch instead of each replica's own. With it, training equals one
             device also for these layers; it costs a small sum over the replicas for each layer
             in the forward pass, and another in the backward pass.
+        sum_dtype: "bfloat16" halves the bytes in which gradients travel, and rounds them to two or
+            three digits: training then no longer equals one device. Weights, optimizer state and
+            all other sums stay as they are. With "float32" nothing is rounded.
 
     Returns:
         The model, now a `DistributedModel`.
@@ -75,8 +79,19 @@ def distribute(
                 devices=devices,
             )
         )
+    if sum_dtype not in ("float32", "bfloat16"):
+        raise ValueError(
+            problem(
+                "`sum_dtype` is not a type in which gradients are summed.",
+                "Expected 'float32' or 'bfloat16'.",
+                "Leave it out for sums that are not rounded.",
+                sum_dtype=sum_dtype,
+            )
+        )
     previous = vars(model).get("_replication")
-    replication = Replication(strategy or default_strategy(devices), sync_batch_norm)
+    replication = Replication(
+        strategy or default_strategy(devices), sync_batch_norm, sum_dtype == "bfloat16"
+    )
     if previous is not None:
         replication.micro_batches, replication.pieces = previous.micro_batches, previous.pieces
     model.__class__ = distributed_class(type(model))

@@ -270,15 +270,16 @@ class DistributedModel(keras.Model):
         # The class that `distribute` has made can be found under no name.
         original = next(cls for cls in type(self).__mro__ if cls not in _made.values())
         ours = self.replication
-        settings = ours.sync_batch_norm, ours.micro_batches, ours.pieces
+        settings = ours.sync_batch_norm, ours.half_sums, ours.micro_batches, ours.pieces
         return distributed_again, (settings, getattr(original, load.__name__), *arguments)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedModel":
         """A model of its own, on the same strategy."""
         again, arguments = self.__reduce__()
         model = again(*arguments)
-        ours = Replication(self.distribute_strategy, model.replication.sync_batch_norm)
-        ours.micro_batches, ours.pieces = model.replication.micro_batches, model.replication.pieces
+        same = model.replication
+        ours = Replication(self.distribute_strategy, same.sync_batch_norm, same.half_sums)
+        ours.micro_batches, ours.pieces = same.micro_batches, same.pieces
         model.replicate(ours)
         memo[id(self)] = model
         return model
@@ -393,7 +394,8 @@ def distributed_again(settings: tuple[Any, ...], load: Any, *arguments: Any) -> 
     """
     model = load(*arguments)
     model.__class__ = distributed_class(type(model))
-    replication = Replication(default_strategy())
-    replication.sync_batch_norm, replication.micro_batches, replication.pieces = settings
+    sync_batch_norm, half_sums, micro_batches, pieces = settings
+    replication = Replication(default_strategy(), sync_batch_norm, half_sums)
+    replication.micro_batches, replication.pieces = micro_batches, pieces
     model.replicate(replication)
     return model

@@ -89,6 +89,7 @@ class ReplicaGroup:
 
     Args:
         strategy: A strategy for the devices of this machine.
+        half_sums: Whether dense float32 gradients are summed in bfloat16.
 
     Attributes:
         strategy: That which runs: mirrored, where central storage was asked for.
@@ -96,10 +97,11 @@ class ReplicaGroup:
         replicas: Those of this process, in the order of their places.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, half_sums: bool = False) -> None:
         require_one_process(strategy)
         self.strategy = strategy = with_copies(strategy)
         self.count: int = strategy.num_replicas_in_sync
+        self._half_sums = half_sums and self.count > 1
         self._moved: MovedBytes | None = None
         devices = strategy.extended.worker_devices
         self.replicas = [
@@ -173,6 +175,10 @@ class ReplicaGroup:
             part = parts[replica.place]
             with tf.device(part.device):
                 part.assign(value, read_value=False)
+
+    def sent_as(self, dtype: tf.DType) -> tf.DType:
+        """The dtype in which dense gradients of a dtype are summed."""
+        return tf.bfloat16 if self._half_sums and dtype == tf.float32 else dtype
 
     def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums of tensors over all replicas; called by each of them."""

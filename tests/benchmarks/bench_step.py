@@ -27,6 +27,7 @@ from report import machine
 from report import write_section
 
 import keras_multigpu as kmg
+from keras_multigpu.training.exchange import packing
 from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.global_batch import normalized
 
@@ -225,6 +226,42 @@ def trained_on(model: keras.Model, groups: list[Group]) -> float:
     return time.perf_counter() - start
 
 
+def wide() -> keras.Model:
+    """Many numbers for few examples: 40 MiB of gradients, 1 MiB in each layer."""
+    hidden = [keras.layers.Dense(512, activation="relu") for _ in range(40)]
+    return keras.Sequential([keras.Input((512,)), *hidden, keras.layers.Dense(10)])
+
+
+def bench_buckets() -> list[str]:
+    """Processor time of one step with gradients in buckets of several sizes, against one bucket."""
+    x, y = data(wide, 4)
+    models = {}
+    for size in (1000, 1, 4, 10, 25):
+        packing.BUCKET = size * 2**20
+        models[size] = kmg.distribute(wide(), kmg.strategy("mirrored", devices=names(REPLICAS)))
+        models[size].compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        # Traced now, with buckets of this size.
+        seconds(models[size], x, y)
+    rounds = []
+    for _ in range(4 * ROUNDS):
+        times = {}
+        for size, model in models.items():
+            start = time.process_time()
+            seconds(model, x, y)
+            times[size] = time.process_time() - start
+        rounds.append(times)
+    rows = []
+    for size in list(models)[1:]:
+        one, several = (statistics.median(r[which] for r in rounds) for which in (1000, size))
+        ratios = [times[size] / times[1000] for times in rounds]
+        rows.append(
+            f"| {size} MiB | {one / 4 * 1e3:.1f} ms | {several / 4 * 1e3:.1f} ms | "
+            f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}) |"
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
 def bench_start() -> list[str]:
     """Time from calling `fit` to the end of the first step, 8 replicas."""
     x, y = data(mobilenet, 1)
@@ -290,6 +327,7 @@ TABLES = {
     "step": (bench_steps, "| model, 2 replicas | stock | ours | ratio (range) | limit |"),
     "one": (bench_one_device, "| 2 replicas | plain Keras | ours | ratio (range) | limit |"),
     "input": (bench_input, "| model, 2 replicas | on the devices | on the host | ratio (range) |"),
+    "buckets": (bench_buckets, "| bucket, 2 replicas | one bucket | buckets | ratio (range) |"),
     "start": (bench_start, "| MobileNetV2 | stock | ours | ratio (range) | limit |"),
     "sync": (bench_sync, "| MobileNetV2 | own shares | synchronised | ratio (range) | limit |"),
     "memory": (bench_memory, "| 200 x `fit` + `predict` | after 20 | after 200 | growth |"),

@@ -1,5 +1,8 @@
 """The ways to make a `DistributedModel`, and what stays of the model it is made of."""
 
+import copy
+import pickle
+
 import keras
 import numpy as np
 import pytest
@@ -308,6 +311,16 @@ def test_devices_can_be_named_where_the_model_is_distributed():
     assert model.distribute_strategy.num_replicas_in_sync == 3
     with pytest.raises(ValueError, match="came together.*Expected one.*Received: .*devices=2"):
         kmg.distribute(model, strategy(2), devices=2)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning:keras")
+def test_the_type_of_sums_stays_with_copies_of_the_model():
+    """Pickled or copied; a type that nothing is summed in is refused."""
+    model = kmg.distribute(keras.Model(*ends()), strategy(2), sum_dtype="bfloat16")
+    for again in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert again.replication.half_sums
+    with pytest.raises(ValueError, match="'float32' or 'bfloat16'.*Received: sum_dtype='float8'"):
+        kmg.distribute(model, sum_dtype="float8")
 
 
 BATCH_NORM = {

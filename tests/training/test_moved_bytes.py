@@ -54,3 +54,37 @@ def test_a_step_moves_little_more_than_gradients_and_statistics(make):
         model.test_on_batch(data, data)
     assert moved()["gathered"] == 0
     assert moved()["summed"] < 0.01 * needed
+
+
+@pytest.mark.parametrize("own_step", [False, True])
+def test_gradients_summed_in_bfloat16_are_half_the_bytes(own_step):
+    """Nothing else is rounded, and the gradients no more than to eight bits; copies stay equal."""
+
+    class Net(keras.Sequential):
+        if own_step:
+
+            def train_step(self, data):
+                return super().train_step(data)
+
+    x, y = np.random.default_rng(0).normal(size=(2, EXAMPLES, 40)).astype("float32")
+    gradients, losses, moved = [], [], []
+    for sum_dtype in ("float32", "bfloat16"):
+        keras.utils.set_random_seed(0)
+        net = Net([keras.Input((40,)), layers.Dense(40, activation="tanh"), layers.Dense(40)])
+        model = kmg.distribute(net, kmg.strategy("mirrored", devices=2), sum_dtype=sum_dtype)
+        model.compile(keras.optimizers.SGD(1.0), "mse")
+        before = model.get_weights()
+        with model.replication.group.counting() as bytes_of:
+            losses.append(model.train_on_batch(x, y))
+        moved.append(bytes_of()["summed"])
+        after = model.get_weights()
+        gradients.append([old - new for old, new in zip(before, after, strict=True)])
+    numbers = 2 * (40 + 1) * 40
+    assert moved[0] - moved[1] == 2 * numbers
+    assert losses[0] == losses[1]
+    for exact, rounded in zip(*gradients, strict=True):
+        error = np.abs(rounded - exact).max() / np.abs(exact).max()
+        assert 1e-4 < error < 2**-7
+    for variable in model.variables:
+        first, other = model.replication.strategy.experimental_local_results(variable.value)
+        np.testing.assert_array_equal(first, other)

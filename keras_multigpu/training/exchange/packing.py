@@ -13,12 +13,19 @@ A bucket depends on nothing but its tensors: while it is summed, the backward pa
 """
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence
 
 import tensorflow as tf
 
+SumAll = Callable[[list[tf.Tensor]], list[tf.Tensor]]
+"""Sums each of some tensors over all replicas, when all of them call it."""
+
 BUCKET = 25 * 2**20
-"""So many bytes fill a bucket; a tensor that has as many travels alone and is not copied."""
+"""So many bytes fill a bucket."""
+
+LARGE = 4 * 2**20
+"""A tensor of so many bytes travels alone: to copy it costs more than a sum more."""
 
 
 class Packing:
@@ -30,8 +37,6 @@ class Packing:
         order: Their indices in the order in which they come to be; by default that of the list.
         sent_as: The dtype with which each travels; by default its own.
 
-    Attributes:
-        sent_as: The dtype with which each pack travels.
     """
 
     def __init__(
@@ -48,7 +53,7 @@ class Packing:
         filling: dict[tuple[tf.DType, tf.DType], list[int]] = {}
         for index in order:
             kind = tensors[index].dtype, dtypes[index]
-            if self._size([index]) * dtypes[index].size >= BUCKET:
+            if self._size([index]) * dtypes[index].size >= LARGE:
                 self._members.append([index])
                 continue
             bucket = filling.setdefault(kind, [])
@@ -58,12 +63,24 @@ class Packing:
         self._members += filling.values()
         # What fills up first is not what is ready first: a large tensor may have come between.
         self._members.sort(key=lambda members: place[members[-1]])
-        self.sent_as = [dtypes[members[0]] for members in self._members]
+        self._sent_as = [dtypes[members[0]] for members in self._members]
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Join the tensors into flat packs."""
         flat = [[tf.reshape(tensors[i], [-1]) for i in members] for members in self._members]
         return [parts[0] if len(parts) == 1 else tf.concat(parts, axis=0) for parts in flat]
+
+    def summed(self, packs: Sequence[tf.Tensor], total: SumAll) -> list[tf.Tensor]:
+        """The sums of packs over replicas, each on its way as soon as its bucket is full.
+
+        Args:
+            packs: The packs.
+            total: Sums tensors over replicas.
+        """
+        return [
+            tf.cast(total([tf.cast(pack, dtype)])[0], pack.dtype)
+            for pack, dtype in zip(packs, self._sent_as, strict=True)
+        ]
 
     def unpack(self, packs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The tensors again, in their first order and shapes."""

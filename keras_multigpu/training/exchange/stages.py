@@ -23,9 +23,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.training.exchange.packing import Packing
-
-SumAll = Callable[[list[tf.Tensor]], list[tf.Tensor]]
-"""Sums each of some tensors over all replicas, when all of them call it."""
+from keras_multigpu.training.exchange.packing import SumAll
 
 _thread = threading.local()
 _numbers = itertools.count()

@@ -5,6 +5,7 @@ replicas, is given the layout with it; a pass itself remembers nothing.
 """
 
 import itertools
+from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -18,7 +19,6 @@ from keras_multigpu.training.exchange.sparse_gradients import has_distinct_rows
 from keras_multigpu.training.exchange.sparse_gradients import is_sparse
 from keras_multigpu.training.exchange.sparse_gradients import of_table
 from keras_multigpu.training.exchange.sparse_gradients import square_norm
-from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_pass.additive_metrics import Additive
 
 
@@ -71,10 +71,6 @@ class Layout(NamedTuple):
         flat = iter(self.packing.unpack(packs))
         return Summands(*(list(itertools.islice(flat, size)) for size in self.sizes))
 
-    def summed(self, group: ReplicaGroup, packs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums of packs over replicas, each on its way as soon as it is full."""
-        return [group.sum([pack])[0] for pack in packs]
-
     def first_loss(self, packs: Sequence[tf.Tensor]) -> tf.Tensor:
         """The first of `sums(packs).losses`, by itself."""
         return self.packing.one(packs, 0)
@@ -89,20 +85,20 @@ class Layout(NamedTuple):
 
 
 def packed(
-    summands: Summands, yielded: Sequence[int], sent_as: tf.DType | None = None
+    summands: Summands, yielded: Sequence[int], sent_as: Callable[[tf.DType], tf.DType]
 ) -> tuple[Packing, list[int], list[tf.Tensor]]:
     """How summands lie in packs, how many there are of each kind, and the packs.
 
     Args:
         summands: The summands, without sparse gradients.
         yielded: The order in which gradients come to be.
-        sent_as: The dtype in which float32 gradients are summed, if it is another.
+        sent_as: The dtype in which gradients of a dtype are summed.
     """
     flat = [tensor for part in summands for tensor in part]
     first = len(flat) - len(summands.gradients)
     order = [*range(first), *(first + index for index in yielded)]
     dtypes = [
-        sent_as if sent_as and index >= first and tensor.dtype == tf.float32 else tensor.dtype
+        sent_as(tensor.dtype) if index >= first else tensor.dtype
         for index, tensor in enumerate(flat)
     ]
     packing = Packing(flat, order, dtypes)

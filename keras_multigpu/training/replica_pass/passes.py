@@ -15,6 +15,8 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.training.exchange.packing import Packing
+from keras_multigpu.training.exchange.packing import SumAll
 from keras_multigpu.training.exchange.sparse_gradients import added_up
 from keras_multigpu.training.replica_pass import moving_statistics
 from keras_multigpu.training.replica_pass.additive_metrics import NO_METRICS
@@ -116,6 +118,7 @@ class ReplicaPass:
         self.metrics = metrics
         self._keeps = keeps or metrics is None or model.run_eagerly
         self._in_parts = model.replication.group.count > 1
+        self._sent_as = model.replication.group.sent_as
         self._counts: Counts | None = None
 
     def outcome(
@@ -126,7 +129,7 @@ class ReplicaPass:
         slices = made.summands.gradients[count:]
         changed, others = self._contributions(start, made.end, share, replica)
         summands = made.summands._replace(others=others, gradients=made.summands.gradients[:count])
-        packing, sizes, packs = packed(summands, made.gradients.yielded)
+        packing, sizes, packs = packed(summands, made.gradients.yielded, self._sent_as)
         packs = [zero_unless(share.examples > 0, pack) for pack in packs]
         seeds = self.seeds_of(self.pure.unseeded(made.end, replica))
         outcome = Outcome(packs, slices, *seeds, *made.predictions)
@@ -165,7 +168,7 @@ class ReplicaPass:
         end: Values,
         share: Rows,
         replica: Any,
-        total: Callable[[list[tf.Tensor]], list[tf.Tensor]],
+        total: SumAll,
     ) -> Values:
         """The values that all replicas have after their passes, with the seeds of one device.
 
@@ -177,8 +180,9 @@ class ReplicaPass:
             total: Sums tensors over replicas.
         """
         changed, own = self._contributions(start, end, share, replica)
-        packing, _, packs = packed(Summands(others=own), [])
-        packs = total([zero_unless(share.examples > 0, pack) for pack in packs])
+        packing = Packing(own)
+        packs = [zero_unless(share.examples > 0, pack) for pack in packing.pack(own)]
+        packs = packing.summed(packs, total)
         common = self.pure.unseeded(end, replica)
         others = list(common.others)
         for index, value in zip(changed, packing.unpack(packs), strict=True):

@@ -54,13 +54,20 @@ class Replication:
     Args:
         strategy: The model's strategy.
         sync_batch_norm: Whether BatchNorm takes its moments over all replicas.
+        half_sums: Whether gradients are summed in bfloat16.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, sync_batch_norm: bool = False) -> None:
-        self.group = ReplicaGroup(strategy)
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        sync_batch_norm: bool = False,
+        half_sums: bool = False,
+    ) -> None:
+        self.group = ReplicaGroup(strategy, half_sums)
         self.strategy = strategy = self.group.strategy
         self.cutter = Cutter(self.group.count)
         self.sync_batch_norm = sync_batch_norm
+        self.half_sums = half_sums
         self.micro_batches: int | str = 1
         self.pieces = 1
         self._probes: tuple[Probe, ...] = ()

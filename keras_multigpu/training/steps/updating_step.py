@@ -129,7 +129,7 @@ class UpdatingStep(Step):
             computed = now_that(all_summed(outcome.packs, outcome.slices))
             # Sums that are under way meanwhile are none that anybody waits for.
             own = [*own[:-1], *held_until(computed, own[-1:])]
-        packs = layout.summed(self._group, own)
+        packs = layout.packing.summed(own, self._group.sum)
         slices = [
             rows_of_all(self._group, gradient, rows.examples > 0) for gradient in outcome.slices
         ]

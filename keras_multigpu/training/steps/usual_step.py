@@ -141,7 +141,8 @@ class EvaluationStep(Step):
         self, values: Values, rows: Rows, replica: Replica, shares: Sequence[Rows]
     ) -> Result:
         outcome, layout = self._run_pass(values, rows, tf.constant(replica.id))
-        update = self._update(layout, values, layout.summed(self._group, outcome.packs))
+        packs = layout.packing.summed(outcome.packs, self._group.sum)
+        update = self._update(layout, values, packs)
         return Result(update, outcome, layout, rows.examples)
 
 

@@ -27,6 +27,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.exchange.packing import Packing
+from keras_multigpu.training.exchange.packing import order_of_backward
 from keras_multigpu.training.exchange.sparse_gradients import is_sparse
 from keras_multigpu.training.exchange.sparse_gradients import of_table
 from keras_multigpu.training.exchange.sparse_gradients import rows_of_all
@@ -303,8 +304,9 @@ def summed_gradients(
         for v in [variables[i]]
     ]
     if all(tensor.shape.is_fully_defined() for tensor in tensors):
-        packing = Packing(tensors)
-        totals = packing.unpack(step.group.sum(packing.pack(tensors)))
+        sent_as = [step.group.sent_as(tensor.dtype) for tensor in tensors]
+        packing = Packing(tensors, order_of_backward([gradients[i] for i in dense]), sent_as)
+        totals = packing.unpack(packing.summed(packing.pack(tensors), step.group.sum))
     else:
         totals = step.group.sum(tensors)
     for i, value in zip(dense, totals, strict=True):

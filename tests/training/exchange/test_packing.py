@@ -25,8 +25,9 @@ def test_packs_by_dtype_and_gives_back_order_and_shapes():
 
 @pytest.fixture
 def small_buckets(monkeypatch):
-    """Sixteen bytes, which are four numbers, fill a bucket."""
+    """Sixteen bytes, which are four numbers, fill a bucket, or are large."""
     monkeypatch.setattr(packing, "BUCKET", 16)
+    monkeypatch.setattr(packing, "LARGE", 16)
 
 
 def numbered(*sizes):
@@ -61,8 +62,12 @@ def test_half_the_bytes_fill_half_a_bucket():
     """Those count that travel; what travels in another dtype travels apart."""
     tensors = numbered(1, 3, 4, 1)
     layout = packing.Packing(tensors, sent_as=[tf.float32, *3 * [tf.bfloat16]])
-    assert contents(layout.pack(tensors)) == [[0], [1] * 3 + [2] * 4 + [3]]
-    assert layout.sent_as == [tf.float32, tf.bfloat16]
+    packs = layout.pack(tensors)
+    assert contents(packs) == [[0], [1] * 3 + [2] * 4 + [3]]
+    sent = []
+    back = layout.summed(packs, lambda packs: sent.extend(packs) or packs)
+    assert [pack.dtype for pack in sent] == [tf.float32, tf.bfloat16]
+    assert [pack.dtype for pack in back] == [tf.float32, tf.float32]
 
 
 @pytest.mark.usefixtures("small_buckets")
