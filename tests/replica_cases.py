@@ -412,6 +412,10 @@ EXECUTION = [
 
 METRICS = [
     Case(
+        "custom metrics, a maximum and a count of batches",
+        compile=lambda: mse(metrics=[made.LargestError(), made.Batches()]),
+    ),
+    Case(
         "AUC, Precision, Recall, F1Score",
         made.yes_or_no_model,
         lambda: {
@@ -440,10 +444,6 @@ METRICS = [
     Case(
         "R2Score, root of the mean",
         compile=lambda: mse(metrics=[metrics.R2Score(), metrics.RootMeanSquaredError()]),
-    ),
-    Case(
-        "custom metrics, a maximum and a count of batches",
-        compile=lambda: mse(metrics=[made.LargestError(), made.Batches()]),
     ),
     Case(
         "metrics that add up, and others beside them",

@@ -164,17 +164,16 @@ def test_two_models_take_turns():
     x, y, _ = made.regression()
 
     def losses(place):
-        models = [place(Case("first").compiled(), 2), place(Case("second").compiled(), 2)]
-        models.append(place(Case("third").compiled(), 4))
+        models = [place(Case(f"on {count}"), count) for count in (2, 2, 4)]
         return [
             model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history["loss"]
-            for model in models * 3
+            for model in models * 2
         ]
 
-    def on_replicas(model, count):
-        return kmg.distribute(model, kmg.strategy("mirrored", devices=count))
+    def on_replicas(case, count):
+        return kmg.distribute(case.compiled(), kmg.strategy("mirrored", devices=count))
 
-    expected = losses(lambda model, count: model)
+    expected = losses(lambda case, count: alone(case))
     np.testing.assert_allclose(losses(on_replicas), expected, rtol=2e-5)
 
 

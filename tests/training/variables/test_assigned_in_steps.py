@@ -186,6 +186,7 @@ def test_assignments_are_kept(kind, replicas, options):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.slow
 def test_metrics_that_layers_own_see_micro_batches_as_one(replicas):
     """Each piece counts for its examples, whether a layer hands over rows or their mean."""
     model = kmg.distribute(Plain(), kmg.strategy("mirrored", devices=replicas))
@@ -272,6 +273,7 @@ def test_variables_of_tensorflow_are_refused_where_code_runs_several_times(repli
         assert float(model.layers[0].calls) == 2
 
 
+@pytest.mark.slow
 def test_a_state_holds_what_the_model_does_not_track():
     """A trial leaves no trace in a variable of a plain object either."""
     model = kmg.distribute(Plain(), kmg.strategy("mirrored", devices=2))
