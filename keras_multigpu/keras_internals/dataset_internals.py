@@ -3,6 +3,7 @@
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.data.ops.multi_device_iterator_ops import OwnedMultiDeviceIterator
 
 BATCHES = {"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_RebatchDataset"}
 """Each element is a batch."""
@@ -123,3 +124,21 @@ def constant(value: Any) -> int | None:
     """The integer in an eager tensor, None if it is known only when a graph runs."""
     number = tf.get_static_value(value)
     return None if number is None else int(number)
+
+
+def multi_device_iterator(
+    dataset: tf.data.Dataset, devices: list[str], host: str, ahead: int
+) -> OwnedMultiDeviceIterator:
+    """An iterator over elements that are dealt out to devices in turn, and copied ahead of time.
+
+    A strategy makes the same one, but adds to it a `cond` for each replica wherever the size of the
+    last batch is not known. `tf.data.experimental.copy_to_device` serves one device: several would
+    each read all the data.
+
+    Args:
+        dataset: Its elements are for the devices in turn.
+        devices: The names of the devices.
+        host: Where the dataset is read.
+        ahead: How many elements wait on each device.
+    """
+    return OwnedMultiDeviceIterator(dataset, devices, ahead, ahead, host)

@@ -1,8 +1,4 @@
-"""Cuts global batches into one share for each replica, on the host and ahead of the step.
-
-    global batches ──> cut on the host ──> AHEAD batches of shares wait ──> step
-    a dataset          one function        each replica's rows, the number of them
-                                           and the global batch size
+"""How a global batch becomes one share for each replica, and shares a batch again.
 
 Shares are contiguous and in replica order; see `keras_multigpu.batch_sizes`. A leaf whose first
 axis is known to be 1 belongs to all examples, as in broadcasting: every replica has it whole.
@@ -17,71 +13,26 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.training.global_batch import Batch
-from keras_multigpu.training.global_batch import normalized
-from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_pass.pure_model import Rows
 from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.tracing import with_length
 
-AHEAD = 2
-"""How many batches of shares wait for the step."""
+COUNT = tf.int64
+"""The type of numbers of examples: TensorFlow keeps scalars of int32 off GPUs."""
 
 
 class Shares(NamedTuple):
-    """A batch as the rows of its replicas.
+    """A batch as the rows of the replicas of this process.
 
     Attributes:
-        rows: The replicas' rows, in replica order.
+        rows: The replicas' rows, by place.
         spec: The specs of the global batch; None where its source has one spec for all.
     """
 
     rows: tuple[Rows, ...]
     spec: Batch | None
-
-
-class Cutter:
-    """Cuts whatever batches come for some replicas, always in the same way.
-
-    Args:
-        replicas: The number of replicas.
-    """
-
-    def __init__(self, replicas: int) -> None:
-        self.replicas = replicas
-        self._graphs: dict[str, Any] = {}
-
-    def __call__(self, batch: Batch) -> Shares:
-        """The shares of a batch that Python has read."""
-        with tf.device(HOST):
-            return Shares(shares_of(batch, self.replicas), open_spec(batch))
-
-    def ahead(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """A dataset of global batches as one of their shares, which wait for the step."""
-        spec = normalized(dataset.element_spec)
-        graph = self._graph(spec)
-
-        @tf.autograph.experimental.do_not_convert
-        def cut_ahead(*element: Any) -> tuple[Rows, ...]:
-            shares: tuple[Rows, ...] = graph(*present(normalized(element)))
-            return shares
-
-        return dataset.map(cut_ahead).prefetch(AHEAD)
-
-    def _graph(self, spec: Batch) -> Any:
-        """The cut as a graph, traced once for all datasets of these batches."""
-        key = str(spec)
-        if key not in self._graphs:
-
-            def on_leaves(*leaves: Any) -> tuple[Rows, ...]:
-                return shares_of(filled(spec, leaves), self.replicas)
-
-            with keras_internals.single_device(), tf.device(HOST):
-                function = tf.function(on_leaves, autograph=False)
-                self._graphs[key] = function.get_concrete_function(*present(spec))
-        return self._graphs[key]
 
 
 def present(structure: Any) -> list[Any]:
@@ -97,13 +48,19 @@ def filled(structure: Any, leaves: Sequence[Any]) -> Any:
     )
 
 
-def shares_of(batch: Batch, replicas: int) -> tuple[Rows, ...]:
-    """The rows of a global batch that belong to each replica."""
+def shares_of(batch: Batch, replicas: int, ids: Sequence[int] | None = None) -> tuple[Rows, ...]:
+    """The rows of a global batch that belong to each replica.
+
+    Args:
+        batch: The batch.
+        replicas: The number of all replicas.
+        ids: The replicas whose rows are wanted; all of them if left out.
+    """
     size = batch_size_of(batch)
-    total = tf.convert_to_tensor(size, tf.int32)
+    total = tf.constant(size, COUNT) if isinstance(size, int) else tf.cast(size, COUNT)
     if replicas == 1:
         return (Rows(batch, total, total),)
-    bounds = Bounds(size, replicas)
+    bounds = Bounds(size, replicas, list(range(replicas)) if ids is None else ids)
     parts = [bounds.parts(leaf) for leaf in keras.tree.flatten(batch)]
     return tuple(
         Rows(keras.tree.pack_sequence_as(batch, list(leaves)), examples, total)
@@ -112,24 +69,26 @@ def shares_of(batch: Batch, replicas: int) -> tuple[Rows, ...]:
 
 
 class Bounds:
-    """Where each replica's rows begin in a batch, and how many they are.
+    """Where some replicas' rows begin in a batch, and how many they are.
 
     A replica without examples borrows the first row, if there is one.
 
     Args:
         size: The number of examples, an integer or a tensor.
         replicas: The number of replicas.
+        ids: Those whose rows are wanted.
     """
 
-    def __init__(self, size: int | tf.Tensor, replicas: int) -> None:
+    def __init__(self, size: int | tf.Tensor, replicas: int, ids: Sequence[int]) -> None:
         self._static = isinstance(size, int)
-        numbers = np.arange(replicas + 1) if self._static else tf.range(replicas + 1)
+        self._all = len(ids) == replicas
         on = np if self._static else tf
-        edges, _ = share_bounds(size, numbers, replicas)
-        counts = edges[1:] - edges[:-1]
-        self.examples = tf.unstack(tf.cast(counts, tf.int32), replicas)
+        numbers = np.asarray(ids, "int64") if self._static else tf.constant(ids, tf.int32)
+        starts, stops = share_bounds(size, numbers, replicas)
+        counts = stops - starts
+        self.examples = tf.unstack(tf.cast(counts, COUNT), len(ids))
         self._borrowed = self._static and size < replicas
-        self._starts = on.where(counts > 0, edges[:-1], 0)
+        self._starts = on.where(counts > 0, starts, 0)
         self._lengths = on.minimum(on.maximum(counts, 1), size)
         self._corners: dict[int, list[tuple[tf.Tensor, tf.Tensor]]] = {}
 
@@ -140,7 +99,7 @@ class Bounds:
         if not isinstance(leaf, tf.Tensor) or self._borrowed:
             begins, counts = tf.unstack(self._starts), tf.unstack(self._lengths)
             return [cut(leaf, begin, begin + n) for begin, n in zip(begins, counts, strict=True)]
-        if self._static:
+        if self._static and self._all:
             return list(tf.split(leaf, self._lengths))
         parts = [tf.slice(leaf, begin, size) for begin, size in self._corners_of(leaf.shape.rank)]
         for part in parts:
@@ -241,8 +200,8 @@ def share_spec(spec: tuple[Any, Any, Any], replicas: int) -> Rows:
             return leaf
         return with_length(leaf, rows)
 
-    integer = tf.TensorSpec((), tf.int32)
-    return Rows(keras.tree.map_structure(share, spec), integer, integer)
+    count = tf.TensorSpec((), COUNT)
+    return Rows(keras.tree.map_structure(share, spec), count, count)
 
 
 def is_one_row(leaf: Any) -> bool:

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_multigpu.training.global_batch import normalized
-from keras_multigpu.training.shares import Cutter
+from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import cut
 from keras_multigpu.training.shares import gathered
@@ -78,7 +78,7 @@ def test_datasets_are_cut_as_batches_are(size, static):
     data = tf.data.Dataset.from_tensors((x, tf.range(size)))
     if not static:
         data = data.map(open_sizes)
-    (shares,) = Cutter(3).ahead(data)
+    ((shares, _),) = Cutter(3).ahead(data)
     batch = normalized((x, tf.range(size)))
     for rows, expected in zip(shares, shares_of(batch, 3), strict=True):
         for leaf, wanted in zip(tf.nest.flatten(rows), tf.nest.flatten(expected), strict=True):

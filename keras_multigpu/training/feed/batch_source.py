@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
 from typing import NoReturn
-from typing import Self
 
 import tensorflow as tf
 
@@ -25,26 +24,6 @@ class Anchor(NamedTuple):
     epoch: int
     data_epoch: int
     examples: int
-
-
-class SharesInGraph:
-    """The shares of a dataset's batches, one batch after another.
-
-    Args:
-        dataset: What `Cutter.ahead` has made.
-
-    Attributes:
-        iterator: What yields them inside a graph.
-    """
-
-    def __init__(self, dataset: tf.data.Dataset) -> None:
-        self.iterator = iter(dataset)
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Shares:
-        return Shares(next(self.iterator), None)
 
 
 class BatchSource:

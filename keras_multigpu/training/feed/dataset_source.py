@@ -10,11 +10,11 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.keras_internals.dataset_internals import batching_of
 from keras_multigpu.training.feed.batch_source import BatchSource
-from keras_multigpu.training.feed.batch_source import SharesInGraph
 from keras_multigpu.training.feed.batch_source import raise_fixed_size
+from keras_multigpu.training.feed.cutter import Cutter
+from keras_multigpu.training.feed.cutter import WaitingShares
 from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.global_batch import normalized
-from keras_multigpu.training.shares import Cutter
 from keras_multigpu.training.shares import Shares
 from keras_multigpu.training.shares import batch_size_of
 
@@ -44,7 +44,7 @@ class DatasetSource(BatchSource):
         self._adapter = keras_internals.data_adapter(**arguments)
         self._dataset = self._adapter.get_tf_dataset()
         endless = self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY
-        self._shares: tf.data.Dataset | None = None
+        self._shares: WaitingShares | None = None
         self.spec = normalized(self._dataset.element_spec)
         self.num_batches = self._adapter.num_batches
         if self.num_batches is None and cut is not None:
@@ -79,7 +79,7 @@ class DatasetSource(BatchSource):
         """A new iterator."""
         if self._shares is None:
             self._shares = self._cutter.ahead(self._dataset)
-        return SharesInGraph(self._shares)
+        return iter(self._shares)
 
     def resize(self, batch_size: int, epoch: int) -> None:
         """Take batches of another size from the next iterator on."""

@@ -13,10 +13,10 @@ from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 from keras_multigpu.training.feed.batch_source import Anchor
 from keras_multigpu.training.feed.batch_source import BatchSource
-from keras_multigpu.training.feed.batch_source import SharesInGraph
+from keras_multigpu.training.feed.cutter import Cutter
+from keras_multigpu.training.feed.cutter import WaitingShares
 from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.global_batch import normalized
-from keras_multigpu.training.shares import Cutter
 from keras_multigpu.training.shares import Shares
 
 OFFERED = (
@@ -78,7 +78,7 @@ class EpochSource(BatchSource):
         self._class_weight = class_weight
         self._place = (0, 0)
         self.anchor: Anchor = Anchor(0, 0, 0)
-        self._made: tuple[Any, tf.data.Dataset] | None = None
+        self._made: tuple[Any, WaitingShares] | None = None
         self.start(0)
 
     @property
@@ -95,7 +95,7 @@ class EpochSource(BatchSource):
     def start(self, epoch: int, step: int = 0) -> None:
         """Begin with this step of this epoch of `fit`."""
         self._place = (epoch, step) if self._training else (0, 0)
-        self._dataset()
+        self._shares()
 
     def resize(self, batch_size: int, epoch: int) -> None:
         """Take batches of another size from this epoch of `fit` on; `start` has to follow."""
@@ -113,12 +113,12 @@ class EpochSource(BatchSource):
 
     def iterator(self) -> Iterator[Shares]:
         """A new iterator: over all epochs if it is endless, otherwise over the next one."""
-        iterator = SharesInGraph(self._dataset())
+        iterator = iter(self._shares())
         if self._training and not self.endless:
             self._place = (self._place[0] + 1, 0)
         return iterator
 
-    def _dataset(self) -> tf.data.Dataset:
+    def _shares(self) -> WaitingShares:
         key = self._place, self.batch_size, self.anchor
         if self._made is None or self._made[0] != key:
             epoch, step = self._place

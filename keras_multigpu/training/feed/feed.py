@@ -25,14 +25,14 @@ from keras_multigpu.identities import identity_of
 from keras_multigpu.keras_internals import dataset_internals
 from keras_multigpu.training.feed.batch_source import Anchor
 from keras_multigpu.training.feed.batch_source import BatchSource
-from keras_multigpu.training.feed.batch_source import SharesInGraph
+from keras_multigpu.training.feed.cutter import Cutter
+from keras_multigpu.training.feed.cutter import SharesInGraph
 from keras_multigpu.training.feed.dataset_source import DatasetSource
 from keras_multigpu.training.feed.dataset_source import PythonSource
 from keras_multigpu.training.feed.epoch_source import EpochSource
 from keras_multigpu.training.feed.epoch_source import knows_epochs
 from keras_multigpu.training.feed.epoch_source import refuse_what_batches_bring
 from keras_multigpu.training.global_batch import Batch
-from keras_multigpu.training.shares import Cutter
 from keras_multigpu.training.shares import Shares
 
 RAN_OUT = (

@@ -12,6 +12,7 @@ from keras_multigpu.training.exchange.sparse_gradients import is_sparse
 from keras_multigpu.training.exchange.sparse_gradients import square_norm_of_all
 from keras_multigpu.training.replica_pass.pure_model import Rows
 from keras_multigpu.training.replica_pass.pure_model import Values
+from keras_multigpu.training.shares import COUNT
 from keras_multigpu.training.shares import cut
 from keras_multigpu.training.shares import rows
 
@@ -25,7 +26,7 @@ def rows_count(share: Rows) -> Any:
 def piece_of(share: Rows, size: Any, index: int, pieces: int) -> tuple[Rows, Any]:
     """One of several pieces of a replica's rows, and how many rows it really has."""
     start, stop = share_bounds(size, index, pieces)
-    examples = (stop - start) * tf.cast(share.examples > 0, tf.int32)
+    examples = tf.cast(stop - start, COUNT) * tf.cast(share.examples > 0, COUNT)
     return Rows(rows(share.data, start, stop), examples, share.global_batch_size), stop - start
 
 

@@ -36,7 +36,7 @@ class StepFunctions:
 
     Args:
         make_step: Makes the step.
-        replicas: How many replicas share a batch.
+        replicas: How many replicas share a batch, and how many of them are here.
         eager: Whether steps run without a graph.
         data_wait: Where the seconds add up that graphs wait for data, if that is of interest.
     """
@@ -44,7 +44,7 @@ class StepFunctions:
     def __init__(
         self,
         make_step: MakeStep,
-        replicas: int,
+        replicas: tuple[int, int],
         eager: bool,
         data_wait: tf.Variable | None = None,
     ) -> None:
@@ -112,7 +112,8 @@ class StepFunctions:
         if key not in self._single:
             step = self._make_step(spec, gathered(rows, spec) if rows and self._eager else None)
             if not self._eager:
-                step = CompiledStep(step, [share_spec(spec, self._replicas)] * self._replicas)
+                everyone, here = self._replicas
+                step = CompiledStep(step, [share_spec(spec, everyone)] * here)
             self._single[key] = step
         return self._single[key]
 
@@ -184,13 +185,14 @@ def next_of(iterator: Any, data_wait: tf.Variable | None) -> Any:
         return iterator.get_next()
     with tf.device(data_wait.device):
         asked = tf.timestamp()
-        with tf.control_dependencies([asked]):
-            batch = iterator.get_next()
+    with tf.control_dependencies([asked]):
+        batch = iterator.get_next()
+    with tf.device(data_wait.device):
         with tf.control_dependencies(tensors_of(batch)):
             waited = tf.timestamp() - asked
         data_wait.assign_add(waited)
-        # The step must not begin before the time was taken.
-        return held_until(waited, batch)
+    # The step must not begin before the time was taken.
+    return held_until(waited, batch)
 
 
 def key_of(spec: Batch) -> Hashable:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 from keras_multigpu.keras_internals.versions import newer_than_tested
+from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_group import ReplicaGroup
@@ -25,7 +26,6 @@ from keras_multigpu.training.replica_pass.pure_model import Rows
 from keras_multigpu.training.replica_pass.sync_batch_norm import said_of_batch_norm
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized_layers
-from keras_multigpu.training.shares import Cutter
 from keras_multigpu.training.shares import Shares
 from keras_multigpu.training.steps.custom_step import CustomPrediction
 from keras_multigpu.training.steps.custom_step import CustomStep
@@ -65,7 +65,7 @@ class Replication:
     ) -> None:
         self.group = ReplicaGroup(strategy, half_sums)
         self.strategy = strategy = self.group.strategy
-        self.cutter = Cutter(self.group.count)
+        self.cutter = Cutter(self.group.count, self.group.replicas)
         self.sync_batch_norm = sync_batch_norm
         self.half_sums = half_sums
         self.micro_batches: int | str = 1
@@ -183,7 +183,7 @@ class Replication:
                 self._forget_other_probes()
             self._functions[key] = StepFunctions(
                 make,
-                self.group.count,
+                (self.group.count, len(self.group.replicas)),
                 bool(model.run_eagerly),
                 self._timer() if kind[0] == "train" else None,
             )
