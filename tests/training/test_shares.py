@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.training.global_batch import normalized
 from keras_multigpu.training.feed.cutter import Cutter
+from keras_multigpu.training.global_batch import normalized
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import cut
 from keras_multigpu.training.shares import gathered

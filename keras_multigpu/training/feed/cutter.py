@@ -7,7 +7,6 @@ With a share come the number of its rows and the global batch size.
 """
 
 import functools
-from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
 from typing import Self

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.dataset_source import DatasetSource
 from keras_multigpu.training.feed.dataset_source import PythonSource
 from keras_multigpu.training.feed.dataset_source import steps_of
 from keras_multigpu.training.feed.dataset_source import weighted
 from keras_multigpu.training.global_batch import as_tensor
-from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.shares import gathered
 
 SEVEN = np.arange(7.0)

@@ -11,8 +11,8 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.training.feed import feed as feeding
-from keras_multigpu.training.global_batch import normalized
 from keras_multigpu.training.feed.cutter import Cutter
+from keras_multigpu.training.global_batch import normalized
 
 
 def Feed(data, **options):
