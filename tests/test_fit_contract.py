@@ -318,7 +318,7 @@ def test_a_dataset_of_unknown_length_is_one_epoch():
 
 @pytest.mark.slow
 def test_a_distributed_dataset_is_read_whole():
-    """A `DistributedDataset` trains like the dataset it was made of."""
+    """A `DistributedDataset` trains like the dataset it was made of, in the parts that it has."""
     one, three = one_and_three()
     data = three_replicas().experimental_distribute_dataset(dataset())
     expected = one.fit(dataset(), epochs=2, shuffle=False, verbose=0).history

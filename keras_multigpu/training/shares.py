@@ -68,6 +68,22 @@ def shares_of(batch: Batch, replicas: int, ids: Sequence[int] | None = None) -> 
     )
 
 
+def joined_shares(parts: Sequence[Batch]) -> Shares:
+    """The shares of a batch that somebody else has cut; of no examples, with a borrowed row.
+
+    Args:
+        parts: Each replica's rows.
+    """
+    sizes = [batch_size_of(part) for part in parts]
+    donor = parts[int(np.argmax(sizes))]
+    total = tf.constant(sum(sizes), COUNT)
+    shares = [
+        Rows(part if size else rows(donor, 0, 1), tf.constant(size, COUNT), total)
+        for part, size in zip(parts, sizes, strict=True)
+    ]
+    return Shares(tuple(shares), open_spec(donor))
+
+
 class Bounds:
     """Where some replicas' rows begin in a batch, and how many they are.
 

@@ -130,13 +130,10 @@ def tensors_of(structure: Any) -> list[tf.Tensor]:
 
 
 def held_until(time: tf.Tensor, structure: Any) -> Any:
-    """The same structure, whose tensors are there, where they are, only once a time was taken."""
-
-    def held(leaf: Any) -> Any:
-        if not isinstance(leaf, tf.Tensor):
-            return leaf
-        with tf.device(leaf.device):
-            return tf.identity(leaf)
-
+    """The same structure, whose tensors are there only once a time was taken."""
     with tf.control_dependencies([time]):
-        return tf.nest.map_structure(held, structure, expand_composites=True)
+        return tf.nest.map_structure(
+            lambda leaf: tf.identity(leaf) if isinstance(leaf, tf.Tensor) else leaf,
+            structure,
+            expand_composites=True,
+        )

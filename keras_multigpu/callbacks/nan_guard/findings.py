@@ -190,8 +190,8 @@ def layers_of(paths: Sequence[str]) -> list[str]:
 
 def device_of(model: keras.Model, replica: int) -> str:
     """A replica's device, as `GPU:1`."""
-    name = model.distribute_strategy.extended.worker_devices[replica]
-    return name.rpartition("device:")[2]
+    devices = {one.id: one.device for one in model.replication.group.replicas}
+    return devices[replica].rpartition("device:")[2]
 
 
 def weights_not_finite(model: keras.Model) -> list[str]:

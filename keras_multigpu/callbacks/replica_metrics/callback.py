@@ -118,8 +118,7 @@ class ReplicaMetrics(keras.callbacks.Callback):
             require_targets(self.metrics, self._run.batch_spec[1])
         self._begin_anew_for_another_model()
         self._named = set()
-        strategy = self.model.distribute_strategy
-        self._place = Place.of(strategy)
+        self._place = Place.of(self.model.replication.group)
         if self._file is not None and self._rows_path is not None and self._place.worker:
             name = f"{self._rows_path.stem}.worker_{self._place.worker}{self._rows_path.suffix}"
             self._file.path = self._rows_path.with_name(name)

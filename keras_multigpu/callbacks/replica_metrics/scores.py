@@ -13,6 +13,7 @@ from keras_multigpu.callbacks.timing.step_probe import StepProbe
 from keras_multigpu.callbacks.timing.step_probe import no_sums
 from keras_multigpu.checks import problem
 from keras_multigpu.keras_internals.compile_internals import compiled_metric
+from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.steps.probes import Seen
 
 OF_STEP_PROBE = 2
@@ -60,7 +61,7 @@ class ScoreProbe(StepProbe):
     def build(self, strategy: tf.distribute.Strategy) -> None:
         """Create the variables; those of metrics wait until predictions have a shape."""
         super().build(strategy)
-        devices = tuple(strategy.extended.worker_devices)
+        devices = tuple(replica.device for replica in ReplicaGroup(strategy).replicas)
         if devices != self._devices:
             self._devices, self.scores = devices, None
 

@@ -5,10 +5,10 @@ from typing import Any
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from keras_multigpu.callbacks.timing.step_clock import Timing
 from keras_multigpu.callbacks.timing.step_probe import Sums
+from keras_multigpu.training.replica_group import ReplicaGroup
 
 NOTABLE_LAG = 0.05
 """A lag below this part of a step is not worth a word: on small steps it is noise."""
@@ -33,12 +33,12 @@ class Place(NamedTuple):
     devices: list[str]
 
     @classmethod
-    def of(cls, strategy: tf.distribute.Strategy) -> "Place":
+    def of(cls, group: ReplicaGroup) -> "Place":
         """The place of this process."""
-        devices = [short_name(device) for device in strategy.extended.worker_devices]
-        resolver = strategy.cluster_resolver
+        devices = [short_name(replica.device) for replica in group.replicas]
+        resolver = group.strategy.cluster_resolver
         worker = int(getattr(resolver, "task_id", None) or 0)
-        return cls(worker, worker * len(devices), devices)
+        return cls(worker, group.replicas[0].id, devices)
 
 
 def short_name(device: str) -> str:

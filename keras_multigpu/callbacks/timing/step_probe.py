@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.training.replica_group import HOST
+from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.probes import Seen
 
@@ -76,7 +77,7 @@ class TraceProbe(Probe):
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
         """Remember how many replicas are here."""
-        self.replicas = len(strategy.extended.worker_devices)
+        self.replicas = len(ReplicaGroup(strategy).replicas)
 
     def before_step(self) -> None:
         """Called when the step is traced only, or at each step if it runs eagerly."""

@@ -1,6 +1,7 @@
 """Whatever `fit` takes becomes shares of batches.
 
-what was passed ─────> batches ─────────────────> shares, ahead of the step
-feed.py                dataset_source.py          batch_source.py
-epoch_source.py            ../shares.py
+what was passed ─────> batches ─────────────────> shares, on their devices ahead of the step
+feed.py                batch_source.py            cutter.py
+                       dataset_source.py          ../shares.py
+                       epoch_source.py
 """

@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.keras_internals import dataset_internals
 from keras_multigpu.training.global_batch import Batch
+from keras_multigpu.training.global_batch import as_tensor
 from keras_multigpu.training.global_batch import normalized
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_group import Replica
@@ -126,7 +127,7 @@ def are_copied(devices: Sequence[str], specs: Any) -> bool:
     """
     return any(map(has_own_memory, devices)) and all(
         isinstance(leaf, (tf.Tensor, tf.TensorSpec)) and leaf.dtype != tf.string
-        for leaf in present(specs)
+        for leaf in present(keras.tree.map_structure(as_tensor, specs))
     )
 
 

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.checks import problem
 from keras_multigpu.keras_internals.dataset_internals import batching_of
 from keras_multigpu.training.feed.batch_source import BatchSource
 from keras_multigpu.training.feed.batch_source import raise_fixed_size
@@ -17,6 +18,7 @@ from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.global_batch import normalized
 from keras_multigpu.training.shares import Shares
 from keras_multigpu.training.shares import batch_size_of
+from keras_multigpu.training.shares import joined_shares
 
 Cut = tuple[int | None, int | None]
 """A dataset's batch size and number of examples, as far as they are known."""
@@ -142,6 +144,50 @@ class PythonSource(BatchSource):
     def first_batches(self, batch_size: int | None) -> Iterator[Any]:
         """Raise, because a batch of a generator that is read is gone."""
         raise_fixed_size("a generator", None)
+
+
+class DistributedSource(PythonSource):
+    """Batches that a strategy has already cut, of which each replica's rows are on its device."""
+
+    def iterator(self) -> Iterator[Shares]:
+        """A new iterator."""
+        return map(self._shares, self._make())
+
+    def _shares(self, batch: Any) -> Shares:
+        batch = normalized(batch)
+        leaves = keras.tree.flatten(batch)
+        parts = {len(leaf.values) for leaf in leaves if is_dealt_out(leaf)} or {1}
+        devices = self._cutter.devices
+        if parts != {len(devices)}:
+            refuse_other_replicas(parts, devices)
+        return joined_shares([self._weighted(part_of(batch, i)) for i in range(len(devices))])
+
+
+def is_dealt_out(leaf: Any) -> bool:
+    """Whether a leaf has a value for each replica."""
+    return isinstance(leaf, tf.distribute.DistributedValues)
+
+
+def part_of(batch: Batch, place: int) -> Batch:
+    """What one replica has of a batch that a strategy has cut."""
+    part: Batch = keras.tree.map_structure(
+        lambda leaf: leaf.values[place] if is_dealt_out(leaf) else leaf, batch
+    )
+    return part
+
+
+def refuse_other_replicas(parts: set[int], devices: list[str]) -> None:
+    """Raise a `ValueError` where a dataset was distributed to other replicas than the model."""
+    raise ValueError(
+        problem(
+            "The dataset was distributed to other replicas than those of the model.",
+            f"Expected batches in {len(devices)} parts, one for each replica.",
+            "Pass the dataset itself: `fit` distributes it. Or distribute it with "
+            "`model.distribute_strategy`.",
+            parts=sorted(parts),
+            devices=devices,
+        )
+    )
 
 
 def steps_of(size: int | None, examples: int | None, dropped: bool) -> int | None:

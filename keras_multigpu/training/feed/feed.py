@@ -28,6 +28,7 @@ from keras_multigpu.training.feed.batch_source import BatchSource
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.cutter import SharesInGraph
 from keras_multigpu.training.feed.dataset_source import DatasetSource
+from keras_multigpu.training.feed.dataset_source import DistributedSource
 from keras_multigpu.training.feed.dataset_source import PythonSource
 from keras_multigpu.training.feed.epoch_source import EpochSource
 from keras_multigpu.training.feed.epoch_source import knows_epochs
@@ -111,7 +112,7 @@ class Feed:
             batches = x if training else x.prediction() if predicting else x.evaluation()
             self._source = EpochSource(cutter, batches, training, self._steps, class_weight)
         elif isinstance(x, tf.distribute.DistributedDataset):
-            self._source = PythonSource(cutter, lambda: map(joined_batch, x), class_weight)
+            self._source = DistributedSource(cutter, lambda: x, class_weight)
         elif is_generator(x):
             refuse_separate_targets(x, y, sample_weight)
             if self._steps is None and hasattr(x, "__len__"):
@@ -322,17 +323,6 @@ class Feed:
             group = Group(len(shares), most, shares, None)
         self._drawn += group.size
         return group
-
-
-def joined_batch(batch: Any) -> Any:
-    """The global batch that a `DistributedDataset` has cut into replicas' shares."""
-
-    def joined(leaf: Any) -> Any:
-        if isinstance(leaf, tf.distribute.DistributedValues):
-            return tf.concat(leaf.values, axis=0)
-        return leaf
-
-    return keras.tree.map_structure(joined, batch)
 
 
 def is_generator(x: Any) -> bool:

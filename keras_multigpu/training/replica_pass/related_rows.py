@@ -14,6 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.training.replica_group import HOST
+
 ROWS = 6
 """How many rows are tried."""
 KEPT = 2
@@ -58,7 +60,7 @@ def differs(loss: keras.losses.Loss, data: Any, specs: list[Any]) -> bool:
     mixed = [np.concatenate([b[KEPT:], a[:KEPT]]) for a, b in zip(first, other, strict=True)]
     try:
         # Nothing is left of what the loss assigns; its second draw is not its first.
-        with tf.init_scope(), tf.device("/device:CPU:0"), keras.StatelessScope():
+        with tf.init_scope(), tf.device(HOST), keras.StatelessScope():
             values, again, beside = (
                 values_of(loss, tf.nest.pack_sequence_as(data, rows))
                 for rows in (first, first, mixed)

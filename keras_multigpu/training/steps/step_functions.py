@@ -20,7 +20,6 @@ from keras_multigpu.training.shares import filled
 from keras_multigpu.training.shares import gathered
 from keras_multigpu.training.shares import present
 from keras_multigpu.training.shares import share_spec
-from keras_multigpu.training.tracing import held_until
 from keras_multigpu.training.tracing import tensors_of
 from keras_multigpu.training.variables.placement import MadeOutside
 
@@ -191,8 +190,17 @@ def next_of(iterator: Any, data_wait: tf.Variable | None) -> Any:
         with tf.control_dependencies(tensors_of(batch)):
             waited = tf.timestamp() - asked
         data_wait.assign_add(waited)
+
+    def held(leaf: Any) -> Any:
+        if not isinstance(leaf, tf.Tensor):
+            return leaf
+        # Beside the iterator, whose device only its resource tells.
+        with leaf.graph.colocate_with(leaf.op):
+            return tf.identity(leaf)
+
     # The step must not begin before the time was taken.
-    return held_until(waited, batch)
+    with tf.control_dependencies([waited]):
+        return tf.nest.map_structure(held, batch, expand_composites=True)
 
 
 def key_of(spec: Batch) -> Hashable:

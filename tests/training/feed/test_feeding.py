@@ -1,6 +1,5 @@
 """Which batches come when, for data of every kind: sequences by hand, no model."""
 
-import time
 import warnings
 
 import keras
@@ -9,7 +8,6 @@ import pytest
 import scipy.sparse
 import tensorflow as tf
 
-import keras_multigpu as kmg
 from keras_multigpu.training.feed import feed as feeding
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.global_batch import normalized
@@ -56,42 +54,6 @@ def test_a_generator_is_read_on_until_it_ends(batches, steps, expected, warned, 
     feed = Feed(numbered(batches), steps=steps)
     assert read(feed, 3, group_size) == (expected, warned)
     assert feed.has_come
-
-
-def test_shares_wait_before_the_step_before_has_ended():
-    """That batch k + 2 is being made says that the shares of batch k + 1 wait."""
-    made, in_time = {}, {}
-
-    def note(number):
-        made[int(number)] = time.perf_counter()
-        return np.full((4, 1), number, "float32")
-
-    def batch(number):
-        x = tf.ensure_shape(tf.numpy_function(note, [number], tf.float32), (4, 1))
-        return x, x
-
-    def busy(x):
-        step, begun = int(x[0, 0]), time.perf_counter()
-        while step + 2 not in made and time.perf_counter() < begun + 20:
-            time.sleep(0.001)
-        in_time[step] = made.get(step + 2, np.inf) < time.perf_counter()
-        return np.float32(0)
-
-    class Busy(keras.layers.Layer):
-        """Computes until the batch after the next one is being made."""
-
-        def call(self, x):
-            return x + tf.reshape(tf.numpy_function(busy, [tf.stop_gradient(x)], tf.float32), ())
-
-    layers = [keras.Input((1,)), Busy(), keras.layers.Dense(1)]
-    model = kmg.distribute(keras.Sequential(layers), kmg.strategy(devices=2))
-    model.compile("sgd", "mse")
-    options = tf.data.Options()
-    # What TensorFlow by itself reads ahead proves nothing.
-    options.experimental_optimization.apply_default_optimizations = False
-    data = tf.data.Dataset.range(8).map(batch).with_options(options)
-    model.fit(data, steps_per_epoch=6, verbose=0)
-    assert in_time == dict.fromkeys(range(6), True)
 
 
 def test_nothing_has_come_of_an_empty_generator():

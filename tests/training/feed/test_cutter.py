@@ -1,0 +1,177 @@
+"""Shares of the replicas of this process, on their devices before the step that takes them.
+
+Logical CPUs stand for devices with memory of their own.
+"""
+
+import threading
+import time
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow.python.eager import context  # noqa: TID251 (where operations are placed)
+
+import keras_multigpu as kmg
+from keras_multigpu.training.feed import cutter
+from keras_multigpu.training.feed.cutter import AHEAD
+from keras_multigpu.training.feed.cutter import Cutter
+from keras_multigpu.training.global_batch import normalized
+from keras_multigpu.training.replica_group import HOST
+from keras_multigpu.training.replica_group import Replica
+from keras_multigpu.training.shares import shares_of
+from keras_multigpu.training.tracing import tensors_of
+
+DEVICES = ["CPU:1", "CPU:2"]
+LOCAL = [Replica(place, place, f"/device:{name}") for place, name in enumerate(DEVICES)]
+X = np.arange(14, dtype="float32").reshape(7, 2)
+
+
+@pytest.fixture
+def own_memory(monkeypatch):
+    """Let every device but the host have memory of its own."""
+    monkeypatch.setattr(cutter, "has_own_memory", lambda device: not device.endswith("CPU:0"))
+
+
+def devices_of(shares):
+    """Where the tensors of each share are."""
+    return [{tensor.device[-5:] for tensor in tensors_of(rows)} for rows in shares.rows]
+
+
+@pytest.mark.parametrize("size", [1, 4, 7])
+def test_only_the_replicas_of_this_process_get_rows(size):
+    """The last two of four, whose share does not depend on where the others are."""
+    here = Cutter(4, [Replica(2, 0, HOST), Replica(3, 1, HOST)])
+    batch = normalized((X[:size], np.arange(size)))
+    open_sized = tf.data.Dataset.from_tensor_slices((X[:size], np.arange(size))).batch(7)
+    (ahead,) = here.ahead(open_sized)
+    expected = shares_of(batch, 4)[2:]
+    for found in (here(batch), ahead):
+        assert len(found.rows) == 2
+        for rows, wanted in zip(found.rows, expected, strict=True):
+            assert rows.x.numpy().tolist() == wanted.x.numpy().tolist()
+            assert rows.data[1].numpy().tolist() == wanted.data[1].numpy().tolist()
+            assert (int(rows.examples), int(rows.global_batch_size)) == (int(wanted[1]), size)
+
+
+def test_shares_come_on_their_devices(own_memory):
+    """From a dataset and from Python, uneven and borrowed rows and counts as well."""
+    cut = Cutter(2, LOCAL)
+    data = tf.data.Dataset.from_tensor_slices((X, np.arange(7, dtype="int32"))).batch(3)
+    found = list(cut.ahead(data))
+    assert [[rows.x[:, 0].numpy().tolist() for rows in shares.rows] for shares in found] == [
+        [[0, 2], [4]],
+        [[6, 8], [10]],
+        [[12], [12]],
+    ]
+    assert [[int(rows.examples) for rows in shares.rows] for shares in found][2] == [1, 0]
+    read_by_python = [cut(normalized(batch)) for batch in data]
+    for shares in (*found, *read_by_python):
+        assert devices_of(shares) == [{"CPU:1"}, {"CPU:2"}]
+        assert shares.rows[0].examples.dtype == shares.rows[0].global_batch_size.dtype == tf.int64
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        tf.constant(["a", "b"]),
+        tf.ragged.constant([[1], [2, 3]]),
+        tf.sparse.from_dense([[0.0, 1], [2, 0]]),
+    ],
+    ids=["strings", "ragged", "sparse"],
+)
+def test_what_devices_cannot_hold_stays_on_the_host(own_memory, x):
+    """With all of its batch."""
+    data = tf.data.Dataset.from_tensors((x, tf.ones((2, 1))))
+    for shares in (*Cutter(2, LOCAL).ahead(data), Cutter(2, LOCAL)(normalized((x, X[:2])))):
+        assert devices_of(shares) == [{"CPU:0"}, {"CPU:0"}]
+
+
+def of_batch(number):
+    """A batch whose numbers say which one it is."""
+    return np.full((4, 1), number, "float32")
+
+
+class Busy(keras.layers.Layer):
+    """Computes as long as a function of the inputs does.
+
+    Args:
+        work: The function.
+    """
+
+    def __init__(self, work):
+        super().__init__()
+        self.work = work
+
+    def call(self, x):
+        """The inputs, at last."""
+        done = tf.numpy_function(self.work, [tf.stop_gradient(x)], tf.float32)
+        return x + tf.reshape(done, ())
+
+
+@pytest.mark.parametrize("grouped", [1, 3])
+@pytest.mark.parametrize("copied", [False, True])
+def test_shares_wait_before_the_step_before_has_ended(monkeypatch, copied, grouped):
+    """That batch k + 2 is being made says that the shares of batch k + 1 wait.
+
+    Where shares are copied, AHEAD of them wait on the host for each device: that batch
+    k + AHEAD + 2 is being made says that the devices have taken the shares of step k + 1.
+    """
+    monkeypatch.setattr(cutter, "has_own_memory", lambda device: copied)
+    later = AHEAD + 2 if copied else 2
+    made, in_time, alone = {}, {}, threading.Lock()
+
+    def note(number):
+        made[int(number)] = time.perf_counter()
+        return of_batch(number)
+
+    def batch(number):
+        x = tf.ensure_shape(tf.numpy_function(note, [number], tf.float32), (4, 1))
+        return x, x
+
+    def work(x):
+        step, begun = int(x[0, 0]), time.perf_counter()
+        if in_time.setdefault(step) is not None or not alone.acquire(blocking=False):
+            return np.float32(0)  # One replica waits; both would take all of TensorFlow's threads.
+        while step + later not in made and time.perf_counter() < begun + 5:
+            time.sleep(0.001)
+        in_time[step] = made.get(step + later, np.inf) < time.perf_counter()
+        alone.release()
+        return np.float32(0)
+
+    model = keras.Sequential([keras.Input((1,)), Busy(work), keras.layers.Dense(1)])
+    model = kmg.distribute(model, kmg.strategy(devices=DEVICES))
+    model.compile("sgd", "mse", steps_per_execution=grouped)
+    options = tf.data.Options()
+    # What TensorFlow by itself reads ahead proves nothing.
+    options.experimental_optimization.apply_default_optimizations = False
+    data = tf.data.Dataset.range(12).map(batch).with_options(options)
+    model.fit(data, steps_per_epoch=6, verbose=0)
+    assert in_time == dict.fromkeys(range(6), True)
+
+
+@pytest.mark.parametrize("grouped", [1, 3])
+def test_the_inputs_of_a_step_are_where_it_runs(own_memory, grouped):
+    """The graph reads them on the replicas' devices, and sends none of them elsewhere."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model = kmg.distribute(model, kmg.strategy(devices=DEVICES))
+    model.compile("sgd", "mse", steps_per_execution=grouped)
+    context.enable_run_metadata()
+    try:
+        model.fit(X, X[:, :1], batch_size=2, verbose=0)
+        graphs = context.export_run_metadata().function_graphs
+    finally:
+        context.disable_run_metadata()
+    parts = [part for graph in graphs for part in graph.partition_graphs if len(part.node) > 50]
+    nodes = {node.name: node for part in parts for node in part.node}
+    readers = [node for node in nodes.values() if node.op == "IteratorGetNext"]
+    assert {node.device[-5:] for node in readers} == set(DEVICES)
+    read = {node.name for node in readers}
+    read |= {n.name for n in nodes.values() if n.op == "Identity" and source(n) in read}
+    assert len(read) > len(readers)
+    assert not [node.name for node in nodes.values() if node.op == "_Send" and source(node) in read]
+
+
+def source(node):
+    """The name of the node that makes the first input of another."""
+    return node.input[0].partition(":")[0] if node.input else ""
