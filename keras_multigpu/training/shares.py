@@ -74,7 +74,7 @@ def joined_shares(parts: Sequence[Batch]) -> Shares:
     Args:
         parts: Each replica's rows.
     """
-    sizes = [batch_size_of(part) for part in parts]
+    sizes: list[Any] = [batch_size_of(part) for part in parts]
     donor = parts[int(np.argmax(sizes))]
     total = tf.constant(sum(sizes), COUNT)
     shares = [

@@ -29,10 +29,12 @@ import numpy as np
 import tensorflow as tf
 
 import keras_multigpu as kmg
+from keras_multigpu.training.feed.cutter import AHEAD
 
 LIMITS = {  # Seconds after which a part is given up; what matters most comes first.
     "facts": 90,
     "parity": 300,
+    "ahead": 120,
     "step": 300,
     "copy": 180,
     "memory:one": 120,
@@ -265,6 +267,53 @@ def copy() -> dict[str, Any]:
     return {"copy": turns(models, data)}
 
 
+class Ends(keras.callbacks.Callback):
+    """Notes when steps end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: dict[int, float] = {}
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Note the time, after all devices have done what was asked of them."""
+        tf.test.experimental.sync_devices()
+        self.times[batch] = time.perf_counter()
+
+
+def ahead() -> dict[str, Any]:
+    """Where shares lie, and whether those of a step are on their devices before the last one ends.
+
+    AHEAD shares wait on the host for each GPU. That batch k + AHEAD + 2 is being made says that the
+    GPUs have taken their shares of batch k + 1.
+    """
+    began: dict[int, float] = {}
+
+    def note(number: np.ndarray) -> np.ndarray:
+        began[int(number)] = time.perf_counter()
+        return number
+
+    def batch(number: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.control_dependencies([tf.numpy_function(note, [number], tf.int64)]):
+            return tf.identity(x), y
+
+    later, model, ends = 2 if CPU else AHEAD + 2, made("ours"), Ends()
+    data = tf.data.Dataset.zip(tf.data.Dataset.range(WARM_UP + STEPS), batches()).map(batch)
+    shares = next(iter(model.replication.cutter.ahead(data)))
+    devices = [rows.x.device.rpartition("device:")[2] for rows in shares.rows]
+    model.fit(data, verbose=0, callbacks=[ends])
+    began.clear()
+    model.fit(data, verbose=0, callbacks=[ends])
+    counted = [step for step in ends.times if step + later in began]
+    in_time = sum(began[step + later] < ends.times[step] for step in counted)
+    there = CPU or devices == DEVICES
+    return {
+        "ahead": {
+            "shares lie on": {"devices": devices, "verdict": "right" if there else "DIFFERS"},
+            "shares in time": {"of": len(counted), "steps": in_time},
+        }
+    }
+
+
 def jit() -> dict[str, Any]:
     """Steps with `jit_compile`, as far as a system can."""
     data, result = batches(), {}
@@ -309,7 +358,14 @@ def run_part(part: str) -> None:
     """One part, in a process of its own; its result is the last line."""
     split()
     name, _, detail = part.partition(":")
-    parts = {"facts": facts, "parity": parity, "step": step, "copy": copy, "jit": jit}
+    parts = {
+        "facts": facts,
+        "parity": parity,
+        "ahead": ahead,
+        "step": step,
+        "copy": copy,
+        "jit": jit,
+    }
     result = memory(detail) if name == "memory" else parts[name]()
     print("RESULT " + json.dumps(result, default=str), flush=True)
 
@@ -343,8 +399,9 @@ def show(results: dict[str, Any]) -> None:
 
 
 def failed(results: dict[str, Any]) -> bool:
-    """Whether a part ended in an error, or a case of `parity` differs."""
-    verdicts = [case["verdict"] for case in results.get("parity", {}).get("parity", {}).values()]
+    """Whether a part ended in an error, or something differs."""
+    checked = [results.get(part, {}).get(part, {}) for part in ("parity", "ahead")]
+    verdicts = [found.get("verdict") for part in checked for found in part.values()]
     return "DIFFERS" in verdicts or any("error" in found for found in results.values())
 
 

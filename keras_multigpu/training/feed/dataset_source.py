@@ -154,7 +154,6 @@ class DistributedSource(PythonSource):
         return map(self._shares, self._make())
 
     def _shares(self, batch: Any) -> Shares:
-        batch = normalized(batch)
         leaves = keras.tree.flatten(batch)
         parts = {len(leaf.values) for leaf in leaves if is_dealt_out(leaf)} or {1}
         devices = self._cutter.devices
@@ -168,12 +167,13 @@ def is_dealt_out(leaf: Any) -> bool:
     return isinstance(leaf, tf.distribute.DistributedValues)
 
 
-def part_of(batch: Batch, place: int) -> Batch:
+def part_of(batch: Any, place: int) -> Batch:
     """What one replica has of a batch that a strategy has cut."""
-    part: Batch = keras.tree.map_structure(
-        lambda leaf: leaf.values[place] if is_dealt_out(leaf) else leaf, batch
+    return normalized(
+        keras.tree.map_structure(
+            lambda leaf: leaf.values[place] if is_dealt_out(leaf) else leaf, batch
+        )
     )
-    return part
 
 
 def refuse_other_replicas(parts: set[int], devices: list[str]) -> None:

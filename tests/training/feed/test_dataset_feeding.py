@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_multigpu as kmg
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.dataset_source import DatasetSource
+from keras_multigpu.training.feed.dataset_source import DistributedSource
 from keras_multigpu.training.feed.dataset_source import PythonSource
 from keras_multigpu.training.feed.dataset_source import steps_of
 from keras_multigpu.training.feed.dataset_source import weighted
@@ -183,3 +185,22 @@ def test_tensors_specs_and_nothing_stay():
     assert as_tensor(tensor) is tensor and as_tensor(spec) is spec
     assert as_tensor(None) is None
     assert as_tensor(tf.experimental.Optional.empty(tf.TensorSpec(()))) is None
+
+
+def test_what_a_strategy_has_cut_stays_cut():
+    """The last batch has no row for the second replica, which borrows the one of the first."""
+    strategy = kmg.strategy(devices=2)
+    data = strategy.experimental_distribute_dataset(dataset())
+    found = list(DistributedSource(Cutter(2), lambda: data, None).iterator())
+    assert [[rows.x.numpy().tolist() for rows in shares.rows] for shares in found] == [
+        [[0, 1], [2]],
+        [[3, 4], [5]],
+        [[6], [6]],
+    ]
+    assert [[int(rows.examples) for rows in shares.rows] for shares in found][1:] == [
+        [2, 1],
+        [1, 0],
+    ]
+    assert {int(rows.global_batch_size) for rows in found[0].rows} == {3}
+    with pytest.raises(ValueError, match="distributed to other replicas"):
+        next(DistributedSource(Cutter(3), lambda: data, None).iterator())
