@@ -487,3 +487,12 @@ def test_tensorflow_takes_a_function_by_its_definition_and_forgets_it():
     keras_internals.remove_function("kmg_test_double")
     with pytest.raises(tf.errors.OpError):
         tf.function(lambda: call(args=[3.0])[0], autograph=False)()
+
+
+def test_elements_are_dealt_out_to_devices():
+    """TensorFlow still has its iterator over several devices, with these arguments."""
+    devices = ["/device:CPU:1", "/device:CPU:2"]
+    data = tf.data.Dataset.range(4)
+    found = list(dataset_internals.multi_device_iterator(data, devices, "/device:CPU:0", 2))
+    assert [list(map(int, elements)) for elements in found] == [[0, 1], [2, 3]]
+    assert [element.device[-5:] for element in found[0]] == ["CPU:1", "CPU:2"]

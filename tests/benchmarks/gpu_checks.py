@@ -292,9 +292,11 @@ def ahead() -> dict[str, Any]:
         began[int(number)] = time.perf_counter()
         return number
 
-    def batch(number: tf.Tensor, x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def batch(
+        number: tf.Tensor, example: tuple[tf.Tensor, tf.Tensor]
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         with tf.control_dependencies([tf.numpy_function(note, [number], tf.int64)]):
-            return tf.identity(x), y
+            return tf.identity(example[0]), example[1]
 
     later, model, ends = 2 if CPU else AHEAD + 2, made("ours"), Ends()
     data = tf.data.Dataset.zip(tf.data.Dataset.range(WARM_UP + STEPS), batches()).map(batch)
