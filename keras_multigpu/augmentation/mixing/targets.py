@@ -44,8 +44,8 @@ def soft(labels: Any, num_classes: int | None) -> tf.Tensor:
     tf.debugging.Assert(
         tf.reduce_all((numbers >= 0) & (numbers < num_classes)),
         [
-            f"Some labels are not classes. Expected numbers from 0 to `num_classes` - 1, which is "
-            f"{num_classes - 1}. Pass a larger one, or number the classes from 0. Received, as the "
+            f"Some labels are not classes. Expected numbers from 0 on, below `num_classes`, which "
+            f"is {num_classes}. Pass a larger one, or number the classes from 0. Received, as the "
             "lowest and the highest label:",
             tf.reduce_min(numbers),
             tf.reduce_max(numbers),
