@@ -462,9 +462,28 @@ def test_operations_that_run_eagerly_are_noted():
         two = one + one
         tf.function(lambda: one * one)()
     one * two
-    (kind, inputs, (output,)), *_ = noted
+    (kind, inputs, attributes, (output,)), *_ = noted
     assert (kind, output is two, inputs[0] is one) == ("AddV2", True, True)
-    assert "Mul" not in [kind for kind, _, _ in noted]
+    assert "T" in attributes
+    assert "Mul" not in [kind for kind, *_ in noted]
+
+
+def test_operations_of_one_graph_are_noted():
+    """TensorFlow tells callbacks of a graph's operations as well, with the graph."""
+    noted = []
+
+    @tf.function
+    def twice(x):
+        with step_hooks.noted_operations(lambda *operation: noted.append(operation), x.graph):
+            y = tf.reduce_sum(x, keepdims=True)
+            tf.function(lambda: x * x)()
+        return y
+
+    twice.get_concrete_function(tf.TensorSpec([2]))
+    kinds = [kind for kind, *_ in noted]
+    ((_, inputs, attributes, _),) = [operation for operation in noted if operation[0] == "Sum"]
+    assert "Mul" not in kinds and inputs[0].name == "x:0"
+    assert attributes[attributes.index("keep_dims") + 1].b
 
 
 def test_newer_versions_than_tested_are_told():

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -96,10 +97,15 @@ def inside_a_layer() -> bool:
 
 
 @contextlib.contextmanager
-def noted_operations(note: Callable[[str, Any, Any], None]) -> Iterator[None]:
-    """Call `note(kind, inputs, outputs)` for each operation that runs eagerly on this thread.
+def noted_operations(
+    note: Callable[[str, Any, Any, Any], None], graph: tf.Graph | None = None
+) -> Iterator[None]:
+    """Call `note(kind, inputs, attributes, outputs)` for each operation of this thread.
 
-    A graph can be asked later what a tensor was made of; without one nobody remembers.
+    Args:
+        note: The function.
+        graph: The graph in which they are made; without one, what runs eagerly is noted, for
+            a graph can be asked later what a tensor was made of, and nobody else remembers.
     """
 
     def callback(
@@ -109,10 +115,12 @@ def noted_operations(note: Callable[[str, Any, Any], None]) -> Iterator[None]:
         outputs: Any,
         op_name: Any = None,
         graph: Any = None,
-    ) -> None:
-        if graph is None:
-            note(tf.compat.as_str(kind), inputs, outputs)
+    ) -> Any:
+        if graph is of_interest:
+            note(tf.compat.as_str(kind), inputs, attributes, outputs)
+        return outputs
 
+    of_interest = graph
     op_callbacks.add_op_callback(callback)
     try:
         yield
@@ -135,3 +143,23 @@ def called_by_library(depth: int = 1) -> bool:
         frame = frame.f_back
     module = "" if frame is None else frame.f_globals.get("__name__", "")
     return module.startswith(("keras.", "tensorflow."))
+
+
+PASSED_THROUGH = ("tensorflow.", "keras.src.ops.", "keras.src.backend.", "keras.src.utils.")
+"""Modules that do what others ask them to do."""
+
+
+def user_line() -> str | None:
+    """The line of a user's code that makes the present operation; None if it is Keras's code."""
+    frame: FrameType | None = sys._getframe(1)
+    own = ("keras_multigpu.", "contextlib", "functools")
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(
+        (*PASSED_THROUGH, *own)
+    ):
+        frame = frame.f_back
+    module = "" if frame is None else frame.f_globals.get("__name__", "")
+    if module == "keras.src.models.functional":
+        return "an operation of the functional model"
+    if frame is None or module.startswith("keras."):
+        return None
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

@@ -70,7 +70,7 @@ def distinct_rows_noted() -> Iterator[None]:
     # What is kept here shares its identity with nothing else.
     distinct: dict[int, tf.Tensor] = {}
 
-    def note(kind: str, inputs: Any, outputs: Any) -> None:
+    def note(kind: str, inputs: Any, attributes: Any, outputs: Any) -> None:
         if kind == "Unique" or (kind in PASSED_ON and id(inputs[0]) in distinct):
             distinct[id(outputs[0])] = outputs[0]
 

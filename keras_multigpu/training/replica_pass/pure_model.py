@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.training.replica_pass import randomness
+from keras_multigpu.training.replica_pass.rows_flow import watched
 from keras_multigpu.training.variables.caught_assignments import CatchingScope
 from keras_multigpu.training.variables.caught_assignments import WeighedNumbers
 from keras_multigpu.training.variables.caught_assignments import raise_assigned
@@ -123,7 +124,11 @@ class PureModel:
                 regularisers for sums; so their sum over replicas is one device's value.
         """
         penalties_seen = remembered_activity_penalties(self.model)
-        with penalties_seen as penalties, WeighedNumbers.weighed():
+        with (
+            penalties_seen as penalties,
+            WeighedNumbers.weighed(),
+            self._watched(x, training),
+        ):
             y_pred = keras_internals.called(self.model, x, training)
         summed = {id(penalty) for penalty in penalties}
         added = {id(loss) for loss in scope.losses}
@@ -135,6 +140,9 @@ class PureModel:
             else:
                 added_losses.append(value if id(loss) in summed else value * scope.part)
         return Forward(y_pred, added_losses, regularization)
+
+    def _watched(self, x: Any, training: bool) -> Any:
+        return watched(self.model, x, training) if self._several else contextlib.nullcontext()
 
     def new_values(self, scope: CatchingScope, values: Values) -> Values:
         """The values that the variables have inside `scope`."""

@@ -31,12 +31,15 @@ from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.replica_pass.pieces import rows_count
 from keras_multigpu.training.replica_pass.pieces import zero_unless
 from keras_multigpu.training.replica_pass.pure_model import Rows
+from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
+from keras_multigpu.training.replica_pass.rows_flow import tell
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
 from keras_multigpu.training.steps.present_step import PresentStep
 from keras_multigpu.training.steps.present_step import left_alone
 from keras_multigpu.training.steps.present_step import present_step
 from keras_multigpu.training.steps.present_step import running
 from keras_multigpu.training.steps.probes import Probe
+from keras_multigpu.training.steps.whole_values import ADVICE
 from keras_multigpu.training.steps.whole_values import EXCHANGES
 from keras_multigpu.training.steps.whole_values import everyones_rows
 from keras_multigpu.training.steps.whole_values import sum_of_all
@@ -89,6 +92,7 @@ class CustomStep:
         self._others = group.copies(self._other_variables)
         known = [*variables_of(model).values(), *self._metric_variables]
         self._known = {id(variable) for variable in known}
+        self._followed = group.count == 1
 
     def __call__(self, shares: Sequence[Rows]) -> dict[str, Any]:
         """Run the step on each replica's rows of one batch; its logs."""
@@ -104,12 +108,15 @@ class CustomStep:
             self._group.count_moved("copied", rows.data)
             self._shift(replica, randomness.for_replica)
             before = self._group.read(self._metrics, replica)
-            step = PresentStep(self._model, rows, self._group, replica, self._known)
+            flow = self._flow(rows, replica)
+            step = PresentStep(self._model, rows, self._group, replica, self._known, flow)
             try:
                 with running(step), synchronized(self._layers, rows):
                     result = self._function(packed(rows))
             finally:
                 self._shift(replica, randomness.for_one_device)
+            if flow is not None and replica.id == 0:
+                tell(self._model, flow, ADVICE)
             self._restore_unless(step, before)
             return result
 
@@ -121,8 +128,15 @@ class CustomStep:
             noted_updates(self._model.metrics),
         ):
             results = self._group.run(on_replica)
+        self._followed = True
         self._agree(before, shares)
         return results
+
+    def _flow(self, rows: Rows, replica: Replica) -> RowsFlow | None:
+        """Follows rows in a graph, and once without: who warns, not who decides, needs it there."""
+        if self._followed or (tf.executing_eagerly() and replica.id):
+            return None
+        return RowsFlow(rows.data)
 
     def _restore_unless(self, step: PresentStep, before: list[tf.Tensor]) -> None:
         """Undo what a replica without examples did to metrics of examples."""

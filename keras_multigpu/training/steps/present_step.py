@@ -17,6 +17,7 @@ from keras_multigpu.training.exchange.sparse_gradients import distinct_rows_note
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_pass.pure_model import Rows
+from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
 from keras_multigpu.training.variables.caught_assignments import permitted
 from keras_multigpu.training.variables.caught_assignments import refused_without_keras
 from keras_multigpu.training.variables.untracked import NeedsVariables
@@ -33,6 +34,7 @@ class PresentStep:
         group: The replicas.
         replica: The one that runs it.
         known: The variables that are looked after, by identity.
+        flow: Follows the rows, if somebody is to.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class PresentStep:
         group: ReplicaGroup,
         replica: Replica,
         known: Container[int] = (),
+        flow: RowsFlow | None = None,
     ) -> None:
         self.model = model
         self.rows = rows
         self.group = group
         self.replica = replica
+        self.flow = flow
         self._known = known
         self.present = rows.examples > 0
         self.holders = tf.cast(tf.minimum(rows.global_batch_size, group.count), tf.float32)
@@ -98,14 +102,26 @@ class PresentStep:
         if self.group.count > 1 and not own:
             raise NeedsVariables(self.model.replication.untracked, [variable])
 
-    def shared(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor, remembered as a value that all replicas have in common."""
+    def relates(self, what: str) -> None:
+        """Note that the user's code relates rows, in a way that no operation shows."""
+        if self.flow is not None:
+            self.flow.find(what)
+
+    def shared(self, tensor: tf.Tensor, is_total: bool = False) -> tf.Tensor:
+        """The tensor, remembered as a value that all replicas have in common.
+
+        Args:
+            tensor: The tensor.
+            is_total: Whether it is a sum over all rows.
+        """
         tensor = tf.identity(tensor)
         self._come_from(tensor, frozenset({"shared"}))
+        if self.flow is not None:
+            (self.flow.is_total if is_total else self.flow.forget)(tensor)
         return tensor
 
     def origins(self, tensor: tf.Tensor) -> frozenset[str]:
-        """What a tensor depends on: the replica's own `rows`, `pairs` of them, `shared` values.
+        """What a tensor depends on: the replica's own `rows`, `shared` values.
 
         Random numbers count as rows, for each replica draws its own.
         """
@@ -124,12 +140,24 @@ class PresentStep:
                 self._origins[operation] = self._of(operation.type, inputs)
         return self._origins[tensor.op]
 
-    def note(self, kind: str, inputs: Any, outputs: Any) -> None:
-        """Remember what an operation that ran eagerly made its outputs of."""
+    def note(self, kind: str, inputs: Any, attributes: Any, outputs: Any) -> None:
+        """Remember what an operation made its outputs of."""
+        if self.flow is not None:
+            self.flow.quiet = self.quiet
+            self.flow.note(kind, inputs, attributes, outputs)
+        if not tf.executing_eagerly():
+            return  # A graph can be asked later.
         origins = self._of(kind, map(id, inputs))
         for tensor in outputs if origins else ():
             if id(tensor) not in self._origins:
                 self._come_from(tensor, origins)
+
+    def noted(self) -> contextlib.AbstractContextManager[None]:
+        """A context in which operations are noted, where somebody wants to know of them."""
+        eager = tf.executing_eagerly()
+        if self.quiet or not (eager or self.flow):
+            return contextlib.nullcontext()
+        return step_hooks.noted_operations(self.note, None if eager else self._graph)
 
     def _come_from(self, tensor: Any, origins: frozenset[str]) -> None:
         eager = tf.executing_eagerly()
@@ -140,8 +168,6 @@ class PresentStep:
     def _of(self, kind: str, inputs: Any) -> frozenset[str]:
         found = [self._origins.get(key, frozenset[str]()) for key in inputs]
         own = {"rows"} if "Random" in kind else set[str]()
-        if kind == "MatMul" and all("rows" in origins for origins in found):
-            own.add("pairs")
         return frozenset(own.union(*found))
 
 
@@ -182,10 +208,9 @@ def assignment(original: Callable[..., Any]) -> Callable[..., Any]:
 @contextlib.contextmanager
 def running(step: PresentStep) -> Iterator[None]:
     """Let `step` be the present one."""
-    eager = tf.executing_eagerly() and not step.quiet
     _thread.step = step
     try:
-        noted = step_hooks.noted_operations(step.note) if eager else contextlib.nullcontext()
+        noted = step.noted()
         watch = refused_without_keras() if step.group.count > 1 else contextlib.nullcontext()
         with noted, watch, distinct_rows_noted():
             yield

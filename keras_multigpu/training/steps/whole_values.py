@@ -15,8 +15,6 @@ contributes one N-th (one without examples nothing), and then all gradients are 
 device, whatever is done with the numbers in between.
 """
 
-import logging
-import weakref
 from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
@@ -40,28 +38,14 @@ from keras_multigpu.training.steps.present_step import assignment
 from keras_multigpu.training.steps.present_step import left_alone
 from keras_multigpu.training.steps.present_step import step_of_user_code
 
-logger = logging.getLogger("keras_multigpu")
-
-OF_OWN_ROWS = (
-    "The `train_step` of %s takes a gradient of a number that each replica computes from its own "
-    "rows, so its weights may differ from those of one device. Expected a loss made of "
-    "`self.compute_loss(...)`, of Keras loss objects, or of `keras.ops.mean(values)`, `sum`, "
-    "`var` and `std` over all axes: these count the rows of all replicas, and so they do along the "
-    "batch's axis, unless the model runs eagerly or batches have a fixed size. Write "
-    "`ops.mean(values)` instead of dividing by `ops.shape(x)[0]`, and make other numbers, such as "
-    "a maximum, of means. `keras_multigpu.verify` tells whether the numbers are those of one "
-    "device."
+ADVICE = (
+    "Make it of `self.compute_loss(...)`, of Keras loss objects, or of `keras.ops.mean(values)`, "
+    "`sum`, `var` and `std` over all axes: these count the rows of all replicas, and so they do "
+    "along the batch's axis, unless the model runs eagerly. Write `ops.mean(values)` instead of "
+    "dividing by `ops.shape(x)[0]`. Write what compares examples as a `keras.losses.Loss` that "
+    "returns one number, or in `compute_loss` instead of `train_step`: these are given the rows of "
+    "all replicas."
 )
-
-OF_PAIRS = (
-    "The `train_step` of %s multiplies rows of a batch with each other, as contrastive losses do, "
-    "and a replica has the rows of its share only, so there are other pairs than on one device. "
-    "Expected a step that takes each row by itself. Write such a loss as a function or a "
-    "`keras.losses.Loss` that returns one number, for `compile` or to call in the step, or "
-    "override `compute_loss` instead of `train_step`: there the rows of all replicas are present."
-)
-
-_warned: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
 
 
 def loss_call(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -92,7 +76,6 @@ def loss_of_all(
         with keras_internals.single_device():
             return original(loss, *everyones)
     total = tf.reduce_sum(tf.cast(values, tf.float32))
-    tell_of_pairs(step, total)
     if loss.reduction == "sum":
         return sum_of_all(step, [total])[0] if "rows" in step.origins(total) else total
     count = tf.size(values) if divisor is None else divisor
@@ -175,7 +158,7 @@ def total(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(input_tensor, axis, keepdims, name)
         with left_alone():
             (value,) = sum_of_all(step, [tf.reduce_sum(values, axis, keepdims)])
-        return step.shared(value)
+        return step.shared(value, is_total=True)
 
     return reduce_sum
 
@@ -194,7 +177,6 @@ def values_of_user_code(input_tensor: Any, axis: Any) -> tuple[PresentStep | Non
     whole = rank != 0 and (axis is None or axes == set(range(rank or 0)))
     if not whole and not (axes and along_rows(step, values, axes)):
         return None, None
-    tell_of_pairs(step, values)
     return step, values
 
 
@@ -214,8 +196,11 @@ def along_rows(step: PresentStep, values: tf.Tensor, axes: set[int]) -> bool:
     if step.is_open:
         kept = [size for axis, size in enumerate(shape) if axis not in axes]
         return None in [shape[axis] for axis in axes] and None not in kept
+    trait = step.flow.trait(values) if step.flow and not tf.executing_eagerly() else None
+    if trait is not None and trait.kind == "rows":
+        return trait.axis in axes
     if 0 in axes and shape[0] is not None and shape[0] in step.lengths:
-        warn_once(step, OF_OWN_ROWS)
+        step.relates("a reduction along an axis as long as the share")
     return False
 
 
@@ -262,10 +247,8 @@ def parts_of_one(step: PresentStep, target: Any, output_gradients: Any, in_commo
     targets = [tf.convert_to_tensor(t) for t in tf.nest.flatten(target)]
     origins = frozenset[str]().union(*(step.origins(t) for t in targets))
     scalar = any(t.shape.rank == 0 for t in targets)
-    if in_common:
-        tell_of_pairs(step, *targets)
     if "rows" in origins and scalar and in_common:
-        warn_once(step, OF_OWN_ROWS)
+        step.relates("a gradient of a number made of a share")
     if "rows" in origins and "shared" not in origins:
         return output_gradients
     given = [None] * len(targets)
@@ -277,19 +260,6 @@ def parts_of_one(step: PresentStep, target: Any, output_gradients: Any, in_commo
         for t, g in zip(targets, given, strict=True)
     ]
     return tf.nest.pack_sequence_as(target, parts)
-
-
-def tell_of_pairs(step: PresentStep, *tensors: tf.Tensor) -> None:
-    """Warn of numbers that were made of pairs of rows."""
-    if any("pairs" in step.origins(tensor) for tensor in tensors):
-        warn_once(step, OF_PAIRS)
-
-
-def warn_once(step: PresentStep, text: str) -> None:
-    """Say once for each model why its step may not be that of one device."""
-    if step.replica.id == 0 and step.model not in _warned:
-        _warned.add(step.model)
-        logger.warning(text, type(step.model).__name__)
 
 
 def summed_gradients(

@@ -108,7 +108,19 @@ def test_a_reduction_that_may_be_along_the_batch_is_told(caplog):
     """Without a graph every axis has a known length, so none is known to be the batch's."""
     logs_of(lambda model, x, p: ops.mean(ops.square(ops.mean(p, axis=0))), run_eagerly=True)
     (record,) = [record for record in caplog.records if record.name == "keras_multigpu"]
-    assert "from its own rows" in record.message
+    assert "a reduction along an axis as long as the share" in record.message
+
+
+def test_reductions_along_batches_of_a_fixed_size_are_those_of_the_batch(caplog):
+    """Where the share has a known length, what was made of its rows tells the batch's axis."""
+    model = Step(lambda model, x, p: ops.sum(ops.square(ops.mean(ops.abs(p), axis=0))))
+    model = kmg.distribute(model, kmg.strategy("mirrored", devices=2))
+    model.compile(keras.optimizers.SGD(0.0))
+    x = np.array([1.0, -2.0, 3.0, -4.0], "float32")[:, None]
+    data = tf.data.Dataset.from_tensor_slices((x, x)).batch(4, drop_remainder=True)
+    logs = model.fit(data, verbose=0).history
+    np.testing.assert_allclose([*logs["value"], *logs["gradient"]], [6.25, 12.5], rtol=1e-6)
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
 
 
 def test_a_replica_without_examples_adds_nothing():
@@ -185,7 +197,7 @@ def test_rows_that_meet_each_other_are_told(caplog):
     """A product of rows with rows, as in contrastive losses, has the pairs of a share only."""
     logs_of(lambda model, x, p: ops.mean(ops.matmul(p, ops.transpose(p))))
     (record,) = caplog.records
-    assert "multiplies rows of a batch with each other" in record.message
+    assert "relates examples of a batch to each other (test_custom_step.py:" in record.message
 
 
 @pytest.mark.slow

@@ -1,0 +1,513 @@
+"""What operations of TensorFlow do with the batch's axis.
+
+A tensor is known by a `Trait`. It has the `rows` of the batch along one axis; is a `mean` or a
+`sum` over them, or the `total` over all replicas'; a `count` of them or a `part` of such a count,
+or the `shape` with one; or a list of `random` numbers. An operation that makes its result of
+several rows, or takes some of them by their place, is `RELATED`: a share gives other numbers.
+"""
+
+from collections.abc import Callable
+from typing import Any
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+
+class Trait(NamedTuple):
+    """What a tensor is of the batch.
+
+    Args:
+        kind: "rows", "mean", "sum", "total", "count", "part", "shape" or "random".
+        axis: The axis of rows, or where a shape has their number.
+        blocks: How many batches follow one another along the axis; None if that is not known.
+        where: The user's line that made a mean or sum; None if it is Keras's.
+    """
+
+    kind: str
+    axis: int = 0
+    blocks: int | None = 1
+    where: str | None = None
+
+
+RELATED = Trait("related")
+"""The answer of a rule for an operation that relates rows."""
+
+
+class Operation(NamedTuple):
+    """An operation that was made or run, with what is known of its inputs."""
+
+    kind: str
+    inputs: Any
+    attributes: Any
+    outputs: Any
+    traits: list[Trait | None]
+    length: int | None
+
+    def value(self, index: int) -> Any:
+        """An input as a number or an array; None if it is known only when the graph runs."""
+        return tf.get_static_value(self.inputs[index])
+
+    def numbers(self, index: int) -> list[int] | None:
+        """An input as a list of integers."""
+        value = self.value(index)
+        return None if value is None else [int(number) for number in value.reshape(-1)]
+
+    def axes(self, index: int, of: int = 0) -> list[int] | None:
+        """An input as the axes that it names of another one."""
+        named = self.numbers(index)
+        rank = self.inputs[of].shape.rank
+        return None if named is None or rank is None else [a % rank for a in named if rank]
+
+    def attribute(self, name: str, default: Any = 0) -> Any:
+        """An attribute of the operation: an integer, a boolean or bytes."""
+        pairs = dict(zip(self.attributes[::2], self.attributes[1::2], strict=False))
+        value = pairs.get(name, default)
+        if hasattr(value, "WhichOneof"):
+            value = getattr(value, value.WhichOneof("value") or "i")
+        return value
+
+    @property
+    def is_in_vectorized_map(self) -> bool:
+        """Whether TensorFlow made it of a function of one row, which takes each in its turn."""
+        output = self.outputs[0]
+        return bool(tf.is_symbolic_tensor(output)) and "loop_body/" in output.name
+
+    @property
+    def divides_by_rows(self) -> bool:
+        """Whether the second input is the number of rows, which has no trait if it is constant."""
+        if self.traits[1]:
+            return self.traits[1].kind == "count"
+        constant = self.value(1)
+        return bool(self.length and np.size(constant) == 1 and constant == self.length)
+
+    def rows(self) -> list[tuple[int, Trait]]:
+        """The inputs that have rows, and where they stand."""
+        return [(i, t) for i, t in enumerate(self.traits) if t and t.kind == "rows"]
+
+    def figures(self) -> list[Trait]:
+        """The means and sums among the inputs."""
+        return [t for t in self.traits if t and t.kind in ("mean", "sum")]
+
+    def counts(self) -> list[Trait]:
+        """The numbers of rows among the inputs."""
+        return [t for t in self.traits if t and t.kind in ("count", "part")]
+
+
+def trait_of(op: Operation) -> Trait | None:
+    """What an operation makes of the batch."""
+    if op.kind in OF_SHAPES_ONLY:
+        return of_shape(op)
+    if op.rows():
+        return RULES.get(op.kind, by_place)(op)
+    return of_figures(op) if op.figures() else of_others(op)
+
+
+def of_shape(op: Operation) -> Trait | None:
+    """Shapes and sizes: of what has rows they count them."""
+    for _, trait in op.rows():
+        return {"Shape": trait._replace(kind="shape"), "Size": Trait("count")}.get(op.kind)
+    return None
+
+
+def of_figures(op: Operation) -> Trait | None:
+    """Operations on means, sums and counts: what is linear keeps them."""
+    figures, counts = op.figures(), op.counts()
+    first = next((t for t in figures if t.kind == "sum"), figures[0])
+    if op.kind in DIVISIONS:
+        if op.divides_by_rows and first.kind == "sum":
+            return first._replace(kind="mean")
+        return RELATED if op.traits[1] else first
+    if op.kind in LINEAR or (op.kind in PRODUCTS and len(figures) == 1 and not counts):
+        return first
+    return RELATED
+
+
+def of_others(op: Operation) -> Trait | None:
+    """Operations on totals, of which a share's number makes no mean; on chance; on counts."""
+    first = next(filter(None, op.traits))
+    if first.kind == "random":
+        return first
+    if first.kind != "total":
+        return of_counts(op)
+    if op.kind in DIVISIONS and op.divides_by_rows:
+        return RELATED
+    return first if op.kind in ("Identity", "Cast") else None
+
+
+def of_counts(op: Operation) -> Trait | None:
+    """Operations on shapes and numbers of rows."""
+    trait = op.traits[0] if op.traits else None
+    if trait is not None and trait.kind == "shape":
+        if op.kind == "Prod":
+            return Trait("count")
+        begin = op.numbers(1) if op.kind == "StridedSlice" else None
+        if begin is None:
+            return None
+        return Trait("count") if begin[0] == trait.axis else None
+    counts = op.counts()
+    if not counts or op.outputs[0].dtype == tf.bool:
+        return None
+    if op.kind in DIVISIONS and op.traits[1] is not None:
+        return RELATED
+    if op.kind in (*DIVISIONS, "FloorDiv", "TruncateDiv", "Sub", "AddV2", "Minimum"):
+        return Trait("part")
+    return counts[0] if op.kind in ("Cast", "Identity", "Mul", "Pack", "Reshape") else None
+
+
+def by_place(op: Operation) -> Trait | None:
+    """Any other operation: the axis stays where it is, which the shapes confirm."""
+    return op.rows()[0][1]
+
+
+def elementwise(op: Operation) -> Trait | None:
+    """Operations that broadcast."""
+    rows = op.rows()
+    if op.figures():
+        return RELATED
+    if op.kind in DIVISIONS and op.counts():
+        return RELATED
+    places = {op.inputs[i].shape.rank - trait.axis for i, trait in rows}
+    if len(places) > 1:
+        return RELATED
+    known = {trait.blocks for _, trait in rows}
+    rank = max(t.shape.rank or 0 for t in op.inputs)
+    return rows[0][1]._replace(
+        axis=rank - places.pop(), blocks=known.pop() if len(known) == 1 else None
+    )
+
+
+def reduction(op: Operation) -> Trait | None:
+    """Reductions along some axes."""
+    trait, axes = op.traits[0], op.axes(1)
+    if trait is None or axes is None:
+        return None
+    if trait.axis in axes:
+        kind = {"Mean": "mean", "Sum": "sum"}.get(op.kind)
+        return Trait(kind) if kind and trait.kind == "rows" else RELATED
+    if op.attribute("keep_dims"):
+        return trait
+    return trait._replace(axis=trait.axis - sum(a < trait.axis for a in axes))
+
+
+def along_last(op: Operation) -> Trait | None:
+    """Operations that work along the last axis."""
+    trait = op.traits[0]
+    return RELATED if trait and trait.axis == op.inputs[0].shape.rank - 1 else trait
+
+
+def along(index: int) -> Callable[[Operation], Trait | None]:
+    """Operations along axes that an input names."""
+
+    def rule(op: Operation) -> Trait | None:
+        trait, axes = op.traits[0], op.axes(index)
+        if trait is None or trait.kind != "rows":
+            return None
+        return RELATED if axes and trait.axis in axes else trait
+
+    return rule
+
+
+def half_of_all_squares(op: Operation) -> Trait | None:
+    """`L2Loss`."""
+    return Trait("sum")
+
+
+def transposed(op: Operation) -> Trait | None:
+    """Axes in another order."""
+    trait, order = op.traits[0], op.numbers(1)
+    return None if order is None or trait is None else trait._replace(axis=order.index(trait.axis))
+
+
+def reshaped(op: Operation) -> Trait | None:
+    """Another shape: the first axis goes on as the first, perhaps with others merged into it."""
+    trait, old, new = op.traits[0], op.inputs[0].shape, op.outputs[0].shape
+    if trait is None or trait.axis or old.rank is None or new.rank is None:
+        return None
+    if trait.blocks and trait.blocks > 1 and old[1:] != new[1:]:
+        return trait._replace(blocks=None)
+    return trait
+
+
+def expanded(op: Operation) -> Trait | None:
+    """A new axis of length 1."""
+    trait, place, rank = op.traits[0], op.numbers(1), op.outputs[0].shape.rank
+    if trait is None or place is None or rank is None:
+        return None
+    return trait._replace(axis=trait.axis + (place[0] % rank <= trait.axis))
+
+
+def squeezed(op: Operation) -> Trait | None:
+    """Axes of length 1 left out."""
+    trait, shape = op.traits[0], op.inputs[0].shape
+    if trait is None or shape.rank is None:
+        return None
+    named = op.attribute("squeeze_dims", None)
+    named = getattr(named, "i", named)
+    axes = [a % shape.rank for a in named or []] or [a for a, d in enumerate(shape) if d == 1]
+    return trait._replace(axis=trait.axis - sum(a < trait.axis for a in axes))
+
+
+def packed(op: Operation) -> Trait | None:
+    """Tensors on top of one another, along a new axis."""
+    axis, rank = op.attribute("axis"), op.outputs[0].shape.rank
+    trait = op.rows()[0][1]
+    if rank is None or any(other.axis != trait.axis for _, other in op.rows()):
+        return None
+    return trait._replace(axis=trait.axis + (axis % rank <= trait.axis))
+
+
+def unpacked(op: Operation) -> Trait | None:
+    """A tensor taken apart along an axis."""
+    trait, axis = op.rows()[0][1], op.attribute("axis") % (op.inputs[0].shape.rank or 1)
+    if axis == trait.axis:
+        return RELATED
+    return trait._replace(axis=trait.axis - (axis < trait.axis))
+
+
+def concatenated(op: Operation) -> Trait | None:
+    """Tensors one after another along an axis that exists."""
+    axes, rows = op.axes(len(op.inputs) - 1), op.rows()
+    trait = rows[0][1]
+    if axes is None or any(other.axis != trait.axis for _, other in rows):
+        return None
+    if axes[0] != trait.axis:
+        return trait
+    of_all = len(rows) == len(op.inputs) - 1 and all(other.blocks for _, other in rows)
+    return trait._replace(blocks=sum(other.blocks or 0 for _, other in rows) if of_all else None)
+
+
+def split(op: Operation) -> Trait | None:
+    """A tensor cut into equal pieces: right where each is a batch."""
+    data = 1 if op.kind == "Split" else 0
+    trait, axes = op.traits[data], op.axes(0 if op.kind == "Split" else 2, of=data)
+    if trait is None or axes is None or trait.axis not in axes:
+        return trait if axes else None
+    if trait.blocks is None:
+        return trait
+    return (
+        RELATED
+        if trait.blocks % len(op.outputs)
+        else trait._replace(blocks=trait.blocks // len(op.outputs))
+    )
+
+
+def sliced(op: Operation) -> Trait | None:
+    """`Slice` with a beginning and a size for each axis."""
+    trait, begin, size = op.traits[0], op.numbers(1), op.numbers(2)
+    if trait is None or begin is None or size is None:
+        return None
+    if begin[trait.axis] == 0 and size[trait.axis] == -1:
+        return trait
+    return cut(op, trait, begin[trait.axis], begin[trait.axis] + size[trait.axis])
+
+
+def slice_of_strides(op: Operation) -> Trait | None:
+    """`x[...]` with all that may stand in the brackets."""
+    trait, rank = op.traits[0], op.inputs[0].shape.rank
+    count = op.inputs[1].shape[0]
+    if trait is None or rank is None or count is None:
+        return None
+    masks = {
+        name: int(op.attribute(f"{name}_mask"))
+        for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+    real = sum(not ((masks["new_axis"] | masks["ellipsis"]) >> i) & 1 for i in range(count))
+    axis, place = 0, 0
+    for i in range(count):
+        is_in = {name: bool(mask >> i & 1) for name, mask in masks.items()}
+        if is_in["ellipsis"]:
+            skipped = rank - real
+            if axis <= trait.axis < axis + skipped:
+                return trait._replace(axis=place + trait.axis - axis)
+            axis, place = axis + skipped, place + skipped
+        elif is_in["new_axis"]:
+            place += 1
+        elif axis == trait.axis:
+            found = of_range(op, trait, i, is_in)
+            return found if found in (None, RELATED) else found._replace(axis=place)
+        else:
+            axis, place = axis + 1, place + (not is_in["shrink_axis"])
+    return trait._replace(axis=place + trait.axis - axis)
+
+
+def of_range(op: Operation, trait: Trait, index: int, is_in: dict[str, bool]) -> Any:
+    """The batch's axis cut by one part of the brackets."""
+    begin, end, stride = (tf.get_static_value(op.inputs[i], partial=True) for i in (1, 2, 3))
+    first, last, step = (
+        None if values is None or values[index] is None else int(values[index])
+        for values in (begin, end, stride)
+    )
+    if is_in["shrink_axis"]:
+        return RELATED if first is not None and trait.blocks else None
+    if step not in (None, 1):
+        return RELATED
+    if is_in["begin"] or first == 0:
+        if is_in["end"]:
+            return trait
+        first = 0
+    return cut(op, trait, first, FAR if is_in["end"] else last)
+
+
+FAR = 2**31 - 1
+"""The end of an axis."""
+
+
+def cut(op: Operation, trait: Trait, first: int | None, last: int | None) -> Trait | None:
+    """Some of the rows: whole batches, or related by their place."""
+    if any(t and t.kind == "part" for t in op.traits[1:]):
+        return RELATED
+    known = [number for number in (first, last) if number not in (None, 0, FAR)]
+    length = op.length
+    whole = length is not None and all(number % length == 0 for number in known)
+    if known and not whole:
+        return RELATED
+    return trait._replace(blocks=None)
+
+
+def gathered(op: Operation) -> Trait | None:
+    """Rows of a table, or of the batch, by their indices."""
+    table, indices = op.traits[0], op.traits[1]
+    axes = op.axes(2) if len(op.inputs) > 2 else [0]
+    if axes is None:
+        return None
+    table = table if table and table.kind == "rows" else None
+    if table is None:
+        rows = indices is not None and indices.kind == "rows"
+        return indices._replace(axis=indices.axis + axes[0]) if indices and rows else None
+    if axes[0] == table.axis:
+        # Rows that a condition or chance has chosen are like all others.
+        if indices is not None:
+            return table._replace(axis=indices.axis, blocks=None)
+        if op.is_in_vectorized_map:
+            return table if op.inputs[1].shape.rank else None
+        return RELATED
+    if op.attribute("batch_dims"):
+        return table
+    rank = op.inputs[1].shape.rank
+    return table._replace(axis=table.axis + (rank - 1 if axes[0] < table.axis else 0))
+
+
+def multiplied(op: Operation) -> Trait | None:
+    """Products of matrices, or of many."""
+    names = ("transpose_a", "transpose_b") if op.kind == "MatMul" else ("adj_x", "adj_y")
+    kept, contracted, outer = [], 0, []
+    for i, trait in op.rows():
+        rank = op.inputs[i].shape.rank
+        if rank is None:
+            return None
+        place = trait.axis - rank
+        if place < -2:
+            outer.append(trait._replace(axis=place))
+            continue
+        if op.attribute(names[i]):
+            place = -3 - place
+        if place == (-2, -1)[i]:
+            kept.append(trait._replace(axis=place))
+        else:
+            contracted += 1
+    if op.figures():
+        return RELATED
+    if contracted:
+        return RELATED if kept or outer or contracted == 1 else Trait("sum")
+    return of_one_axis(op, kept + outer)
+
+
+def of_one_axis(op: Operation, found: list[Trait]) -> Trait | None:
+    """The batch's axis, counted from the last, if it is the same for all that have one."""
+    if len({trait.axis for trait in found}) > 1:
+        return RELATED
+    rank = op.outputs[0].shape.rank
+    return None if rank is None else found[0]._replace(axis=found[0].axis + rank)
+
+
+def einsum(op: Operation) -> Trait | None:
+    """`Einsum`, by the letters of its equation."""
+    equation = tf.compat.as_str(op.attribute("equation", b"")).replace(" ", "")
+    if "." in equation or "->" not in equation:
+        return None
+    inputs, result = equation.split("->")
+    letters = {inputs.split(",")[i][trait.axis] for i, trait in op.rows()}
+    if op.figures() or len(letters & set(result)) > 1 or (len(letters) > 1):
+        return RELATED
+    (letter,) = letters
+    if letter not in result:
+        return Trait("sum") if len(op.rows()) == len(op.inputs) else RELATED
+    return op.rows()[0][1]._replace(axis=result.index(letter))
+
+
+def spread(op: Operation) -> Trait | None:
+    """`BroadcastTo`: new axes come first."""
+    trait, old, new = op.traits[0], op.inputs[0].shape.rank, op.outputs[0].shape.rank
+    if trait is None or old is None or new is None:
+        return None
+    return trait._replace(axis=trait.axis + new - old)
+
+
+def pooled(op: Operation) -> Trait | None:
+    """Sums over rows that belong together, and what is different among them."""
+    trait = op.traits[0]
+    return RELATED if trait and trait.kind == "rows" and trait.axis == 0 else trait
+
+
+def repeated(op: Operation) -> Trait | None:
+    """`Tile`."""
+    trait, times = op.traits[0], op.numbers(1)
+    if trait is None:
+        return None
+    once = times is not None and times[trait.axis] == 1
+    return trait if once else trait._replace(blocks=None)
+
+
+def normalized(op: Operation) -> Trait | None:
+    """Batch normalisation by TensorFlow."""
+    return RELATED if op.attribute("is_training", True) else op.traits[0]
+
+
+OF_SHAPES_ONLY = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
+
+ELEMENTWISE = """
+    Add AddV2 Sub Mul RealDiv Div DivNoNan FloorDiv FloorMod Mod TruncateDiv Maximum Minimum Pow
+    SquaredDifference Greater GreaterEqual Less LessEqual Equal NotEqual LogicalAnd LogicalOr Select
+    SelectV2 Xdivy Xlogy Xlog1py Atan2 AddN
+""".split()
+
+LINEAR = set(
+    """
+    Identity IdentityN Cast Neg Add AddV2 Sub AddN Reshape ExpandDims Squeeze Transpose Sum Mean
+    StopGradient PreventGradient CheckNumerics EnsureShape Pack ConcatV2 BroadcastTo Tile
+    StridedSlice Slice GatherV2 Select SelectV2 Snapshot
+    """.split()
+)
+
+PRODUCTS = {"Mul", "MatMul", "BatchMatMulV2", "Einsum", "MulNoNan"}
+
+DIVISIONS = ("RealDiv", "Div", "DivNoNan")
+
+REDUCTIONS = "Mean Sum Prod Max Min Any All EuclideanNorm ArgMax ArgMin".split()
+
+RULES: dict[str, Callable[[Operation], Trait | None]] = {
+    **dict.fromkeys(ELEMENTWISE, elementwise),
+    **dict.fromkeys(REDUCTIONS, reduction),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2"), along_last),
+    **dict.fromkeys(("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"), along(1)),
+    "Roll": along(2),
+    "L2Loss": half_of_all_squares,
+    "Transpose": transposed,
+    "Reshape": reshaped,
+    "ExpandDims": expanded,
+    "Squeeze": squeezed,
+    "Pack": packed,
+    "Unpack": unpacked,
+    "ConcatV2": concatenated,
+    **dict.fromkeys(("Split", "SplitV"), split),
+    "Slice": sliced,
+    "StridedSlice": slice_of_strides,
+    **dict.fromkeys(("GatherV2", "Gather", "ResourceGather"), gathered),
+    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), multiplied),
+    "Einsum": einsum,
+    "BroadcastTo": spread,
+    "Tile": repeated,
+    **dict.fromkeys(("SegmentSum", "UnsortedSegmentSum", "SegmentMean", "Unique"), pooled),
+    **dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), normalized),
+}

@@ -1,0 +1,206 @@
+"""Follows the batch's axis through what a user's code does, and tells where rows are related.
+
+A replica has its share of the batch. What is computed from several examples, such as a mean or
+maximum along the batch's axis, a difference of rows with rows, a reversal, is then another number
+than on one device. Nobody would see it, so it is looked for while the first step is traced (or
+first runs, without a graph), and said once, with the line that does it. What Keras's own layers
+do, as BatchNormalization, is known and documented.
+"""
+
+import contextlib
+import logging
+import weakref
+from collections.abc import Iterator
+from typing import Any
+from typing import NamedTuple
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.keras_internals import step_hooks
+from keras_multigpu.training.replica_pass.flow_rules import RELATED
+from keras_multigpu.training.replica_pass.flow_rules import Operation
+from keras_multigpu.training.replica_pass.flow_rules import Trait
+from keras_multigpu.training.replica_pass.flow_rules import trait_of
+
+logger = logging.getLogger("keras_multigpu")
+
+RELATES = (
+    "%s relates examples of a batch to each other (%s: %s). A replica has its share of the batch, "
+    "so this gives other numbers than on one device. %s `keras_multigpu.verify` tells how much "
+    "they differ."
+)
+
+ADVICE = (
+    "Take `keras.layers.BatchNormalization(synchronized=True)` for statistics of the batch. Write "
+    "what compares examples as a loss for `compile` or in `compute_loss`: these are given the "
+    "whole batch. Give `add_loss` a mean over the examples. Or train on one device: "
+    "`kmg.strategy('one_device')`."
+)
+
+_told: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
+_seen: "weakref.WeakKeyDictionary[keras.Model, set[Any]]" = weakref.WeakKeyDictionary()
+
+
+class Finding(NamedTuple):
+    """Where a user's code relates rows.
+
+    Args:
+        kind: The operation that does it, by TensorFlow's name.
+        where: The line.
+    """
+
+    kind: str
+    where: str
+
+
+class RowsFlow:
+    """What is known of the tensors that some rows become.
+
+    Args:
+        rows: The rows, as tensors.
+    """
+
+    def __init__(self, rows: Any) -> None:
+        tensors = [leaf for leaf in tf.nest.flatten(rows) if isinstance(leaf, tf.Tensor)]
+        leaves = [tensor for tensor in tensors if tensor.shape.rank]
+        lengths = {leaf.shape[0] for leaf in leaves}
+        self._length = lengths.pop() if len(lengths) == 1 else None
+        self.found: list[Finding] = []
+        self.quiet = False
+        self._traits: dict[Any, Trait] = {}
+        self._kept: list[Any] = []
+        for leaf in leaves:
+            self._set(leaf, Trait("rows"))
+
+    def trait(self, tensor: Any) -> Trait | None:
+        """What a tensor is of the batch, if anything is known."""
+        return self._traits.get(key_of(tensor))
+
+    def forget(self, tensor: Any) -> None:
+        """Take a tensor for one that all replicas have in common."""
+        self._traits.pop(key_of(tensor), None)
+
+    def is_total(self, tensor: Any) -> None:
+        """Take a tensor for the sum over the rows of all replicas."""
+        self._set(tensor, Trait("total"))
+
+    def find(self, kind: str) -> None:
+        """Note that the user's code relates rows here."""
+        where = step_hooks.user_line()
+        if where is not None:
+            self.found.append(Finding(kind, where))
+
+    def find_sums(self, losses: Any) -> None:
+        """Note which of the losses that layers have added are sums over rows."""
+        for loss in losses:
+            trait = self.trait(loss)
+            if trait and trait.kind == "sum" and trait.where:
+                self.found.append(Finding("a sum for `add_loss`", trait.where))
+
+    def note(self, kind: str, inputs: Any, attributes: Any, outputs: Any) -> None:
+        """Follow an operation that was made or run."""
+        if not outputs:
+            return
+        if "Random" in kind or "Shuffle" in kind:
+            self._keep_random(outputs)
+            return
+        traits = [self.trait(tensor) for tensor in inputs]
+        if not any(traits):
+            return
+        op = Operation(kind, inputs, attributes, outputs, traits, self._length)
+        found = self._after(op)
+        for tensor in outputs:
+            self._keep(tensor, found or self._by_shape(op, tensor))
+
+    def _after(self, op: Operation) -> Trait | None:
+        """What an operation makes; one that relates rows is noted."""
+        try:
+            found = trait_of(op)
+        except (IndexError, TypeError, ValueError, AttributeError):
+            return None  # An operation of a form that no rule foresees: its shape may tell.
+        if found is None or self.quiet:
+            return found if found and found.kind == "rows" else None
+        if found.kind in ("mean", "sum") and not op.figures():
+            return found._replace(where=step_hooks.user_line())
+        if found == RELATED:
+            origins = [t.where for t in op.figures()]
+            where = next(filter(None, origins), None)
+            if where is not None:
+                self.found.append(Finding(op.kind, where))
+            elif not origins:
+                self.find(op.kind)
+        return found
+
+    def _keep_random(self, outputs: Any) -> None:
+        """Numbers for each row are rows; a list of them, from which an order is made, is not."""
+        for tensor in outputs:
+            is_list = tensor.shape.rank in (None, 0, 1)
+            self._keep(tensor, Trait("random") if is_list else Trait("rows"))
+
+    def _keep(self, tensor: Any, trait: Trait | None) -> None:
+        if trait is None or trait == RELATED:
+            return
+        if trait.kind == "rows":
+            rank = tensor.shape.rank
+            if rank is None or not 0 <= trait.axis < rank or not self._fits(tensor, trait.axis):
+                return
+        self._set(tensor, trait)
+
+    def _fits(self, tensor: Any, axis: int) -> bool:
+        size = tensor.shape[axis]
+        if self._length is None:
+            return size is None
+        return size is None or size % self._length == 0
+
+    def _by_shape(self, op: Operation, tensor: Any) -> Trait | None:
+        """The only axis of the batch's length is the batch's, where nothing else tells."""
+        shape, kinds = tensor.shape, {trait.kind for trait in op.traits if trait}
+        if shape.rank is None or op.kind in ("Shape", "Where"):
+            return None
+        if self._length is not None:
+            of_rows = [op.inputs[i].shape.as_list() for i, _ in op.rows()]
+            if not of_rows or any(sizes.count(self._length) != 1 for sizes in of_rows):
+                return None
+        elif not kinds & {"rows", "count", "shape"}:
+            return None
+        sizes = shape.as_list()
+        one = sizes.count(self._length) == 1
+        return Trait("rows", sizes.index(self._length), None) if one else None
+
+    def _set(self, tensor: Any, trait: Trait) -> None:
+        self._traits[key_of(tensor)] = trait
+        # What is alive shares its identity with nothing else.
+        self._kept.append(tensor)
+
+
+def key_of(tensor: Any) -> Any:
+    """What tells tensors of one graph, or without a graph, from each other."""
+    return tensor.name if tf.is_symbolic_tensor(tensor) else id(tensor)
+
+
+@contextlib.contextmanager
+def watched(model: keras.Model, rows: Any, training: bool) -> Iterator[RowsFlow | None]:
+    """Follow rows through what the model does here, once for each graph and kind of step."""
+    eager = tf.executing_eagerly()
+    if eager:
+        seen = _seen.setdefault(model, set())
+        if training in seen:
+            yield None
+            return
+        seen.add(training)
+    flow = RowsFlow(rows)
+    graph = None if eager else tf.compat.v1.get_default_graph()
+    with step_hooks.noted_operations(flow.note, graph):
+        yield flow
+    flow.find_sums(model.losses)
+    tell(model, flow, ADVICE)
+
+
+def tell(model: keras.Model, flow: RowsFlow, advice: str) -> None:
+    """Say once for each model what relates its rows."""
+    if not flow.found or model in _told:
+        return
+    _told.add(model)
+    kind, where = flow.found[0]
+    logger.warning(RELATES, f"`{model.name}`", where, kind, advice)

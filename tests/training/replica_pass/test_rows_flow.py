@@ -1,0 +1,188 @@
+"""What relates rows of a batch is found; what takes each row by itself is not."""
+
+import functools
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from keras import ops
+
+import keras_multigpu as kmg
+from keras_multigpu.keras_internals import step_hooks
+from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
+
+
+def found(function, place):
+    """The operations that relate rows: in a graph of any length, of six, or without a graph."""
+
+    def follow(x):
+        flow, graph = RowsFlow(x), None if place == "eager" else x.graph
+        with step_hooks.noted_operations(flow.note, graph):
+            losses = function(x)
+        flow.find_sums([] if losses is None else [losses])
+        kinds.extend(finding.kind for finding in flow.found)
+        assert all(finding.where.startswith("test_rows_flow.py:") for finding in flow.found)
+
+    kinds = []
+    x = tf.constant(np.random.default_rng(0).normal(size=(6, 4)), tf.float32)
+    if place == "eager":
+        follow(x)
+    else:
+        spec = tf.TensorSpec([None if place == "open" else 6, 4])
+        tf.function(follow, autograph=False).get_concrete_function(spec)
+    return kinds
+
+
+def standardized(x):
+    mean, variance = tf.nn.moments(x, [0])
+    return (x - mean) / tf.sqrt(variance)
+
+
+RELATING = {
+    "statistics": standardized,
+    "the same by Keras": lambda x: x - ops.mean(x, axis=0),
+    "a maximum of all": lambda x: x / ops.max(x),
+    "softmax": lambda x: ops.softmax(x, axis=0),
+    "normalised": lambda x: ops.normalize(x, axis=0),
+    "log of a sum of exponentials": lambda x: ops.logsumexp(x, axis=0),
+    "sums so far": lambda x: ops.cumsum(x, axis=0),
+    "products so far": lambda x: ops.cumprod(x, axis=0),
+    "sorted": lambda x: ops.sort(x, axis=0),
+    "the largest": lambda x: ops.argmax(x, axis=0),
+    "the two largest": lambda x: ops.top_k(x[:, 0], 2),
+    "reversed": lambda x: ops.flip(x, axis=0),
+    "reversed by brackets": lambda x: x[::-1],
+    "rolled": lambda x: ops.roll(x, 1, axis=0),
+    "the next row": lambda x: x[1:] - x[:-1],
+    "the first rows": lambda x: x[:2],
+    "some rows": lambda x: ops.take(x, [0, 2], axis=0),
+    "half of the rows": lambda x: x[: ops.shape(x)[0] // 2],
+    "two halves": lambda x: ops.split(x, 2) if x.shape[0] else tf.split(x, 2),
+    "differences of all pairs": lambda x: x[:, None] - x[None],
+    "products of all pairs": lambda x: ops.matmul(x, ops.transpose(x)),
+    "the same by name": lambda x: ops.einsum("id,jd->ij", x, x),
+    "covariances": lambda x: ops.square(ops.matmul(ops.transpose(x), x)),
+    "the root of a mean": lambda x: ops.sqrt(ops.mean(ops.square(x))),
+    "a sum to add": lambda x: ops.sum(ops.square(x)),
+    "rows of a class": lambda x: tf.math.unsorted_segment_sum(x, tf.cast(x[:, 0] > 0, "int32"), 2),
+}
+
+
+@pytest.mark.parametrize("place", ["open", "fixed", "eager"])
+@pytest.mark.parametrize("function", RELATING.values(), ids=RELATING)
+def test_what_relates_rows_is_found_with_its_line(function, place):
+    """Whether the length of the batch is open or fixed, and without a graph."""
+    assert found(function, place)
+
+
+@functools.cache
+def layer(kind, *args, **kwargs):
+    """A Keras layer, made once."""
+    return kind(*args, **kwargs)
+
+
+def len_of(x):
+    return ops.shape(x)[0]
+
+
+def each_by_itself(x):
+    """Much of what models do with rows."""
+    weights = tf.ones((4, 5))
+    hidden = ops.softmax(ops.matmul(x, weights)) + tf.ones(5)
+    hidden = layer(layers.BatchNormalization)(hidden, training=True)
+    columns = ops.concatenate([hidden[:, :2], hidden[..., 2:]], axis=1)
+    squares = ops.reshape(columns, (-1, 5, 1)) * ops.expand_dims(columns, 1)
+    flat = ops.reshape(squares, (ops.shape(x)[0], 25))
+    attention = ops.einsum("bij,bkj->bik", squares, squares)
+    heads = ops.transpose(ops.reshape(ops.matmul(attention, squares), (-1, 5, 5)), (1, 0, 2))
+    order = ops.flip(ops.cumsum(ops.sort(columns, axis=1), axis=1), axis=1)
+    best = ops.take_along_axis(order, ops.argmax(order, axis=1)[:, None], axis=1)
+    images = layer(layers.Conv2D, 2, 3, padding="same")(ops.reshape(flat, (-1, 5, 5, 1)))
+    sequence = layer(layers.LSTM, 3, return_sequences=True)(squares)
+    pooled = layer(layers.GroupNormalization, 1)(images)
+    chosen = columns[columns[:, 0] > 0.1]
+    noise = tf.random.normal(tf.shape(x))
+    mixed = x + tf.random.shuffle(x) + ops.take(x, keras.random.shuffle(ops.arange(len_of(x))), 0)
+    mapped = ops.vectorized_map(lambda row: ops.sum(row * row) - row, x)
+    return [hidden, heads, best, pooled, sequence, chosen, noise + mixed, mapped]
+
+
+def two_batches(x):
+    """Real and generated rows together, and apart again."""
+    both = ops.concatenate([x, 2 * x], axis=0)
+    labels = tf.concat([tf.ones((tf.shape(x)[0], 1)), tf.zeros((tf.shape(x)[0], 1))], axis=0)
+    real, generated = tf.split(both * labels, 2)
+    return real - generated + both[: ops.shape(x)[0]]
+
+
+@pytest.mark.parametrize("place", ["open", "fixed", "eager"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        each_by_itself,
+        two_batches,
+        lambda x: ops.mean(ops.square(x)) * 0.5 + ops.mean(ops.sum(x, axis=1)),
+        lambda x: ops.sum(x) / ops.cast(ops.shape(x)[0], "float32"),
+        lambda x: keras.losses.MeanSquaredError()(x, 2 * x),
+    ],
+)
+def test_of_rows_by_themselves_nothing_is_said(function, place):
+    """Nor of batches beside each other, nor of means over rows that are added as a loss."""
+    function(tf.ones((6, 4)))
+    assert not found(function, place)
+
+
+class Statistics(layers.Layer):
+    """Subtracts the mean of the batch, or adds a loss."""
+
+    def __init__(self, adds=None):
+        super().__init__()
+        self.adds = adds
+
+    def call(self, x):
+        if self.adds is None:
+            return x - ops.mean(x, axis=0)
+        self.add_loss(self.adds(x))
+        return x
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_layer_of_ones_own_is_told_once(eager, caplog):
+    """With its line and what to write, in `fit` and `predict` together."""
+    inputs = keras.Input((4,))
+    hidden = keras.layers.BatchNormalization()(Statistics()(inputs))
+    model = kmg.distribute(keras.Model(inputs, hidden), kmg.strategy("mirrored", devices=2))
+    model.compile("sgd", "mse", run_eagerly=eager)
+    x = np.ones((5, 4), "float32")
+    model.fit(x, x, verbose=0, batch_size=3)
+    model.predict(x, verbose=0)
+    (record,) = [
+        record
+        for record in caplog.records
+        if record.name == "keras_multigpu" and record.levelno >= logging.WARNING
+    ]
+    assert "(test_rows_flow.py:" in record.message
+    assert "BatchNormalization(synchronized=True)" in record.message
+
+
+@pytest.mark.parametrize(
+    ("adds", "told"),
+    [
+        (lambda x: ops.mean(ops.square(x)), False),
+        (lambda x: ops.sum(x) / ops.cast(ops.shape(x)[0], "float32"), False),
+        (lambda x: ops.sum(x), True),
+        (lambda x: ops.sqrt(ops.mean(x)), True),
+    ],
+)
+def test_what_a_layer_adds_may_be_a_mean(adds, told, caplog):
+    """What is linear in means over the batch is right; a sum or a root is told."""
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, Statistics(adds)(inputs))
+    model = kmg.distribute(model, kmg.strategy("mirrored", devices=2))
+    model.compile(loss="mse")
+    x = np.ones((5, 4), "float32")
+    model.test_on_batch(x, x)
+    assert told == any("relates examples" in record.message for record in caplog.records)
