@@ -554,7 +554,7 @@ class Adversaries(keras.Model):
         self.discriminator = keras.Sequential(
             [keras.Input((1,)), layers.Dense(4, activation="tanh"), layers.Dense(1)]
         )
-        self.second_optimizer = keras.optimizers.Adam(0.02)
+        self.optimizers = [keras.optimizers.Adam(0.02)]
         self.build((None, 5))
 
     def call(self, x):
@@ -567,7 +567,7 @@ class Adversaries(keras.Model):
             loss = self.compute_loss(y=real, y_pred=self.discriminator(y))
             loss += self.compute_loss(y=fake, y_pred=self.discriminator(self.generator(x)))
         weights = self.discriminator.trainable_weights
-        self.second_optimizer.apply(tape.gradient(loss, weights), weights)
+        self.optimizers[0].apply(tape.gradient(loss, weights), weights)
         with tf.GradientTape() as tape:
             cheat = self.compute_loss(y=real, y_pred=self.discriminator(self.generator(x)))
         weights = self.generator.trainable_weights

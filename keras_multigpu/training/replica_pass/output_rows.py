@@ -1,9 +1,10 @@
 """Which axis of a model's outputs counts examples, and how replicas' outputs become one.
 
 An output has a row for each example, or several, and then the replicas' rows follow one
-another. Or it has nothing to do with the batch, as a table of weights, and then any replica's
-is the whole. Whatever else, such as a mean over the batch, one device computes from all
-examples; replicas cannot, so it is refused.
+another, or their blocks do where it is several batches on top of one another. Or it has nothing
+to do with the batch, as a table of weights, and then any replica's is the whole. Whatever else,
+such as a mean over the batch, one device computes from all examples; replicas cannot, so it is
+refused.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,10 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
+from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_pass.flow_rules import Trait
+from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
 from keras_multigpu.training.shares import cut
 from keras_multigpu.training.tracing import symbolic
 from keras_multigpu.training.tracing import with_length
@@ -27,6 +31,10 @@ MANY = 24_240
 FIRST_TO_LAST = 2**31 - 1
 
 Counts = list[int | None]
+
+
+class Blocks(int):
+    """A number of rows for each example, of which all first ones stand before all second ones."""
 
 
 def may_be_odd(outputs: Any, rows: int | None) -> bool:
@@ -52,8 +60,6 @@ def counted(function: Callable[..., Any], x: Any, leaves: Any, rows: int | None)
         leaves: What it has made of a replica's rows: a flat list of tensors and None.
         rows: The number of these rows; None if it is open.
     """
-    if not may_be_odd(leaves, rows):
-        return [1] * len(leaves)
     try:
         with tf.init_scope(), keras_internals.single_device():
             outputs = outputs_of_many(function, x)
@@ -62,7 +68,7 @@ def counted(function: Callable[..., Any], x: Any, leaves: Any, rows: int | None)
         if not tf.executing_eagerly() or rows is None:
             raise
         return [rows_for_each(leaf, rows) for leaf in leaves]
-    return counts_of_many(outputs)
+    return in_order(counts_of_many(outputs), function, x)
 
 
 def rows_per_example(function: Callable[..., Any], x: Any) -> Counts:
@@ -74,7 +80,43 @@ def rows_per_example(function: Callable[..., Any], x: Any) -> Counts:
         function: The model, or what else makes the outputs of inputs.
         x: The specs of its inputs.
     """
-    return counts_of_many(outputs_of_many(function, x))
+    return in_order(counts_of_many(outputs_of_many(function, x)), function, x)
+
+
+def in_order(counts: Counts, function: Callable[..., Any], x: Any) -> Counts:
+    """The counts, as `Blocks` where the rows of an example do not follow one another."""
+    if all(count in (0, 1, None) for count in counts):
+        return counts
+
+    def follow(inputs: Any) -> Any:
+        flow = RowsFlow(inputs)
+        graph = tf.compat.v1.get_default_graph()
+        with keras.StatelessScope(), step_hooks.noted_operations(flow.note, graph):
+            outputs = keras.tree.flatten(function(inputs))
+        traits.extend(None if leaf is None else flow.trait(leaf) for leaf in outputs)
+
+    traits: list[Trait | None] = []
+    with tf.init_scope(), keras_internals.single_device():
+        many = keras.tree.map_structure(of_many, x)
+        tf.function(follow, autograph=False).get_concrete_function(many)
+    return [ordered(count, trait) for count, trait in zip(counts, traits, strict=True)]
+
+
+def ordered(count: int | None, trait: Trait | None) -> int | None:
+    """A number of rows for an example, with their order; an unknown one is refused."""
+    if count in (0, 1, None) or trait is None or trait.blocks == 1:
+        return count
+    if trait.blocks == count:
+        return Blocks(count)
+    raise ValueError(
+        problem(
+            "An output has several rows for each example, in an order that cannot be told.",
+            "Expected the rows of an example one after another, as a reshape to `(-1, ...)` makes "
+            "them, or whole batches one after another, as `ops.concatenate(views, axis=0)` does.",
+            "Return one output for each of them, or put them along another axis.",
+            rows=count,
+        )
+    )
 
 
 def outputs_of_many(function: Callable[..., Any], x: Any) -> Any:
@@ -130,6 +172,12 @@ def joined(
             cut(leaf, 0, tf.where(tf.convert_to_tensor(number) > 0, FIRST_TO_LAST, 0))
             for leaf, number in zip(leaves, examples, strict=True)
         ]
+        if not isinstance(count, Blocks):
+            return one_after_another(kept)
+        blocks = zip(*(tf.split(leaf, count) for leaf in kept), strict=True)
+        return tf.concat([one_after_another(block) for block in blocks], axis=0)
+
+    def one_after_another(kept: Sequence[Any]) -> Any:
         return tf.concat(kept, axis=0) if group is None else group.joined(kept)
 
     return [
@@ -172,6 +220,25 @@ def depends_on(output: tf.Tensor, sources: Sequence[tf.Tensor]) -> bool:
             found.add(operation.name)
             todo += [tensor.op for tensor in operation.inputs] + list(operation.control_inputs)
     return False
+
+
+def refuse_several_rows(leaves: Sequence[Any], counts: Sequence[Any]) -> None:
+    """Raise a `ValueError` for what a loss of the whole batch cannot be told."""
+    for count, leaf in zip(counts, leaves, strict=False):
+        if leaf is not None and count == 0:
+            refuse_output(leaf.shape)
+        if leaf is not None and count not in (1, None):
+            raise ValueError(
+                problem(
+                    "An output has several rows for each example, and the loss needs the whole "
+                    "batch.",
+                    "Expected one row for each example, which the loss gets from all replicas.",
+                    "Return one output for each of them, as two views, and let the loss put them "
+                    "together, or put them along another axis.",
+                    shape=tuple(leaf.shape),
+                    rows_for_each_example=count,
+                )
+            )
 
 
 def refuse_output(shape: Any) -> None:

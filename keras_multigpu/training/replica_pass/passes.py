@@ -156,7 +156,7 @@ class ReplicaPass:
 
     def counts_of(self, x: Any, leaves: list[Any], rows: int | None) -> Counts:
         """How many rows each output has for an example, found once; see `counted`."""
-        if not may_be_odd(leaves, rows):
+        if self.pure.in_order and not may_be_odd(leaves, rows):
             return [1] * len(leaves)
         if self._counts is None:
             self._counts = counted(self.model, x, leaves, rows)

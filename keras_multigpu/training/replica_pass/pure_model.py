@@ -76,6 +76,8 @@ class PureModel:
         self.model = model
         self._untracked = model.replication.untracked
         self._several = model.replication.group.count > 1
+        self.in_order = True
+        """Whether the rows of the last predictions stand in the order of the examples."""
         self.trainable = list(model.trainable_variables)
         self.others = [
             *model.non_trainable_variables,
@@ -127,9 +129,11 @@ class PureModel:
         with (
             penalties_seen as penalties,
             WeighedNumbers.weighed(),
-            self._watched(x, training),
+            self._watched(x, training) as flow,
         ):
             y_pred = keras_internals.called(self.model, x, training)
+            if flow is not None:
+                self.in_order = all(map(flow.in_order, keras.tree.flatten(y_pred)))
         summed = {id(penalty) for penalty in penalties}
         added = {id(loss) for loss in scope.losses}
         added_losses, regularization = [], []

@@ -75,7 +75,12 @@ class RowsFlow:
 
     def trait(self, tensor: Any) -> Trait | None:
         """What a tensor is of the batch, if anything is known."""
-        return self._traits.get(key_of(tensor))
+        return self._traits.get(key_of(tensor)) if isinstance(tensor, tf.Tensor) else None
+
+    def in_order(self, tensor: Any) -> bool:
+        """Whether a tensor's rows stand in the order of the examples, as far as is known."""
+        trait = None if tensor is None else self.trait(tensor)
+        return trait is None or trait.kind != "rows" or trait.blocks == 1
 
     def forget(self, tensor: Any) -> None:
         """Take a tensor for one that all replicas have in common."""

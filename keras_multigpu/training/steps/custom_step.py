@@ -255,7 +255,8 @@ class CustomPrediction(CustomStep):
         function: Callable[[Any], Any],
         spec: Batch,
     ) -> None:
-        super().__init__(model, group, lambda data: with_origins(function(data)))
+        super().__init__(model, group, lambda data: self._with_origins(function(data)))
+        self._in_order = True
         self._spec = spec
         self._of_inputs = lambda x: function(keras.utils.pack_x_y_sample_weight(x))
 
@@ -270,19 +271,21 @@ class CustomPrediction(CustomStep):
         eager = tf.executing_eagerly()
         size = int(examples[0]) if eager else rows_count(rows[0])
         size = size if isinstance(size, int) else None
-        counts = output_rows.counted(self._of_inputs, self._spec[0], parts[0], size)
+        counts: output_rows.Counts = [1] * len(parts[0])
+        if not self._in_order or output_rows.may_be_odd(parts[0], size):
+            counts = output_rows.counted(self._of_inputs, self._spec[0], parts[0], size)
         for count, leaf, of_rows in zip(counts, parts[0], origins[0], strict=True):
             if count == 0 and of_rows:
                 output_rows.refuse_output(leaf.shape)
         joined = output_rows.joined(parts, examples, counts, self._group)
         return keras.tree.pack_sequence_as(outputs[0], joined)
 
-
-def with_origins(outputs: Any) -> tuple[Any, list[bool]]:
-    """What a step returns, and of which of it the replica's own rows are part."""
-    step = present_step()
-    leaves = tensors_in(outputs)
-    return outputs, [isinstance(t, tf.Tensor) and "rows" in step.origins(t) for t in leaves]
+    def _with_origins(self, outputs: Any) -> tuple[Any, list[bool]]:
+        """What a step returns, and of which of it the replica's own rows are part."""
+        step, leaves = present_step(), tensors_in(outputs)
+        if step.flow is not None:
+            self._in_order = all(map(step.flow.in_order, leaves))
+        return outputs, [isinstance(t, tf.Tensor) and "rows" in step.origins(t) for t in leaves]
 
 
 def tensors_in(structure: Any) -> list[Any]:

@@ -28,7 +28,7 @@ from keras_multigpu.training.replica_pass.layout import Layout
 from keras_multigpu.training.replica_pass.output_rows import Counts
 from keras_multigpu.training.replica_pass.output_rows import joined
 from keras_multigpu.training.replica_pass.output_rows import refuse_computed
-from keras_multigpu.training.replica_pass.output_rows import refuse_output
+from keras_multigpu.training.replica_pass.output_rows import refuse_several_rows
 from keras_multigpu.training.replica_pass.output_rows import rows_per_example
 from keras_multigpu.training.replica_pass.passes import Outcome
 from keras_multigpu.training.replica_pass.passes import ReplicaPass
@@ -238,9 +238,7 @@ class Step:
     def _refuse_odd(self, y_pred: Any) -> None:
         """Raise a `ValueError` for outputs that a loss of the whole batch cannot be told."""
         counts = rows_per_example(self._model, self._spec[0]) if self._group.count > 1 else []
-        for count, leaf in zip(counts, keras.tree.flatten(y_pred), strict=False):
-            if leaf is not None and count not in (1, None):
-                refuse_output(leaf.shape)
+        refuse_several_rows(keras.tree.flatten(y_pred), counts)
 
 
 def after_all(results: list[Result]) -> contextlib.AbstractContextManager[None]:

@@ -20,10 +20,13 @@ from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_pass.layout import Summands
 from keras_multigpu.training.replica_pass.layout import connected
 from keras_multigpu.training.replica_pass.loss_reduction import refuse_ragged
+from keras_multigpu.training.replica_pass.output_rows import refuse_several_rows
+from keras_multigpu.training.replica_pass.output_rows import rows_for_each
 from keras_multigpu.training.replica_pass.passes import Made
 from keras_multigpu.training.replica_pass.passes import TrainingPass
 from keras_multigpu.training.replica_pass.passes import with_attached
 from keras_multigpu.training.replica_pass.pieces import first_rows
+from keras_multigpu.training.replica_pass.pieces import rows_count
 from keras_multigpu.training.replica_pass.pure_model import PureModel
 from keras_multigpu.training.replica_pass.pure_model import Rows
 from keras_multigpu.training.replica_pass.pure_model import Values
@@ -78,6 +81,9 @@ class WholeBatchTrainStep(UpdatingStep):
                 forward = self._pass.pure.forward(rows.x, True, scope)
                 end = self._pass.pure.new_values(scope, start)
             refuse_ragged(forward.y_pred, group.count)
+            if group.count > 1 and tf.executing_eagerly():
+                leaves, size = flat(forward.y_pred), rows_count(rows)
+                refuse_several_rows(leaves, [rows_for_each(leaf, size) for leaf in leaves])
             predictions = with_attached(forward.y_pred)
             own = [t for t in flat(first_rows(predictions, rows.examples)) if t is not None]
             added = [tf.where(rows.examples > 0, loss, 0.0) for loss in forward.added_losses]

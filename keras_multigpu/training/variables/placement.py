@@ -8,6 +8,7 @@ each applies the same update to the same values.
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -38,15 +39,24 @@ def place_optimizers(
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """The compiled optimizer, others kept as attributes, and those inside them."""
+    """The compiled optimizer, those that the model keeps, and those inside them."""
     return [part for optimizer in own_optimizers(model) for part in with_inner(optimizer)]
 
 
 def own_optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    """The compiled optimizer and others kept as attributes."""
-    values = [getattr(model, "optimizer", None), *vars(model).values()]
+    """The compiled optimizer and others kept as attributes, also in lists and dictionaries."""
+    values = [getattr(model, "optimizer", None), *leaves_of(vars(model))]
     found = {id(v): v for v in values if isinstance(v, keras.optimizers.Optimizer)}
     return list(found.values())
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """What stands in lists and dictionaries, in one another too."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list | tuple):
+        return [value]
+    return [leaf for part in value for leaf in leaves_of(part)]
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ class Outputs(keras.Model):
 WHOLE = {
     "a row": (lambda x, table: 2 * x, 1),
     "three rows": (lambda x, table: tf.reshape(tf.tile(x, [1, 3]), (-1, 5)), 3),
+    "two views": (lambda x, table: tf.concat([x, -x], axis=0), 2),
     "numbers": (lambda x, table: x[:, 0], 1),
     "a table": (lambda x, table: table * 2.0, 0),
     "a scalar": (lambda x, table: tf.reduce_sum(table), 0),
@@ -169,7 +170,7 @@ def test_a_loss_of_the_whole_batch_needs_one_row_for_each_example():
     """`fit` refuses what it cannot hand to such a loss."""
     two = on_two(WHOLE["three rows"][0])
     two.compile("sgd", lambda y, y_pred: tf.reduce_mean(y_pred))
-    with pytest.raises(ValueError, match="from the batch as a whole"):
+    with pytest.raises(ValueError, match="Return one output for each of them"):
         two.fit(X, X, verbose=0)
 
 
@@ -196,3 +197,25 @@ def test_shapes_that_need_a_closer_look():
         0,
         0,
     ]
+
+
+def test_an_order_that_cannot_be_told_is_refused():
+    """A tiled batch and a part of another are neither rows of examples nor whole batches."""
+    function = lambda x, table: tf.tile(tf.concat([x, x[:, ::-1]], axis=0), [2, 1])  # noqa: E731
+    with pytest.raises(ValueError, match="in an order that cannot be told.*Received: rows=4"):
+        on_two(function).predict_on_batch(X)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_loss_of_the_whole_batch_wants_one_row_for_each_example(eager):
+    """Views on top of one another would come in another order than on one device."""
+
+    class Contrastive(Outputs):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.mean(y_pred)
+
+    model = Contrastive(lambda x, table: tf.concat([x, -x], axis=0))
+    model = kmg.distribute(model, kmg.strategy("mirrored", devices=2))
+    model.compile("sgd", run_eagerly=eager)
+    with pytest.raises(ValueError, match="Return one output for each of them"):
+        model.train_on_batch(X, X)

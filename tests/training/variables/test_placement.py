@@ -39,16 +39,21 @@ def test_a_variable_without_a_value_stays_without():
 
 @has_multi_optimizer
 def test_all_optimizers_of_a_model_are_found():
-    """The compiled one, those kept as attributes, and those inside them; each once."""
+    """The compiled one, those kept as attributes or in lists, and those inside; each once."""
     inner, part = keras.optimizers.SGD(), keras.optimizers.Adam()
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile(keras.optimizers.LossScaleOptimizer(inner), "mse")
     model.other = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(part))
     model.again = model.optimizer
+    model.of_networks = {"generator": [keras.optimizers.SGD()], 1: keras.optimizers.SGD()}
     placement.build_optimizer(model.other, model.trainable_variables, kmg.strategy("one_device"))
     found = placement.optimizers_of(model)
     assert {id(each) for each in found} == {
-        id(each) for each in (model.optimizer, inner, model.other, part)
+        id(each)
+        for each in (
+            *(model.optimizer, inner, model.other, part),
+            *(model.of_networks["generator"][0], model.of_networks[1]),
+        )
     }
 
 
