@@ -20,6 +20,7 @@ from keras_multigpu import keras_internals
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_pass.layout import Layout
 from keras_multigpu.training.replica_pass.layout import Summands
+from keras_multigpu.training.replica_pass.output_rows import FIRST_TO_LAST
 from keras_multigpu.training.replica_pass.passes import Outcome
 from keras_multigpu.training.replica_pass.passes import Update
 from keras_multigpu.training.replica_pass.pieces import first_rows
@@ -103,8 +104,9 @@ class Seen:
 
     @property
     def y_pred(self) -> Any:
-        """The predictions for them."""
-        y_pred, attached = first_rows((self._outcome.y_pred, self._outcome.attached), self.examples)
+        """The predictions for them, of which each may have several rows."""
+        shown = tf.where(self.examples > 0, FIRST_TO_LAST, 0)
+        y_pred, attached = first_rows((self._outcome.y_pred, self._outcome.attached), shown)
         keras_internals.attach(keras.tree.flatten(y_pred), attached)
         return y_pred
 
