@@ -351,7 +351,11 @@ def summing_apply(
     def apply(grads: Any, trainable_variables: Any = None) -> None:
         trainable = list(trainable_variables or optimizer_internals.optimized_variables(optimizer))
         if not optimizer.built:
-            raise NeedsOptimizer(optimizer, trainable, group.strategy)
+            needed = NeedsOptimizer(optimizer, trainable, group.strategy)
+            if group.count > 1 or not tf.executing_eagerly():
+                raise needed
+            # What the step has assigned before is assigned once, as here nothing begins anew.
+            needed.build()
         step = present_step()
         variables = group.copies([*trainable, *state_of(optimizer)])
         vars(optimizer).pop("apply")

@@ -358,13 +358,14 @@ def test_variables_of_tensorflow_are_refused(eager):
     assert float(outside) == 0
 
 
-def test_variables_of_tensorflow_may_be_assigned_once_for_a_batch():
-    """One replica runs the step once."""
+@pytest.mark.parametrize("eager", [False, True])
+def test_variables_of_tensorflow_may_be_assigned_once_for_a_batch(eager):
+    """One replica runs the step once, also the first, in which the optimizer is built."""
     outside = tf.Variable(0.0, trainable=False)
 
     def loss(model, x, y_pred):
         outside.assign_add(1.0)
         return ops.mean(y_pred)
 
-    logs_of(loss, replicas=1)
+    logs_of(loss, replicas=1, run_eagerly=eager)
     assert float(outside) == 1
