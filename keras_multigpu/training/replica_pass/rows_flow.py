@@ -130,11 +130,10 @@ class RowsFlow:
             return found._replace(where=step_hooks.user_line())
         if found == RELATED:
             origins = [t.where for t in op.figures()]
-            where = next(filter(None, origins), None)
-            if where is not None:
-                self.found.append(Finding(op.kind, where))
-            elif not origins:
-                self.find(op.kind)
+            where = next(filter(None, origins), None) if origins else step_hooks.user_line()
+            if where is None:  # Keras's own doing, after which the rows are rows.
+                return op.rows()[0][1] if op.rows() else None
+            self.found.append(Finding(op.kind, where))
         return found
 
     def _keep_random(self, outputs: Any) -> None:
