@@ -20,7 +20,8 @@ class Trait(NamedTuple):
     Args:
         kind: "rows", "mean", "sum", "total", "count", "part", "shape" or "random".
         axis: The axis of rows, or where a shape has their number.
-        blocks: How many batches follow one another along the axis; None if that is not known.
+        blocks: How many batches follow one another along the axis; 0 if they are mixed with
+            others, None if that is not known.
         where: The user's line that made a mean or sum; None if it is Keras's.
     """
 
@@ -274,7 +275,7 @@ def concatenated(op: Operation) -> Trait | None:
     if axes[0] != trait.axis:
         return trait
     of_all = len(rows) == len(op.inputs) - 1 and all(other.blocks for _, other in rows)
-    return trait._replace(blocks=sum(other.blocks or 0 for _, other in rows) if of_all else None)
+    return trait._replace(blocks=sum(other.blocks or 0 for _, other in rows) if of_all else 0)
 
 
 def split(op: Operation) -> Trait | None:
@@ -283,7 +284,7 @@ def split(op: Operation) -> Trait | None:
     trait, axes = op.traits[data], op.axes(0 if op.kind == "Split" else 2, of=data)
     if trait is None or axes is None or trait.axis not in axes:
         return trait if axes else None
-    if trait.blocks is None:
+    if not trait.blocks:
         return trait
     return (
         RELATED
@@ -456,7 +457,7 @@ def repeated(op: Operation) -> Trait | None:
     if trait is None:
         return None
     once = times is not None and times[trait.axis] == 1
-    return trait if once else trait._replace(blocks=None)
+    return trait if once else trait._replace(blocks=0)
 
 
 def normalized(op: Operation) -> Trait | None:

@@ -104,7 +104,7 @@ def in_order(counts: Counts, function: Callable[..., Any], x: Any) -> Counts:
 
 def ordered(count: int | None, trait: Trait | None) -> int | None:
     """A number of rows for an example, with their order; an unknown one is refused."""
-    if count in (0, 1, None) or trait is None or trait.blocks == 1:
+    if count in (0, 1, None) or trait is None or trait.blocks in (None, 1):
         return count
     if trait.blocks == count:
         return Blocks(count)

@@ -80,7 +80,7 @@ class RowsFlow:
     def in_order(self, tensor: Any) -> bool:
         """Whether a tensor's rows stand in the order of the examples, as far as is known."""
         trait = None if tensor is None else self.trait(tensor)
-        return trait is None or trait.kind != "rows" or trait.blocks == 1
+        return trait is None or trait.kind != "rows" or trait.blocks in (None, 1)
 
     def forget(self, tensor: Any) -> None:
         """Take a tensor for one that all replicas have in common."""
