@@ -36,6 +36,7 @@ def soft(labels: Any, num_classes: int | None) -> tf.Tensor:
     if labels.dtype.is_floating:
         return labels
     require_classes(labels, num_classes)
+    assert num_classes is not None
     if labels.shape.rank == 2 and labels.shape[1] == num_classes:
         return tf.cast(labels, tf.float32)
     numbers = tf.cast(tf.reshape(labels, [tf.shape(labels)[0]]), tf.int64)
