@@ -36,7 +36,6 @@ class Packing:
             are static.
         order: Their indices in the order in which they come to be; by default that of the list.
         sent_as: The dtype with which each travels; by default its own.
-
     """
 
     def __init__(
