@@ -42,8 +42,20 @@ def no_strategy_asked_for(monkeypatch):
 def unoptimized_graphs():
     """Graphs that run a few times only: to optimise them takes as long as all the rest.
 
-    They are optimised where `KMG_ALL_REPLICAS=1` asks for everything, and in the processes of the
-    demo and of the README's script.
+    They are optimised where `KMG_ALL_REPLICAS=1` asks for everything, where a test asks for
+    `optimized_graphs`, and in the processes of the demo and of the README's script.
     """
-    options = {"disable_meta_optimizer": not os.environ.get("KMG_ALL_REPLICAS")}
-    tf.config.optimizer.set_experimental_options(options)
+    optimize(bool(os.environ.get("KMG_ALL_REPLICAS")))
+
+
+@pytest.fixture
+def optimized_graphs():
+    """Graphs as a user's program has them."""
+    optimize(True)
+    yield
+    optimize(bool(os.environ.get("KMG_ALL_REPLICAS")))
+
+
+def optimize(graphs):
+    """Let TensorFlow optimise graphs or not."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": not graphs})

@@ -21,8 +21,6 @@ from replica_runs import difference
 
 import keras_multigpu as kmg
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 X, Y, _ = made.regression()
 WEIGHTS = made.weighted()[2]
 KINDS = made.classes()[1]

@@ -23,7 +23,6 @@ from replica_runs import run
 import keras_multigpu as kmg
 
 pytestmark = [
-    pytest.mark.usefixtures("unoptimized_graphs"),
     # Keras 3.15.1 writes weights through an `__array__` that NumPy 2 finds outdated.
     pytest.mark.filterwarnings(
         "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
@@ -127,6 +126,7 @@ def swept_on_one_device(name):
     [(name, count) for name, counts in SWEPT.items() for count in counts],
 )
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimized_graphs")
 def test_a_last_batch_may_have_any_size(name, replicas):
     """No size of the last batch, from 1 to one less than a full one, changes the numbers."""
     expected = swept_on_one_device(name)

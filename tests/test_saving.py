@@ -17,7 +17,6 @@ from replica_runs import difference
 import keras_multigpu as kmg
 
 pytestmark = [
-    pytest.mark.usefixtures("unoptimized_graphs"),
     # Keras 3.15.1 writes weights through an `__array__` that NumPy 2 finds outdated.
     pytest.mark.filterwarnings(
         "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"

@@ -11,8 +11,6 @@ import keras_multigpu as kmg
 from keras_multigpu.training.shares import gathered
 from keras_multigpu.training.variables.model_state import ModelState
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 
 class Act(keras.callbacks.Callback):
     """Does something at the beginning of training and after each step or epoch."""

@@ -13,8 +13,6 @@ import pytest
 
 import keras_multigpu as kmg
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 X = np.array([1.0, 3.0, 5.0, 4.0, 7.0], "float32")[:, None]
 TARGETS = np.array([0.0, 0.0, 0.0, 0.0, 9.0], "float32")[:, None]
 # The same numbers in sequences of two, one of which ends early.

@@ -13,8 +13,6 @@ from keras_multigpu.training.replica_pass.pure_model import Rows
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.probes import Seen
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 
 class Remember(Probe):
     """Keeps what every replica saw in the last step, and how many steps there were."""

@@ -14,8 +14,6 @@ from keras import ops
 import keras_multigpu as kmg
 from keras_multigpu.training.variables.model_state import ModelState
 
-pytestmark = pytest.mark.usefixtures("unoptimized_graphs")
-
 DRAW = np.random.default_rng(0)
 X = DRAW.normal(size=(5, 3)).astype("float32")
 Y = DRAW.normal(size=(5, 1)).astype("float32")
