@@ -1,5 +1,7 @@
 """Train Keras models on several GPUs and get the same numbers as on one."""
 
+import os
+import sys
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -50,4 +52,11 @@ else:
         return [*__all__, "__version__"]
 
 
-del TYPE_CHECKING  # No name of this package.
+# Commands look at things, and wait for nobody.
+if os.environ.get("TF_CONFIG") and not sys.argv[0].endswith(("keras-multigpu", "-m")):
+    from keras_multigpu.replicas import join_cluster
+
+    join_cluster()
+    del join_cluster
+
+del TYPE_CHECKING, os, sys  # No names of this package.

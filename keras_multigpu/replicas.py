@@ -25,6 +25,8 @@ from keras_multigpu.cluster import environment
 from keras_multigpu.cluster import slurm
 from keras_multigpu.cluster.environment import Cluster
 from keras_multigpu.cluster.loopback import keep_to_loopback
+from keras_multigpu.cluster.settings import settings
+from keras_multigpu.keras_internals import cluster_internals
 
 KINDS = (
     "auto",
@@ -93,6 +95,16 @@ def default_strategy(devices: Sequence[str] | int | None = None) -> tf.distribut
     if devices is None and _last_asked_for is not None:
         return _last_asked_for
     return obtained("auto", devices, late_growth_is_an_error=False)
+
+
+def join_cluster() -> None:
+    """Join the other workers, if the environment names some and TensorFlow has not started.
+
+    Called when the package is imported: after the first layer or tensor it would be too late, and a
+    script that was written for one process makes these before it asks for a strategy.
+    """
+    if not cluster_internals.has_started() and _choose(None)[0] == "multi_worker":
+        obtained("auto")
 
 
 def device_count(device_type: str) -> int:
@@ -199,7 +211,7 @@ def _build(kind: str, names: tuple[str, ...], resolver: Any) -> tf.distribute.St
         case "central_storage":
             return tf.distribute.experimental.CentralStorageStrategy(compute_devices=names)
         case "multi_worker":
-            workers = tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+            workers = _multi_worker(resolver)
             cluster = _cluster()
             if cluster:
                 keep_to_loopback(cluster)  # Now that it listens.
@@ -208,6 +220,32 @@ def _build(kind: str, names: tuple[str, ...], resolver: Any) -> tf.distribute.St
             return tf.distribute.ParameterServerStrategy(resolver)
         case _:
             return tf.distribute.TPUStrategy(resolver)
+
+
+def _multi_worker(resolver: Any) -> tf.distribute.Strategy:
+    """The strategy of several workers, once all of them are there."""
+    wanted, workers = settings(), resolver.cluster_spec().as_dict().get("worker", [])
+    if not device_count("GPU"):
+        require_logical_cpus(wanted.cpu_devices)
+    cluster_internals.watch_heartbeats(len(workers), wanted.heartbeat_timeout)
+    options = tf.distribute.experimental.CommunicationOptions(
+        timeout_seconds=wanted.exchange_timeout
+    )
+    try:
+        with cluster_internals.cpu_devices(wanted.cpu_devices):
+            return tf.distribute.MultiWorkerMirroredStrategy(
+                cluster_resolver=resolver, communication_options=options
+            )
+    except RuntimeError as error:
+        raise RuntimeError(
+            problem(
+                "TensorFlow started before this process could join the other workers.",
+                "Expected to join them before TensorFlow's first operation.",
+                "Move `import keras_multigpu` to the top of the script, before the first model, "
+                "tensor or dataset, and set TF_CONFIG before Python starts.",
+                workers=workers,
+            )
+        ) from error
 
 
 def _cross_device_ops(names: tuple[str, ...]) -> tf.distribute.CrossDeviceOps | None:

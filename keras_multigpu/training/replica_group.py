@@ -11,6 +11,7 @@ which copy of a variable is its own. In one process the two are equal; nothing e
 """
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -95,10 +96,11 @@ class ReplicaGroup:
         strategy: That which runs: mirrored, where central storage was asked for.
         count: The number of replicas.
         replicas: Those of this process, in the order of their places.
+        is_spread: Whether some live in other processes.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, half_sums: bool = False) -> None:
-        require_one_process(strategy)
+        refuse_remote_replicas(strategy)
         self.strategy = strategy = with_copies(strategy)
         self.count: int = strategy.num_replicas_in_sync
         self._half_sums = half_sums and self.count > 1
@@ -108,6 +110,8 @@ class ReplicaGroup:
             Replica(number, place, device)
             for place, (number, device) in enumerate(zip(local_ids(strategy), devices, strict=True))
         ]
+        self._exchanges: dict[int, Any] = {}
+        self.is_spread = len(self.replicas) < self.count
 
     @property
     def hub(self) -> str:
@@ -185,7 +189,9 @@ class ReplicaGroup:
         if not tensors or self.count == 1:
             return list(tensors)
         context = tf.distribute.get_replica_context()
-        summed: list[tf.Tensor] = context.all_reduce(tf.distribute.ReduceOp.SUM, list(tensors))
+        total = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
+        # Of several processes TensorFlow would copy all into one tensor, whatever their types.
+        summed = [total(tensor) for tensor in tensors] if self.is_spread else total(list(tensors))
         self._count_here("summed", summed)
         return summed
 
@@ -194,20 +200,62 @@ class ReplicaGroup:
         if self.count == 1:
             return list(tensors)
         context = tf.distribute.get_replica_context()
-        gathered = [context.all_gather(tensor, axis=0) for tensor in tensors]
+        if self.is_spread:
+            gathered = rows_by_sums(list(tensors), self.present.id, self.count, self.sum)
+        else:
+            gathered = [context.all_gather(tensor, axis=0) for tensor in tensors]
         self._count_here("gathered", gathered)
         return gathered
 
-    def joined(self, parts: Sequence[Any]) -> Any:
-        """The rows of all replicas on the hub, from what `run` returned for those here."""
+    def joined(self, parts: Sequence[Sequence[Any]]) -> list[Any]:
+        """The rows of all replicas on the hub, from what `run` returned for those here.
+
+        Args:
+            parts: For each replica of this process its rows of some tensors.
+        """
+        if self.is_spread:
+            return self._from_all(lambda replica: self.gather(here(parts[replica.place])))
         with tf.device(self.hub):
-            everyones = tf.concat(parts, axis=0)
+            everyones = [tf.concat(leaves, axis=0) for leaves in zip(*parts, strict=True)]
         self.count_moved("gathered", everyones)
         return everyones
 
-    def agree(self, flag: Any) -> Any:
-        """Whether all processes say so. Ask before what would differ and an exchange follows."""
-        return flag
+    def everyones(self, values: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
+        """What all replicas have, in the order of their ids.
+
+        Args:
+            values: For each replica of this process some tensors, of the same shapes on all.
+        """
+        if not self.is_spread or not values[0]:
+            return [list(each) for each in values] * (1 if not self.is_spread else self.count)
+
+        def on_replica(replica: Replica) -> list[tf.Tensor]:
+            return self.gather([tensor[tf.newaxis] for tensor in here(values[replica.place])])
+
+        stacked = self._from_all(on_replica)
+        return [[tensor[number] for tensor in stacked] for number in range(self.count)]
+
+    def _from_all(self, function: Callable[[Replica], list[tf.Tensor]]) -> list[tf.Tensor]:
+        return self.run(function)[0]
+
+    def of_processes(self, numbers: Sequence[int]) -> list[list[int]]:
+        """The numbers that each process has; known to all of them once all have called this."""
+        if not self.is_spread:
+            return [list(numbers)]
+        size = len(numbers)
+        if size not in self._exchanges:
+
+            def exchange(own: tf.Tensor) -> list[list[tf.Tensor]]:
+                return self.everyones([[own]] * len(self.replicas))
+
+            function = tf.function(exchange, autograph=False)
+            self._exchanges[size] = function.get_concrete_function(tf.TensorSpec([size], tf.int64))
+        rows = self._exchanges[size](tf.constant(numbers, tf.int64))
+        return [[int(n) for n in row] for (row,) in rows[:: len(self.replicas)]]
+
+    def agree(self, flag: bool) -> bool:
+        """Whether any process says so. Ask before what would differ and an exchange follows."""
+        return any(said for (said,) in self.of_processes([int(flag)]))
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[MovedBytes]:
@@ -287,20 +335,102 @@ def home_device(strategy: tf.distribute.Strategy) -> str | None:
     return None
 
 
-def require_one_process(strategy: tf.distribute.Strategy) -> None:
-    """Raise a `ValueError` for strategies whose replicas do not all live in this process."""
-    local = len(strategy.extended.worker_devices)
-    remote = isinstance(
+def here(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Tensors on the device of the replica that runs now, where an exchange has to begin."""
+    return [tf.identity(tensor) for tensor in tensors]
+
+
+def rows_by_sums(
+    tensors: list[tf.Tensor], replica: int, replicas: int, total: Callable[..., list[tf.Tensor]]
+) -> list[tf.Tensor]:
+    """The rows of all replicas, by sums in which each adds its own rows at their place.
+
+    A sum works wherever replicas are, with a graph and without, and one does for many tensors.
+
+    Args:
+        tensors: The rows of one replica, as many of each tensor as it likes.
+        replica: Its id.
+        replicas: The number of replicas.
+        total: Sums each of some tensors over all replicas.
+    """
+    refuse_to_send(tensors)
+    lengths = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
+    others = [[replica, replicas - 1 - replica], [0, 0]]
+    (lengths,) = total([tf.pad(lengths[tf.newaxis], others)])
+    before = tf.reduce_sum(lengths[:replica], axis=0)
+    after = tf.reduce_sum(lengths[replica + 1 :], axis=0)
+    packs: dict[tf.DType, list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        packs.setdefault(SENT_AS.get(tensor.dtype, tensor.dtype), []).append(index)
+    placed = {
+        index: tf.pad(
+            tf.cast(tensors[index], dtype),
+            [[before[index], after[index]], *[[0, 0]] * (tensors[index].shape.rank - 1)],
+        )
+        for dtype, members in packs.items()
+        for index in members
+    }
+    flat = [
+        tf.concat([tf.reshape(placed[index], [-1]) for index in members], axis=0)
+        for members in packs.values()
+    ]
+    gathered: dict[int, tf.Tensor] = {}
+    for members, pack in zip(packs.values(), total(flat), strict=True):
+        sizes = [tf.size(placed[index]) for index in members]
+        for index, part in zip(members, tf.split(pack, sizes), strict=True):
+            whole = tf.reshape(part, tf.shape(placed[index]))
+            whole.set_shape([None, *tensors[index].shape[1:]])
+            gathered[index] = tf.cast(whole, tensors[index].dtype)
+    return [gathered[index] for index in range(len(tensors))]
+
+
+SENT_AS = {
+    **dict.fromkeys([tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16], tf.int32),
+    tf.uint32: tf.int64,
+}
+"""How processes send numbers that they cannot add up."""
+
+
+def refuse_to_send(tensors: Sequence[Any]) -> None:
+    """Raise a `ValueError` for what processes cannot send to each other."""
+    for tensor in tensors:
+        if not isinstance(tensor, tf.Tensor) or tensor.dtype == tf.string:
+            raise ValueError(
+                problem(
+                    "Workers cannot send each other such values.",
+                    "Expected dense tensors of numbers.",
+                    "Let the model return dense numbers, or run it in one process.",
+                    values=tf.type_spec_from_value(tensor),
+                )
+            )
+
+
+def refuse_remote_replicas(strategy: tf.distribute.Strategy) -> None:
+    """Raise a `ValueError` for strategies whose replicas no process runs by itself."""
+    if isinstance(
         strategy, (tf.distribute.TPUStrategy, tf.distribute.experimental.ParameterServerStrategy)
-    )
-    if remote or local != strategy.num_replicas_in_sync:
+    ):
+        raise ValueError(
+            problem(
+                f"{type(strategy).__name__} has replicas outside of all processes that train.",
+                "Expected a strategy whose devices are those of this machine, or of several "
+                "workers that run the same script.",
+                "Use `kmg.strategy()` with workers or without a cluster; parameter servers and "
+                "TPUs are not supported yet.",
+                replicas=strategy.num_replicas_in_sync,
+            )
+        )
+
+
+def require_one_process(strategy: tf.distribute.Strategy) -> None:
+    """Raise a `ValueError` where some replicas live in other processes."""
+    local = len(strategy.extended.worker_devices)
+    if local != strategy.num_replicas_in_sync:
         raise ValueError(
             problem(
                 f"{type(strategy).__name__} has replicas outside this process.",
-                "Expected a strategy for the devices of this machine: one device, mirrored or "
-                "central storage.",
-                "Use `kmg.strategy()` without a cluster; several workers, parameter servers and "
-                "TPUs are not supported yet.",
+                "Expected a strategy for the devices of this machine.",
+                "Leave this out where several workers train.",
                 replicas=strategy.num_replicas_in_sync,
                 devices=local,
             )

@@ -134,7 +134,7 @@ def test_results_are_joined_on_the_hub(group):
 
     @tf.function(autograph=False)
     def step():
-        rows = group.joined(group.run(lambda replica: tf.fill([replica.id + 1], replica.id)))
+        (rows,) = group.joined(group.run(lambda replica: [tf.fill([replica.id + 1], replica.id)]))
         assert rows.device == group.hub
         return rows
 

@@ -165,24 +165,32 @@ def joined(
         group: The replicas; None where they are the pieces of one replica.
     """
 
-    def whole(count: int | None, leaves: Sequence[Any]) -> Any:
-        if leaves[0] is None or count == 0:
-            return leaves[0]
-        kept = [
-            cut(leaf, 0, tf.where(tf.convert_to_tensor(number) > 0, FIRST_TO_LAST, 0))
-            for leaf, number in zip(leaves, examples, strict=True)
-        ]
-        if not isinstance(count, Blocks):
-            return one_after_another(kept)
-        blocks = zip(*(tf.split(leaf, count) for leaf in kept), strict=True)
-        return tf.concat([one_after_another(block) for block in blocks], axis=0)
-
-    def one_after_another(kept: Sequence[Any]) -> Any:
-        return tf.concat(kept, axis=0) if group is None else group.joined(kept)
-
-    return [
-        whole(count, leaves) for count, leaves in zip(counts, zip(*parts, strict=True), strict=True)
+    leaves = [i for i, count in enumerate(counts) if count != 0 and parts[0][i] is not None]
+    lengths = [tf.where(tf.convert_to_tensor(n) > 0, FIRST_TO_LAST, 0) for n in examples]
+    kept = [
+        [block for i in leaves for block in blocks_of(cut(part[i], 0, length), counts[i])]
+        for part, length in zip(parts, lengths, strict=True)
     ]
+    if group is None:
+        blocks = iter([tf.concat(rows, axis=0) for rows in zip(*kept, strict=True)])
+    else:
+        blocks = iter(group.joined(kept))
+    whole = list(parts[0])
+    for i in leaves:
+        own = [next(blocks) for _ in blocks_in(counts[i])]
+        whole[i] = own[0] if len(own) == 1 else tf.concat(own, axis=0)
+    return whole
+
+
+def blocks_in(count: int | None) -> range:
+    """The blocks of rows in which an output has a row for each example; mostly one."""
+    return range(count if isinstance(count, Blocks) else 1)
+
+
+def blocks_of(leaf: Any, count: int | None) -> list[Any]:
+    """An output in these blocks."""
+    number = len(blocks_in(count))
+    return [leaf] if number == 1 else tf.split(leaf, number)
 
 
 def refuse_computed(

@@ -19,6 +19,7 @@ from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.keras_internals import step_hooks
+from keras_multigpu.training.exchange.packing import Packing
 from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.logs import flattened
 from keras_multigpu.training.replica_group import Replica
@@ -104,9 +105,10 @@ class CustomStep:
 
     def _run(self, shares: Sequence[Rows]) -> list[Any]:
         def on_replica(replica: Replica) -> Any:
-            rows = shares[replica.place]
+            rows = shares[replica.id]
             self._group.count_moved("copied", rows.data)
             self._shift(replica, randomness.for_replica)
+            self._hold_part(replica)
             before = self._group.read(self._metrics, replica)
             flow = self._flow(rows, replica)
             step = PresentStep(self._model, rows, self._group, replica, self._known, flow)
@@ -120,7 +122,7 @@ class CustomStep:
             self._restore_unless(step, before)
             return result
 
-        before = [parts[0].read_value() for parts in self._others]
+        before = self._group.read(self._others, self._group.replicas[0])
         with (
             undone_where_unfinished(self._model),
             step_hooks.exchanged(EXCHANGES),
@@ -130,6 +132,7 @@ class CustomStep:
             results = self._group.run(on_replica)
         self._followed = True
         self._agree(before, shares)
+        self._add_parts()
         return results
 
     def _flow(self, rows: Rows, replica: Replica) -> RowsFlow | None:
@@ -137,6 +140,28 @@ class CustomStep:
         if self._followed or (tf.executing_eagerly() and replica.id):
             return None
         return RowsFlow(rows.data)
+
+    def _hold_part(self, replica: Replica) -> None:
+        """Let the first of all replicas have what metrics have added up, and the others nothing.
+
+        In one process their variables are such parts; of several processes each has the sums.
+        """
+        if self._group.is_spread and replica.id != 0:
+            values = self._group.read(self._metrics, replica)
+            self._group.assign(self._metrics, [tf.zeros_like(v) for v in values], replica)
+
+    def _add_parts(self) -> None:
+        """Let each of several processes have the sums again."""
+        if not self._group.is_spread or not self._metrics:
+            return
+        packing = Packing(self._metric_variables)
+
+        def on_replica(replica: Replica) -> None:
+            parts = packing.pack(self._group.read(self._metrics, replica))
+            sums = packing.unpack(self._group.sum(parts))
+            self._group.assign(self._metrics, sums, replica)
+
+        self._group.run(on_replica)
 
     def _restore_unless(self, step: PresentStep, before: list[tf.Tensor]) -> None:
         """Undo what a replica without examples did to metrics of examples."""
@@ -158,11 +183,14 @@ class CustomStep:
 
     def _agree(self, before: list[tf.Tensor], rows: Sequence[Rows]) -> None:
         """Give all replicas the values that `moving_statistics` says."""
-        for variable, parts, old in zip(self._other_variables, self._others, before, strict=True):
-            first = parts[0].read_value()
-            common = first
-            for part, share in zip(parts[1:], rows[1:], strict=False):
-                more = beyond_first(variable, old, first, part.read_value(), share.fraction)
+        group = self._group
+        everyones = group.everyones([group.read(self._others, each) for each in group.replicas])
+        for variable, parts, old, values in zip(
+            self._other_variables, self._others, before, zip(*everyones, strict=True), strict=True
+        ):
+            first = common = values[0]
+            for value, share in zip(values[1:], rows[1:], strict=True):
+                more = beyond_first(variable, old, first, value, share.fraction)
                 common = common if more is None else common + zero_unless(share.examples > 0, more)
             for part in parts:
                 part.assign(common, read_value=False)
@@ -171,26 +199,34 @@ class CustomStep:
         """Metrics from their global state; other logs as means weighted by examples."""
         merged = self._model.get_metrics_result()
         logs = [flattened(log) for log in logs]
-        for name in logs[0]:
-            mean = self._of_replicas([tf.cast(log[name], tf.float32) for log in logs], rows)
+        values = [[tf.cast(value, tf.float32) for value in log.values()] for log in logs]
+        whole = self._of_replicas(values, rows)
+        for name, mean in zip(logs[0], whole, strict=True):
             if name == "loss" and name in merged:
                 # A step may log a loss without having updated the running mean of that name.
-                updated = keras_internals.loss_tracker(self._model).count > 0
+                tracker = next(metric for metric in self._model.metrics if metric.name == name)
+                updated = getattr(tracker, "count", tf.ones(())) > 0
                 merged[name] = tf.where(updated, merged[name], mean)
             merged.setdefault(name, mean)
         return {name: merged[name] for name in logs[0]}
 
-    def _of_replicas(self, values: Sequence[tf.Tensor], rows: Sequence[Rows]) -> tf.Tensor:
+    def _of_replicas(self, values: list[list[tf.Tensor]], rows: list[Rows]) -> list[tf.Tensor]:
         """A value for each row as one for all rows; others as means weighted by examples."""
-        if not values[0].shape.is_fully_defined():
-            examples = [share.examples for share in rows]
-            leaves = [[value] for value in values]
-            return output_rows.joined(leaves, examples, [None], self._group)[0]
-        parts = [
-            zero_unless(share.examples > 0, value) * tf.cast(share.fraction, value.dtype)
-            for value, share in zip(values, rows, strict=True)
-        ]
-        return tf.add_n(parts)
+        means = [i for i, value in enumerate(values[0]) if value.shape.is_fully_defined()]
+        whole = output_rows.joined(
+            values,
+            [rows[replica.id].examples for replica in self._group.replicas],
+            [0 if i in means else None for i in range(len(values[0]))],
+            self._group,
+        )
+        everyones = self._group.everyones([[each[i] for i in means] for each in values])
+        for i, of_replicas in zip(means, zip(*everyones, strict=True), strict=True):
+            parts = [
+                zero_unless(share.examples > 0, value) * tf.cast(share.fraction, value.dtype)
+                for value, share in zip(of_replicas, rows, strict=True)
+            ]
+            whole[i] = tf.add_n(parts)
+        return whole
 
 
 def beyond_first(
@@ -262,11 +298,11 @@ class CustomPrediction(CustomStep):
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """The predictions for one global batch, in the order of its examples."""
-        results, rows = self._run(shares), list(shares)
-        outputs, origins = zip(*results, strict=True)
-        if len(outputs) == 1:
+        outputs, origins = zip(*self._run(shares), strict=True)
+        if self._group.count == 1:
             return outputs[0]
         parts = [tensors_in(output) for output in outputs]
+        rows = [shares[replica.id] for replica in self._group.replicas]
         examples = [share.examples for share in rows]
         eager = tf.executing_eagerly()
         size = int(examples[0]) if eager else rows_count(rows[0])

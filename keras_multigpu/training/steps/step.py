@@ -136,7 +136,7 @@ class Step:
         global_seed = tf.convert_to_tensor(self._pass.pure.global_seed)
 
         def on_replica(replica: Replica) -> Result:
-            rows = shares[replica.place]
+            rows = shares[replica.id]
             self._group.count_moved("copied", rows.data)
             with distinct_rows_noted():
                 return self._on_replica(self._values(replica, global_seed), rows, replica, shares)
@@ -160,13 +160,13 @@ class Step:
         if self._group.count > 1:
             examples = [result.examples for result in results]
             counts = self._rows_per_example(parts, examples[0])
-            leaves = joined(parts, examples, counts, self._group)
-            attached = joined(
-                [outcome.attached for outcome in outcomes],
+            everything = joined(
+                [[*part, *outcome.attached] for part, outcome in zip(parts, outcomes, strict=True)],
                 examples,
-                [count for count in counts for _ in range(2)],
+                [*counts, *(count for count in counts for _ in range(2))],
                 self._group,
             )
+            leaves, attached = everything[: len(counts)], everything[len(counts) :]
         keras_internals.attach(leaves, attached)
         return keras.tree.pack_sequence_as(outcomes[0].y_pred, leaves)
 

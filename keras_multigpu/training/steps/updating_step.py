@@ -63,9 +63,9 @@ class UpdatingStep(Step):
         results = self._run(shares)
         whole = self._gathered_if_needed(shares, results)
         with after_all(results):
-            measured = [result.measured for result in results]
+            measured = self._measured(results)
             with tf.device(self._group.hub):
-                allowed = self._group.agree(verdict(self._probes, measured))
+                allowed = verdict(self._probes, measured)
                 collect(self._probes, measured, allowed)
             if allowed is None:
                 self._assign(results)
@@ -83,6 +83,11 @@ class UpdatingStep(Step):
             self._group.assign(self._trainable, result.update.trainable, replica)
             self._group.assign(self._optimizer, result.update.optimizer, replica)
         super()._assign(results)
+
+    def _measured(self, results: list[Result]) -> list[list[list[tf.Tensor]]]:
+        """What probes have measured on all replicas, so that they decide alike everywhere."""
+        flat = self._group.everyones([tf.nest.flatten(result.measured) for result in results])
+        return [tf.nest.pack_sequence_as(results[0].measured, tensors) for tensors in flat]
 
     def _assigned(self, results: list[Result]) -> bool:
         self._assign(results)

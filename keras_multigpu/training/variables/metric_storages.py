@@ -14,6 +14,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.training.replica_group import home_device
 from keras_multigpu.training.replica_group import scope_of
+from keras_multigpu.training.variables.placement import copied
 
 
 class MetricStorages:
@@ -27,6 +28,8 @@ class MetricStorages:
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = strategy
+        local = len(strategy.extended.worker_devices)
+        self._is_spread = local < strategy.num_replicas_in_sync
         self._made: dict[tuple[int, bool], tuple[keras.Variable, tf.Variable]] = {}
 
     def use(self, variables: Sequence[keras.Variable], in_parts: bool) -> None:
@@ -42,13 +45,16 @@ class MetricStorages:
             if (id(variable), in_parts) not in self._made:
                 self._made[id(variable), in_parts] = variable, self._new(variable, in_parts)
             _, storage = self._made[id(variable), in_parts]
-            give(storage, value)
+            give(storage, value, everywhere=self._is_spread)
             keras_internals.set_variable_storage(variable, storage)
 
     def _new(self, variable: keras.Variable, in_parts: bool) -> tf.Variable:
         zeros = np.zeros(
             variable.shape, keras_internals.variable_storage(variable).dtype.as_numpy_dtype
         )
+        if in_parts and self._is_spread:
+            # Processes would have to meet whenever one of them reads a value in parts.
+            return copied(variable, zeros, self._strategy)
         options = {"dtype": zeros.dtype, "name": variable.name}
         if not in_parts:
             with tf.init_scope(), keras_internals.single_device():
@@ -62,12 +68,18 @@ class MetricStorages:
             )
 
 
-def give(storage: tf.Variable, value: np.ndarray) -> None:
-    """Let a storage have a value; where it is in parts, the first has it all."""
+def give(storage: tf.Variable, value: np.ndarray, everywhere: bool = False) -> None:
+    """Let a storage have a value; where it is in parts, the first has it all.
+
+    Args:
+        storage: The storage.
+        value: The value.
+        everywhere: Whether each part is a copy.
+    """
     first, *others = storage.values if is_in_parts(storage) else [storage]
     first.assign(value)
     for part in others:
-        part.assign(np.zeros_like(value))
+        part.assign(value if everywhere else np.zeros_like(value))
 
 
 def is_in_parts(storage: tf.Variable) -> bool:

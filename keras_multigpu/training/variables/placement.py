@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
@@ -133,17 +134,21 @@ def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Str
         if storage is None or lives_under(storage, strategy):
             continue
         value = storage.numpy()
-        with tf.init_scope(), variable_scope(strategy):
-            moved = tf.Variable(
-                value,
-                dtype=storage.dtype,
-                trainable=variable.trainable,
-                name=variable.name,
-            )
-        keras_internals.make_convertible(moved)
-        if isinstance(moved, tf.distribute.DistributedValues):
-            keras_internals.updated_by_others(moved)
-        keras_internals.set_variable_storage(variable, moved)
+        keras_internals.set_variable_storage(variable, copied(variable, value, strategy))
+
+
+def copied(
+    variable: keras.Variable, value: np.ndarray, strategy: tf.distribute.Strategy
+) -> tf.Variable:
+    """A storage for a variable under `strategy`: a copy on each replica."""
+    with tf.init_scope(), variable_scope(strategy):
+        storage = tf.Variable(
+            value, dtype=value.dtype, trainable=variable.trainable, name=variable.name
+        )
+    keras_internals.make_convertible(storage)
+    if isinstance(storage, tf.distribute.DistributedValues):
+        keras_internals.updated_by_others(storage)
+    return storage
 
 
 def variable_scope(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[object]:

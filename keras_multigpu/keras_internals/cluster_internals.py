@@ -1,0 +1,51 @@
+"""What TensorFlow does not document about several worker processes.
+
+Checked on TensorFlow 2.21. `MultiWorkerMirroredStrategy` starts a coordination service by itself,
+but with a heartbeat that nobody can set, and gives a worker without GPUs one device.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
+from tensorflow.python.distribute.collective_all_reduce_strategy import (
+    CollectiveAllReduceExtended as Extended,
+)
+from tensorflow.python.eager import context
+
+
+def watch_heartbeats(workers: int, seconds: int) -> None:
+    """Let workers count as lost after so many seconds without a sign of life.
+
+    Called before the strategy is made, which then takes this service and starts none of its own.
+    """
+    context.context().configure_coordination_service(
+        service_type="standalone",
+        service_leader="/job:worker/replica:0/task:0",
+        heartbeat_timeout_in_ms=1000 * seconds,
+        coordinated_jobs=[coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=workers)],
+    )
+
+
+def has_started() -> bool:
+    """Whether TensorFlow has started, so that this process can join no cluster any more."""
+    return context.context()._context_handle is not None
+
+
+@contextlib.contextmanager
+def cpu_devices(count: int) -> Iterator[None]:
+    """Let the strategy that is made in this context have several devices without a GPU."""
+    original = Extended._initialize_local_devices
+
+    def with_more(self: Any, cluster_resolver: Any, worker_device: str) -> Any:
+        devices, kind = original(self, cluster_resolver, worker_device)
+        if kind == "CPU":
+            devices = tuple(f"{worker_device}/device:CPU:{index}" for index in range(count))
+        return devices, kind
+
+    Extended._initialize_local_devices = with_more
+    try:
+        yield
+    finally:
+        Extended._initialize_local_devices = original

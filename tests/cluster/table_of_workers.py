@@ -1,0 +1,50 @@
+"""What each worker runs: rows of `replica_cases.py`, many in one life.
+
+    table_of_workers.py folder "name of a row" "name of another"
+
+It leaves `worker.pickle` in the folder: for each row all its numbers, or how it failed.
+"""
+
+import pickle
+import sys
+import traceback
+from pathlib import Path
+
+import tensorflow as tf
+from replica_cases import CASES
+from replica_runs import run
+
+import keras_multigpu as kmg
+
+BY_NAME = {case.name: case for case in CASES}
+
+
+def numbers(name):
+    """What a row leaves behind on this worker."""
+    case, strategy = BY_NAME[name], kmg.strategy()
+    return run(
+        case,
+        lambda case: kmg.distribute(
+            case.compiled(), strategy, sync_batch_norm=case.sync_batch_norm
+        ),
+    ).numbers
+
+
+def main(folder, names):
+    """Run all rows, whatever becomes of one: it fails on all workers alike."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    found = {}
+    for name in names:
+        try:
+            found[name] = numbers(name)
+        except (ValueError, TypeError, RuntimeError, NotImplementedError, tf.errors.OpError):
+            found[name] = traceback.format_exc()
+            print(name, found[name], flush=True)
+            if "OpError" in found[name]:
+                break
+    index = kmg.strategy().cluster_resolver.task_id
+    Path(folder, f"{index}.pickle").write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2:])
