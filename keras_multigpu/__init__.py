@@ -53,7 +53,9 @@ else:
 
 
 # Commands look at things, and wait for nobody.
-if os.environ.get("TF_CONFIG") and not sys.argv[0].endswith(("keras-multigpu", "-m")):
+if {"TF_CONFIG", "SLURM_STEP_NODELIST"} & os.environ.keys() and not sys.argv[0].endswith(
+    ("keras-multigpu", "-m")
+):
     from keras_multigpu.replicas import join_cluster
 
     join_cluster()

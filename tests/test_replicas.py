@@ -33,6 +33,8 @@ SLURM = {
 def fresh_process(monkeypatch):
     """No strategy built yet, and no cluster in the environment."""
     monkeypatch.setattr(replicas, "_strategies", {})
+    # This process is to stay alone.
+    monkeypatch.setattr(replicas.cluster_internals, "watch_heartbeats", lambda *_: None)
     for name in ("TF_CONFIG", "TPU_NAME", "TF_FORCE_GPU_ALLOW_GROWTH", *SLURM):
         monkeypatch.delenv(name, raising=False)
 

@@ -13,6 +13,7 @@ from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended as Extended,
 )
 from tensorflow.python.eager import context
+from tensorflow.python.framework import errors
 
 
 def watch_heartbeats(workers: int, seconds: int) -> None:
@@ -49,3 +50,8 @@ def cpu_devices(count: int) -> Iterator[None]:
         yield
     finally:
         Extended._initialize_local_devices = original
+
+
+def report_error(message: str) -> None:
+    """Let all other workers fail with this message, in the exchange they are in or the next one."""
+    context.context().report_error_to_cluster(errors.INTERNAL, message)

@@ -1,5 +1,8 @@
 """How a `tf.data.Dataset` was made. TensorFlow offers its elements' spec and their number only."""
 
+import contextlib
+from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -142,3 +145,17 @@ def multi_device_iterator(
         ahead: How many elements wait on each device.
     """
     return OwnedMultiDeviceIterator(dataset, devices, ahead, ahead, host)
+
+
+@contextlib.contextmanager
+def shuffled_by(shuffle: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
+    """Let Keras's adapter of arrays shuffle with another function than `tf.random.shuffle`.
+
+    Keras calls that one without a seed while it makes the dataset, and offers no choice.
+    """
+    original = tf.random.shuffle
+    tf.random.shuffle = shuffle
+    try:
+        yield
+    finally:
+        tf.random.shuffle = original

@@ -156,6 +156,7 @@ class DistributedModel(keras.Model):
             shuffle,
             class_weight,
             training=True,
+            order_seed=self.replication.agree_on_seeds(),
         )
         validation = None
         if validation_data is not None:

@@ -52,7 +52,7 @@ def train(
     if validate is not None:
         validate.require_fitting_labels(model)
     model.replication.announce(model)
-    callbacks = callback_list(model, callbacks, verbose, epochs, feed.num_batches)
+    callbacks = callback_list(model, callbacks, shown(model, verbose), epochs, feed.num_batches)
     model.stop_training = False
     run = TrainingRun(model, feed, callbacks, epochs, initial_epoch)
     logs: dict[str, Any] = {}
@@ -183,7 +183,9 @@ def evaluate(model: "DistributedModel", feed: Feed, callbacks: Any, verbose: Any
     """Run the loop of `evaluate`; its logs."""
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         prepare(model, feed)
-        callbacks = callback_list(model, callbacks, verbose, 1, feed.num_batches, history=False)
+        callbacks = callback_list(
+            model, callbacks, shown(model, verbose), 1, feed.num_batches, history=False
+        )
     feed.rewind()
     model.stop_evaluating = False
     callbacks.on_test_begin()
@@ -198,7 +200,9 @@ def predict(model: "DistributedModel", feed: Feed, callbacks: Any, verbose: Any)
     """Run the loop of `predict`; the predictions, in the order of the inputs."""
     model.prepare(feed.spec)
     if not isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callback_list(model, callbacks, verbose, 1, feed.num_batches, history=False)
+        callbacks = callback_list(
+            model, callbacks, shown(model, verbose), 1, feed.num_batches, history=False
+        )
     model.stop_predicting = False
     callbacks.on_predict_begin()
     outputs = []
@@ -246,8 +250,18 @@ def with_gaps(outputs: Any, present: tf.Tensor) -> Any:
     return keras.tree.map_structure(with_nan, outputs)
 
 
+def shown(model: "DistributedModel", verbose: Any) -> Any:
+    """What a process shows: of several only the chief draws a progress bar."""
+    return verbose if model.replication.group.is_chief else 0
+
+
 def callback_list(
-    model: keras.Model, callbacks: Any, verbose: Any, epochs: int, steps: Any, history: bool = True
+    model: keras.Model,
+    callbacks: Any,
+    verbose: Any,
+    epochs: int,
+    steps: Any,
+    history: bool = True,
 ) -> Any:
     """The callbacks as a `CallbackList`, with Keras's own ones added."""
     if isinstance(callbacks, keras.callbacks.CallbackList):

@@ -39,7 +39,6 @@ def main(folder, names):
             found[name] = numbers(name)
         except (ValueError, TypeError, RuntimeError, NotImplementedError, tf.errors.OpError):
             found[name] = traceback.format_exc()
-            print(name, found[name], flush=True)
             if "OpError" in found[name]:
                 break
     index = kmg.strategy().cluster_resolver.task_id

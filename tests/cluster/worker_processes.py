@@ -116,7 +116,9 @@ def run_workers(script, count, arguments=(), seconds=120, **more):
             outputs = [workers.output(index) for index in range(count)]
         if not any(text in output for text in TAKEN for output in outputs):
             break
-    assert codes == [0] * count, "\n".join(f"{c}:\n{o}" for c, o in zip(codes, outputs, strict=True))
+    assert codes == [0] * count, "\n".join(
+        f"{c}:\n{o}" for c, o in zip(codes, outputs, strict=True)
+    )
     return outputs
 
 

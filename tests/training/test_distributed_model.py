@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.training.replica_group import require_one_process
 
 X = np.random.default_rng(0).normal(size=(13, 4)).astype("float32")
 Y = np.random.default_rng(1).normal(size=(13, 1)).astype("float32")
@@ -177,19 +176,6 @@ def test_layers_that_set_trainable_weights_are_refused():
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="assigns a value to a trainable.*Received: variable="):
         model.fit(X, Y, verbose=0)
-
-
-def test_replicas_in_other_processes_are_refused():
-    """A strategy over several workers is named at once and not in the first step."""
-
-    class Extended:
-        worker_devices = ("CPU:0",)
-
-    class TwoWorkers:
-        extended, num_replicas_in_sync = Extended(), 2
-
-    with pytest.raises(ValueError, match="outside this process.*Received: replicas=2, devices=1"):
-        require_one_process(TwoWorkers())
 
 
 @keras.saving.register_keras_serializable("tests")

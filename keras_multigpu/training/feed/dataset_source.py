@@ -1,5 +1,6 @@
 """Reads batches from datasets, arrays and Python iterators, as Keras does."""
 
+import contextlib
 from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
@@ -10,12 +11,14 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 from keras_multigpu.keras_internals.dataset_internals import batching_of
+from keras_multigpu.keras_internals.dataset_internals import shuffled_by
 from keras_multigpu.training.feed.batch_source import BatchSource
 from keras_multigpu.training.feed.batch_source import raise_fixed_size
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.cutter import WaitingShares
 from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.global_batch import normalized
+from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.shares import Shares
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import joined_shares
@@ -29,11 +32,13 @@ class DatasetSource(BatchSource):
 
     Args:
         cutter: Cuts them.
+        order: The order of arrays that are shuffled; None for TensorFlow's own.
         **arguments: The arguments of Keras's `get_data_adapter`.
     """
 
-    def __init__(self, cutter: Cutter, **arguments: Any) -> None:
+    def __init__(self, cutter: Cutter, order: "Order | None" = None, **arguments: Any) -> None:
         self._cutter = cutter
+        self._order = order
         self._read(arguments)
 
     def _read(self, arguments: dict[str, Any], cut: Cut | None = None) -> None:
@@ -44,7 +49,8 @@ class DatasetSource(BatchSource):
             cut = batching_of(x)
         self._cut = cut
         self._adapter = keras_internals.data_adapter(**arguments)
-        self._dataset = self._adapter.get_tf_dataset()
+        with contextlib.nullcontext() if self._order is None else self._order.taken():
+            self._dataset = self._adapter.get_tf_dataset()
         endless = self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY
         self._shares: WaitingShares | None = None
         self.spec = normalized(self._dataset.element_spec)
@@ -79,6 +85,8 @@ class DatasetSource(BatchSource):
 
     def iterator(self) -> Iterator[Shares]:
         """A new iterator."""
+        if self._order is not None:
+            self._order.change()
         if self._shares is None:
             self._shares = self._cutter.ahead(self._dataset)
         return iter(self._shares)
@@ -98,7 +106,8 @@ class DatasetSource(BatchSource):
 
     def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
         """Global batches from the beginning on, of any size, apart from what `fit` reads."""
-        apart = DatasetSource(self._cutter, **self._arguments)
+        order = None if self._order is None else Order(self._order.seed)
+        apart = DatasetSource(self._cutter, order, **self._arguments)
         if batch_size is not None and batch_size != self.batch_size:
             apart.resize(batch_size, 0)
         return apart.whole()
@@ -106,6 +115,31 @@ class DatasetSource(BatchSource):
     def whole(self) -> Iterator[Batch]:
         """A new iterator over global batches."""
         return map(normalized, self._dataset)
+
+
+class Order:
+    """The orders in which arrays are shuffled, one after another: a function of a seed.
+
+    Args:
+        seed: The same in all processes.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        with tf.init_scope(), keras_internals.single_device(), tf.device(HOST):
+            self._number = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def change(self) -> None:
+        """Take the next order."""
+        self._number.assign_add(1)
+
+    def taken(self) -> contextlib.AbstractContextManager[None]:
+        """Let a dataset that is made in this context take it."""
+        return shuffled_by(
+            lambda values: tf.random.experimental.stateless_shuffle(
+                values, tf.stack([tf.constant(self.seed, tf.int64), self._number])
+            )
+        )
 
 
 class PythonSource(BatchSource):

@@ -29,6 +29,7 @@ from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.cutter import SharesInGraph
 from keras_multigpu.training.feed.dataset_source import DatasetSource
 from keras_multigpu.training.feed.dataset_source import DistributedSource
+from keras_multigpu.training.feed.dataset_source import Order
 from keras_multigpu.training.feed.dataset_source import PythonSource
 from keras_multigpu.training.feed.epoch_source import EpochSource
 from keras_multigpu.training.feed.epoch_source import knows_epochs
@@ -74,6 +75,7 @@ class Feed:
         class_weight: Weights of classes, which become sample weights.
         training: Whether the epochs differ; otherwise each is the same, as for evaluation.
         predicting: Whether each example needs its row in the predictions.
+        order_seed: What decides the order of arrays that are shuffled; None for any order.
 
     Attributes:
         data: What came as `x`.
@@ -94,6 +96,7 @@ class Feed:
         class_weight: dict[int, float] | None = None,
         training: bool = False,
         predicting: bool = False,
+        order_seed: int | None = None,
     ) -> None:
         most = keras.config.max_steps_per_epoch()
         self._steps = steps if most is None else min(steps or most, most)
@@ -121,6 +124,7 @@ class Feed:
         else:
             self._source = DatasetSource(
                 cutter,
+                None if order_seed is None else Order(order_seed),
                 x=x,
                 y=y,
                 sample_weight=sample_weight,

@@ -164,7 +164,6 @@ def joined(
         counts: See `rows_per_example`.
         group: The replicas; None where they are the pieces of one replica.
     """
-
     leaves = [i for i, count in enumerate(counts) if count != 0 and parts[0][i] is not None]
     lengths = [tf.where(tf.convert_to_tensor(n) > 0, FIRST_TO_LAST, 0) for n in examples]
     kept = [

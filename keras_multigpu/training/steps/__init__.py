@@ -6,5 +6,6 @@ step, updating_step    what steps have in common
 usual_step         losses that are sums over examples, and evaluation
 whole_batch_step   losses that need the whole batch
 custom_step        around a `train_step` of the user's own (`present_step`, `whole_values`)
+same_batch         whether all processes have read the same batch
 probes             what callbacks measure and forbid inside a step
 """

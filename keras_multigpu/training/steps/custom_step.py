@@ -40,6 +40,7 @@ from keras_multigpu.training.steps.present_step import left_alone
 from keras_multigpu.training.steps.present_step import present_step
 from keras_multigpu.training.steps.present_step import running
 from keras_multigpu.training.steps.probes import Probe
+from keras_multigpu.training.steps.same_batch import require_same_batch
 from keras_multigpu.training.steps.whole_values import ADVICE
 from keras_multigpu.training.steps.whole_values import EXCHANGES
 from keras_multigpu.training.steps.whole_values import everyones_rows
@@ -122,6 +123,7 @@ class CustomStep:
             self._restore_unless(step, before)
             return result
 
+        require_same_batch(self._group, shares)
         before = self._group.read(self._others, self._group.replicas[0])
         with (
             undone_where_unfinished(self._model),

@@ -38,6 +38,7 @@ from keras_multigpu.training.replica_pass.pure_model import Values
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import gathered
 from keras_multigpu.training.shares import share_spec
+from keras_multigpu.training.steps.same_batch import require_same_batch
 from keras_multigpu.training.tracing import TracedPass
 from keras_multigpu.training.tracing import called_directly
 from keras_multigpu.training.tracing import specs_of
@@ -133,6 +134,7 @@ class Step:
 
     def _run(self, shares: Sequence[Rows]) -> list[Result]:
         """Run the replicas of this process; their results."""
+        require_same_batch(self._group, shares)
         global_seed = tf.convert_to_tensor(self._pass.pure.global_seed)
 
         def on_replica(replica: Replica) -> Result:

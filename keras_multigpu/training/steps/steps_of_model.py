@@ -85,11 +85,28 @@ class Replication:
         self._announced = True
         devices = [tf.DeviceSpec.from_string(replica.device) for replica in self.group.replicas]
         names = ", ".join(f"{device.device_type}:{device.device_index}" for device in devices)
-        count = "1 replica" if len(devices) == 1 else f"{len(devices)} replicas"
-        batch_norm = said_of_batch_norm(model, self.sync_batch_norm) if len(devices) > 1 else ""
-        logger.info("Training on %s: %s.%s", count, names, batch_norm)
+        count = self.group.count
+        replicas = "1 replica" if count == 1 else f"{count} replicas"
+        if self.group.is_spread:
+            names = f"{names} on each of {count // len(devices)} workers"
+        batch_norm = said_of_batch_norm(model, self.sync_batch_norm) if count > 1 else ""
+        logger.info("Training on %s: %s.%s", replicas, names, batch_norm)
         if untested := newer_than_tested():
             logger.info(untested)
+
+    def agree_on_seeds(self) -> int | None:
+        """Take Keras's global seed from the chief; a seed that all workers have in common.
+
+        Returns:
+            None where there is one process.
+        """
+        if not self.group.is_spread:
+            return None
+        state = keras_internals.global_seed_state()
+        own = tf.random.uniform((), maxval=2**31 - 1, dtype=tf.int32)
+        seed, *of_chief = self.group.of_processes([int(own), *map(int, state.numpy())])[0]
+        state.assign(of_chief)
+        return seed
 
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""

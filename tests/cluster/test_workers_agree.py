@@ -1,0 +1,82 @@
+"""Real worker processes train exactly as one device: rows of `replica_cases.py`.
+
+`make test` runs the most telling ones. With the environment variable `KMG_ALL_REPLICAS=1` (`make
+test-all`) every row runs on 2 workers of one device and of two, and on 3.
+"""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from replica_cases import ALL_REPLICAS
+from replica_cases import CASES
+from replica_runs import Outcome
+from replica_runs import differences
+from replica_runs import run
+from worker_processes import run_workers
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("unoptimized_graphs"),
+    pytest.mark.filterwarnings(
+        "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+    ),
+    pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning"),
+]
+
+SCRIPT = Path(__file__).with_name("table_of_workers.py")
+BY_NAME = {case.name: case for case in CASES}
+TELLING = {
+    # An uneven batch and an empty worker, both with a loss and metrics of rows; a loss and metrics
+    # of the whole batch; sparse gradients; statistics; steps of the user's own; steps in one graph.
+    (2, 2): [
+        "batch smaller than the replicas",
+        "R2Score, root of the mean",
+        "embedding",
+        "train_step with metrics of its own",
+        "steps_per_execution",
+    ],
+    (3, 1): ["BatchNorm, empty replicas", "scalar-valued function loss", "predict_step overridden"],
+}
+if ALL_REPLICAS:
+    mirrored = [case.name for case in CASES if case.kind == "mirrored"]
+    TELLING = dict.fromkeys([(2, 1), (2, 2), (3, 1)], mirrored)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What rows left behind on each worker; each group of workers runs once."""
+    known = {}
+
+    def of(workers, devices):
+        if (workers, devices) not in known:
+            folder, names = tmp_path_factory.mktemp("workers"), TELLING[workers, devices]
+            environment = {"KERAS_MULTIGPU_CPU_DEVICES": str(devices)}
+            seconds = 60 + 20 * len(names)
+            run_workers(SCRIPT, workers, [folder, *names], seconds, environment=environment)
+            paths = [folder / f"{index}.pickle" for index in range(workers)]
+            known[workers, devices] = [pickle.loads(path.read_bytes()) for path in paths]
+        return known[workers, devices]
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("workers", "devices", "name"),
+    [(*place, name) for place, names in TELLING.items() for name in names],
+)
+def test_workers_end_where_one_device_does(found, workers, devices, name):
+    """All numbers are those of one device, and the same to the last bit on all workers."""
+    first, *others = [of_worker[name] for of_worker in found(workers, devices)]
+    assert isinstance(first, dict), first
+    for other in others:
+        assert other.keys() == first.keys()
+        assert all(np.array_equal(first[key], other[key], equal_nan=True) for key in first)
+    expected = run(BY_NAME[name], lambda case: case.compiled())
+    differing = {
+        what: difference
+        for what, difference in differences(expected, Outcome(first, None)).items()
+        if difference > BY_NAME[name].tolerance
+    }
+    assert not differing
