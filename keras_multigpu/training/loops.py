@@ -24,6 +24,7 @@ from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import gathered
 from keras_multigpu.training.steps.steps_of_model import is_overridden
+from keras_multigpu.training.worker_callbacks import of_this_worker
 
 if TYPE_CHECKING:
     from keras_multigpu.training.distributed_model import DistributedModel
@@ -52,6 +53,7 @@ def train(
     if validate is not None:
         validate.require_fitting_labels(model)
     model.replication.announce(model)
+    callbacks = of_this_worker(callbacks, model.replication.group)
     callbacks = callback_list(model, callbacks, shown(model, verbose), epochs, feed.num_batches)
     model.stop_training = False
     run = TrainingRun(model, feed, callbacks, epochs, initial_epoch)

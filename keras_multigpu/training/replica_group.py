@@ -89,7 +89,7 @@ class ReplicaGroup:
     """The replicas that train one model together.
 
     Args:
-        strategy: A strategy for the devices of this machine.
+        strategy: A strategy for the devices of this machine, or of several workers.
         half_sums: Whether dense float32 gradients are summed in bfloat16.
 
     Attributes:

@@ -62,6 +62,8 @@ class BatchSizeScaling(keras.callbacks.Callback):
     ```
     """
 
+    on_several_workers = True
+
     def __init__(
         self,
         base_batch_size: int,
