@@ -46,9 +46,11 @@ def ending_together(workers: Sequence[str], index: int) -> Iterator[None]:
         raise WorkerFailure(sentence(str(error), workers, index)) from error
     except BaseException as error:
         what = f"{type(error).__name__}: {error}".strip()[:2000]
-        cluster_internals.report_error(
-            f"keras_multigpu: {name_of(workers, index)} failed: {what} :keras_multigpu"
-        )
+        # Where another worker was first, there is nothing left to tell.
+        with contextlib.suppress(tf.errors.OpError):
+            cluster_internals.report_error(
+                f"keras_multigpu: {name_of(workers, index)} failed: {what} :keras_multigpu"
+            )
         raise
 
 

@@ -24,6 +24,10 @@ from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import gathered
 from keras_multigpu.training.steps.steps_of_model import is_overridden
+from keras_multigpu.training.together import in_step
+from keras_multigpu.training.together import may_stop_alone
+from keras_multigpu.training.together import require_same_run
+from keras_multigpu.training.together import together
 from keras_multigpu.training.worker_callbacks import of_this_worker
 
 if TYPE_CHECKING:
@@ -49,16 +53,18 @@ def train(
     if most and most < epochs:
         warn(f"Limiting epochs to {most}", stacklevel=3)
         epochs = most
+    group = model.replication.group
+    require_same_run(group, model, feed, epochs=epochs, initial_epoch=initial_epoch)
     prepare(model, feed)
     if validate is not None:
         validate.require_fitting_labels(model)
     model.replication.announce(model)
-    callbacks = of_this_worker(callbacks, model.replication.group)
+    callbacks = of_this_worker(callbacks, group)
     callbacks = callback_list(model, callbacks, shown(model, verbose), epochs, feed.num_batches)
     model.stop_training = False
     run = TrainingRun(model, feed, callbacks, epochs, initial_epoch)
     logs: dict[str, Any] = {}
-    with run.running(), feed.reading():
+    with together(group), run.running(), feed.reading():
         callbacks.on_train_begin()
         run.begin()
         for epoch in range(run.epoch, epochs):
@@ -74,6 +80,7 @@ def train(
                 run.through("on_test_end")
             callbacks.on_epoch_end(epoch, logs)
             run.through("on_epoch_end")
+            model.stop_training = group.agree(bool(model.stop_training))
             if model.stop_training:
                 break
         finish(model, callbacks, epochs, logs)
@@ -124,7 +131,10 @@ def run_epoch(
     begin, end = (getattr(callbacks, name) for name in HOOKS[mode])
     listened = listens(callbacks, mode)
     logs: dict[str, Any] = {} if run is None or not run.step else run.logs
-    for first, group in feed.epoch(model.steps_per_execution, model.runs_in_graph):
+    workers = model.replication.group
+    asks = any(map(may_stop_alone, callbacks.callbacks)) and listened
+    groups = feed.epoch(model.steps_per_execution, model.runs_in_graph)
+    for first, group in in_step(workers, feed, groups):
         if listened:
             begin(first)
         if run is not None:
@@ -137,7 +147,9 @@ def run_epoch(
             end(first + group.size - 1, logs)
         if run is not None:
             run.through("on_train_batch_end")
-        if model.stop_training if mode == "train" else model.stop_evaluating:
+        stops = bool(model.stop_training if mode == "train" else model.stop_evaluating)
+        if workers.agree(stops) if asks else stops:
+            model.stop_training |= mode == "train"
             break
     if not logs and not feed.has_come:
         raise_no_data("fit" if mode == "train" else "evaluate")
@@ -192,7 +204,7 @@ def evaluate(model: "DistributedModel", feed: Feed, callbacks: Any, verbose: Any
     model.stop_evaluating = False
     callbacks.on_test_begin()
     model.reset_metrics()
-    with feed.reading():
+    with together(model.replication.group), feed.reading():
         logs = run_epoch(model, feed, callbacks, "test", model.test_group)
     callbacks.on_test_end(logs)
     return logs
@@ -208,8 +220,9 @@ def predict(model: "DistributedModel", feed: Feed, callbacks: Any, verbose: Any)
     model.stop_predicting = False
     callbacks.on_predict_begin()
     outputs = []
-    with feed.reading():
-        for first, group in feed.epoch(model.steps_per_execution):
+    with together(model.replication.group), feed.reading():
+        groups = feed.epoch(model.steps_per_execution)
+        for first, group in in_step(model.replication.group, feed, groups):
             callbacks.on_predict_batch_begin(first)
             parts = [model.predict_one(shares, feed.spec) for shares in group.shares]
             if feed.marks_missing and feed.spec is not None:

@@ -119,6 +119,19 @@ class ReplicaGroup:
         return self.replicas[0].device
 
     @property
+    def workers(self) -> list[str]:
+        """The addresses of the processes; none where this is the only one."""
+        if not self.is_spread:
+            return []
+        addresses: list[str] = self.strategy.cluster_resolver.cluster_spec().as_dict()["worker"]
+        return addresses
+
+    @property
+    def worker(self) -> int:
+        """Which of the processes this is."""
+        return self.replicas[0].id // len(self.replicas)
+
+    @property
     def is_chief(self) -> bool:
         """Whether this process is the one that writes files and speaks for all."""
         return self.replicas[0].id == 0

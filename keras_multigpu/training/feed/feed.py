@@ -150,6 +150,11 @@ class Feed:
         return self._steps or self._source.num_batches or self._counted
 
     @property
+    def is_countable(self) -> bool:
+        """Whether it is known beforehand when an epoch ends, and that no batch is left out."""
+        return self._source.is_countable
+
+    @property
     def spec(self) -> Batch | None:
         """The specs of a batch, None where only the data can tell."""
         return self._source.spec

@@ -156,7 +156,7 @@ class CustomStep:
         """Let each of several processes have the sums again."""
         if not self._group.is_spread or not self._metrics:
             return
-        packing = Packing(self._metric_variables)
+        packing = Packing([parts[0] for parts in self._metrics])
 
         def on_replica(replica: Replica) -> None:
             parts = packing.pack(self._group.read(self._metrics, replica))

@@ -1,0 +1,110 @@
+"""Several processes call `fit`, `evaluate` or `predict` together: alike, and to one end."""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.checks import problem
+from keras_multigpu.cluster.failures import ending_together
+from keras_multigpu.cluster.failures import name_of
+from keras_multigpu.training.feed.feed import Feed
+from keras_multigpu.training.feed.feed import Group
+from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.steps.same_batch import DIFFERS
+from keras_multigpu.training.variables.model_identity import identity_of_model
+
+
+@contextlib.contextmanager
+def together(group: ReplicaGroup) -> Iterator[None]:
+    """Let a failure of one process end all of them, each with a sentence that names it."""
+    if not group.is_spread:
+        yield
+        return
+    with ending_together(group.workers, group.worker):
+        try:
+            yield
+        except tf.errors.InvalidArgumentError as error:
+            if DIFFERS in str(error):
+                raise ValueError(DIFFERS) from error
+            raise
+
+
+def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **arguments: Any) -> None:
+    """Raise a `ValueError` where processes train different models, or on batches of other kinds.
+
+    Args:
+        arguments: More of which each process must have the same.
+    """
+    if not group.is_spread:
+        return
+    settings = {
+        "the model": identity_of_model(model),
+        "the form of a batch": str(feed.spec),
+        "the batch size": feed.batch_size,
+        "the number of steps of an epoch": feed.num_batches,
+        **{f"`{name}`": value for name, value in arguments.items()},
+    }
+    numbers = [number_of(value) for value in settings.values()]
+    first, *others = group.of_processes(numbers)
+    for worker, of_worker in enumerate(others, start=1):
+        differing = [
+            what for what, *pair in zip(settings, first, of_worker, strict=True) if len({*pair}) > 1
+        ]
+        if differing:
+            raise ValueError(
+                problem(
+                    f"{name_of(group.workers, worker).capitalize()} and the chief differ in "
+                    f"{' and '.join(differing)}.",
+                    "Expected the same script and the same data on all workers.",
+                    "Copy the script and the data to all machines anew, and let nothing in them "
+                    "depend on the worker.",
+                    **{
+                        what.strip("`"): settings[what] for what in differing if what != "the model"
+                    },
+                )
+            )
+
+
+def in_step(
+    group: ReplicaGroup, feed: Feed, batches: Iterator[tuple[int, Group]]
+) -> Iterator[tuple[int, Group]]:
+    """The batches of an epoch, which must end in all processes at the same step.
+
+    Where nobody knows beforehand how many there are, the processes tell each other before each.
+    """
+    if not group.is_spread or feed.is_countable:
+        yield from batches
+        return
+    while True:
+        each = next(batches, None)
+        sizes = [size for (size,) in group.of_processes([0 if each is None else each[1].size])]
+        shortest = sizes.index(min(sizes))
+        if sizes[shortest] < max(sizes):
+            raise ValueError(
+                problem(
+                    f"The data of {name_of(group.workers, shortest)} ended before that of others.",
+                    "Expected the same batches on all workers.",
+                    "Give all of them the same files, or end the data after the same number of "
+                    "batches, for example with `dataset.take`.",
+                    batches=feed.done,
+                )
+            )
+        if each is None:
+            return
+        yield each
+
+
+def may_stop_alone(callback: keras.callbacks.Callback) -> bool:
+    """Whether a callback may know more than the logs, which are the same in all processes."""
+    return not type(callback).__module__.startswith("keras.")
+
+
+def number_of(value: Any) -> int:
+    """A number that differs where a value does."""
+    text = json.dumps(value, sort_keys=True, default=str).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:7], "big")

@@ -1,0 +1,58 @@
+"""A training in which one worker does something else: what is named by the first argument."""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import keras
+import numpy as np
+
+import keras_multigpu as kmg
+
+WHAT, WHO = sys.argv[1], int(sys.argv[2])
+ALONE = json.loads(os.environ["TF_CONFIG"])["task"]["index"] == WHO
+
+
+class Acts(keras.callbacks.Callback):
+    """Does it in the second step."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Nothing on the other workers."""
+        if not ALONE or batch != 1:
+            return
+        if WHAT == "stop":
+            self.model.stop_training = True
+        if WHAT == "raise":
+            raise ZeroDivisionError("a bug in a callback")
+        if WHAT in ("kill", "freeze"):
+            os.kill(os.getpid(), signal.SIGKILL if WHAT == "kill" else signal.SIGSTOP)
+        if WHAT == "sleep":
+            time.sleep(60)
+
+
+def main():
+    """Train; print what came of it, and when."""
+    keras.utils.set_random_seed(1)
+    x, y = np.arange(64.0, dtype="float32").reshape(16, 4), np.ones((16, 1), "float32")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+    model = kmg.distribute(model)
+    model.compile("sgd" if WHAT != "other optimizer" or not ALONE else "adam", "mse")
+    data = {"x": x, "y": y, "batch_size": 4}
+    if WHAT == "short generator":
+        batches = 2 if ALONE else 4
+        data = {"x": (pair for pair in [(x[:4], y[:4])] * batches)}
+    if WHAT == "other data" and ALONE:
+        data["x"] = x + 1
+    try:
+        history = model.fit(**data, epochs=3, shuffle=False, verbose=0, callbacks=[Acts()]).history
+        sys.stdout.write(f"ended after epochs: {len(history['loss'])}\n")
+    except Exception as error:
+        sys.stdout.write(f"{type(error).__name__}: {error}\n")
+        sys.stdout.flush()
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

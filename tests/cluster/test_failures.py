@@ -1,0 +1,56 @@
+"""What one worker does by itself ends all of them, and each says which worker it was, and why."""
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from replica_cases import ALL_REPLICAS
+from worker_processes import Workers
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).with_name("failing_worker.py")
+TIMEOUTS = {"KERAS_MULTIGPU_EXCHANGE_TIMEOUT": "20", "KERAS_MULTIGPU_HEARTBEAT_TIMEOUT": "10"}
+
+
+def outcome(what):
+    """What the chief printed when worker 1 did something, and the exit codes of both."""
+    with Workers(SCRIPT, 2, (what, 1), TIMEOUTS) as workers:
+        other = workers.processes[0]
+        end = time.monotonic() + 240
+        while other.poll() is None and time.monotonic() < end:
+            time.sleep(0.2)
+        assert other.poll() is not None, f"it hangs: {workers.output(0)}"
+        if what == "freeze":
+            workers.processes[1].send_signal(signal.SIGCONT)
+            workers.kill()
+        return workers.output(0), workers.wait(60)
+
+
+# Each starts two processes: `make test` runs the first ones, `make test-all` the rest.
+CASES = [
+    ("raise", r"WorkerFailure: worker 1 \(.*\) failed: ZeroDivisionError: a bug in a callback"),
+    ("kill", r"WorkerFailure: worker 1 \(.*\) is gone"),
+    ("other data", r"The workers read different batches"),
+    ("freeze", r"WorkerFailure: worker 1 \(.*\) is gone, or gave no sign of life"),
+    ("sleep", r"WorkerFailure: A worker did not come to an exchange within 20 seconds"),
+    ("other optimizer", r"ValueError: Worker 1 \(.*\) and the chief differ in the model"),
+    ("short generator", r"The data of worker 1 \(.*\) ended before that of others"),
+]
+
+
+@pytest.mark.parametrize(("what", "expected"), CASES if ALL_REPLICAS else CASES[:3])
+def test_others_end_with_a_sentence(what, expected):
+    """Nobody waits for ever."""
+    printed, codes = outcome(what)
+    assert re.search(expected, printed), printed
+    assert codes[0] == 1
+
+
+def test_who_stops_stops_all():
+    """A decision of one worker is everybody's, in the same step."""
+    printed, codes = outcome("stop")
+    assert "ended after epochs: 1" in printed, printed
+    assert codes == [0, 0]
