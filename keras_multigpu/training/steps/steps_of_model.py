@@ -65,7 +65,11 @@ class Replication:
     ) -> None:
         self.group = ReplicaGroup(strategy, half_sums)
         self.strategy = strategy = self.group.strategy
-        self.cutter = Cutter(self.group.count, self.group.replicas)
+        # Of several processes each keeps the rows of all replicas on the host: what one process
+        # computes of the whole batch needs no exchange then.
+        self.cutter = Cutter(
+            self.group.count, None if self.group.is_spread else self.group.replicas
+        )
         self.sync_batch_norm = sync_batch_norm
         self.half_sums = half_sums
         self.micro_batches: int | str = 1
@@ -175,7 +179,8 @@ class Replication:
             try:
                 return self.training(model).run_one(shares, spec)
             except tf.errors.ResourceExhaustedError:
-                if self.pieces >= largest_share(shares):
+                # The others are in the middle of the step.
+                if self.group.is_spread or self.pieces >= largest_share(shares):
                     raise
                 self.pieces *= 2
                 logger.warning(
