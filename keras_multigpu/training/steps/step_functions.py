@@ -35,7 +35,7 @@ class StepFunctions:
 
     Args:
         make_step: Makes the step.
-        replicas: How many replicas share a batch, and how many of them are here.
+        replicas: How many replicas share a batch, and how many of their shares are here.
         eager: Whether steps run without a graph.
         data_wait: Where the seconds add up that graphs wait for data, if that is of interest.
     """

@@ -205,7 +205,7 @@ class Replication:
                 self._forget_other_probes()
             self._functions[key] = StepFunctions(
                 make,
-                (self.group.count, len(self.group.replicas)),
+                (self.group.count, len(self.cutter.devices)),
                 bool(model.run_eagerly),
                 self._timer() if kind[0] == "train" else None,
             )
