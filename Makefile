@@ -76,9 +76,11 @@ $(OLDEST)/.installed: pyproject.toml
 	$(OLDEST)/bin/pip install --editable '.[test]' $(OLDEST_VERSIONS)
 	touch $@
 
-# The kill test in full: a real training is killed forty times. Takes about ten minutes.
+# The kill tests in full: a real training is killed forty times, and workers ten times. Takes about
+# a quarter of an hour.
 soak: $(INSTALLED)
-	KMG_KILLS=40 $(BIN)/python -m pytest tests/callbacks/resumable_checkpoint/test_killed_training.py
+	KMG_KILLS=40 $(BIN)/python -m pytest tests/callbacks/resumable_checkpoint/test_killed_training.py \
+		tests/cluster/test_killed_workers.py
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

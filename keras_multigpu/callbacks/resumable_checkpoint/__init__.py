@@ -3,5 +3,5 @@
 callback ───> states ───> writer ───> folder ───> format
 what to     in the      which       bytes
 keep        background  files
-resumed_run   where a run goes on         signals   SIGTERM
+resumed_run   where a run goes on         signals   SIGTERM         together   several workers
 """

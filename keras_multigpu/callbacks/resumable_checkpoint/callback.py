@@ -19,6 +19,7 @@ from keras_multigpu.callbacks.resumable_checkpoint.signals import StopSignals
 from keras_multigpu.callbacks.resumable_checkpoint.states import report_changes
 from keras_multigpu.callbacks.resumable_checkpoint.states import restore_states
 from keras_multigpu.callbacks.resumable_checkpoint.states import states_of
+from keras_multigpu.callbacks.resumable_checkpoint.together import Together
 from keras_multigpu.callbacks.resumable_checkpoint.writer import BackgroundWriter
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
@@ -58,6 +59,8 @@ class ResumableCheckpoint(keras.callbacks.Callback):
     model.fit(train, epochs=90, callbacks=[ResumableCheckpoint("photos_run", every_minutes=10)])
     ```
     """
+
+    on_several_workers = True
 
     def __init__(
         self,
@@ -105,11 +108,13 @@ class ResumableCheckpoint(keras.callbacks.Callback):
         """Open the folder, find the newest checkpoint, and restore it when all have begun."""
         run = run_of(self, "elsewhere `fit` cannot begin in the middle of an epoch")
         resumed_run.refuse_others(self, run.callbacks)
-        self._files.open()
+        self._together = Together(self.model.replication.group)
+        if self._together.is_chief:
+            self._files.open()
         self._run.after_end(self._close)
         self._data = resumed_run.identity_of_data(self._run)
         resumed_run.warn_of_other_orders(self._data)
-        self.resumed_from, self._found = self._files.newest() or (None, None)
+        self.resumed_from, self._found = self._together.newest(self._files)
         if self.resumed_from is not None:
             resumed_run.require_run(self._found, self.resumed_from)
             resumed_run.refuse_other_data(self._data, self._found["data"], self.resumed_from)
@@ -131,7 +136,8 @@ class ResumableCheckpoint(keras.callbacks.Callback):
         if self.resumed_from is not None:
             resumed_run.go_on(self._run, self._found, self.resumed_from)
             resumed_run.refuse_other_model(self.model, self._rates, self._found, self.resumed_from)
-            report_changes(self._run.callbacks, self._found["callbacks"])
+            if self._together.is_chief:  # Some callbacks are the chief's alone.
+                report_changes(self._run.callbacks, self._found["callbacks"])
             self._restore()
         self._steps, self._last_step, self._saved_at = 0, self._run.step, time.monotonic()
 
@@ -165,7 +171,8 @@ class ResumableCheckpoint(keras.callbacks.Callback):
         swaps = any(
             isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in self._run.callbacks
         )
-        if self._validating and not swaps:
+        # And where other workers would go on with it.
+        if self._validating and not swaps and not self._together.is_spread:
             self.model.stop_evaluating = True
 
     def _validation_done(self) -> None:
@@ -179,31 +186,39 @@ class ResumableCheckpoint(keras.callbacks.Callback):
         self._last_step = step
         if self._writer is not None:
             self._writer.raise_error()
-        if self._signals.pending is not None:
+        is_due, is_over = self._asked()
+        if is_due or is_over:
             self._save(self._run.state)
+        if is_over:
             self._end()
-        elif self._is_due():
-            self._save(self._run.state)
 
-    def _is_due(self) -> bool:
-        if self.every_steps is not None and self._steps >= self.every_steps:
-            return True
+    def _asked(self, now: bool = False) -> tuple[bool, bool]:
+        """Whether to save, and whether a signal ends training: the same on all workers."""
         waited = time.monotonic() - self._saved_at
-        return self.every_minutes is not None and waited >= 60 * self.every_minutes
+        late = self.every_minutes is not None and waited >= 60 * self.every_minutes
+        signalled, late = self._together.asked(self._signals.pending, late, now)
+        if signalled is not None:  # Perhaps it has reached another worker only.
+            self._signals.pending = signalled
+        is_due = late or (self.every_steps is not None and self._steps >= self.every_steps)
+        return is_due, signalled is not None
 
     def _epoch_done(self) -> None:
         """Save the state of the moment before the next epoch."""
-        done, signalled = self._run.epoch + 1, self._signals.pending is not None
+        is_due, signalled = self._asked(now=True)
+        done = self._run.epoch + 1
         over = self.model.stop_training or done >= self._run.epochs
         regular = self.every_epochs is not None and done % self.every_epochs == 0
         self._last_step = 0
-        if over or regular or signalled or self._is_due():
+        if over or regular or signalled or is_due:
             state = {**self._run.state, "epoch": done, "step": 0, "logs": {}}
             self._save(state, stopped=bool(self.model.stop_training))
         if signalled:
             self._end()
 
     def _save(self, run_state: dict[str, Any], stopped: bool = False) -> None:
+        self._steps, self._saved_at = 0, time.monotonic()
+        if not self._together.is_chief:
+            return
         if self._made is None:
             self._made = identity_of_model(self.model)
         tree = {
@@ -220,7 +235,7 @@ class ResumableCheckpoint(keras.callbacks.Callback):
         }
         content = resumed_run.encoded(tree)
         (self._writer or self._files).write(content)
-        self._steps, self._saved_at = 0, time.monotonic()
+        self._saved_at = time.monotonic()
 
     # End.
 
@@ -228,6 +243,7 @@ class ResumableCheckpoint(keras.callbacks.Callback):
         """Say where training stands, and end as the signal asks for."""
         if self._writer is not None:
             self._writer.wait()
+        self._together.wait()
         number = self._signals.pending
         assert number is not None
         _log.warning(

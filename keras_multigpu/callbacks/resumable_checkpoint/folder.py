@@ -111,6 +111,22 @@ class CheckpointFolder:
             raise all_damaged(self.path, found)
         return None
 
+    def read(self, number: int) -> tuple[Path, Any]:
+        """The checkpoint that another worker has found here, and what is in it."""
+        path = self.path / f"checkpoint-{number:06}{ENDING}"
+        try:
+            with os.fdopen(opened(path, os.O_RDONLY), "rb") as file:
+                return path, decoded(file)
+        except (OSError, Damaged) as error:
+            raise ValueError(
+                problem(
+                    "A worker cannot read the checkpoint that the chief goes on from.",
+                    "Expected a folder that all workers reach.",
+                    "Put it on a file system that the machines share.",
+                    checkpoint=str(path),
+                )
+            ) from error
+
     def _set_aside(self, path: Path, cause: str) -> None:
         aside = path.with_name(f"{path.name}.damaged")
         try:

@@ -1,0 +1,80 @@
+"""Workers of a launched training are killed; its weights are those of one that was left alone.
+
+`make test` does it twice: once by SIGKILL, and once a worker is asked to end by SIGTERM, which all
+have to follow. `make soak` does it ten times, and freezes one as well.
+"""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+SCRIPT = Path(__file__).parent / "training_to_kill.py"
+ROOT = Path(__file__).parents[2]
+SIGNALS = [signal.SIGKILL, signal.SIGTERM]
+if os.environ.get("KMG_KILLS"):
+    SIGNALS = [*SIGNALS, *[signal.SIGKILL] * 7, signal.SIGSTOP]
+SEED = int(os.environ.get("KMG_KILL_SEED", "0"))
+EPOCHS = 2 + len(SIGNALS) // 2
+
+
+def launched(folder):
+    """The launcher of two workers that train into a folder."""
+    folder.mkdir()
+    launch = ["launch", "--workers", "2", "--max-restarts", str(len(SIGNALS))]
+    return subprocess.Popen(
+        [sys.executable, "-m", "keras_multigpu", *launch, SCRIPT, folder, "--epochs", str(EPOCHS)],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def followed(launcher, *signals):
+    """Read what a training prints to its end; send a worker a signal some steps after each start.
+
+    Returns:
+        The lines.
+    """
+    chance, lines, pids, signals = random.Random(SEED), [], {}, list(signals)
+    left = chance.randrange(2, 11)
+    for line in launcher.stdout:
+        lines.append(line)
+        if started := re.match(r"\[worker (\d)\] pid (\d+)", line):
+            pids[started[1]] = int(started[2])
+        # Both workers say so: one to five steps, and a checkpoint lies behind every fourth.
+        left -= bool(re.match(r"\[worker \d\] step", line))
+        if signals and left <= 0 and len(pids) == 2:
+            os.kill(pids[chance.choice("01")], signals.pop(0))
+            left, pids = chance.randrange(2, 11), {}
+    launcher.stdout.close()
+    assert launcher.wait(timeout=60) == 0, "".join(lines)
+    assert not signals
+    return lines
+
+
+@pytest.mark.slow
+def test_killed_workers_end_as_if_nothing_had_happened(tmp_path):
+    """On both workers bit for bit; each kill costs one restart of all."""
+    followed(launched(tmp_path / "whole"))
+    lines = followed(launched(tmp_path / "killed"), *SIGNALS)
+    assert sum("starting all again" in line for line in lines) == len(SIGNALS)
+    assert any("Ended by SIGTERM after step" in line for line in lines)
+    with np.load(tmp_path / "whole" / "worker0.npz") as expected:
+        for folder, worker in [("whole", 1), ("killed", 0), ("killed", 1)]:
+            with np.load(tmp_path / folder / f"worker{worker}.npz") as found:
+                assert set(found) == set(expected)
+                for name in expected:
+                    np.testing.assert_array_equal(found[name], expected[name], name)

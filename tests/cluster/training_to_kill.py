@@ -1,0 +1,52 @@
+"""A training for several workers to be killed: launched again, it goes on.
+
+    keras-multigpu launch --workers 2 training_to_kill.py FOLDER --epochs 4
+
+Each worker prints its process's number, a line for each step, and leaves its weights.
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.cluster import environment
+
+
+class Steps(keras.callbacks.Callback):
+    """Prints a line for each step."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        print(f"step {self.model.training_run.epoch} {batch}", flush=True)
+
+
+def main(folder, epochs):
+    """Train, and write what came of it."""
+    print(f"pid {os.getpid()}", flush=True)
+    # To optimise graphs that run a few times takes as long as all the rest.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization()]
+    layers += [keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+    model = kmg.distribute(keras.Sequential([keras.Input((4,)), *layers]))
+    model.compile("adam", "mse")
+    random = np.random.default_rng(0)
+    x = random.normal(size=(43, 4)).astype("float32")
+    data = kmg.data.from_arrays(x, x[:, :1], global_batch_size=5, seed=3)
+    checkpoint = kmg.callbacks.ResumableCheckpoint(folder / "checkpoints", every_steps=4)
+    model.fit(data, epochs=epochs, callbacks=[Steps(), checkpoint], verbose=0)
+    values = {variable.path: variable.numpy() for variable in model.variables}
+    np.savez(folder / f"worker{environment.tf_config().index}.npz", **values)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--epochs", type=int)
+    main(**vars(parser.parse_args()))
