@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.keras_internals import callback_internals
+from keras_multigpu.keras_internals import cluster_internals
 from keras_multigpu.keras_internals import compile_internals
 from keras_multigpu.keras_internals import dataset_internals
 from keras_multigpu.keras_internals import optimizer_internals
@@ -515,3 +516,25 @@ def test_elements_are_dealt_out_to_devices():
     found = list(dataset_internals.multi_device_iterator(data, devices, "/device:CPU:0", 2))
     assert [list(map(int, elements)) for elements in found] == [[0, 1], [2, 3]]
     assert [element.device[-5:] for element in found[0]] == ["CPU:1", "CPU:2"]
+
+
+def test_arrays_can_be_shuffled_by_another_function():
+    """Keras's adapter takes `tf.random.shuffle` by its public name while it makes the dataset."""
+    with dataset_internals.shuffled_by(lambda values: tf.reverse(values, [0])):
+        adapter = keras_internals.data_adapter(np.arange(4), batch_size=4, shuffle=True)
+        dataset = adapter.get_tf_dataset()
+    (batch,) = tf.nest.flatten(next(iter(dataset)))
+    assert batch.numpy().tolist() == [3, 2, 1, 0], "workers would shuffle apart"
+
+
+def test_a_worker_may_have_several_cpus():
+    """`MultiWorkerMirroredStrategy` asks this method for its devices, and has a service to set."""
+    local_devices = cluster_internals.Extended._initialize_local_devices
+    with cluster_internals.cpu_devices(2):
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+        devices, kind = cluster_internals.Extended._initialize_local_devices(None, resolver, "")
+    assert (kind, list(devices)) == ("CPU", ["/device:CPU:0", "/device:CPU:1"])
+    assert cluster_internals.Extended._initialize_local_devices is local_devices
+    assert cluster_internals.has_started()
+    for name in ("configure_coordination_service", "report_error_to_cluster"):
+        assert hasattr(cluster_internals.context.context(), name)

@@ -29,7 +29,7 @@ class Acts(keras.callbacks.Callback):
         if WHAT in ("kill", "freeze"):
             os.kill(os.getpid(), signal.SIGKILL if WHAT == "kill" else signal.SIGSTOP)
         if WHAT == "sleep":
-            time.sleep(60)
+            time.sleep(120)
 
 
 def main():

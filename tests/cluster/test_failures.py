@@ -12,7 +12,7 @@ from worker_processes import Workers
 pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).with_name("failing_worker.py")
-TIMEOUTS = {"KERAS_MULTIGPU_EXCHANGE_TIMEOUT": "20", "KERAS_MULTIGPU_HEARTBEAT_TIMEOUT": "10"}
+TIMEOUTS = {"KERAS_MULTIGPU_EXCHANGE_TIMEOUT": "40", "KERAS_MULTIGPU_HEARTBEAT_TIMEOUT": "10"}
 
 
 def outcome(what):
@@ -35,7 +35,7 @@ CASES = [
     ("kill", r"WorkerFailure: worker 1 \(.*\) is gone"),
     ("other data", r"The workers read different batches"),
     ("freeze", r"WorkerFailure: worker 1 \(.*\) is gone, or gave no sign of life"),
-    ("sleep", r"WorkerFailure: A worker did not come to an exchange within 20 seconds"),
+    ("sleep", r"WorkerFailure: A worker did not come to an exchange within 40 seconds"),
     ("other optimizer", r"ValueError: Worker 1 \(.*\) and the chief differ in the model"),
     ("short generator", r"The data of worker 1 \(.*\) ended before that of others"),
 ]

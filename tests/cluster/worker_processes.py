@@ -65,7 +65,7 @@ class Workers:
             "CUDA_VISIBLE_DEVICES": "-1",
             "KERAS_BACKEND": "tensorflow",
             "TF_CPP_MIN_LOG_LEVEL": "2",
-            "KERAS_MULTIGPU_EXCHANGE_TIMEOUT": "60",
+            "KERAS_MULTIGPU_EXCHANGE_TIMEOUT": "240",
             "KMG_TESTS": str(TESTS),
             "TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task}),
             **self.environment,
