@@ -54,7 +54,7 @@ def distribute(
     if not isinstance(model, keras.Model):
         raise ValueError(
             problem(
-                "`model` is no Keras model.",
+                "`model` is not a Keras model.",
                 "Expected a `keras.Model`: Sequential, functional or subclassed.",
                 "Build a model first, for example `keras.Sequential([...])`.",
                 model=model,
