@@ -142,7 +142,7 @@ def test_other_kinds_of_strategies(other):
 
 def test_bad_arguments_are_named():
     """What is no model or no strategy gets an error in three parts."""
-    with pytest.raises(ValueError, match="no Keras model.*Expected.*Received: model=3"):
+    with pytest.raises(ValueError, match="not a Keras model.*Expected.*Received: model=3"):
         kmg.distribute(3)
     with pytest.raises(ValueError, match="not a strategy.*Received: strategy='mirrored'"):
         kmg.distribute(sequential(), "mirrored")
