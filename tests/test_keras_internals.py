@@ -21,7 +21,7 @@ from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.keras_internals.versions import minor
 from keras_multigpu.keras_internals.versions import newer_than_tested
-from keras_multigpu.training.update.joint_update import update_jointly
+from keras_multigpu.training.update.optimizer_update import update_jointly
 
 
 def compiled_model(**options):

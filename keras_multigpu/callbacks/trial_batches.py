@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from keras_multigpu.callbacks.fit_run import run_of
 from keras_multigpu.checks import problem
-from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.loops import concatenated
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.run import TrainingRun
+from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import cut
 

@@ -10,5 +10,6 @@ One step, on each replica:
 
 `replica_group` is the only place that knows which replicas exist and how they exchange values;
 `variables/` says where values live. `run` is what callbacks may ask, `steps/probes` what they
-measure inside a step. `fit_arguments` and `fitting_labels` name mistakes before the first step.
+measure inside a step. `fit_arguments` names mistakes before the first step, `workers` is how
+several processes train together.
 """

@@ -13,11 +13,11 @@ from keras_multigpu.training import loops
 from keras_multigpu.training.feed.epoch_source import knows_epochs
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.feed import Group
-from keras_multigpu.training.global_batch import Batch
-from keras_multigpu.training.global_batch import normalized
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.run import TrainingRun
+from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.shares import Shares
+from keras_multigpu.training.shares import normalized
 from keras_multigpu.training.steps.custom_step import share_of_loss
 from keras_multigpu.training.steps.custom_step import whole_losses
 from keras_multigpu.training.steps.present_step import present_rows

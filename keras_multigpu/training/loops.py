@@ -19,16 +19,16 @@ from keras_multigpu.checks import warn
 from keras_multigpu.training.feed.epoch_source import knows_epochs
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.feed import Group
-from keras_multigpu.training.fitting_labels import require_fitting_labels
+from keras_multigpu.training.fit_arguments import require_fitting_labels
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import gathered
 from keras_multigpu.training.steps.steps_of_model import is_overridden
-from keras_multigpu.training.together import in_step
-from keras_multigpu.training.together import may_stop_alone
-from keras_multigpu.training.together import require_same_run
-from keras_multigpu.training.together import together
-from keras_multigpu.training.worker_callbacks import of_this_worker
+from keras_multigpu.training.workers import in_step
+from keras_multigpu.training.workers import may_stop_alone
+from keras_multigpu.training.workers import of_this_worker
+from keras_multigpu.training.workers import require_same_run
+from keras_multigpu.training.workers import together
 
 if TYPE_CHECKING:
     from keras_multigpu.training.distributed_model import DistributedModel

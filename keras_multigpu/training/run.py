@@ -12,8 +12,8 @@ import numpy as np
 
 from keras_multigpu import keras_internals
 from keras_multigpu.training.feed.feed import Feed
-from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.logs import pythonic
+from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.shares import open_spec
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.steps_of_model import is_overridden

@@ -1,4 +1,4 @@
-"""How a global batch becomes one share for each replica, and shares a batch again.
+"""Batches in the forms that training takes: the global one, and the replicas' shares of it.
 
 Shares are contiguous and in replica order; see `keras_multigpu.batch_sizes`. A leaf whose first
 axis is known to be 1 belongs to all examples, as in broadcasting: every replica has it whole.
@@ -14,13 +14,39 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
-from keras_multigpu.training.global_batch import Batch
-from keras_multigpu.training.replica_pass.pure_model import Rows
 from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.tracing import with_length
 
+Batch = tuple[Any, Any, Any]
+"""A global batch: `(x, y, sample_weight)`, of tensors or of their specs."""
+
+ABSENT = (tf.experimental.Optional, tf.OptionalSpec, type(tf.type_spec_from_value(None)))
+"""What stands in a dataset for a missing array."""
+
 COUNT = tf.int64
 """The type of numbers of examples: TensorFlow keeps scalars of int32 off GPUs."""
+
+
+class Rows(NamedTuple):
+    """Some rows of a global batch: a replica's share, or a piece of it.
+
+    A replica without examples borrows the batch's first row, so that no layer ever meets
+    an empty batch; `examples` is then zero and whatever the row yields is dropped.
+    """
+
+    data: tuple[Any, Any, Any]
+    examples: tf.Tensor
+    global_batch_size: tf.Tensor
+
+    @property
+    def x(self) -> Any:
+        """The inputs."""
+        return self.data[0]
+
+    @property
+    def fraction(self) -> tf.Tensor:
+        """The number of examples divided by the global batch size."""
+        return tf.cast(self.examples, tf.float32) / tf.cast(self.global_batch_size, tf.float32)
 
 
 class Shares(NamedTuple):
@@ -46,90 +72,6 @@ def filled(structure: Any, leaves: Sequence[Any]) -> Any:
     return keras.tree.map_structure(
         lambda leaf: None if leaf is None else next(remaining), structure
     )
-
-
-def shares_of(batch: Batch, replicas: int, ids: Sequence[int] | None = None) -> tuple[Rows, ...]:
-    """The rows of a global batch that belong to each replica.
-
-    Args:
-        batch: The batch.
-        replicas: The number of all replicas.
-        ids: The replicas whose rows are wanted; all of them if left out.
-    """
-    size = batch_size_of(batch)
-    total = tf.constant(size, COUNT) if isinstance(size, int) else tf.cast(size, COUNT)
-    if replicas == 1:
-        return (Rows(batch, total, total),)
-    bounds = Bounds(size, replicas, list(range(replicas)) if ids is None else ids)
-    parts = [bounds.parts(leaf) for leaf in keras.tree.flatten(batch)]
-    return tuple(
-        Rows(keras.tree.pack_sequence_as(batch, list(leaves)), examples, total)
-        for *leaves, examples in zip(*parts, bounds.examples, strict=True)
-    )
-
-
-def joined_shares(parts: Sequence[Batch]) -> Shares:
-    """The shares of a batch that somebody else has cut; of no examples, with a borrowed row.
-
-    Args:
-        parts: Each replica's rows.
-    """
-    sizes: list[Any] = [batch_size_of(part) for part in parts]
-    donor = parts[int(np.argmax(sizes))]
-    total = tf.constant(sum(sizes), COUNT)
-    shares = [
-        Rows(part if size else rows(donor, 0, 1), tf.constant(size, COUNT), total)
-        for part, size in zip(parts, sizes, strict=True)
-    ]
-    return Shares(tuple(shares), open_spec(donor))
-
-
-class Bounds:
-    """Where some replicas' rows begin in a batch, and how many they are.
-
-    A replica without examples borrows the first row, if there is one.
-
-    Args:
-        size: The number of examples, an integer or a tensor.
-        replicas: The number of replicas.
-        ids: Those whose rows are wanted.
-    """
-
-    def __init__(self, size: int | tf.Tensor, replicas: int, ids: Sequence[int]) -> None:
-        self._static = isinstance(size, int)
-        self._all = len(ids) == replicas
-        on = np if self._static else tf
-        numbers = np.asarray(ids, "int64") if self._static else tf.constant(ids, tf.int32)
-        starts, stops = share_bounds(size, numbers, replicas)
-        counts = stops - starts
-        self.examples = tf.unstack(tf.cast(counts, COUNT), len(ids))
-        self._borrowed = self._static and size < replicas
-        self._starts = on.where(counts > 0, starts, 0)
-        self._lengths = on.minimum(on.maximum(counts, 1), size)
-        self._corners: dict[int, list[tuple[tf.Tensor, tf.Tensor]]] = {}
-
-    def parts(self, leaf: Any) -> list[Any]:
-        """Each replica's rows of one leaf of the batch."""
-        if leaf is None or leaf.shape.rank == 0 or is_one_row(leaf):
-            return [leaf] * len(self.examples)
-        if not isinstance(leaf, tf.Tensor) or self._borrowed:
-            begins, counts = tf.unstack(self._starts), tf.unstack(self._lengths)
-            return [cut(leaf, begin, begin + n) for begin, n in zip(begins, counts, strict=True)]
-        if self._static and self._all:
-            return list(tf.split(leaf, self._lengths))
-        parts = [tf.slice(leaf, begin, size) for begin, size in self._corners_of(leaf.shape.rank)]
-        for part in parts:
-            part.set_shape([None, *leaf.shape[1:]])
-        return parts
-
-    def _corners_of(self, rank: int) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """Where a tensor of this rank is cut for each replica, as `tf.slice` takes it."""
-        if rank not in self._corners:
-            others = [[0, 0], [0, rank - 1]]
-            begins = tf.unstack(tf.pad(self._starts[:, None], others))
-            sizes = tf.unstack(tf.pad(self._lengths[:, None], others, constant_values=-1))
-            self._corners[rank] = list(zip(begins, sizes, strict=True))
-        return self._corners[rank]
 
 
 def gathered(shares: Sequence[Rows], spec: Batch) -> Batch:
@@ -241,3 +183,47 @@ def open_spec(batch: Batch) -> Batch:
         return with_length(spec, None)
 
     return keras.tree.map_structure(opened, batch)
+
+
+def normalized(batch: Any) -> Batch:
+    """A batch as `(x, y, sample_weight)` of tensors or specs; missing parts are None."""
+    parts = keras.utils.unpack_x_y_sample_weight(batch)
+    return keras.tree.map_structure(as_tensor, tuple(keras.tree.lists_to_tuples(parts)))
+
+
+def as_tensor(leaf: Any) -> Any:
+    """A leaf of a batch as a tensor, in Keras's float type where it is a float array."""
+    if leaf is None or isinstance(leaf, ABSENT):
+        return None
+    if tf.is_tensor(leaf) or isinstance(leaf, tf.TypeSpec):
+        return leaf
+    if hasattr(leaf, "tocoo"):
+        return sparse_tensor(leaf.tocoo())
+    leaf = np.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
+    if np.issubdtype(leaf.dtype, np.floating) and leaf.dtype.itemsize > 2:
+        return tf.convert_to_tensor(leaf, keras.config.floatx())
+    return tf.convert_to_tensor(leaf)
+
+
+def sparse_tensor(matrix: Any) -> tf.SparseTensor:
+    """A SciPy matrix in coordinates as a tensor."""
+    indices = np.stack([matrix.row, matrix.col], axis=1).astype("int64")
+    return tf.sparse.reorder(tf.SparseTensor(indices, as_tensor(matrix.data), matrix.shape))
+
+
+def rows_count(share: Rows) -> Any:
+    """The number of rows at hand, the borrowed one included."""
+    leaf = next(leaf for leaf in keras.tree.flatten(share.x) if leaf is not None)
+    return leaf.shape[0] if leaf.shape[0] is not None else tf.shape(leaf)[0]
+
+
+def first_rows(tensors: Any, count: Any) -> Any:
+    """The first rows of each tensor; scalars and None as they are."""
+    return keras.tree.map_structure(lambda leaf: cut(leaf, 0, count), tensors)
+
+
+def piece_of(share: Rows, size: Any, index: int, pieces: int) -> tuple[Rows, Any]:
+    """One of several pieces of a replica's rows, and how many rows it really has."""
+    start, stop = share_bounds(size, index, pieces)
+    examples = tf.cast(stop - start, COUNT) * tf.cast(share.examples > 0, COUNT)
+    return Rows(rows(share.data, start, stop), examples, share.global_batch_size), stop - start

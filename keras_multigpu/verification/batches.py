@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_multigpu.checks import problem
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Feed
-from keras_multigpu.training.global_batch import Batch
+from keras_multigpu.training.shares import Batch
 
 
 def first_batches(data: Any, steps: int) -> list[Batch]:

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 
 from keras_multigpu.batch_sizes import shares
-from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized_layers
+from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.shares import rows as rows_of_batch
 from keras_multigpu.training.steps.steps_of_model import is_overridden
 from keras_multigpu.verification.batches import number_of_examples

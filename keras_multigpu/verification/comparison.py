@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import problem
-from keras_multigpu.training.global_batch import Batch
+from keras_multigpu.training.shares import Batch
 from keras_multigpu.verification import causes
 from keras_multigpu.verification.batches import number_of_examples
 from keras_multigpu.verification.participants import Participant

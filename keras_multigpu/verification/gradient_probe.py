@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.training.global_batch import Batch
+from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.variables.placement import optimizers_of
 from keras_multigpu.verification.participants import weights_of
 

@@ -14,8 +14,8 @@ from keras_multigpu.checks import problem
 from keras_multigpu.replicas import obtained
 from keras_multigpu.training.distribute import distribute
 from keras_multigpu.training.distributed_model import DistributedModel
-from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.tracing import symbolic
 from keras_multigpu.training.variables.placement import optimizers_of

@@ -29,7 +29,7 @@ from report import write_section
 import keras_multigpu as kmg
 from keras_multigpu.training.exchange import packing
 from keras_multigpu.training.feed.feed import Group
-from keras_multigpu.training.global_batch import normalized
+from keras_multigpu.training.shares import normalized
 
 ROUNDS = 5
 REPLICAS = 2

@@ -12,9 +12,9 @@ from keras_multigpu.callbacks.batch_size_finder.out_of_memory import device_peak
 from keras_multigpu.callbacks.batch_size_finder.out_of_memory import forget_device_peaks
 from keras_multigpu.callbacks.batch_size_finder.out_of_memory import is_out_of_memory
 from keras_multigpu.callbacks.trial_batches import of_size
-from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.run import TrainingRun
+from keras_multigpu.training.shares import Batch
 
 PATIENCE = 5.0
 """After how many seconds a search begins to say how far it is."""

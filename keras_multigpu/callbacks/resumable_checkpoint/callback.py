@@ -24,8 +24,8 @@ from keras_multigpu.callbacks.resumable_checkpoint.writer import BackgroundWrite
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.training.run import TrainingRun
-from keras_multigpu.training.variables.model_identity import identity_of_model
 from keras_multigpu.training.variables.model_state import ModelState
+from keras_multigpu.training.variables.model_state import identity_of_model
 
 _log = logging.getLogger("keras_multigpu")
 

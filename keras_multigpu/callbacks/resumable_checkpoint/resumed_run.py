@@ -13,9 +13,9 @@ from keras_multigpu.checks import problem
 from keras_multigpu.identities import changes
 from keras_multigpu.keras_internals.dataset_internals import UNSEEDED
 from keras_multigpu.training.run import TrainingRun
-from keras_multigpu.training.variables.model_identity import identity_of_model
-from keras_multigpu.training.variables.model_identity import rates_of
 from keras_multigpu.training.variables.model_state import ModelState
+from keras_multigpu.training.variables.model_state import identity_of_model
+from keras_multigpu.training.variables.model_state import rates_of
 from keras_multigpu.training.variables.placement import optimizers_of
 
 _log = logging.getLogger("keras_multigpu")

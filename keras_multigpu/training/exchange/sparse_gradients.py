@@ -124,3 +124,18 @@ def square_norm_of_all(gradients: Sequence[Any]) -> tf.Tensor:
     squares = [tf.reduce_sum(tf.square(tf.cast(pack, tf.float32))) for pack in packs]
     squares += [square_norm(gradient) for gradient in gradients if is_sparse(gradient)]
     return tf.add_n([tf.zeros(()), *squares])
+
+
+def zero_unless(condition: tf.Tensor, tensor: Any) -> Any:
+    """The tensor where the condition holds, zeros otherwise; of a sparse one, no rows."""
+    if is_sparse(tensor):
+        count = tf.where(condition, tf.shape(tensor.indices)[0], 0)
+        return tf.IndexedSlices(tensor.values[:count], tensor.indices[:count], tensor.dense_shape)
+    return tf.where(condition, tensor, tf.zeros_like(tensor))
+
+
+def add_all(first: list[Any], second: list[Any]) -> list[Any]:
+    """Add two lists of tensors, one by one."""
+    return [
+        concatenated(a, b) if is_sparse(a) else a + b for a, b in zip(first, second, strict=True)
+    ]

@@ -11,13 +11,13 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
-from keras_multigpu.training.feed.batch_source import Anchor
-from keras_multigpu.training.feed.batch_source import BatchSource
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.cutter import WaitingShares
-from keras_multigpu.training.global_batch import Batch
-from keras_multigpu.training.global_batch import normalized
+from keras_multigpu.training.feed.sources import Anchor
+from keras_multigpu.training.feed.sources import BatchSource
+from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.shares import Shares
+from keras_multigpu.training.shares import normalized
 
 OFFERED = (
     "epoch",

@@ -23,18 +23,18 @@ from keras_multigpu.checks import problem
 from keras_multigpu.checks import warn
 from keras_multigpu.identities import identity_of
 from keras_multigpu.keras_internals import dataset_internals
-from keras_multigpu.training.feed.batch_source import Anchor
-from keras_multigpu.training.feed.batch_source import BatchSource
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.cutter import SharesInGraph
-from keras_multigpu.training.feed.dataset_source import DatasetSource
-from keras_multigpu.training.feed.dataset_source import DistributedSource
-from keras_multigpu.training.feed.dataset_source import Order
-from keras_multigpu.training.feed.dataset_source import PythonSource
 from keras_multigpu.training.feed.epoch_source import EpochSource
 from keras_multigpu.training.feed.epoch_source import knows_epochs
 from keras_multigpu.training.feed.epoch_source import refuse_what_batches_bring
-from keras_multigpu.training.global_batch import Batch
+from keras_multigpu.training.feed.sources import Anchor
+from keras_multigpu.training.feed.sources import BatchSource
+from keras_multigpu.training.feed.sources import DatasetSource
+from keras_multigpu.training.feed.sources import DistributedSource
+from keras_multigpu.training.feed.sources import Order
+from keras_multigpu.training.feed.sources import PythonSource
+from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.shares import Shares
 
 RAN_OUT = (

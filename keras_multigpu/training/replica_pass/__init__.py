@@ -4,8 +4,7 @@
     forward         one number          backward    moving_statistics, additive_metrics
 
 A pass returns an outcome and its `layout`, which says what lies where in the packs that replicas
-sum; with micro-batches it takes the rows in `pieces`. `related_rows` finds losses that are not sums
-over examples, `rows_flow`, by the `flow_rules` of operations, where a user's code relates rows;
-`output_rows` which axis counts them; `randomness` gives each replica its own draws;
-`sync_batch_norm` has the moments of all.
+sum. `loss_reduction` finds losses that are not sums over examples, `rows_flow`, by the `flow_rules`
+of operations, where a user's code relates rows; `output_rows` which axis counts them; `randomness`
+gives each replica its own draws; `sync_batch_norm` has the moments of all.
 """

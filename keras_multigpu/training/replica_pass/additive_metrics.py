@@ -22,11 +22,11 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 from keras_multigpu.training.replica_group import HOST
+from keras_multigpu.training.replica_pass.loss_reduction import KEPT
+from keras_multigpu.training.replica_pass.loss_reduction import random_rows
+from keras_multigpu.training.replica_pass.loss_reduction import tried
 from keras_multigpu.training.replica_pass.moving_statistics import summable
-from keras_multigpu.training.replica_pass.pure_model import Rows
-from keras_multigpu.training.replica_pass.related_rows import KEPT
-from keras_multigpu.training.replica_pass.related_rows import random_rows
-from keras_multigpu.training.replica_pass.related_rows import tried
+from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import is_one_row
 from keras_multigpu.training.shares import present

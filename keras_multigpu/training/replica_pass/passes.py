@@ -17,7 +17,10 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.training.exchange.packing import Packing
 from keras_multigpu.training.exchange.packing import SumAll
+from keras_multigpu.training.exchange.sparse_gradients import add_all
 from keras_multigpu.training.exchange.sparse_gradients import added_up
+from keras_multigpu.training.exchange.sparse_gradients import square_norm_of_all
+from keras_multigpu.training.exchange.sparse_gradients import zero_unless
 from keras_multigpu.training.replica_pass import moving_statistics
 from keras_multigpu.training.replica_pass.additive_metrics import NO_METRICS
 from keras_multigpu.training.replica_pass.additive_metrics import Additive
@@ -33,17 +36,13 @@ from keras_multigpu.training.replica_pass.output_rows import counted
 from keras_multigpu.training.replica_pass.output_rows import joined
 from keras_multigpu.training.replica_pass.output_rows import may_be_odd
 from keras_multigpu.training.replica_pass.output_rows import refuse_computed
-from keras_multigpu.training.replica_pass.pieces import add_all
-from keras_multigpu.training.replica_pass.pieces import keep_if
-from keras_multigpu.training.replica_pass.pieces import piece_norm
-from keras_multigpu.training.replica_pass.pieces import piece_of
-from keras_multigpu.training.replica_pass.pieces import rows_count
-from keras_multigpu.training.replica_pass.pieces import zero_unless
 from keras_multigpu.training.replica_pass.pure_model import Forward
 from keras_multigpu.training.replica_pass.pure_model import PureModel
-from keras_multigpu.training.replica_pass.pure_model import Rows
 from keras_multigpu.training.replica_pass.pure_model import Values
+from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.shares import batch_size_of
+from keras_multigpu.training.shares import piece_of
+from keras_multigpu.training.shares import rows_count
 from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.tracing import tensors_of
 from keras_multigpu.training.update.optimizer_update import updated
@@ -460,3 +459,25 @@ def complete(
 def with_attached(y_pred: Any) -> tuple[Any, list[Any]]:
     """Predictions, and what Keras has attached to them, which a function's result loses."""
     return y_pred, keras_internals.attached(keras.tree.flatten(y_pred))
+
+
+def piece_norm(piece: Rows, gradients: Sequence[Any]) -> tf.Tensor:
+    """A piece's number of examples, and the square norm of the gradient of its mean loss."""
+    square = tf.math.divide_no_nan(square_norm_of_all(gradients), tf.square(piece.fraction))
+    return tf.stack([tf.cast(piece.examples, tf.float32), square])
+
+
+def keep_if(condition: tf.Tensor, new: Values, old: Values, seeds: Sequence[int]) -> Values:
+    """New values where the condition holds, old ones otherwise; seeds go on on every replica."""
+
+    def choose(after: tf.Tensor, before: tf.Tensor) -> tf.Tensor:
+        return before if after is before else tf.where(condition, after, before)
+
+    return Values(
+        old.trainable,
+        [
+            pair[0] if index in seeds else choose(*pair)
+            for index, pair in enumerate(zip(new.others, old.others, strict=True))
+        ],
+        new.global_seed,
+    )

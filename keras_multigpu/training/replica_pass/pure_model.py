@@ -23,8 +23,8 @@ from keras_multigpu.training.replica_pass.rows_flow import watched
 from keras_multigpu.training.variables.caught_assignments import CatchingScope
 from keras_multigpu.training.variables.caught_assignments import WeighedNumbers
 from keras_multigpu.training.variables.caught_assignments import raise_assigned
+from keras_multigpu.training.variables.placement import NeedsVariables
 from keras_multigpu.training.variables.placement import optimizers_of
-from keras_multigpu.training.variables.untracked import NeedsVariables
 
 
 class Values(NamedTuple):
@@ -33,28 +33,6 @@ class Values(NamedTuple):
     trainable: Sequence[tf.Tensor]
     others: Sequence[tf.Tensor]
     global_seed: tf.Tensor
-
-
-class Rows(NamedTuple):
-    """Some rows of a global batch: a replica's share, or a piece of it.
-
-    A replica without examples borrows the batch's first row, so that no layer ever meets
-    an empty batch; `examples` is then zero and whatever the row yields is dropped.
-    """
-
-    data: tuple[Any, Any, Any]
-    examples: tf.Tensor
-    global_batch_size: tf.Tensor
-
-    @property
-    def x(self) -> Any:
-        """The inputs."""
-        return self.data[0]
-
-    @property
-    def fraction(self) -> tf.Tensor:
-        """The number of examples divided by the global batch size."""
-        return tf.cast(self.examples, tf.float32) / tf.cast(self.global_batch_size, tf.float32)
 
 
 class Forward(NamedTuple):

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.training.exchange.stages import total
-from keras_multigpu.training.replica_pass.pure_model import Rows
+from keras_multigpu.training.shares import Rows
 
 _replica = threading.local()
 

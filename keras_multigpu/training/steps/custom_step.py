@@ -20,7 +20,7 @@ from keras_multigpu.checks import problem
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.exchange.packing import Packing
-from keras_multigpu.training.global_batch import Batch
+from keras_multigpu.training.exchange.sparse_gradients import zero_unless
 from keras_multigpu.training.logs import flattened
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
@@ -29,12 +29,12 @@ from keras_multigpu.training.replica_pass import output_rows
 from keras_multigpu.training.replica_pass import randomness
 from keras_multigpu.training.replica_pass.loss_reduction import LossShares
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
-from keras_multigpu.training.replica_pass.pieces import rows_count
-from keras_multigpu.training.replica_pass.pieces import zero_unless
-from keras_multigpu.training.replica_pass.pure_model import Rows
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
 from keras_multigpu.training.replica_pass.rows_flow import tell
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
+from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.shares import Rows
+from keras_multigpu.training.shares import rows_count
 from keras_multigpu.training.steps.present_step import PresentStep
 from keras_multigpu.training.steps.present_step import left_alone
 from keras_multigpu.training.steps.present_step import present_step

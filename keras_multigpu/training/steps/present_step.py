@@ -16,11 +16,11 @@ from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.exchange.sparse_gradients import distinct_rows_noted
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.training.replica_pass.pure_model import Rows
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
+from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.variables.caught_assignments import permitted
 from keras_multigpu.training.variables.caught_assignments import refused_without_keras
-from keras_multigpu.training.variables.untracked import NeedsVariables
+from keras_multigpu.training.variables.placement import NeedsVariables
 
 _thread = threading.local()
 

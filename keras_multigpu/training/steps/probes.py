@@ -17,15 +17,15 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.training.exchange.sparse_gradients import zero_unless
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_pass.layout import Layout
 from keras_multigpu.training.replica_pass.layout import Summands
 from keras_multigpu.training.replica_pass.output_rows import FIRST_TO_LAST
 from keras_multigpu.training.replica_pass.passes import Outcome
 from keras_multigpu.training.replica_pass.passes import Update
-from keras_multigpu.training.replica_pass.pieces import first_rows
-from keras_multigpu.training.replica_pass.pieces import zero_unless
-from keras_multigpu.training.replica_pass.pure_model import Rows
+from keras_multigpu.training.shares import Rows
+from keras_multigpu.training.shares import first_rows
 
 
 class Times(NamedTuple):

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.training.replica_pass.pure_model import Rows
+from keras_multigpu.training.shares import Rows
 
 DIFFERS = (
     "The workers read different batches. Expected the same data in the same order on each of them, "

@@ -21,7 +21,6 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.training.exchange.sparse_gradients import distinct_rows_noted
-from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_pass.layout import Layout
@@ -33,8 +32,9 @@ from keras_multigpu.training.replica_pass.output_rows import rows_per_example
 from keras_multigpu.training.replica_pass.passes import Outcome
 from keras_multigpu.training.replica_pass.passes import ReplicaPass
 from keras_multigpu.training.replica_pass.passes import Update
-from keras_multigpu.training.replica_pass.pure_model import Rows
 from keras_multigpu.training.replica_pass.pure_model import Values
+from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import gathered
 from keras_multigpu.training.shares import share_spec

@@ -13,8 +13,8 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.training.feed.feed import Group
-from keras_multigpu.training.global_batch import Batch
-from keras_multigpu.training.replica_pass.pure_model import Rows
+from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.shares import Shares
 from keras_multigpu.training.shares import filled
 from keras_multigpu.training.shares import gathered

@@ -14,7 +14,6 @@ from keras_multigpu import keras_internals
 from keras_multigpu.checks import problem
 from keras_multigpu.keras_internals.versions import newer_than_tested
 from keras_multigpu.training.feed.cutter import Cutter
-from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_pass.additive_metrics import AdditiveMetrics
@@ -22,10 +21,11 @@ from keras_multigpu.training.replica_pass.loss_reduction import NeedsDivisors
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.replica_pass.passes import EvaluationPass
 from keras_multigpu.training.replica_pass.passes import TrainingPass
-from keras_multigpu.training.replica_pass.pure_model import Rows
 from keras_multigpu.training.replica_pass.sync_batch_norm import said_of_batch_norm
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized_layers
+from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.shares import Shares
 from keras_multigpu.training.steps.custom_step import CustomPrediction
 from keras_multigpu.training.steps.custom_step import CustomStep
@@ -39,11 +39,11 @@ from keras_multigpu.training.steps.whole_batch_step import WholeBatchTrainStep
 from keras_multigpu.training.tracing import symbolic
 from keras_multigpu.training.tracing import traced
 from keras_multigpu.training.update.adjusted_schedule import adjustments
-from keras_multigpu.training.variables.metric_storages import MetricStorages
+from keras_multigpu.training.variables.placement import MetricStorages
+from keras_multigpu.training.variables.placement import Untracked
 from keras_multigpu.training.variables.placement import build_optimizer
 from keras_multigpu.training.variables.placement import idle_optimizers
 from keras_multigpu.training.variables.placement import place_model
-from keras_multigpu.training.variables.untracked import Untracked
 
 logger = logging.getLogger("keras_multigpu")
 

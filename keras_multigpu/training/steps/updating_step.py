@@ -9,15 +9,15 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.training.exchange.sparse_gradients import rows_of_all
-from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_pass.layout import Layout
 from keras_multigpu.training.replica_pass.passes import Outcome
 from keras_multigpu.training.replica_pass.passes import TrainingPass
 from keras_multigpu.training.replica_pass.passes import Update
-from keras_multigpu.training.replica_pass.pure_model import Rows
 from keras_multigpu.training.replica_pass.pure_model import Values
+from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.probes import Seen
 from keras_multigpu.training.steps.probes import Times

@@ -8,14 +8,14 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.training.exchange.sparse_gradients import rows_spec
-from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_pass.passes import EvaluationPass
 from keras_multigpu.training.replica_pass.passes import TrainingPass
-from keras_multigpu.training.replica_pass.pure_model import Rows
 from keras_multigpu.training.replica_pass.pure_model import Values
 from keras_multigpu.training.replica_pass.pure_model import require_no_weights
+from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.step import INTEGER
 from keras_multigpu.training.steps.step import SCALAR

@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.batch_sizes import share_bounds
-from keras_multigpu.training.global_batch import Batch
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_pass.layout import Summands
@@ -25,13 +24,14 @@ from keras_multigpu.training.replica_pass.output_rows import rows_for_each
 from keras_multigpu.training.replica_pass.passes import Made
 from keras_multigpu.training.replica_pass.passes import TrainingPass
 from keras_multigpu.training.replica_pass.passes import with_attached
-from keras_multigpu.training.replica_pass.pieces import first_rows
-from keras_multigpu.training.replica_pass.pieces import rows_count
 from keras_multigpu.training.replica_pass.pure_model import PureModel
-from keras_multigpu.training.replica_pass.pure_model import Rows
 from keras_multigpu.training.replica_pass.pure_model import Values
 from keras_multigpu.training.replica_pass.pure_model import loss_trackers
+from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.shares import Rows
+from keras_multigpu.training.shares import first_rows
 from keras_multigpu.training.shares import is_ragged
+from keras_multigpu.training.shares import rows_count
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.step import Result
 from keras_multigpu.training.steps.step import computed_loss

@@ -29,10 +29,10 @@ from keras_multigpu.training.exchange.packing import order_of_backward
 from keras_multigpu.training.exchange.sparse_gradients import is_sparse
 from keras_multigpu.training.exchange.sparse_gradients import of_table
 from keras_multigpu.training.exchange.sparse_gradients import rows_of_all
+from keras_multigpu.training.exchange.sparse_gradients import zero_unless
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.replica_pass.loss_reduction import refuse_ragged
 from keras_multigpu.training.replica_pass.loss_reduction import weighted_values
-from keras_multigpu.training.replica_pass.pieces import zero_unless
 from keras_multigpu.training.steps.present_step import PresentStep
 from keras_multigpu.training.steps.present_step import assignment
 from keras_multigpu.training.steps.present_step import left_alone

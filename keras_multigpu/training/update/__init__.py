@@ -1,6 +1,5 @@
 """From summed gradients to new values, on each replica alike.
 
-optimizer_update    one optimizer step as a pure function
-joint_update        many small variables as if they were one
+optimizer_update    one optimizer step as a pure function, small variables as if they were one
 adjusted_schedule   a schedule that callbacks scale or replace
 """

@@ -4,10 +4,20 @@ Every variable that a training step changes lives once on each replica, with
 `aggregation="none"`: in replica context an assignment is then local, needs no
 `merge_call`, and works inside `cond`, `while` and XLA. The replicas stay equal because
 each applies the same update to the same values.
+
+Keras's steps update a metric once, with the global batch. A step that the user has written updates
+it on every replica, with the replica's rows, and its value is the sum of the parts. A model may
+train in one way and be evaluated in the other, so values move between the two.
+
+Keras lets a layer or a loss use any variable. A step learns of one that the model does not track
+when it is traced, asks for it with `NeedsVariables`, and is made anew with it among the variables
+it knows.
 """
 
 import contextlib
+from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -165,3 +175,126 @@ def lives_under(storage: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
     return home is not None and tf.DeviceSpec.from_string(
         storage.device
     ) == tf.DeviceSpec.from_string(home)
+
+
+class MetricStorages:
+    """The two storages of each metric variable, made when they are first needed.
+
+    Steps are compiled for one of the two, so none is ever made twice.
+
+    Args:
+        strategy: Where the model lives.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self._strategy = strategy
+        local = len(strategy.extended.worker_devices)
+        self._is_spread = local < strategy.num_replicas_in_sync
+        self._made: dict[tuple[int, bool], tuple[keras.Variable, tf.Variable]] = {}
+
+    def use(self, variables: Sequence[keras.Variable], in_parts: bool) -> None:
+        """Let variables live once, or in parts on the replicas; their values are kept."""
+        in_parts = in_parts and home_device(self._strategy) is None
+        for variable in variables:
+            storage = keras_internals.variable_storage(variable)
+            if storage is None or is_in_parts(storage) == in_parts:
+                continue
+            value = storage.numpy()
+            # The variable is kept too, so that no other one gets its identity.
+            self._made[id(variable), not in_parts] = variable, storage
+            if (id(variable), in_parts) not in self._made:
+                self._made[id(variable), in_parts] = variable, self._new(variable, in_parts)
+            _, storage = self._made[id(variable), in_parts]
+            give(storage, value, everywhere=self._is_spread)
+            keras_internals.set_variable_storage(variable, storage)
+
+    def _new(self, variable: keras.Variable, in_parts: bool) -> tf.Variable:
+        zeros = np.zeros(
+            variable.shape, keras_internals.variable_storage(variable).dtype.as_numpy_dtype
+        )
+        if in_parts and self._is_spread:
+            # Processes would have to meet whenever one of them reads a value in parts.
+            return copied(variable, zeros, self._strategy)
+        options = {"dtype": zeros.dtype, "name": variable.name}
+        if not in_parts:
+            with tf.init_scope(), keras_internals.single_device():
+                return tf.Variable(zeros, **options)
+        with tf.init_scope(), scope_of(self._strategy):
+            return tf.Variable(
+                zeros,
+                aggregation=tf.VariableAggregation.SUM,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                **options,
+            )
+
+
+def give(storage: tf.Variable, value: np.ndarray, everywhere: bool = False) -> None:
+    """Let a storage have a value; where it is in parts, the first has it all.
+
+    Args:
+        storage: The storage.
+        value: The value.
+        everywhere: Whether each part is a copy.
+    """
+    first, *others = storage.values if is_in_parts(storage) else [storage]
+    first.assign(value)
+    for part in others:
+        part.assign(value if everywhere else np.zeros_like(value))
+
+
+def is_in_parts(storage: tf.Variable) -> bool:
+    """Whether each replica has a part of the value, or a copy of it."""
+    return isinstance(storage, tf.distribute.DistributedValues)
+
+
+class Untracked:
+    """The variables of this kind that the steps of a model have met.
+
+    Args:
+        strategy: Where the model lives.
+        metrics: Where the values of its metrics live.
+
+    Attributes:
+        variables: They, in the order in which they were met.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy, metrics: MetricStorages) -> None:
+        self.variables: list[keras.Variable] = []
+        self._strategy = strategy
+        self._metrics = metrics
+
+    @property
+    def metric_states(self) -> list[keras.Variable]:
+        """Those that metrics add up in."""
+        return [variable for variable in self.variables if is_metric_state(variable)]
+
+    def take(self, variables: Iterable[keras.Variable]) -> None:
+        """Give variables a copy on each replica; those of metrics need one only."""
+        known = {id(variable) for variable in self.variables}
+        new = [variable for variable in variables if id(variable) not in known]
+        metric_state = [v for v in new if is_metric_state(v)]
+        self._metrics.use(metric_state, in_parts=False)
+        place_variables([v for v in new if not is_metric_state(v)], self._strategy)
+        self.variables += new
+
+
+class NeedsVariables(MadeOutside):
+    """A step uses variables that it was made without.
+
+    Args:
+        untracked: What the model has met so far.
+        variables: The new ones.
+    """
+
+    def __init__(self, untracked: Untracked, variables: Iterable[keras.Variable]) -> None:
+        self._untracked, self._variables = untracked, list(variables)
+        super().__init__(*(variable.path for variable in self._variables))
+
+    def build(self) -> None:
+        """Take them up."""
+        self._untracked.take(self._variables)
+
+
+def is_metric_state(variable: keras.Variable) -> bool:
+    """Whether a variable was made by `Metric.add_variable`."""
+    return variable.synchronization == "on_read"

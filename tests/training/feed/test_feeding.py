@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_multigpu.training.feed import feed as feeding
 from keras_multigpu.training.feed.cutter import Cutter
-from keras_multigpu.training.global_batch import normalized
+from keras_multigpu.training.shares import normalized
 
 
 def Feed(data, **options):

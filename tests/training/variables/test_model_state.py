@@ -3,11 +3,16 @@
 import keras
 import numpy as np
 import pytest
+from keras import layers
+from keras import ops
 
 import keras_multigpu as kmg
-from keras_multigpu.training.variables.metric_storages import MetricStorages
+from keras_multigpu.identities import changes
 from keras_multigpu.training.variables.model_state import ModelState
 from keras_multigpu.training.variables.model_state import give
+from keras_multigpu.training.variables.model_state import identity_of_model
+from keras_multigpu.training.variables.model_state import rates_of
+from keras_multigpu.training.variables.placement import MetricStorages
 
 
 def model_of(rate=0.1):
@@ -52,3 +57,77 @@ def test_a_schedule_may_take_the_place_of_a_rate():
         ModelState.of(one).restore(other)
         assert int(other.optimizer.iterations) == 7
     assert float(plain.optimizer.learning_rate) == np.float32(0.1)
+
+
+SHARED = layers.Dense(3)
+
+
+class Deep(keras.Model):
+    """A model of a user's own."""
+
+    def __init__(self, units):
+        super().__init__()
+        self.inner = keras.Sequential([layers.Dense(units), layers.Dense(1)])
+        self.beta = units
+
+    def call(self, x):
+        return self.inner(x)
+
+
+def functional(swapped=False, axis=1, power=2.0, rate=0.5):
+    """Shared layers, operations that are no layers, a softmax as a layer and as an activation."""
+    x, y = inputs = keras.Input((3,)), keras.Input((3,))
+    both = [SHARED(y), SHARED(x)] if swapped else [SHARED(x), SHARED(y)]
+    soft = [layers.Softmax()(both[0]), layers.Dense(3, "softmax")(both[1])]
+    total = ops.mean(soft[0] - soft[1] ** power, axis=axis, keepdims=True)
+    return keras.Model(inputs, layers.Dropout(rate)(total))
+
+
+def identity(model=None, optimizer="sgd", **compiled):
+    """Of a distributed model."""
+    model = kmg.distribute(model or functional(), kmg.strategy("one_device", devices=["CPU:0"]))
+    model.compile(optimizer, **{"loss": "mse", "metrics": ["mae"], **compiled})
+    return identity_of_model(model)
+
+
+@pytest.mark.parametrize(
+    ("changed", "places"),
+    [
+        ({}, set()),
+        ({"model": functional(swapped=True)}, "layers[0].wiring"),
+        ({"model": functional(axis=0)}, "layers[0].wiring"),
+        ({"model": functional(power=3.0)}, "layers[0].wiring"),
+        ({"model": functional(rate=0.4)}, "rate"),
+        ({"model": Deep(3)}, "layers"),
+        ({"loss": "mae"}, "loss"),
+        ({"metrics": ["mse"]}, "metrics[0]"),
+        ({"loss_weights": 2.0}, "loss_weights"),
+        ({"optimizer": "rmsprop"}, "optimizers[0]"),
+        ({"optimizer": keras.optimizers.SGD(0.5)}, set()),
+        ({"optimizer": keras.optimizers.SGD(momentum=0.9)}, "optimizers[0].momentum"),
+        ({"optimizer": keras.optimizers.SGD(nesterov=True)}, "optimizers[0].nesterov"),
+    ],
+)
+def test_what_is_computed_counts_and_names_do_not(changed, places):
+    """The same code twice in a process has other names."""
+    found = changes(identity(), identity(**changed))
+    assert bool(found) is bool(places), found
+    assert all(places in place for place in found)
+
+
+def test_a_model_of_ones_own_is_known_by_its_layers_and_arguments():
+    """Not by what its methods do."""
+    assert identity(Deep(3)) == identity(Deep(3))
+    found = set(changes(identity(Deep(3)), identity(Deep(4))))
+    assert found == {"layers[3].units"}
+
+
+def test_rates_are_numbers_or_what_schedules_were_made_of():
+    """Also of the optimizer inside of one that scales the loss."""
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    inner = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.5, 10))
+    model.compile(keras.optimizers.LossScaleOptimizer(inner))
+    *_, rate = rates_of(model)
+    assert (rate["class"], rate["decay_steps"]) == ("CosineDecay", 10)
+    model.compile(keras.optimizers.Adam(0.5))
+    assert rates_of(model) == [0.5]

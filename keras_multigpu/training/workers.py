@@ -1,4 +1,8 @@
-"""Several processes call `fit`, `evaluate` or `predict` together: alike, and to one end."""
+"""Several processes call `fit`, `evaluate` or `predict` together: alike, and to one end.
+
+Logs and weights are the same on all workers, so callbacks that steer by them (`EarlyStopping`,
+`ReduceLROnPlateau`) decide alike everywhere. Files are written by the chief alone.
+"""
 
 import contextlib
 import hashlib
@@ -16,7 +20,15 @@ from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.steps.same_batch import DIFFERS
-from keras_multigpu.training.variables.model_identity import identity_of_model
+from keras_multigpu.training.variables.model_state import identity_of_model
+
+ONLY_WRITE = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TensorBoard,
+)
+"""What the chief alone runs."""
 
 
 @contextlib.contextmanager
@@ -108,3 +120,33 @@ def number_of(value: Any) -> int:
     """A number that differs where a value does."""
     text = json.dumps(value, sort_keys=True, default=str).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
+
+
+def of_this_worker(callbacks: Any, group: ReplicaGroup) -> Any:
+    """The callbacks that this process runs.
+
+    Raises:
+        ValueError: If one of them cannot work on several workers.
+    """
+    if not group.is_spread or isinstance(callbacks, keras.callbacks.CallbackList):
+        return callbacks
+    flat = [callback for callback in keras.tree.flatten(callbacks or []) if callback is not None]
+    for callback in flat:
+        refuse_where_spread(callback)
+    return flat if group.is_chief else [each for each in flat if not isinstance(each, ONLY_WRITE)]
+
+
+def refuse_where_spread(callback: keras.callbacks.Callback) -> None:
+    """Raise a `ValueError` for a callback that only knows the replicas of one process."""
+    backup = isinstance(callback, keras.callbacks.BackupAndRestore)
+    ours = type(callback).__module__.startswith("keras_multigpu.")
+    if backup or (ours and not getattr(callback, "on_several_workers", False)):
+        raise ValueError(
+            problem(
+                f"{type(callback).__name__} does not work on several workers yet.",
+                "Expected callbacks that steer by the logs, which are the same on all workers, or "
+                "that only write, which the chief does for all.",
+                "Leave it out, or train in one process.",
+                callback=type(callback).__name__,
+            )
+        )

@@ -7,12 +7,12 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.training.feed.cutter import Cutter
-from keras_multigpu.training.feed.dataset_source import DatasetSource
-from keras_multigpu.training.feed.dataset_source import DistributedSource
-from keras_multigpu.training.feed.dataset_source import PythonSource
-from keras_multigpu.training.feed.dataset_source import steps_of
-from keras_multigpu.training.feed.dataset_source import weighted
-from keras_multigpu.training.global_batch import as_tensor
+from keras_multigpu.training.feed.sources import DatasetSource
+from keras_multigpu.training.feed.sources import DistributedSource
+from keras_multigpu.training.feed.sources import PythonSource
+from keras_multigpu.training.feed.sources import steps_of
+from keras_multigpu.training.feed.sources import weighted
+from keras_multigpu.training.shares import as_tensor
 from keras_multigpu.training.shares import gathered
 
 SEVEN = np.arange(7.0)
