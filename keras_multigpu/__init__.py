@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 __all__ = [
     "augmentation",
     "callbacks",
+    "cluster",
     "data",
     "distribute",
     "DistributedModel",
@@ -20,6 +21,7 @@ __all__ = [
 if TYPE_CHECKING:
     from keras_multigpu import augmentation as augmentation
     from keras_multigpu import callbacks as callbacks
+    from keras_multigpu import cluster as cluster
     from keras_multigpu import data as data
     from keras_multigpu.replicas import strategy as strategy
     from keras_multigpu.separately.train_separately import train_separately as train_separately
@@ -36,7 +38,7 @@ else:
         "verify": "verification.verify",
     }
 
-    _PARTS = {"augmentation", "callbacks", "data"}
+    _PARTS = {"augmentation", "callbacks", "cluster", "data"}
 
     def __getattr__(name):
         from importlib import import_module

@@ -11,6 +11,7 @@ import keras_multigpu
 PUBLIC_NAMES = [
     "augmentation",
     "callbacks",
+    "cluster",
     "data",
     "distribute",
     "DistributedModel",

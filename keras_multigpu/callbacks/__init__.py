@@ -24,6 +24,7 @@ from keras_multigpu.callbacks.learning_rate_warmup.callback import (
     LearningRateWarmup as LearningRateWarmup,
 )
 from keras_multigpu.callbacks.nan_guard.callback import NaNGuard as NaNGuard
+from keras_multigpu.callbacks.ray_report.callback import RayReport as RayReport
 from keras_multigpu.callbacks.replica_drift_check.callback import (
     ReplicaDriftCheck as ReplicaDriftCheck,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "LearningRateWarmup",
     "NaNGuard",
     "Probe",
+    "RayReport",
     "ReplicaDriftCheck",
     "ReplicaMetrics",
     "ResumableCheckpoint",

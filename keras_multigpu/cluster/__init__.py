@@ -1,10 +1,22 @@
 """Several worker processes: who they are, and what starts them.
 
+`kmg.cluster.ray` is for users; the rest is what the package itself and its commands ask.
+
 environment        Cluster: the workers and which of them this process is, from TF_CONFIG
 settings           how long workers wait for each other, from the environment
 failures           what happened to a worker, in a sentence, on every other one
 slurm              the workers from SLURM's variables
 launcher           starts the workers of a training, watches them, ends them together
 worker_commands    what starts each of them, here or on other machines
+ray                Ray starts them, and starts them again
 ports, gpus        what this machine has for them
 """
+
+from keras_multigpu.cluster import ray as ray
+
+__all__ = ["ray"]
+
+
+def __dir__() -> list[str]:
+    """What is public, and not the modules that it is made of."""
+    return list(__all__)

@@ -17,6 +17,7 @@ NAMES: list[str] = [
     "LearningRateFinder",
     "LearningRateWarmup",
     "NaNGuard",
+    "RayReport",
     "ReplicaDriftCheck",
     "ReplicaMetrics",
     "ResumableCheckpoint",

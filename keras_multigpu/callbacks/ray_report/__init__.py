@@ -1,0 +1,1 @@
+"""`RayReport`: logs and the model go to Ray Train after each epoch."""

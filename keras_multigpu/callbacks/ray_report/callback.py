@@ -1,0 +1,59 @@
+"""`RayReport`: Ray Train hears of each epoch, with the model."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_multigpu.checks import problem
+from keras_multigpu.cluster.ray import installed_ray_train
+
+
+class RayReport(keras.callbacks.Callback):
+    """Reports the logs of each epoch to Ray Train, and the model as a checkpoint.
+
+    For functions that `keras_multigpu.cluster.ray.train` runs. All workers report, as Ray expects;
+    the first one saves the model.
+
+    Args:
+        checkpoint: Whether `model.keras` goes with the logs. Ray keeps the logs of the last report
+            only if it has a checkpoint.
+
+    Example:
+
+    ```python
+    model.fit(train, epochs=10, callbacks=[RayReport()])
+    ```
+    """
+
+    on_several_workers = True
+
+    def __init__(self, checkpoint: bool = True) -> None:
+        super().__init__()
+        self.checkpoint = checkpoint
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Make sure that there is somebody to report to."""
+        try:
+            installed_ray_train().get_context()
+        except RuntimeError as error:
+            raise RuntimeError(
+                problem(
+                    "`RayReport` came to a `fit` that Ray Train has not started.",
+                    "Expected to be called in a function that Ray Train runs on its workers.",
+                    "Start the training with `kmg.cluster.ray.train`, or leave the callback out.",
+                    model=type(self.model).__name__,
+                )
+            ) from error
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Report, and wait until all workers have."""
+        ray_train = installed_ray_train()
+        metrics = {**(logs or {}), "epoch": epoch}
+        if not self.checkpoint or ray_train.get_context().get_world_rank():
+            ray_train.report(metrics)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            self.model.save(Path(folder, "model.keras"))
+            ray_train.report(metrics, checkpoint=ray_train.Checkpoint.from_directory(folder))

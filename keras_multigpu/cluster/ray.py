@@ -1,0 +1,101 @@
+"""Ray starts the workers of a training, on any of its machines, and starts them again.
+
+Ray's `TensorflowTrainer` sets TF_CONFIG for each worker; from there on all is as with any launcher.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_multigpu.checks import problem
+from keras_multigpu.checks import require_positive_integer
+
+
+def train(
+    fn: Callable[..., Any],
+    num_workers: int = 2,
+    *,
+    config: dict[str, Any] | None = None,
+    run_config: Any = None,
+    **scaling: Any,
+) -> Any:
+    """Train on workers that Ray starts, by its `TensorflowTrainer`.
+
+    Each worker calls the same function, which trains as on one device: `kmg.distribute` finds the
+    other workers. `kmg.callbacks.RayReport` tells Ray of logs and models. A failed worker ends all;
+    with `FailureConfig(max_failures=...)` Ray starts them again, and
+    `kmg.callbacks.ResumableCheckpoint` goes on where they were.
+
+    Args:
+        fn: What each worker calls, with `config` if that is given. What it returns is lost. The
+            function need not be importable; Ray sends it as it is.
+        num_workers: How many processes train.
+        config: A dict for `fn`.
+        run_config: A `ray.train.RunConfig`: where results are kept, and how many failures are
+            allowed.
+        **scaling: Further arguments of `ray.train.ScalingConfig`, such as `use_gpu=True` or
+            `resources_per_worker={"CPU": 4}`.
+
+    Returns:
+        Ray's `Result`, with the last `metrics` and `checkpoint` that were reported.
+
+    Raises:
+        ImportError: If Ray Train is not installed: `pip install "ray[train]"`.
+
+    Example:
+
+    ```python
+    failures = ray.train.FailureConfig(max_failures=3)
+    result = kmg.cluster.ray.train(
+        train, 4, run_config=ray.train.RunConfig(failure_config=failures), use_gpu=True
+    )
+    ```
+    """
+    require_positive_integer("num_workers", num_workers)
+    ray_train = installed_ray_train()
+    from ray.train.tensorflow import TensorflowTrainer
+
+    trainer = TensorflowTrainer(
+        on_each_worker(fn, config),
+        scaling_config=ray_train.ScalingConfig(num_workers=num_workers, **scaling),
+        run_config=run_config,
+    )
+    return trainer.fit()
+
+
+def on_each_worker(fn: Callable[..., Any], config: dict[str, Any] | None) -> Callable[[], None]:
+    """What Ray is to call.
+
+    The function travels as bytes: where it uses this package, unpickling it imports the package,
+    which then joins the other workers. That takes until all of them are there, so it has to happen
+    in the thread that trains; Ray unpickles what it is given in the one that has to answer it.
+    """
+    from ray import cloudpickle
+
+    pickled = cloudpickle.dumps((fn, () if config is None else (config,)))
+
+    def call() -> None:
+        import os
+        import pickle
+
+        # Ray asks for Keras 2 as `tf.keras`, which is no longer a part of TensorFlow.
+        os.environ.pop("TF_USE_LEGACY_KERAS", None)
+        function, arguments = pickle.loads(pickled)
+        function(*arguments)
+
+    return call
+
+
+def installed_ray_train() -> Any:
+    """The module `ray.train`; an `ImportError` that says how to install it."""
+    try:
+        import ray.train
+    except ImportError as error:
+        raise ImportError(
+            problem(
+                "Ray Train is not installed.",
+                "Expected it for `kmg.cluster.ray`; the rest of keras_multigpu does without.",
+                'Run `pip install "ray[train]"`, or start workers with `keras-multigpu launch`.',
+                package="ray",
+            )
+        ) from error
+    return ray.train

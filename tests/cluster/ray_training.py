@@ -1,0 +1,70 @@
+"""The example on Ray, one of whose workers is killed in the middle of an epoch.
+
+    ray_training.py FOLDER
+
+The example's folder has to be in PYTHONPATH, which workers have too. It leaves `model.keras`, and
+prints as JSON the last logs, how often each worker has begun, and what `RayReport` says outside of
+Ray.
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import train_with_ray
+
+import keras_multigpu as kmg
+
+
+def killed_once(config):
+    """The example's function; the second worker's process is killed after a checkpoint."""
+    import ray.train
+
+    rank = ray.train.get_context().get_world_rank()
+    folder = Path(config["checkpoints"])
+    folder.mkdir(parents=True, exist_ok=True)
+    begun = folder / f"begun-{rank}"
+    is_first = not begun.exists()
+    with begun.open("a") as file:
+        file.write(".")
+
+    def kill():
+        while not list(folder.glob("checkpoint-*.kmg")):
+            time.sleep(0.002)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if rank == 1 and is_first:
+        threading.Thread(target=kill, daemon=True).start()
+    train_with_ray.train(config)
+
+
+def main(folder):
+    """Train on Ray on this machine alone."""
+    import ray
+
+    # In a folder with a short name: that of a socket must not be long.
+    with tempfile.TemporaryDirectory() as short:
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            object_store_memory=100 * 2**20,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=short,
+        )
+        metrics, model = train_with_ray.start(killed_once, 2, 2, folder)
+        ray.shutdown()
+    model.save(folder / "model.keras")
+    begun = [(folder / "checkpoints" / f"begun-{rank}").stat().st_size for rank in range(2)]
+    try:
+        kmg.callbacks.RayReport().on_train_begin()
+    except RuntimeError as error:
+        print("result", json.dumps([metrics, begun, str(error)]), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
