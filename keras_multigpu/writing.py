@@ -55,7 +55,7 @@ def one_at_a_time(lock: Path, waiting_for: str) -> Iterator[None]:
         os.close(file)
 
 
-def require_writable(path: Path, what: str = "file") -> None:
+def require_writable(path: Path) -> None:
     """Raise a `ValueError` early where a file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,17 +68,12 @@ def require_writable(path: Path, what: str = "file") -> None:
     except OSError as error:
         raise ValueError(
             problem(
-                f"The {what} cannot be written: {error}.",
+                f"The file cannot be written: {error}.",
                 "Expected a path in a folder that can be written.",
                 "Choose another path.",
                 path=str(path),
             )
         ) from error
-
-
-def require_writable_folder(folder: Path) -> None:
-    """Raise a `ValueError` early where no file can be written into a folder."""
-    require_writable(folder / "trial", f"folder {str(folder)!r}")
 
 
 def size_text(number: float) -> str:

@@ -11,9 +11,6 @@ from keras_multigpu.callbacks.batch_size_finder.callback import BatchSizeFinder 
 from keras_multigpu.callbacks.batch_size_scaling.callback import (
     BatchSizeScaling as BatchSizeScaling,
 )
-from keras_multigpu.callbacks.evaluation_averaging.callback import (
-    EvaluationAveraging as EvaluationAveraging,
-)
 from keras_multigpu.callbacks.gradient_noise_scale.callback import (
     GradientNoiseScale as GradientNoiseScale,
 )
@@ -38,7 +35,6 @@ from keras_multigpu.training.steps.probes import Probe as Probe
 __all__ = [
     "BatchSizeFinder",
     "BatchSizeScaling",
-    "EvaluationAveraging",
     "GradientNoiseScale",
     "LearningRateFinder",
     "LearningRateWarmup",

@@ -12,7 +12,6 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import problem
-from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.batches import with_settings
@@ -36,7 +35,6 @@ _OWN_METHODS = ("get_random_transform", "apply_transform", "random_transform", "
 def from_flow(
     flow: Any,
     *,
-    resample: str = "twice",
     steps: int | None = None,
     **batching: Unpack[Batching],
 ) -> Batches:
@@ -59,10 +57,6 @@ def from_flow(
             returned, a `keras.utils.PyDataset`, or a function that returns a new iterator over
             batches `(x, y)` for every epoch. If the function has an argument `epoch`, it gets the
             number of the epoch.
-        resample: `"twice"`: images are resized, then rotated, shifted and so on, as the flow does
-            it; the pixels are those of the flow. `"once"`: both in one step, from the full image,
-            with linear interpolation whatever the flow's `interpolation` is, and large JPEGs are
-            reduced while they are decoded. That is faster for large photographs, and sharper.
         steps: How many batches an epoch has, for generators and `PyDataset`s that do not end.
         **batching: Arguments of `Batches`.
 
@@ -75,24 +69,17 @@ def from_flow(
     ```
     """
     require_known(batching)
-    require_choice("resample", resample, ("twice", "once"))
     if steps is not None:
         require_positive_integer("steps", steps)
-    source, defaults = source_of(flow, resample, steps)
+    source, defaults = source_of(flow, steps)
     if batching.get("replica_batch_size") is not None:
         defaults.pop("global_batch_size")
     settings: dict[str, Any] = {**defaults, **batching}
     return Batches(source, **settings)
 
 
-def source_of(flow: Any, resample: str, steps: int | None) -> tuple[Source | Stream, Batching]:
-    """What reads from a flow, and the settings it has of its own.
-
-    Args:
-        flow: As for `from_flow`.
-        resample: As for `from_flow`.
-        steps: As for `from_flow`.
-    """
+def source_of(flow: Any, steps: int | None) -> tuple[Source | Stream, Batching]:
+    """What reads from a flow, and the settings it has of its own."""
     if isinstance(flow, legacy_images().Iterator):
         reject_steps(steps, flow)
         require_fitted(getattr(flow, "image_data_generator", None))
@@ -102,7 +89,7 @@ def source_of(flow: Any, resample: str, steps: int | None) -> tuple[Source | Str
         reason = hindrance(flow)
         if reason is None:
             has_files = hasattr(flow, "filepaths")
-            return FlowFiles(flow, resample) if has_files else FlowArrays(flow), defaults
+            return FlowFiles(flow) if has_files else FlowArrays(flow), defaults
         logger.warning("This flow runs as ImageDataGenerator itself would: %s.", reason)
         return FlowStream(flow), defaults
     if isinstance(flow, keras.utils.PyDataset):

@@ -58,7 +58,6 @@ def watching(folder):
         ours.ReplicaMetrics(),
         ours.ReplicaDriftCheck(every=2),
         ours.ThroughputReport(verbose=0),
-        ours.EvaluationAveraging(),
         ours.ResumableCheckpoint(folder / "checkpoints", every_steps=4),
     ]
 

@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[2]
 NAMES: list[str] = [
     "BatchSizeFinder",
     "BatchSizeScaling",
-    "EvaluationAveraging",
     "GradientNoiseScale",
     "LearningRateFinder",
     "LearningRateWarmup",

@@ -353,8 +353,6 @@ def test_flows_run_without_opencv(monkeypatch, caplog, folder):
 
 def test_wrong_arguments_are_named(folder):
     flow = of_folder(folder)
-    with pytest.raises(ValueError, match="`resample` has an unknown value"):
-        from_flow(flow, resample="thrice")
     with pytest.raises(ValueError, match="`steps` came with a flow of images"):
         from_flow(flow, steps=3)
 

@@ -174,8 +174,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
             return (
                 "In Keras's own `fit` each replica keeps moving statistics of its own: use "
                 "`keras_multigpu.distribute`, which averages them in every step, or "
-                'leave them out, `ignore=["*/moving_mean", "*/moving_variance"]`, and let '
-                "`EvaluationAveraging` average them."
+                'leave them out, `ignore=["*/moving_mean", "*/moving_variance"]`.'
             )
         if self.action == "repair":
             return "The copies that differ are overwritten; look after the device if it recurs."

@@ -1,4 +1,4 @@
 """`ReplicaMetrics`: what each replica does.
 
-callback ───> scores ───> events, row_files (above), figure
+callback ───> scores ───> row_file, figure
 """

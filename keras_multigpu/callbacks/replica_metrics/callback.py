@@ -9,11 +9,10 @@ import keras
 import numpy as np
 
 from keras_multigpu.callbacks.fit_run import run_to_see
-from keras_multigpu.callbacks.replica_metrics.events import ReplicaEvents
 from keras_multigpu.callbacks.replica_metrics.figure import replica_figure
+from keras_multigpu.callbacks.replica_metrics.row_file import RowFile
 from keras_multigpu.callbacks.replica_metrics.scores import ScoreProbe
 from keras_multigpu.callbacks.replica_metrics.scores import require_targets
-from keras_multigpu.callbacks.row_files import RowFile
 from keras_multigpu.callbacks.timing.replica_window import WHERE
 from keras_multigpu.callbacks.timing.replica_window import Place
 from keras_multigpu.callbacks.timing.replica_window import Slowest
@@ -52,11 +51,9 @@ class ReplicaMetrics(keras.callbacks.Callback):
     Args:
         metrics: Names or `keras.metrics.Metric` objects, which mean what they mean in `compile`;
             for several outputs a dict: for each output's name a list.
-        path: A file for all values, which grows as training goes on: `.csv` with a row for each
-            replica, or `.jsonl` with a record for each measurement. An older file is replaced,
-            unless training goes on from a `ResumableCheckpoint`.
-        every: Measure also every so many steps, for the file, TensorBoard and the picture.
-        log_dir: A folder for TensorBoard, with a run for each replica.
+        path: A `.csv` file for all values, which grows by a row for each replica and measurement.
+            An older file is replaced, unless training goes on from a `ResumableCheckpoint`.
+        every: Measure also every so many steps, for the file and the picture.
         picture: A PNG that is drawn when training ends.
         slow_factor: A replica is behind if its passes take so many times as long as the median of
             the others'.
@@ -79,7 +76,6 @@ class ReplicaMetrics(keras.callbacks.Callback):
         *,
         path: str | Path | None = None,
         every: int | None = None,
-        log_dir: str | Path | None = None,
         picture: str | Path | None = None,
         slow_factor: float = 1.25,
         slow_windows: int = 3,
@@ -100,7 +96,6 @@ class ReplicaMetrics(keras.callbacks.Callback):
         self._named: set[int] = set()
         self._rows_path = None if path is None else Path(path)
         self._file = None if path is None else RowFile(path)
-        self._events = None if log_dir is None else ReplicaEvents(log_dir)
         self._picture = picture_file(picture)
         self._probe = ScoreProbe(self._compiling, self.metrics)
         self._measured: tuple[Any, Any] | None = None
@@ -126,8 +121,6 @@ class ReplicaMetrics(keras.callbacks.Callback):
         self._run.watch(self._probe)
         self._clock = StepClock(self._run, self._probe, bool(self.model.run_eagerly))
         self._run.after_each("on_train_batch_end", self._step_done)
-        if self._events is not None:
-            self._run.after_end(self._events.close)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin the sums anew, or go on where a checkpoint was taken."""
@@ -225,12 +218,8 @@ class ReplicaMetrics(keras.callbacks.Callback):
             self.windows, self._ends = self.windows[1::2], self._ends[1::2]
         self.windows.append(window)
         self._ends.append(window.epoch + window.step / (self._run.steps_per_epoch or window.step))
-        if self._file is not None and self._file.is_csv:
+        if self._file is not None:
             self._file.add(window.rows, [*WHERE, *window.values])
-        elif self._file is not None:
-            self._file.add([record_of(window)])
-        if self._events is not None:
-            self._events.add(window, int(self.model.optimizer.iterations.numpy()))
         self._judge(window)
 
     def _judge(self, window: Window) -> None:
@@ -315,21 +304,6 @@ def add_to_history(history: dict[str, list[Any]], window: Window) -> None:
         for kind, value in extremes.items():
             number = float("nan") if value is None else float(value)
             history.setdefault(f"replicas/{name}_{kind}", []).append(number)
-
-
-def record_of(window: Window) -> dict[str, Any]:
-    """A measurement as a record of JSON."""
-    rows = [{k: v for k, v in row.items() if k not in ("epoch", "step")} for row in window.rows]
-    extremes = window.extremes
-    return {
-        "epoch": window.epoch,
-        "step": window.step,
-        "replicas": rows,
-        **{
-            kind: {name: extremes[name][kind] for name in extremes}
-            for kind in ("min", "max", "spread")
-        },
-    }
 
 
 def sums_of(arrays: Any) -> Sums:

@@ -10,9 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.callbacks.fit_run import run_of
-from keras_multigpu.callbacks.row_files import jsonable
 from keras_multigpu.callbacks.throughput_report.bottlenecks import verdict_on
-from keras_multigpu.callbacks.throughput_report.device_peaks import peak_of_devices
 from keras_multigpu.callbacks.throughput_report.figure import throughput_figure
 from keras_multigpu.callbacks.throughput_report.forward_flops import forward_flops
 from keras_multigpu.callbacks.throughput_report.report import Throughput
@@ -49,8 +47,8 @@ class ThroughputReport(keras.callbacks.Callback):
         picture: A PNG that is drawn when training ends.
         scaling_steps: Measure, when training is over, how much faster all replicas are than one,
             in rounds of so many steps on copies of the model. None leaves it out.
-        peak_flops: The operations a second that one device can do at most, for GPUs that this
-            package does not know.
+        peak_flops: The operations a second that one device can do at most, from its data sheet and
+            for the type that the model computes in. With it the report has the utilisation.
         verbose: 0 prints nothing, 1 the last epoch's report when training ends, 2 each epoch's.
 
     Attributes:
@@ -127,7 +125,7 @@ class ThroughputReport(keras.callbacks.Callback):
             self._forward_flops = flops_of(self.model, run.batch_spec)
         found = found._replace(
             forward_flops=self._forward_flops,
-            peak_flops=self._peak(),
+            peak_flops=None if self.peak_flops is None else self.peak_flops * len(self._devices),
             verdict=verdict_on(found, self.model, run.data),
         )
         self._keep(found)
@@ -156,11 +154,6 @@ class ThroughputReport(keras.callbacks.Callback):
     def state(self, state: dict[str, Any]) -> None:
         self.reports = [Throughput.from_state(report) for report in state["reports"]]
 
-    def _peak(self) -> float | None:
-        if self.peak_flops is not None:
-            return self.peak_flops * len(self._devices)
-        return peak_of_devices(self._run.devices, self.model)
-
     def _keep(self, found: Throughput) -> None:
         self.reports.append(found)
         self._write()
@@ -174,6 +167,17 @@ class ThroughputReport(keras.callbacks.Callback):
     def _compiling(self) -> None:
         if self._clock is not None:
             self._clock.compiling()
+
+
+def jsonable(value: Any) -> Any:
+    """A value as strict JSON can hold it, which knows no NaN and no infinity."""
+    if isinstance(value, dict):
+        return {name: jsonable(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
 
 
 def flops_of(model: keras.Model, spec: Any) -> int | None:

@@ -152,7 +152,7 @@ class Throughput(NamedTuple):
         if self.forward_flops is not None:
             done = self.flops_per_second or 0.0
             used = self.utilisation
-            unknown = "peak of the devices unknown: no utilisation"
+            unknown = "peak_flops= adds the utilisation"
             lines.append(
                 line(
                     "model FLOPs",

@@ -11,9 +11,6 @@ from keras_multigpu.data.decoding.header import read_header
 from keras_multigpu.data.road.damage import DamagedExample
 
 _JPEG = b"\xff\xd8\xff"
-_REDUCTIONS = (8, 4, 2)
-_LONGEST_SIDE = 2**15 - 2
-"""OpenCV warps no longer ones."""
 
 
 class FlowLoading(NamedTuple):
@@ -44,24 +41,6 @@ class FlowLoading(NamedTuple):
             return resized_by_pillow(image, self.size, self.interpolation, box)
         return resized_to_nearest(image, self.size, box)
 
-    def load_large(self, path: str) -> np.ndarray:
-        """The image at a size that is yet to be stretched to `size`, but not smaller if it can be.
-
-        Args:
-            path: The file. JPEGs at least twice as large as `size` are reduced while they are
-                decoded, which takes the mean of the pixels that fall together.
-        """
-        data = read_file(path)
-        image = None
-        if self.color_mode != "rgba":
-            image = decoded_jpeg(data, self.color_mode, at_least=self.size)
-        if image is None:
-            image = loaded_by_keras(data, self.color_mode)
-        if max(image.shape) > _LONGEST_SIDE:
-            return self.load(path)
-        left, top, right, bottom = self._box(*image.shape[:2])
-        return image[top:bottom, left:right]
-
     def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
         """`(left, top, right, bottom)`: the part of an image that is used."""
         if not self.keep_aspect_ratio:
@@ -81,15 +60,8 @@ def read_file(path: str) -> bytes:
         raise DamagedExample(f"it cannot be opened: {error.strerror}") from error
 
 
-def decoded_jpeg(
-    data: bytes, color_mode: str, at_least: tuple[int, int] | None = None
-) -> np.ndarray | None:
-    """A JPEG's pixels, equal to Pillow's; None for other files, and JPEGs of other colours.
-
-    Args:
-        color_mode: `"rgb"` or `"grayscale"`.
-        at_least: The least height and width, if it may be reduced.
-    """
+def decoded_jpeg(data: bytes, color_mode: str) -> np.ndarray | None:
+    """A JPEG's pixels, equal to Pillow's; None for other files, and JPEGs of other colours."""
     import cv2
 
     if not data.startswith(_JPEG):
@@ -98,19 +70,9 @@ def decoded_jpeg(
     if header.components not in (1, 3):
         return None
     single = header.components == 1 and color_mode == "grayscale"
-    reduction = 1
-    if at_least is not None:
-        fits = (
-            r
-            for r in _REDUCTIONS
-            if header.height >= r * at_least[0] and header.width >= r * at_least[1]
-        )
-        reduction = next(fits, 1)
     flags = cv2.IMREAD_IGNORE_ORIENTATION | (
         cv2.IMREAD_GRAYSCALE if single else cv2.IMREAD_COLOR_RGB
     )
-    if reduction > 1:
-        flags |= getattr(cv2, f"IMREAD_REDUCED_GRAYSCALE_{reduction}")
     encoded = np.frombuffer(data, np.uint8)
     image = cv2.imdecode(encoded, flags)
     if image is None:
@@ -207,13 +169,3 @@ def nearest_pixels(low: int, high: int, size: int) -> tuple[np.ndarray, bool]:
     axis = np.arange(low, high, dtype=np.float32)[None]
     theirs = cv2.resize(axis, (size, 1), interpolation=cv2.INTER_NEAREST_EXACT)[0]
     return pixels, np.array_equal(pixels, theirs)
-
-
-def resized_linearly(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """An image resized by linear interpolation between its pixels."""
-    import cv2
-
-    if image.shape[:2] == size:
-        return image
-    resized = cv2.resize(image, (size[1], size[0]), interpolation=cv2.INTER_LINEAR)
-    return resized.reshape(*size, image.shape[2])

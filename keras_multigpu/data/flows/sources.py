@@ -12,7 +12,6 @@ import tensorflow as tf
 from keras_multigpu.data.files.images import state_of
 from keras_multigpu.data.files.table import FileTable
 from keras_multigpu.data.flows.loading import FlowLoading
-from keras_multigpu.data.flows.loading import resized_linearly
 from keras_multigpu.data.flows.parameters import FlowParameters
 from keras_multigpu.data.flows.parameters import matrices
 from keras_multigpu.data.flows.targets import FlowTargets
@@ -61,7 +60,6 @@ class FlowSource(Source):
         self._generator = flow.image_data_generator
         self.parameters = FlowParameters(self._generator, (shape[0], shape[1]))
         self._targets = targets
-        self._keeps_fractions = True
         self.num_examples = int(flow.n)
         # A function of the user's may draw, too.
         self.draws = self.parameters.draws or bool(self._generator.preprocessing_function)
@@ -83,7 +81,7 @@ class FlowSource(Source):
 
     @abc.abstractmethod
     def load(self, index: int) -> np.ndarray:
-        """One image as it is before it is changed, in its own size or that of the result."""
+        """One image as it is before it is changed, in the size of the result."""
 
     def read(
         self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
@@ -137,9 +135,8 @@ class FlowSource(Source):
         """An image with its pixels in their new places, in `out` if it has the same type."""
         if not self.parameters.moves:
             horizontal, vertical = parameters["flip_horizontal"], parameters["flip_vertical"]
-            return flipped(resized_linearly(image, out.shape[:2]), bool(horizontal), bool(vertical))
-        if self._keeps_fractions:
-            image = image.astype(np.float32, copy=False)
+            return flipped(image, bool(horizontal), bool(vertical))
+        image = image.astype(np.float32, copy=False)
         result = out if out.dtype == image.dtype else np.empty(out.shape, image.dtype)
         warp(image, matrix, result, self._generator.fill_mode, self._generator.cval)
         return result
@@ -171,13 +168,9 @@ def is_only_scaled(generator: Any) -> bool:
 
 
 class FlowFiles(FlowSource):
-    """The image files of `flow_from_directory` or `flow_from_dataframe`.
+    """The image files of `flow_from_directory` or `flow_from_dataframe`."""
 
-    Args:
-        resample: `"twice"` or `"once"`, as `from_flow` explains.
-    """
-
-    def __init__(self, flow: Any, resample: str) -> None:
+    def __init__(self, flow: Any) -> None:
         super().__init__(flow, flow.image_shape, FlowTargets.of_files(flow))
         height, width = flow.target_size
         self.name = f"a flow of image files, {height}x{width}"
@@ -188,16 +181,10 @@ class FlowFiles(FlowSource):
             interpolation=flow.interpolation,
             keep_aspect_ratio=flow.keep_aspect_ratio,
         )
-        self._resample = resample
-        # To warp a large image in whole numbers takes less memory and time.
-        self._keeps_fractions = resample == "twice"
 
     def load(self, index: int) -> np.ndarray:
         """As `FlowSource.load`."""
-        path = self._files.path(index)
-        return (
-            self._loading.load_large(path) if self._resample == "once" else self._loading.load(path)
-        )
+        return self._loading.load(self._files.path(index))
 
     def example_name(self, index: int) -> str:
         """The path of one file."""
@@ -206,7 +193,7 @@ class FlowFiles(FlowSource):
     def content(self, exact: bool) -> Any:
         """As `FlowSource.content`: the files, and how they are loaded."""
         files = state_of(self._files, exact)
-        return {"files": files, **self._loading._asdict(), "resample": self._resample}
+        return {"files": files, **self._loading._asdict()}
 
 
 class FlowArrays(FlowSource):

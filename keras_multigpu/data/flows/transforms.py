@@ -24,10 +24,8 @@ def warp(
     and its `"wrap"` repeats after one pixel less than the image has.
 
     Args:
-        image: `[height, width, channels]`, uint8 or float32. It is stretched to the size of `out`
-            in the same step, if it has another.
-        matrix: `float64[2, 3]`: where `(x, y, 1)` of the result comes from, in an image of the
-            size of `out`.
+        image: `[height, width, channels]`, of the size of `out`.
+        matrix: `float64[2, 3]`: where `(x, y, 1)` of the result comes from.
         fill_mode: One of `FILL_MODES`.
         cval: The value of what lies outside, where the mode is `"constant"`.
     """
@@ -38,7 +36,6 @@ def warp(
     if fill_mode == "wrap":
         x, y = coordinates(matrix, height, width)
         x, y = wrapped(x, width), wrapped(y, height)
-        x, y = stretched(x, image.shape[1], width), stretched(y, image.shape[0], height)
         maps = x.astype(np.float32), y.astype(np.float32)
         border = cv2.BORDER_REPLICATE
         result = cv2.remap(image, *maps, cv2.INTER_LINEAR, dst=target, borderMode=border)
@@ -46,7 +43,7 @@ def warp(
         border = cv2.BORDER_REFLECT if fill_mode == "reflect" else cv2.BORDER_REPLICATE
         result = cv2.warpAffine(
             image,
-            stretch(image.shape, out.shape) @ np.vstack([matrix, [0, 0, 1]]),
+            matrix,
             (width, height),
             dst=target,
             flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
@@ -71,17 +68,6 @@ def wrapped(positions: np.ndarray, size: int) -> np.ndarray:
     last = size - 1
     inside = (positions >= 0) & (positions <= last)
     return np.where(inside, positions, np.mod(positions, max(last, 1)))
-
-
-def stretched(positions: np.ndarray, source: int, size: int) -> np.ndarray:
-    """Positions on an axis of `size` pixels, on the same axis with `source` pixels."""
-    return positions if source == size else (positions + 0.5) * (source / size) - 0.5
-
-
-def stretch(source: tuple[int, ...], size: tuple[int, ...]) -> np.ndarray:
-    """`stretched` for both axes, as a matrix."""
-    y, x = source[0] / size[0], source[1] / size[1]
-    return np.array([[x, 0, x / 2 - 0.5], [0, y, y / 2 - 0.5]])
 
 
 def change_colors(image: np.ndarray, parameters: Mapping[str, float]) -> None:

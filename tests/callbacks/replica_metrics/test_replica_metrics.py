@@ -1,7 +1,6 @@
 """`ReplicaMetrics`: each replica's numbers, against values worked out by hand."""
 
 import csv
-import json
 import logging
 import math
 import re
@@ -219,46 +218,6 @@ def test_the_same_callback_goes_on_and_a_new_one_begins_anew(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_file_of_json_lines(tmp_path):
-    """A record for each measurement: strict JSON, with null where there is no value."""
-    path = tmp_path / "replicas.jsonl"
-    fit(line(2), ReplicaMetrics(path=path, every=1), x=X[:5], y=Y[:5])
-    records = [json.loads(one) for one in path.read_text().splitlines()]
-    assert [(one["epoch"], one["step"]) for one in records] == [(0, 1), (0, 2)]
-    assert [one["loss"] for one in records[0]["replicas"]] == [2.5, 12.5]
-    assert records[0]["spread"]["loss"] == 10
-    assert [one["loss"] for one in records[1]["replicas"]] == [25, None]
-    assert records[1]["replicas"][1]["worker"] == 0
-    assert records[1]["max"]["loss"] == 25
-    # The first step was compiled, so nothing is known of its time.
-    assert records[0]["replicas"][0]["step_time"] is None
-    assert records[1]["replicas"][0]["step_time"] > 0
-
-
-@pytest.mark.slow
-def test_tensorboard_has_a_run_for_each_replica(tmp_path):
-    """Under the same tag, so that their curves lie over each other."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    fit(line(2), ReplicaMetrics(log_dir=tmp_path), epochs=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "replica_0",
-        "replica_1",
-        "worker_0_max",
-        "worker_0_min",
-        "worker_0_spread",
-    ]
-    events = EventAccumulator(str(tmp_path / "replica_1"))
-    events.Reload()
-    found = [
-        (event.step, float(tf.make_ndarray(event.tensor_proto)))
-        for event in events.Tensors("replicas/loss")
-    ]
-    expected = by_hand(SHARES[2][1])[0]
-    np.testing.assert_allclose(found, [(3, expected), (6, expected)], rtol=1e-6)
-
-
-@pytest.mark.slow
 def test_a_picture_is_drawn_at_the_end(tmp_path):
     """A whole PNG."""
     fit(line(2), ReplicaMetrics(picture=tmp_path / "replicas.png", every=1), epochs=2)
@@ -364,7 +323,7 @@ def test_the_progress_bar_shows_nothing_of_it(capsys):
         ({"every": 0}, "`every` is not a positive integer.*Received: every=0"),
         ({"slow_windows": 0}, "`slow_windows` is not.*Received: slow_windows=0"),
         ({"slow_factor": 1.0}, "no replica slower.*above 1.*Received: slow_factor=1.0"),
-        ({"path": "a.txt"}, r"no known kind.*\.csv or \.jsonl.*Received: path='a.txt'"),
+        ({"path": "a.txt"}, r"not a CSV file.*\.csv.*Received: path='a.txt'"),
         ({"picture": "a.jpg"}, r"not a PNG.*Received: path='a.jpg'"),
         ({"metrics": "accuracy"}, "not a metric.*list of names.*Received: metrics='accuracy'"),
         ({"metrics": [3]}, r"not a metric.*Received: metrics=\[3\]"),

@@ -1,11 +1,10 @@
-"""Operations of a forward pass, and what devices can do at most."""
+"""Operations of a forward pass."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.callbacks.throughput_report.device_peaks import peak_of
 from keras_multigpu.callbacks.throughput_report.forward_flops import forward_flops
 
 INPUT = keras.Input((6, 6, 4))
@@ -48,30 +47,3 @@ def test_operations_of_a_known_network():
     model = keras.applications.MobileNetV2(weights=None)
     flops = forward_flops(model, tf.TensorSpec([None, 224, 224, 3], tf.float32))
     np.testing.assert_allclose(flops, 2 * 300e6, rtol=0.02)
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype", "tensor_float", "expected"),
-    [
-        ("NVIDIA A100-SXM4-80GB", "float16", True, 312e12),
-        ("NVIDIA A100-SXM4-80GB", "float32", True, 156e12),
-        ("NVIDIA A100-SXM4-80GB", "float32", False, 19.5e12),
-        ("NVIDIA A10", "bfloat16", True, 125e12),
-        ("NVIDIA A10G", "bfloat16", True, None),
-        ("NVIDIA H200", "bfloat16", True, 989.4e12),
-        ("NVIDIA H200 NVL", "bfloat16", True, None),
-        ("NVIDIA H100 80GB HBM3", "float32", True, 494.7e12),
-        ("NVIDIA H100 PCIe", "float16", True, 756e12),
-        ("Tesla T4", "float16", True, 65e12),
-        ("Tesla T4", "bfloat16", True, None),
-        ("Tesla V100-SXM2-16GB", "float32", True, 15.7e12),
-        ("Tesla V100-PCIE-16GB", "float16", True, 112e12),
-        ("NVIDIA L40S", "float16", True, 362.05e12),
-        ("NVIDIA L4", "float32", True, 60e12),
-        ("NVIDIA L4", "float64", True, None),
-        ("Some GPU", "float16", True, None),
-    ],
-)
-def test_peaks_of_devices(name, dtype, tensor_float, expected):
-    """By the name that TensorFlow tells; none rather than a wrong one."""
-    assert peak_of(name, dtype, tensor_float) == expected

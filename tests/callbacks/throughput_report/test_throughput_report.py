@@ -286,7 +286,7 @@ def test_it_prints_one_table(capsys):
         assert printed.count("Throughput of epoch") == verbose
         assert str(report.report) in printed
     assert report.report.utilisation is None
-    assert "peak of the devices unknown: no utilisation" in printed
+    assert "peak_flops= adds the utilisation" in printed
     assert [one.split()[0] for one in str(report.report).splitlines()[1:]][:6] == [
         "examples",
         "step",

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from keras_multigpu.data.flows.loading import FlowLoading
 from keras_multigpu.data.flows.loading import nearest_pixels
-from keras_multigpu.data.from_flow import from_flow
 
 pytest.importorskip("cv2")
 photographs = pytest.importorskip("skimage.data")
@@ -100,71 +99,3 @@ def test_pixels_that_opencv_chooses_otherwise(tmp_path):
     loading = FlowLoading((100, 40), "rgb", "nearest", True)
     wanted = keras.utils.load_img(path, target_size=(100, 40), keep_aspect_ratio=True)
     np.testing.assert_array_equal(loading.load(path), np.asarray(wanted))
-
-
-# One step instead of two, which loads a large image first.
-
-
-@pytest.mark.parametrize("fill_mode", ["nearest", "constant", "reflect", "wrap"])
-@pytest.mark.parametrize("keep_aspect_ratio", [False, True])
-def test_one_step_is_near_two_steps(tmp_path, fill_mode, keep_aspect_ratio):
-    """A photograph much larger than the result: the same picture."""
-    from PIL import Image
-
-    (tmp_path / "class").mkdir()
-    Image.fromarray(photographs.astronaut()).save(tmp_path / "class" / "a.jpg", quality=95)
-    generator = Generator(fill_mode=fill_mode, cval=7, rotation_range=30, zoom_range=0.2)
-    flow = generator.flow_from_directory(
-        tmp_path,
-        target_size=(128, 100),
-        class_mode=None,
-        interpolation="box",
-        keep_aspect_ratio=keep_aspect_ratio,
-    )
-    twice, once = (
-        next(iter(from_flow(flow, resample=resample).epoch(0))).numpy()
-        for resample in ("twice", "once")
-    )
-    assert np.abs(twice - once).mean() < 6
-    # What lies outside is where it was.
-    assert ((twice == 7).all(-1) == (once == 7).all(-1)).mean() > 0.999
-
-
-def test_large_jpegs_are_reduced_while_they_are_decoded(tmp_path):
-    from PIL import Image
-
-    path = str(tmp_path / "photo.jpg")
-    Image.fromarray(photographs.astronaut()).resize((1000, 700)).save(path)
-    sizes = {
-        (100, 100): (175, 250),
-        (88, 100): (175, 250),
-        (80, 80): (88, 125),
-        (400, 300): (700, 1000),
-    }
-    for wanted, loaded in sizes.items():
-        for color_mode, channels in (("rgb", 3), ("grayscale", 1)):
-            loading = FlowLoading(wanted, color_mode, "nearest", False)
-            assert loading.load_large(path).shape == (*loaded, channels)
-
-
-def test_images_too_long_for_opencv_are_resized_first(tmp_path):
-    from PIL import Image
-
-    path = str(tmp_path / "long.png")
-    Image.new("L", (40_000, 2), 9).save(path)
-    loading = FlowLoading((2, 8), "rgb", "nearest", False)
-    assert (loading.load_large(path) == np.full((2, 8, 3), 9)).all()
-
-
-def test_one_step_without_a_warp_keeps_the_size(tmp_path):
-    from PIL import Image
-
-    (tmp_path / "class").mkdir()
-    Image.fromarray(photographs.astronaut()).save(tmp_path / "class" / "a.png")
-    flow = Generator(rescale=1 / 255).flow_from_directory(
-        tmp_path, target_size=(100, 90), class_mode=None, color_mode="grayscale"
-    )
-    once = next(iter(from_flow(flow, resample="once").epoch(0))).numpy()
-    twice = next(iter(from_flow(flow).epoch(0))).numpy()
-    assert once.shape == twice.shape == (1, 100, 90, 1)
-    assert abs(once.mean() - twice.mean()) < 0.01
