@@ -6,6 +6,7 @@ All of it runs on logical CPU devices, whose arithmetic is the same on every mac
 import argparse
 import contextlib
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 from typing import NamedTuple
@@ -188,8 +189,9 @@ def trained(model: Any, x: Any, steps: int | None, validation: Any) -> Result:
 
     history = keras.callbacks.History()
     try:
-        model.fit(x, steps_per_epoch=steps, epochs=EPOCHS, verbose=0, callbacks=[history])
-        scores = model.evaluate(validation, verbose=0, return_dict=True)
+        with warnings.catch_warnings(action="ignore"):  # Stock Keras has some about its own data.
+            model.fit(x, steps_per_epoch=steps, epochs=EPOCHS, verbose=0, callbacks=[history])
+            scores = model.evaluate(validation, verbose=0, return_dict=True)
     except Exception as error:  # Whatever stock Keras raises is its result.
         losses = getattr(history, "history", {}).get("loss", [])
         return Result(losses, None, np.zeros(0), type(error).__name__)

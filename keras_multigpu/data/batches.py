@@ -27,7 +27,6 @@ from keras_multigpu.data.road.example_names import example_name
 from keras_multigpu.data.road.loader import Loader
 from keras_multigpu.data.road.order import Order
 from keras_multigpu.data.road.pipeline import batches_of
-from keras_multigpu.data.road.pipeline import weight_specs
 from keras_multigpu.data.road.plan import Place
 from keras_multigpu.data.road.plan import Plan
 from keras_multigpu.data.road.settings import CHANGEABLE
@@ -43,7 +42,6 @@ from keras_multigpu.data.road.settings import require_shard
 from keras_multigpu.data.road.settings import require_valid
 from keras_multigpu.data.road.source import Source
 from keras_multigpu.data.road.source import Stream
-from keras_multigpu.data.road.source import present
 from keras_multigpu.data.streams import stream as streaming
 from keras_multigpu.identities import identity_of
 
@@ -68,9 +66,7 @@ class Batches:
             of the two sizes, or none for 32 a replica.
         shuffle: Whether each epoch has a new order, a full shuffle; otherwise that of the source.
         seed: Integer that decides all shuffles and the random draws of `augment`.
-        remainder: What becomes of a last batch that is smaller: `"keep"` it, `"drop"` it, or
-            `"pad"` it to full size with examples of weight zero, for readers of `epoch(k)` that
-            need one shape. `DistributedModel` needs none, and leaves the padding out.
+        remainder: What becomes of a last batch that is smaller: `"keep"` it, or `"drop"` it.
         augment: A Keras layer, or a function of a batch of images, or a list of them, applied in
             the pipeline. What a layer draws depends on seed, epoch and example, not on the
             replica or thread. A function with an argument `seeds` gets two integers for each
@@ -83,9 +79,8 @@ class Batches:
             `"oversample"` repeats the examples of smaller classes until all are as large as the
             largest, and every replica's share has all classes in equal parts.
         on_error: `"raise"` an error that names a damaged example, or `"skip"` it: it is left out
-            of its batch, and so out of loss, metrics and counts (with `remainder="pad"` it stays
-            with weight zero), and listed in `quarantine`. `predict` returns a row for each example,
-            NaN for those that are damaged.
+            of its batch, and so out of loss, metrics and counts, and listed in `quarantine`.
+            `predict` returns a row for each example, NaN for those that are damaged.
 
     Example:
 
@@ -205,8 +200,7 @@ class Batches:
     @property
     def may_lose_examples(self) -> bool:
         """Whether batches may come out smaller, or empty, because damaged examples are left out."""
-        skips = self._settings["on_error"] == "skip" and self._settings["remainder"] != "pad"
-        return skips and not self.marks_missing
+        return self._settings["on_error"] == "skip" and not self.marks_missing
 
     @property
     def marks_missing(self) -> bool:
@@ -298,9 +292,7 @@ class Batches:
         self._source.prepare()
         x, y, weight = self._source.spec
         by_class = self._use.training and settings["balance"] == "class_weight"
-        if by_class or settings["remainder"] == "pad":
-            weight = weight_specs(y) if weight is None else weight
-        if self.marks_missing:
+        if self.marks_missing or (by_class and weight is None):
             weight = tf.TensorSpec((), tf.float32)
         skip = settings["on_error"] == "skip"
         loader = Loader(
@@ -309,7 +301,6 @@ class Batches:
             first=first,
             share=share,
             weights=np.array([*(self.class_weight or {}).values()]) if by_class else None,
-            weight_shapes=[tuple(spec.shape) for spec in present(weight)],
             skip=skip,
             quarantine=self._use.quarantine,
             marks_missing=self.marks_missing,
@@ -352,16 +343,11 @@ class Batches:
     def for_replicas(self, replicas: int) -> Self:
         """A copy as `DistributedModel` reads it: `replica_batch_size` counts for its replicas.
 
-        Nothing is padded: replicas' shares may have any size, and Keras would count the padding in
-        the mean of the loss and in metrics.
-
         Args:
             replicas: Integer.
         """
         require_positive_integer("replicas", replicas)
-        padded = self._settings["remainder"] == "pad"
-        settings = {**self._settings, "remainder": "keep"} if padded else self._settings
-        return self._like(self._plain, settings, replicas=replicas)
+        return self._like(self._plain, self._settings, replicas=replicas)
 
     def evaluation(self) -> Self:
         """A copy for evaluation: every example once, in the source's order, with its own weight.

@@ -78,7 +78,7 @@ def test_epochs_follow_one_another():
 
 @pytest.mark.parametrize(
     ("remainder", "sizes"),
-    [("keep", [4, 4, 2]), ("drop", [4, 4]), ("pad", [4, 4, 4])],
+    [("keep", [4, 4, 2]), ("drop", [4, 4])],
 )
 def test_remainders(remainder, sizes):
     """What becomes of the last two of ten examples in batches of four."""
@@ -86,14 +86,11 @@ def test_remainders(remainder, sizes):
     parts = list(batches.epoch(0))
     assert [len(part[0]) for part in parts] == sizes
     assert len(batches) == len(sizes)
-    if remainder == "pad":
-        assert parts[-1][2].numpy().tolist() == [1, 1, 0, 0]
-        assert parts[0][0].shape == parts[-1][0].shape
 
 
 @pytest.mark.parametrize(
     ("settings", "shape"),
-    [({}, None), ({"remainder": "pad"}, 4), ({"remainder": "drop"}, 4)],
+    [({}, None), ({"remainder": "drop"}, 4)],
 )
 def test_shapes_are_static_where_batches_are_equal(settings, shape):
     """So that XLA compiles them once."""
@@ -149,10 +146,10 @@ def test_oversampling_balances_every_replicas_share(replicas):
 
 
 def test_evaluation_reads_every_example_once_in_order():
-    """Whatever was asked for training: no shuffle, no balance, nothing dropped or padded."""
+    """Whatever was asked for training: no shuffle, no balance, nothing dropped."""
     batches = numbered(10, global_batch_size=4, balance="oversample", remainder="drop").evaluation()
     assert numbers(batches.epoch(0)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-    weighted = numbered(10, balance="class_weight", remainder="pad").evaluation()
+    weighted = numbered(10, balance="class_weight").evaluation()
     assert len(weighted.epoch(0).element_spec) == 2
 
 

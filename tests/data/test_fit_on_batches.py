@@ -101,28 +101,6 @@ def test_a_later_epoch_of_a_few_steps_begins_where_the_last_one_ended():
 
 
 @pytest.mark.slow
-def test_padding_does_not_change_a_training():
-    """`DistributedModel` needs none, and Keras would count it in the loss."""
-    batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
-    model = compiled(2)
-    logs = model.fit(batches, epochs=2, verbose=0).history
-    expected, padded = model.get_weights(), compiled(2)
-    assert padded.fit(batches.with_(remainder="pad"), epochs=2, verbose=0).history == logs
-    assert_same(padded, expected)
-
-
-def test_weights_that_fit_several_targets():
-    """A mask among the targets needs weights with axes for its pixels."""
-    y = {"label": np.arange(6) % 2, "mask": np.zeros((6, 3, 3, 1), np.uint8)}
-    batches = kmg.data.from_arrays(
-        np.zeros((6, 2)), y, remainder="pad", global_batch_size=4, shuffle=False
-    )
-    _, (_, _, weights) = list(batches.epoch(0))
-    assert weights["label"].numpy().tolist() == [1, 1, 0, 0]
-    assert weights["mask"].shape == (4, 1, 1)
-
-
-@pytest.mark.slow
 def test_an_earlier_failure_is_not_taken_for_the_cause():
     """What failed before in a copy has nothing to do with an error of now."""
     batches = Batches(Torn({3}), global_batch_size=8)
@@ -278,15 +256,3 @@ def test_quarantine_lists_each_damaged_example_once():
     assert sorted(batches.quarantine) == [("page 3", "torn in two"), ("page 7", "torn in two")]
     first = [str(w.message) for w in warned if "Epoch 1 went without 2 damaged" in str(w.message)]
     assert "page 3 (torn in two), page 7 (torn in two)" in first[0]
-
-
-def test_padding_keeps_the_shape_of_a_batch_with_damage():
-    """With weight zero, so that shapes stay static."""
-    batches = Batches(
-        Torn({1}), on_error="skip", remainder="pad", shuffle=False, global_batch_size=8
-    )
-    with pytest.warns(UserWarning, match="Epoch 1 went without 1 damaged example: page 1"):
-        first, *_, last = list(batches.epoch(0))
-    assert first[2].numpy().tolist() == [1, 0, 1, 1, 1, 1, 1, 1]
-    assert last[2].numpy().tolist() == [1, 1, 1, 1, 1, 0, 0, 0]
-    assert first[0].shape == last[0].shape == (8, 8)

@@ -121,7 +121,7 @@ def require_classes(labels: tf.Tensor, num_classes: int | None) -> None:
 def can_mix(weights: Any, partners: tf.Tensor) -> tf.Tensor:
     """Whether a row and its partner are two examples that count, `bool[n]`.
 
-    A row of weight zero fills up a batch, and must not come into another.
+    A row of weight zero does not count, and must not come into another.
 
     Args:
         weights: The sample weights: a tensor, a nested structure of them, or None.

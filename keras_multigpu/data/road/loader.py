@@ -38,7 +38,6 @@ class Loader:
     Args:
         share: `(i, n)`: which part of each batch to read.
         weights: The weight of each class, if examples are weighted by class.
-        weight_shapes: The shapes of an example's weights; empty for no weights at all.
         skip: Whether damaged examples are left out; otherwise they raise `DamagedExample`.
         marks_missing: Whether those that are skipped stay in their rows, with a weight of zero, and
             all others have a weight of one.
@@ -52,7 +51,6 @@ class Loader:
         first: Place,
         share: tuple[int, int],
         weights: np.ndarray | None,
-        weight_shapes: list[tuple[int, ...]],
         skip: bool,
         quarantine: Quarantine,
         marks_missing: bool = False,
@@ -62,7 +60,6 @@ class Loader:
         self._first = first
         self._share = share
         self._weights = weights
-        self._weight_shapes = weight_shapes
         self._skip = skip
         self._quarantine = quarantine
         self._marks_missing = marks_missing
@@ -80,9 +77,8 @@ class Loader:
     def _batch(self, step: int) -> list[np.ndarray]:
         place = self._plan.place(self._first, step)
         positions = self._plan.positions(place.start, self._share)
-        real = positions < self._plan.order.length
         order = self._plan.order
-        examples, repeats = order.examples(place.epoch, np.where(real, positions, 0))
+        examples, repeats = order.examples(place.epoch, positions)
         seeds = draw_seeds(order.seed, place.epoch, examples, repeats)
         leaves = [
             np.empty((len(examples), *spec.shape), spec.dtype.as_numpy_dtype)
@@ -92,10 +88,8 @@ class Loader:
         for row, cause in damaged:
             self._note(place.epoch, int(examples[row]), cause)
         self._finish(place.epoch)
-        if self._weight_shapes:
-            leaves = self._weighted(leaves, examples, real)
-        keep_shape = self._plan.remainder == "pad" or self._marks_missing
-        return without(damaged, [*leaves, seeds], keep_shape)
+        leaves = self._weighted(leaves, examples)
+        return without(damaged, [*leaves, seeds], self._marks_missing)
 
     def _note(self, epoch: int, example: int, cause: str) -> None:
         name = self._source.example_name(example)
@@ -113,19 +107,16 @@ class Loader:
                 return
         self._quarantine.warn(epoch)
 
-    def _weighted(
-        self, leaves: list[np.ndarray], examples: np.ndarray, real: np.ndarray
-    ) -> list[np.ndarray]:
-        """The leaves with class weights and padding multiplied into the sample weights."""
+    def _weighted(self, leaves: list[np.ndarray], examples: np.ndarray) -> list[np.ndarray]:
+        """The leaves with class weights multiplied into the sample weights."""
         count = len(present(self._source.spec[2]))
         if self._marks_missing:
             return [*leaves[: len(leaves) - count], np.ones(len(examples), np.float32)]
-        factor = real.astype(np.float32)
-        if self._weights is not None:
-            assert self._source.labels is not None
-            factor *= self._weights[self._source.labels[examples]]
-        ones = [np.ones((1, *shape), np.float32) for shape in self._weight_shapes]
-        weights = leaves[-count:] if count else ones
+        if self._weights is None:
+            return leaves
+        assert self._source.labels is not None
+        factor = self._weights[self._source.labels[examples]].astype(np.float32)
+        weights = leaves[-count:] if count else [np.ones(1, np.float32)]
         return [
             *leaves[: len(leaves) - count],
             *(leaf * factor.reshape(-1, *[1] * (leaf.ndim - 1)) for leaf in weights),

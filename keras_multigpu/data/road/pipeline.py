@@ -3,7 +3,6 @@
 import weakref
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -79,23 +78,3 @@ def plain_options() -> tf.data.Options:
     options.autotune.enabled = False
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     return options
-
-
-def weight_specs(y: Any) -> Any:
-    """The specs of an example's weights that Keras can multiply with the losses of targets `y`.
-
-    A mask has a loss for each pixel, so that its one weight needs axes for height and width. Of
-    several targets each gets a weight where they differ in this.
-    """
-    specs = keras.tree.map_structure(
-        lambda leaf: (
-            None if leaf is None else tf.TensorSpec((1,) * max(leaf.shape.rank - 1, 0), tf.float32)
-        ),
-        y,
-    )
-    flat = present(specs)
-    return (
-        specs
-        if len({tuple(spec.shape) for spec in flat}) > 1
-        else (flat or [tf.TensorSpec((), tf.float32)])[0]
-    )

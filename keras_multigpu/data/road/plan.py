@@ -21,7 +21,7 @@ class Plan(NamedTuple):
     Attributes:
         order: Which example stands where.
         global_batch_size: The number of examples of a batch.
-        remainder: `"keep"`, `"drop"` or `"pad"`: what becomes of a last batch that is smaller.
+        remainder: `"keep"` or `"drop"`: what becomes of a last batch that is smaller.
     """
 
     order: Order
@@ -46,14 +46,10 @@ class Plan(NamedTuple):
     def positions(self, start: int, share: tuple[int, int]) -> np.ndarray:
         """The positions of one share of the batch that begins at `start`.
 
-        With `remainder="pad"` those at the end may lie behind the epoch's last one.
-
         Args:
             share: `(i, n)`: share i of n, contiguous, as in `keras_multigpu.batch_sizes`.
         """
-        size = self.global_batch_size
-        if self.remainder != "pad":
-            size = min(size, self.order.length - start)
+        size = min(self.global_batch_size, self.order.length - start)
         low, high = share_bounds(size, *share)
         return np.arange(start + low, start + high, dtype=np.int64)
 

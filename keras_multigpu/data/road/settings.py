@@ -134,7 +134,7 @@ def require_valid(settings: Batching, source: Source | Stream) -> None:
     for name, size in sizes.items():
         if size is not None:
             require_positive_integer(name, size)
-    require_choice("remainder", settings["remainder"], ("keep", "drop", "pad"))
+    require_choice("remainder", settings["remainder"], ("keep", "drop"))
     require_choice("balance", settings["balance"], (None, "class_weight", "oversample"))
     require_choice("on_error", settings["on_error"], ("raise", "skip"))
     require_choice("shuffle", settings["shuffle"], (True, False))

@@ -158,28 +158,22 @@ class Epochs(NamedTuple):
         self, epoch: tf.Tensor, start: tf.Tensor, number: tf.Tensor, batch: Any, watch: "Watch"
     ) -> tuple[Example, tf.Tensor]:
         """This share of a batch, finished, with the seeds of its examples."""
-        pad = self.settings["remainder"] == "pad"
-        size = tf.shape(present(batch)[0], tf.int64)[0]
-        total = size if batch_size(batch) is None else batch_size(batch)
-        total = self.global_batch_size if pad else total
+        size = batch_size(batch)
+        total = tf.shape(present(batch)[0], tf.int64)[0] if size is None else size
         bounds = share_bounds(total, *self.share)
         low, high = (tf.cast(bound, tf.int64) for bound in bounds)
         wanted = bounds[1] - bounds[0] if isinstance(total, int) else None
-        if pad:
-            batch = padded(batch, size, low, high)
-        elif self.share != (0, 1):
+        if self.share != (0, 1):
             batch = keras.tree.map_structure(
                 lambda leaf: None if leaf is None else leaf[low:high], batch
             )
         rows = tf.range(low, high)
         seeds = watch.seeds(epoch, start + number * self.global_batch_size + rows)
         example, damage = self.stream.finish(batch, seeds)
-        if pad:
-            example = weighted(example, rows < size)
         if self.marks_missing:
             example = (*example[:2], tf.ones_like(rows, tf.float32))
         if damage is not None:
-            stay = pad or self.marks_missing
+            stay = self.marks_missing
             example, seeds = watch.without_damaged(epoch, example, seeds, damage, stay)
             wanted = wanted if stay else None
         return with_size((example, seeds), wanted)
@@ -232,7 +226,7 @@ class Watch(NamedTuple):
             with tf.control_dependencies([intact]):
                 return mapped(tf.identity, example), tf.identity(seeds)
         if stay:
-            return weighted(example, intact), seeds
+            return (*example[:2], tf.cast(intact, tf.float32)), seeds
         return mapped(lambda leaf: tf.boolean_mask(leaf, intact), (example, seeds))
 
     def failed(self, error: Exception) -> Exception:
@@ -278,26 +272,6 @@ def require_sliceable(spec: Any, stream: Stream) -> None:
 def batch_size(batch: Any) -> int | None:
     """The size of a batch where it is static."""
     return present(batch)[0].shape[0]
-
-
-def padded(batch: Any, size: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> Any:
-    """The rows from `low` to `high`; behind the last one the first one again."""
-    rows = tf.range(low, high)
-    rows = tf.where(rows < size, rows, 0)
-    return mapped(lambda leaf: tf.gather(leaf, rows), batch)
-
-
-def weighted(example: Example, counts: tf.Tensor) -> Example:
-    """The example with weights, which are zero where a row does not count."""
-    x, y, weight = example
-    if weight is None:
-        return x, y, tf.cast(counts, tf.float32)
-
-    def times(leaf: tf.Tensor) -> tf.Tensor:
-        factor = tf.reshape(tf.cast(counts, leaf.dtype), [-1, *[1] * (leaf.shape.rank - 1)])
-        return leaf * factor
-
-    return x, y, mapped(times, weight)
 
 
 def with_size(structure: Any, size: int | None) -> Any:

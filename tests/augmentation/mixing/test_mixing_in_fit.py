@@ -49,7 +49,6 @@ def rows_of(dataset):
     ("replicas", "settings"),
     [
         (4, {}),
-        (2, {"remainder": "pad"}),
         (2, {"balance": "class_weight"}),
         (2, {"augment": [keras.layers.Rescaling(2.0), CutMix(num_classes=3)]}),
     ],
@@ -125,26 +124,6 @@ def test_a_stream_on_replicas():
     np.testing.assert_allclose(losses(batches, 2), losses(batches, 1), rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_padding_is_not_mixed_into_examples():
-    """Neither in a stream nor otherwise; the sizes of batches stay known."""
-    dataset = tf.data.Dataset.from_tensor_slices((X, Y))
-    settings = {"global_batch_size": 8, "remainder": "pad", "shuffle": False, "augment": SWITCH}
-    for batches in (
-        kmg.data.from_arrays(X, Y, **settings),
-        kmg.data.from_dataset(dataset, **settings),
-    ):
-        epoch = batches.epoch(0)
-        shapes = [spec.shape for spec in epoch.element_spec]
-        assert shapes == [(8, 4, 4, 1), (8, 3), (8,)]
-        images, labels, weights = rows_of(epoch)
-        assert weights.tolist() == [1] * 29 + [0] * 3
-        # Row 28 has padding for a partner.
-        np.testing.assert_array_equal(images[28], X[28])
-        assert labels[28].tolist() == [0, 0, 1]
-        assert (images[:28] != X[:28]).any((1, 2, 3)).sum() > 20
-
-
 def test_class_weights_are_mixed():
     """Each mixture weighs what its parts weigh, and the epoch as much in all on average."""
     batches = kmg.data.from_arrays(
@@ -208,16 +187,13 @@ class Torn(ExampleSource):
 @pytest.mark.filterwarnings("ignore:Epoch . went without 1 damaged example")
 @pytest.mark.slow
 def test_skipped_examples_are_not_mixed():
-    """The others find new partners, or with padding the partner of the lost one has none."""
+    """The others find new partners."""
     batches = Batches(
         Torn(), on_error="skip", global_batch_size=8, shuffle=False, augment=MixUp(num_classes=3)
     )
     np.testing.assert_allclose(losses(batches, 2), losses(batches, 1), rtol=1e-5)
     images, labels = rows_of(batches.epoch(0))
     assert images.shape[0] == labels.shape[0] == 28
-    images, _, weights = rows_of(batches.with_(remainder="pad").epoch(0))
-    assert weights[:4].tolist() == [1, 1, 1, 0]
-    np.testing.assert_array_equal(images[2], X[2])
 
 
 @pytest.mark.slow

@@ -305,14 +305,3 @@ def test_a_whole_batch_can_be_damaged(tmp_path):
     batches = batches_of(paths, on_error="skip")
     with pytest.warns(UserWarning, match="went without 3 damaged examples"):
         assert [len(y) for _, y in batches.epoch(0)] == [3, 0, 3]
-
-
-def test_padded_batches_keep_their_size(tmp_path):
-    """A damaged example stays as one of weight zero."""
-    paths = well(tmp_path)
-    (tmp_path / "bad.jpg").write_bytes(b"")
-    paths.insert(1, tmp_path / "bad.jpg")
-    batches = batches_of(paths, on_error="skip", remainder="pad")
-    with pytest.warns(UserWarning, match="went without 1 damaged example"):
-        weights = [weight.numpy().tolist() for _, _, weight in batches.epoch(0)]
-    assert weights == [[1, 0, 1], [1, 1, 1], [1, 0, 0]]

@@ -59,35 +59,25 @@ def lists(dataset):
 
 
 @pytest.mark.parametrize(
-    ("remainder", "inputs", "weights", "steps"),
+    ("remainder", "inputs"),
     [
-        ("keep", [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]], None, 3),
-        ("drop", [[0, 1, 2, 3], [4, 5, 6, 7]], None, 2),
-        ("pad", [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 8, 8]], [[1] * 4, [1] * 4, [1, 1, 0, 0]], 3),
+        ("keep", [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
+        ("drop", [[0, 1, 2, 3], [4, 5, 6, 7]]),
     ],
 )
 @pytest.mark.slow
-def test_the_remainder(remainder, inputs, weights, steps):
-    """A last batch of two is kept, dropped, or filled with examples of weight zero."""
+def test_the_remainder(remainder, inputs):
+    """A last batch of two is kept or dropped."""
     made = batches(shuffle=False, remainder=remainder)
     assert lists(made.epoch(0)) == inputs
-    assert len(made) == made.epoch(0).cardinality() == steps
+    assert len(made) == made.epoch(0).cardinality() == len(inputs)
     assert made.epoch(1, start=5).cardinality() == (1 if remainder == "drop" else 2)
     assert made.epochs().cardinality() == tf.data.INFINITE_CARDINALITY
     for batch in made.epoch(0):
         np.testing.assert_array_equal(batch[1], batch[0] + 100)
-    if weights:
-        assert [batch[2].numpy().tolist() for batch in made.epoch(0)] == weights
-        assert made.epoch(0).element_spec[0].shape == (4,)
 
 
-def test_padding_multiplies_given_weights():
-    """Weights of the stream stay what they are, those of the filling become zero."""
-    last = list(batches(count=6, shuffle=False, remainder="pad", weight=True).epoch(0))[-1]
-    assert last[2].numpy().tolist() == [40, 50, 0, 0]
-
-
-@pytest.mark.parametrize("remainder", ["keep", "drop", "pad"])
+@pytest.mark.parametrize("remainder", ["keep", "drop"])
 @pytest.mark.parametrize("shards", [2, 5])
 @pytest.mark.slow
 def test_shares_joined_are_the_batches(remainder, shards):
@@ -196,21 +186,15 @@ def test_damage_is_named():
     assert isinstance(made.failure_in(raised.value), DamagedExample)
 
 
-@pytest.mark.parametrize(
-    ("remainder", "expected", "weights"),
-    [
-        ("keep", [[0, 2, 3], [4, 6, 7], [8, 9]], None),
-        ("pad", [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 8, 8]], [[1, 0, 1, 1]] * 2 + [[1, 1, 0, 0]]),
-    ],
-)
-def test_damage_is_left_out(remainder, expected, weights):
-    """Skipped examples leave their batch, or stay with weight zero; one warning lists them."""
-    made = batches(damaged=[1, 5], shuffle=False, on_error="skip", remainder=remainder)
+def test_damage_is_left_out():
+    """Skipped examples leave their batch, or mark their rows; one warning lists them."""
+    made = batches(damaged=[1, 5], shuffle=False, on_error="skip")
     with pytest.warns(UserWarning, match=r"Epoch 1 went without 2 .*number 1 \(it is odd\), num"):
         found = list(made.epoch(0))
-    assert lists(found) == expected
-    if weights:
-        assert [batch[2].numpy().tolist() for batch in found] == weights
+    assert lists(found) == [[0, 2, 3], [4, 6, 7], [8, 9]]
+    with pytest.warns(UserWarning, match="Epoch 1 went without 2"):
+        marked = [batch[2].numpy().tolist() for batch in made.prediction().epoch(0)]
+    assert marked == [[1, 0, 1, 1], [1, 0, 1, 1], [1, 1]]
     assert sorted(made.quarantine) == [("number 1", "it is odd"), ("number 5", "it is odd")]
 
 
