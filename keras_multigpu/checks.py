@@ -22,6 +22,11 @@ def problem(what: str, expected: str, fix: str, **received: object) -> str:
     return f"{printable(f'{what} {expected} {fix}')} Received: {lines}"
 
 
+def value_error(what: str, expected: str, fix: str, **received: object) -> ValueError:
+    """A `ValueError` to raise, with the text of `problem`."""
+    return ValueError(problem(what, expected, fix, **received))
+
+
 def printable(text: str) -> str:
     """A text in one line that does nothing to a terminal.
 
@@ -57,13 +62,11 @@ def require_choice(name: str, value: object, choices: Iterable[object]) -> None:
     choices = list(choices)
     if value not in choices:
         known = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(
-            problem(
-                f"`{name}` has an unknown value.",
-                f"Expected one of {known}.",
-                "Check the spelling.",
-                **{name: value},
-            )
+        raise value_error(
+            f"`{name}` has an unknown value.",
+            f"Expected one of {known}.",
+            "Check the spelling.",
+            **{name: value},
         )
 
 
@@ -77,11 +80,9 @@ def real_number(value: object) -> float:
 def require_positive_integer(name: str, value: object) -> None:
     """Raise a `ValueError` unless `value` is an integer of at least one."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-        raise ValueError(
-            problem(
-                f"`{name}` is not a positive integer.",
-                "Expected 1, 2, 3, ...",
-                f"Pass a whole number as `{name}`.",
-                **{name: value},
-            )
+        raise value_error(
+            f"`{name}` is not a positive integer.",
+            "Expected 1, 2, 3, ...",
+            f"Pass a whole number as `{name}`.",
+            **{name: value},
         )

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.writing import require_writable
 from keras_multigpu.writing import whole
 
@@ -15,13 +16,11 @@ def checked_png(path: str | Path) -> Path:
     """The file for a picture; a `ValueError` if it is not a PNG."""
     path = Path(path)
     if path.suffix.lower() != ".png":
-        raise ValueError(
-            problem(
-                "The picture's file is not a PNG.",
-                "Expected a path that ends in .png.",
-                "Change the ending.",
-                path=str(path),
-            )
+        raise value_error(
+            "The picture's file is not a PNG.",
+            "Expected a path that ends in .png.",
+            "Change the ending.",
+            path=str(path),
         )
     return path
 

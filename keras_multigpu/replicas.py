@@ -21,6 +21,7 @@ import tensorflow as tf
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 from keras_multigpu.cluster import environment
 from keras_multigpu.cluster import slurm
 from keras_multigpu.cluster.environment import Cluster
@@ -338,26 +339,22 @@ def _check_devices(kind: str, names: tuple[str, ...] | None) -> tuple[str, ...]:
     if kind in _CLUSTER_KINDS:
         if names is None:
             return ()
-        raise ValueError(
-            problem(
-                f"`devices` was given for {kind!r}.",
-                "Expected none: every process of a cluster uses all devices it can see.",
-                "Leave `devices` out; to hide GPUs from a process set CUDA_VISIBLE_DEVICES.",
-                kind=kind,
-                devices=names,
-            )
+        raise value_error(
+            f"`devices` was given for {kind!r}.",
+            "Expected none: every process of a cluster uses all devices it can see.",
+            "Leave `devices` out; to hide GPUs from a process set CUDA_VISIBLE_DEVICES.",
+            kind=kind,
+            devices=names,
         )
     if names is None:
         names = tuple(f"GPU:{index}" for index in range(device_count("GPU"))) or ("CPU:0",)
         return names[:1] if kind == "one_device" else names
     if kind == "one_device" and len(names) > 1:
-        raise ValueError(
-            problem(
-                f"{len(names)} devices were given for one.",
-                'Expected a single device for "one_device".',
-                'Name one device, or use kind="mirrored".',
-                devices=names,
-            )
+        raise value_error(
+            f"{len(names)} devices were given for one.",
+            'Expected a single device for "one_device".',
+            'Name one device, or use kind="mirrored".',
+            devices=names,
         )
     _require_present(names)
     return names
@@ -373,13 +370,11 @@ def _require_present(names: tuple[str, ...]) -> None:
 def require_gpus(names: Sequence[str]) -> None:
     """Raise a `ValueError` unless there are GPUs of these names."""
     if max(int(name[4:]) for name in names) >= device_count("GPU"):
-        raise ValueError(
-            problem(
-                "`devices` asks for more GPUs than there are.",
-                f"Expected at most the {device_count('GPU')} GPUs that TensorFlow sees.",
-                "Ask for fewer, or check `nvidia-smi` and CUDA_VISIBLE_DEVICES.",
-                devices=names,
-            )
+        raise value_error(
+            "`devices` asks for more GPUs than there are.",
+            f"Expected at most the {device_count('GPU')} GPUs that TensorFlow sees.",
+            "Ask for fewer, or check `nvidia-smi` and CUDA_VISIBLE_DEVICES.",
+            devices=names,
         )
 
 

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 
 _log = logging.getLogger("keras_multigpu")
 
@@ -66,13 +66,11 @@ def require_writable(path: Path) -> None:
             with path.open("ab"):
                 pass
     except OSError as error:
-        raise ValueError(
-            problem(
-                f"The file cannot be written: {error}.",
-                "Expected a path in a folder that can be written.",
-                "Choose another path.",
-                path=str(path),
-            )
+        raise value_error(
+            f"The file cannot be written: {error}.",
+            "Expected a path in a folder that can be written.",
+            "Choose another path.",
+            path=str(path),
         ) from error
 
 

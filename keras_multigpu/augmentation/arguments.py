@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import value_error
 
 BOX_FORMATS = (
     "xyxy",
@@ -29,13 +29,11 @@ def require_seed(seed: object) -> None:
     """Raise a `ValueError` unless `seed` is None or an integer."""
     if seed is None or (not isinstance(seed, bool) and isinstance(seed, numbers.Integral)):
         return
-    raise ValueError(
-        problem(
-            "`seed` is not an integer.",
-            "Expected None or an integer.",
-            "Pass for example `seed=1`.",
-            seed=seed,
-        )
+    raise value_error(
+        "`seed` is not an integer.",
+        "Expected None or an integer.",
+        "Pass for example `seed=1`.",
+        seed=seed,
     )
 
 
@@ -48,13 +46,11 @@ def require_box_format(box_format: object) -> None:
 def require_bool(name: str, value: object) -> None:
     """Raise a `ValueError` unless a value is True or False."""
     if not isinstance(value, bool):
-        raise ValueError(
-            problem(
-                f"`{name}` is neither True nor False.",
-                "Expected one of these two.",
-                f"Pass for example `{name}=False`.",
-                **{name: value},
-            )
+        raise value_error(
+            f"`{name}` is neither True nor False.",
+            "Expected one of these two.",
+            f"Pass for example `{name}=False`.",
+            **{name: value},
         )
 
 
@@ -87,13 +83,11 @@ def as_range(
         is_number(one) and (low < one if open_low else low <= one) and one <= high for one in values
     ):
         bracket = "(" if open_low else "["
-        raise ValueError(
-            problem(
-                f"`{name}` is neither a number nor a pair of numbers in its range.",
-                f"Expected numbers in {bracket}{low:g}, {high:g}].",
-                f"Pass for example `{name}={example(low, high)}`.",
-                **{name: value},
-            )
+        raise value_error(
+            f"`{name}` is neither a number nor a pair of numbers in its range.",
+            f"Expected numbers in {bracket}{low:g}, {high:g}].",
+            f"Pass for example `{name}={example(low, high)}`.",
+            **{name: value},
         )
     if len(values) == 2:
         return float(min(values)), float(max(values))
@@ -129,13 +123,11 @@ def example(low: float, high: float) -> str:
 def require_probability(name: str, value: object) -> None:
     """Raise a `ValueError` unless a value is a number from 0 to 1."""
     if not is_number(value) or not 0 <= value <= 1:  # type: ignore[operator]
-        raise ValueError(
-            problem(
-                f"`{name}` is not a probability.",
-                "Expected a number from 0 to 1.",
-                f"Pass for example `{name}=0.5`.",
-                **{name: value},
-            )
+        raise value_error(
+            f"`{name}` is not a probability.",
+            "Expected a number from 0 to 1.",
+            f"Pass for example `{name}=0.5`.",
+            **{name: value},
         )
 
 
@@ -154,13 +146,11 @@ def as_probability(name: str, value: Any) -> float:
 def as_value_range(value: Any) -> Range:
     """The argument `value_range`, checked: the values of black and of white."""
     if not is_pair(value) or not all(is_number(one) for one in value) or value[0] >= value[1]:
-        raise ValueError(
-            problem(
-                "`value_range` is not a pair of a lower and a higher number.",
-                "Expected the values of black and white in the images.",
-                "Pass `(0, 255)` or `(0, 1)`.",
-                value_range=value,
-            )
+        raise value_error(
+            "`value_range` is not a pair of a lower and a higher number.",
+            "Expected the values of black and white in the images.",
+            "Pass `(0, 255)` or `(0, 1)`.",
+            value_range=value,
         )
     return float(value[0]), float(value[1])
 
@@ -168,13 +158,11 @@ def as_value_range(value: Any) -> Range:
 def as_number(name: str, value: Any, *, low: float, high: float) -> float:
     """An argument as a float, checked: a number from `low` to `high`."""
     if not is_number(value) or not low <= value <= high:
-        raise ValueError(
-            problem(
-                f"`{name}` is not a number in its range.",
-                f"Expected a number from {low:g} to {high:g}.",
-                f"Pass for example `{name}={(low + high) / 2:g}`.",
-                **{name: value},
-            )
+        raise value_error(
+            f"`{name}` is not a number in its range.",
+            f"Expected a number from {low:g} to {high:g}.",
+            f"Pass for example `{name}={(low + high) / 2:g}`.",
+            **{name: value},
         )
     return float(value)
 
@@ -185,11 +173,9 @@ def require_draws(
     """Raise a `ValueError` for draws that are another layer's."""
     if set(needed) <= drawn.keys() <= set(names):
         return
-    raise ValueError(
-        problem(
-            "These draws are not of this layer.",
-            f"Expected values named {', '.join(map(repr, names))}.",
-            "Pass what the layer's own `draw` returned.",
-            drawn=sorted(drawn),
-        )
+    raise value_error(
+        "These draws are not of this layer.",
+        f"Expected values named {', '.join(map(repr, names))}.",
+        "Pass what the layer's own `draw` returned.",
+        drawn=sorted(drawn),
     )

@@ -24,8 +24,8 @@ from keras_multigpu.augmentation.policies.operations import from_levels
 from keras_multigpu.augmentation.policies.policy import Policy
 from keras_multigpu.augmentation.policies.policy import steps
 from keras_multigpu.augmentation.random_numbers import Draws
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 
 STRONGEST = 10.0
 """The severity at which operations are strongest."""
@@ -192,12 +192,10 @@ def as_depths(value: Any) -> tuple[int, int]:
     depths = list(value) if is_pair(value) else [value, value]
     whole = all(isinstance(one, int | np.integer) and not isinstance(one, bool) for one in depths)
     if not whole or not 1 <= depths[0] <= depths[1]:
-        raise ValueError(
-            problem(
-                "`chain_depth` is neither a number of operations nor a range of such numbers.",
-                "Expected a positive integer, or the least and the most.",
-                "Pass for example `chain_depth=(1, 3)`.",
-                chain_depth=value,
-            )
+        raise value_error(
+            "`chain_depth` is neither a number of operations nor a range of such numbers.",
+            "Expected a positive integer, or the least and the most.",
+            "Pass for example `chain_depth=(1, 3)`.",
+            chain_depth=value,
         )
     return int(depths[0]), int(depths[1])

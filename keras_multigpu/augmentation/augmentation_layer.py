@@ -15,7 +15,7 @@ from keras_multigpu.augmentation.examples.forms import Example
 from keras_multigpu.augmentation.examples.forms import Shape
 from keras_multigpu.augmentation.random_numbers import folded
 from keras_multigpu.augmentation.random_numbers import seeds_of
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 
 
 class AugmentationLayer(keras.layers.Layer):
@@ -191,13 +191,11 @@ class AugmentationLayer(keras.layers.Layer):
         """
         for kind in kinds:
             if kind in self.unsupported:
-                raise ValueError(
-                    problem(
-                        f"{type(self).__name__} cannot change `{kind}` along with the images.",
-                        "Expected only layers that can, or examples without them.",
-                        "Leave this layer out, or use another one for this task.",
-                        layer=self.name,
-                    )
+                raise value_error(
+                    f"{type(self).__name__} cannot change `{kind}` along with the images.",
+                    "Expected only layers that can, or examples without them.",
+                    "Leave this layer out, or use another one for this task.",
+                    layer=self.name,
                 )
 
     def get_config(self) -> dict[str, Any]:

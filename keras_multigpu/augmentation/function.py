@@ -10,7 +10,7 @@ from keras_multigpu.augmentation.arguments import require_bool
 from keras_multigpu.augmentation.examples.forms import Drawn
 from keras_multigpu.augmentation.examples.forms import Example
 from keras_multigpu.augmentation.wrapping.wrapped_layer import WrappedLayer
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.seeded_layers import parameters
 
 
@@ -39,13 +39,11 @@ class Function(WrappedLayer):
     ) -> None:
         super().__init__(function, **kwargs)
         if not callable(function):
-            raise ValueError(
-                problem(
-                    "`function` cannot be called.",
-                    "Expected a function of a batch of images.",
-                    "Pass for example `tf.image.flip_left_right`.",
-                    function=function,
-                )
+            raise value_error(
+                "`function` cannot be called.",
+                "Expected a function of a batch of images.",
+                "Pass for example `tf.image.flip_left_right`.",
+                function=function,
             )
         require_bool("moves_pixels", moves_pixels)
         self.moves_pixels = moves_pixels
@@ -94,12 +92,10 @@ def require_registered(function: Any) -> None:
     name = keras.saving.get_registered_name(function) if named else None
     if hasattr(function, "get_config") or keras.saving.get_registered_object(name) is function:
         return
-    raise ValueError(
-        problem(
-            "A layer with this function cannot be saved: Keras would not find it again.",
-            "Expected a function that is registered with Keras.",
-            "Define it at the top of a module with `def`, and decorate it with "
-            "`@keras.saving.register_keras_serializable()`.",
-            function=function,
-        )
+    raise value_error(
+        "A layer with this function cannot be saved: Keras would not find it again.",
+        "Expected a function that is registered with Keras.",
+        "Define it at the top of a module with `def`, and decorate it with "
+        "`@keras.saving.register_keras_serializable()`.",
+        function=function,
     )

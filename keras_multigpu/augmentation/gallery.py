@@ -20,7 +20,7 @@ from keras_multigpu.augmentation.pages.texts import label_text
 from keras_multigpu.augmentation.random_numbers import folded
 from keras_multigpu.augmentation.sequence import Sequence
 from keras_multigpu.augmentation.wrapping.adapters import as_layer
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.pictures import checked_png
 from keras_multigpu.pictures import finished
 
@@ -94,13 +94,11 @@ def titled_layers(layers: Any) -> dict[str, AugmentationLayer]:
         layer = as_layer(layers)
         titled = {layer.title: layer}
     if not titled:
-        raise ValueError(
-            problem(
-                "`layers` is empty.",
-                "Expected at least one layer.",
-                "Pass a layer, a list of layers, or a dictionary of layers by title.",
-                layers=layers,
-            )
+        raise value_error(
+            "`layers` is empty.",
+            "Expected at least one layer.",
+            "Pass a layer, a list of layers, or a dictionary of layers by title.",
+            layers=layers,
         )
     return titled
 
@@ -110,14 +108,12 @@ def batch_of(images: Any) -> dict[str, Any]:
     data = dict(images) if isinstance(images, Mapping) else {"images": images}
     shape = np.shape(data["images"]) if "images" in data else ()
     if len(shape) not in (3, 4) or 0 in shape:
-        raise ValueError(
-            problem(
-                "There is no image to draw.",
-                "Expected `(height, width, channels)`, a batch `(count, height, width, channels)`, "
-                "or a dictionary with such `images`.",
-                "Add a channel axis to images without one.",
-                shape=shape,
-            )
+        raise value_error(
+            "There is no image to draw.",
+            "Expected `(height, width, channels)`, a batch `(count, height, width, channels)`, "
+            "or a dictionary with such `images`.",
+            "Add a channel axis to images without one.",
+            shape=shape,
         )
     arrays = keras.tree.map_structure(np.asarray, data)
     return keras.tree.map_structure(

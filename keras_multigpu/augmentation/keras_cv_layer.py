@@ -23,7 +23,7 @@ from keras_multigpu.augmentation.wrapping.wrapped_layer import require_no_mixing
 from keras_multigpu.augmentation.wrapping.wrapped_layer import traced
 from keras_multigpu.augmentation.wrapping.wrapped_layer import trial_error
 from keras_multigpu.augmentation.wrapping.wrapped_layer import with_one_mask
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals.keras_cv_internals import seeded_keras_cv
 from keras_multigpu.seeded_layers import image_by_image
 
@@ -177,13 +177,11 @@ def require_one_size(layer: keras.Layer) -> None:
     """Raise a `ValueError` for layers that give each image another size."""
     for part in keras_internals.layers_of(layer):
         if type(part).__name__ == "RandomAspectRatio":
-            raise ValueError(
-                problem(
-                    "RandomAspectRatio gives each image another size.",
-                    "Expected images that still fit in one batch.",
-                    "Use `augmentation.RandomGeometry(aspect_ratio=...)`, or leave it out.",
-                    layer=type(layer).__name__,
-                )
+            raise value_error(
+                "RandomAspectRatio gives each image another size.",
+                "Expected images that still fit in one batch.",
+                "Use `augmentation.RandomGeometry(aspect_ratio=...)`, or leave it out.",
+                layer=type(layer).__name__,
             )
 
 
@@ -233,11 +231,9 @@ def require_known_draws(graph: tf.Graph, layer: keras.Layer) -> None:
     nodes = [*definition.node, *(node for f in definition.library.function for node in f.node_def)]
     unknown = sorted({node.op for node in nodes if node.op in STATEFUL})
     if unknown:
-        raise ValueError(
-            problem(
-                f"{type(layer).__name__} draws from TensorFlow's global stream ({unknown[0]}).",
-                "Expected a layer whose draws follow from the seed of each example.",
-                "Use a layer of `keras_multigpu.augmentation` or of Keras in its place.",
-                layer=type(layer).__name__,
-            )
+        raise value_error(
+            f"{type(layer).__name__} draws from TensorFlow's global stream ({unknown[0]}).",
+            "Expected a layer whose draws follow from the seed of each example.",
+            "Use a layer of `keras_multigpu.augmentation` or of Keras in its place.",
+            layer=type(layer).__name__,
         )

@@ -18,7 +18,7 @@ from keras_multigpu.augmentation.wrapping.wrapped_layer import require_foreign
 from keras_multigpu.augmentation.wrapping.wrapped_layer import require_no_mixing
 from keras_multigpu.augmentation.wrapping.wrapped_layer import trial_error
 from keras_multigpu.augmentation.wrapping.wrapped_layer import with_one_mask
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.seeded_layers import build
 from keras_multigpu.seeded_layers import call_of
 from keras_multigpu.seeded_layers import image_by_image
@@ -162,13 +162,11 @@ def require_own_draws(layer: keras.Layer) -> None:
     require_no_mixing(layer, ("CutMix", "MixUp"))
     for part in keras_internals.layers_of(layer):
         if isinstance(part, keras.layers.AugMix):
-            raise ValueError(
-                problem(
-                    "`keras.layers.AugMix` draws its operations once, when its graph is made.",
-                    "Expected a layer that draws for every image.",
-                    "Use `keras_multigpu.augmentation.AugMix`.",
-                    layer=type(layer).__name__,
-                )
+            raise value_error(
+                "`keras.layers.AugMix` draws its operations once, when its graph is made.",
+                "Expected a layer that draws for every image.",
+                "Use `keras_multigpu.augmentation.AugMix`.",
+                layer=type(layer).__name__,
             )
 
 

@@ -19,7 +19,7 @@ from keras_multigpu.augmentation.examples.forms import Shape
 from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.augmentation.random_numbers import folded
 from keras_multigpu.augmentation.random_numbers import hashed
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 
 _BITS = 24
 """How many bits a float holds exactly: so many of a hash become noise."""
@@ -113,14 +113,12 @@ class RandomErasing(AugmentationLayer):
             return (float(self.fill_value),) * channels
         values = [float(value) for value in self.fill_value]
         if len(values) < colored(channels):
-            raise ValueError(
-                problem(
-                    "`fill_value` and the images differ in their channels.",
-                    "Expected one number for each channel.",
-                    "Pass one number for all of them.",
-                    fill_value=self.fill_value,
-                    channels=channels,
-                )
+            raise value_error(
+                "`fill_value` and the images differ in their channels.",
+                "Expected one number for each channel.",
+                "Pass one number for all of them.",
+                fill_value=self.fill_value,
+                channels=channels,
             )
         return (*values, *[0.0] * channels)[:channels]
 
@@ -138,13 +136,11 @@ def require_fill_value(value: Any) -> None:
         return
     if isinstance(value, list | tuple) and value and all(is_number(one) for one in value):
         return
-    raise ValueError(
-        problem(
-            "`fill_value` is nothing to fill a rectangle with.",
-            "Expected a number, a list with one for each channel, or 'random'.",
-            "Pass for example `fill_value=0`.",
-            fill_value=value,
-        )
+    raise value_error(
+        "`fill_value` is nothing to fill a rectangle with.",
+        "Expected a number, a list with one for each channel, or 'random'.",
+        "Pass for example `fill_value=0`.",
+        fill_value=value,
     )
 
 

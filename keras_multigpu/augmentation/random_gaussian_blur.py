@@ -16,7 +16,7 @@ from keras_multigpu.augmentation.color.matrices import clipped_to
 from keras_multigpu.augmentation.examples.forms import Drawn
 from keras_multigpu.augmentation.examples.forms import Shape
 from keras_multigpu.augmentation.random_numbers import Draws
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 
 _NO_WIDTH = 1e-6
 """Added to a deviation, as in Keras: a kernel of deviation 0 keeps the pixel as it is."""
@@ -88,13 +88,11 @@ def require_odd(kernel_size: object) -> None:
     """Raise a `ValueError` unless the side of a kernel is 1, 3, 5, ..."""
     whole = isinstance(kernel_size, numbers.Integral) and not isinstance(kernel_size, bool)
     if not whole or kernel_size < 1 or kernel_size % 2 == 0:  # type: ignore[operator]
-        raise ValueError(
-            problem(
-                "`kernel_size` has no pixel in its middle.",
-                "Expected 1, 3, 5, ...",
-                "Pass for example `kernel_size=3`.",
-                kernel_size=kernel_size,
-            )
+        raise value_error(
+            "`kernel_size` has no pixel in its middle.",
+            "Expected 1, 3, 5, ...",
+            "Pass for example `kernel_size=3`.",
+            kernel_size=kernel_size,
         )
 
 

@@ -14,9 +14,9 @@ from keras_multigpu.augmentation.random_erasing import RandomErasing
 from keras_multigpu.augmentation.random_geometry import RandomGeometry
 from keras_multigpu.augmentation.sequence import Sequence
 from keras_multigpu.augmentation.trivial_augment import TrivialAugment
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """The crops of Szegedy et al. 2015, with which most models for ImageNet were trained since."""
@@ -166,11 +166,9 @@ MIXES = ("strong", "imagenet")
 def require_mixing(name: str) -> None:
     """Raise a `ValueError` unless a recipe can mix images."""
     if name not in MIXES:
-        raise ValueError(
-            problem(
-                "`num_classes` was given for a recipe that mixes no images.",
-                f"Expected it for {' or '.join(map(repr, MIXES))} only.",
-                "Leave `num_classes` out, or add `MixUp(num_classes=...)` to the recipe's layers.",
-                name=name,
-            )
+        raise value_error(
+            "`num_classes` was given for a recipe that mixes no images.",
+            f"Expected it for {' or '.join(map(repr, MIXES))} only.",
+            "Leave `num_classes` out, or add `MixUp(num_classes=...)` to the recipe's layers.",
+            name=name,
         )

@@ -14,7 +14,7 @@ from keras_multigpu.augmentation.examples.forms import Example
 from keras_multigpu.augmentation.examples.forms import Shape
 from keras_multigpu.augmentation.random_numbers import folded
 from keras_multigpu.augmentation.wrapping.adapters import as_layers
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 
 
 @keras.saving.register_keras_serializable("keras_multigpu")
@@ -101,11 +101,9 @@ class Sequence(AugmentationLayer):
 def require_layers(layers: Any) -> None:
     """Raise a `ValueError` unless there is a list of at least one layer."""
     if not isinstance(layers, list | tuple) or not layers:
-        raise ValueError(
-            problem(
-                "`layers` is not a list of layers.",
-                "Expected a list or tuple with at least one layer or function.",
-                "Pass for example `[keras.layers.RandomFlip('horizontal')]`.",
-                layers=layers,
-            )
+        raise value_error(
+            "`layers` is not a list of layers.",
+            "Expected a list or tuple with at least one layer or function.",
+            "Pass for example `[keras.layers.RandomFlip('horizontal')]`.",
+            layers=layers,
         )

@@ -4,7 +4,7 @@ from typing import NoReturn
 
 import keras
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.training.run import TrainingRun
 
 LEAVE_OUT = "Leave out the callback"
@@ -57,11 +57,9 @@ def refuse_model(
     callback: keras.callbacks.Callback, kind: str, expected: str, fix: str
 ) -> NoReturn:
     """Raise a `ValueError` because a callback came to a model that it cannot work with."""
-    raise ValueError(
-        problem(
-            f"`{type(callback).__name__}` came to a model {kind}.",
-            expected,
-            fix,
-            model=type(callback.model).__name__,
-        )
+    raise value_error(
+        f"`{type(callback).__name__}` came to a model {kind}.",
+        expected,
+        fix,
+        model=type(callback.model).__name__,
     )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import keras
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 
 
 def require_before_readers(
@@ -22,12 +22,10 @@ def require_before_readers(
     for other in callbacks[: callbacks.index(callback)]:
         writes_all = isinstance(other, (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard))
         if writes_all or getattr(other, "monitor", None) in logged:
-            raise ValueError(
-                problem(
-                    f"{type(other).__name__} stands before {name} and would miss "
-                    f"{' and '.join(f'`{one}`' for one in logged)}.",
-                    f"Expected {name} before all callbacks that read the logs.",
-                    "Move it to the front of `callbacks`.",
-                    callbacks=[type(each).__name__ for each in callbacks],
-                )
+            raise value_error(
+                f"{type(other).__name__} stands before {name} and would miss "
+                f"{' and '.join(f'`{one}`' for one in logged)}.",
+                f"Expected {name} before all callbacks that read the logs.",
+                "Move it to the front of `callbacks`.",
+                callbacks=[type(each).__name__ for each in callbacks],
             )

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 
 SCALING, WARMUP = "BatchSizeScaling", "LearningRateWarmup"
 
@@ -38,13 +38,11 @@ def warmup_of(model: keras.Model) -> Any:
 def refuse_scheduler(callbacks: Sequence[keras.callbacks.Callback]) -> None:
     """Raise a `ValueError` where Keras's scheduler would set rates that are not scaled."""
     if any(isinstance(callback, keras.callbacks.LearningRateScheduler) for callback in callbacks):
-        raise ValueError(
-            problem(
-                "`LearningRateScheduler` sets the rate in every epoch, and so undoes the scaling.",
-                "Expected a rate or a `keras.optimizers.schedules` object, which are scaled.",
-                "Pass the schedule to the optimizer, or leave one of the two callbacks out.",
-                callbacks=[type(callback).__name__ for callback in callbacks],
-            )
+        raise value_error(
+            "`LearningRateScheduler` sets the rate in every epoch, and so undoes the scaling.",
+            "Expected a rate or a `keras.optimizers.schedules` object, which are scaled.",
+            "Pass the schedule to the optimizer, or leave one of the two callbacks out.",
+            callbacks=[type(callback).__name__ for callback in callbacks],
         )
 
 
@@ -53,21 +51,17 @@ def require_order(callbacks: Sequence[keras.callbacks.Callback]) -> None:
     found = [*named(callbacks, SCALING), *named(callbacks, WARMUP)]
     names = [SCALING, WARMUP]
     if len(found) > len({type(callback) for callback in found}):
-        raise ValueError(
-            problem(
-                "A callback that sets the learning rate is there twice.",
-                f"Expected at most one {SCALING} and one {WARMUP}.",
-                "Leave one out.",
-                callbacks=[type(callback).__name__ for callback in found],
-            )
+        raise value_error(
+            "A callback that sets the learning rate is there twice.",
+            f"Expected at most one {SCALING} and one {WARMUP}.",
+            "Leave one out.",
+            callbacks=[type(callback).__name__ for callback in found],
         )
     places = [list(callbacks).index(callback) for callback in found]
     if places != sorted(places):
-        raise ValueError(
-            problem(
-                f"{WARMUP} comes before {SCALING}, so it would not know the scaled rate.",
-                f"Expected callbacks=[{', '.join(names)}].",
-                "Exchange the two.",
-                callbacks=[type(callback).__name__ for callback in callbacks],
-            )
+        raise value_error(
+            f"{WARMUP} comes before {SCALING}, so it would not know the scaled rate.",
+            f"Expected callbacks=[{', '.join(names)}].",
+            "Exchange the two.",
+            callbacks=[type(callback).__name__ for callback in callbacks],
         )

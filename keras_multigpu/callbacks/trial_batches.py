@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.callbacks.fit_run import run_of
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.training.loops import concatenated
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.run import TrainingRun
@@ -33,13 +33,11 @@ def batches_going_round(run: TrainingRun) -> Iterator[Batch]:
                 some = True
                 yield batch
         if not some:
-            raise ValueError(
-                problem(
-                    "There is no batch to try a step on.",
-                    "Expected at least one example.",
-                    "Check that the dataset is not empty.",
-                    batches=0,
-                )
+            raise value_error(
+                "There is no batch to try a step on.",
+                "Expected at least one example.",
+                "Check that the dataset is not empty.",
+                batches=0,
             )
 
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.batches import with_settings
 from keras_multigpu.data.road.settings import Batching
@@ -85,26 +85,22 @@ def as_array(leaf: Any) -> np.ndarray | None:
     if leaf is None:
         return None
     if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor) or hasattr(leaf, "tocsr"):
-        raise ValueError(
-            problem(
-                "A ragged or sparse array came.",
-                "Expected arrays whose examples all have one shape.",
-                "Pad it, or pass a `tf.data.Dataset` to `from_dataset`.",
-                type=type(leaf).__name__,
-            )
+        raise value_error(
+            "A ragged or sparse array came.",
+            "Expected arrays whose examples all have one shape.",
+            "Pad it, or pass a `tf.data.Dataset` to `from_dataset`.",
+            type=type(leaf).__name__,
         )
     array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
     if array.dtype == object or array.dtype.kind in "US":
         # TensorFlow knows one type of text.
         array = array.astype(object)
     if array.ndim == 0:
-        raise ValueError(
-            problem(
-                "A single number came as an array.",
-                "Expected arrays with the examples along the first axis.",
-                "Lists of numbers are taken for several inputs: wrap them in `numpy.array`.",
-                array=leaf,
-            )
+        raise value_error(
+            "A single number came as an array.",
+            "Expected arrays with the examples along the first axis.",
+            "Lists of numbers are taken for several inputs: wrap them in `numpy.array`.",
+            array=leaf,
         )
     return array
 
@@ -122,13 +118,11 @@ def weight_spec_of(leaf: np.ndarray | None) -> tf.TensorSpec | None:
     if leaf is None:
         return None
     if leaf.dtype == object:
-        raise ValueError(
-            problem(
-                "`sample_weight` holds something else than numbers.",
-                "Expected a number for each example.",
-                "Convert it, for example with `numpy.asarray(sample_weight, float)`.",
-                first=leaf.reshape(-1)[:1].tolist(),
-            )
+        raise value_error(
+            "`sample_weight` holds something else than numbers.",
+            "Expected a number for each example.",
+            "Convert it, for example with `numpy.asarray(sample_weight, float)`.",
+            first=leaf.reshape(-1)[:1].tolist(),
         )
     return tf.TensorSpec(leaf.shape[1:], weight_type())
 
@@ -149,13 +143,11 @@ def common_length(arrays: Sequence[np.ndarray]) -> int:
     """The number of examples; a `ValueError` where arrays differ in it."""
     lengths = sorted({len(array) for array in arrays})
     if len(lengths) != 1:
-        raise ValueError(
-            problem(
-                "The arrays have different numbers of examples.",
-                "Expected equal lengths along the first axis.",
-                "Check that inputs, targets and weights belong together.",
-                lengths=[len(array) for array in arrays],
-            )
+        raise value_error(
+            "The arrays have different numbers of examples.",
+            "Expected equal lengths along the first axis.",
+            "Check that inputs, targets and weights belong together.",
+            lengths=[len(array) for array in arrays],
         )
     return lengths[0]
 

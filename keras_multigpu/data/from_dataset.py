@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.batches import with_settings
 from keras_multigpu.data.from_arrays import weight_type
@@ -149,13 +150,11 @@ def is_batched(dataset: tf.data.Dataset) -> bool:
     if impossible and not made:
         return False
     if made is None or impossible:
-        raise ValueError(
-            problem(
-                "It cannot be told whether the elements of `dataset` are batches.",
-                "Expected a dataset made by `batch`, or one with a part that is a scalar.",
-                "Pass batched=True if each element is a batch, batched=False if it is an example.",
-                element_spec=dataset.element_spec,
-            )
+        raise value_error(
+            "It cannot be told whether the elements of `dataset` are batches.",
+            "Expected a dataset made by `batch`, or one with a part that is a scalar.",
+            "Pass batched=True if each element is a batch, batched=False if it is an example.",
+            element_spec=dataset.element_spec,
         )
     return made
 
@@ -198,25 +197,21 @@ def require_dataset(dataset: Any) -> None:
 def require_rows(spec: Any) -> None:
     """Raise a `ValueError` if an element has a part that cannot be a batch."""
     if any(has_shape(leaf) and leaf.shape.rank == 0 for leaf in keras.tree.flatten(spec)):
-        raise ValueError(
-            problem(
-                "The elements of `dataset` have a part that is a scalar, so they are not batches.",
-                "Expected parts with the examples along the first axis.",
-                "Leave out `batched`, or call `dataset.batch` before.",
-                batched=True,
-                element_spec=spec,
-            )
+        raise value_error(
+            "The elements of `dataset` have a part that is a scalar, so they are not batches.",
+            "Expected parts with the examples along the first axis.",
+            "Leave out `batched`, or call `dataset.batch` before.",
+            batched=True,
+            element_spec=spec,
         )
 
 
 def require_example(spec: Any) -> None:
     """Raise a `ValueError` unless an element is `x`, `(x, y)` or `(x, y, sample_weight)`."""
     if isinstance(spec, tuple) and not 1 <= len(spec) <= 3:
-        raise ValueError(
-            problem(
-                f"An element of `dataset` has {len(spec)} parts.",
-                "Expected x, (x, y) or (x, y, sample_weight).",
-                "Call `dataset.map` with a function that puts several inputs into one tuple.",
-                element_spec=spec,
-            )
+        raise value_error(
+            f"An element of `dataset` has {len(spec)} parts.",
+            "Expected x, (x, y) or (x, y, sample_weight).",
+            "Call `dataset.map` with a function that puts several inputs into one tuple.",
+            element_spec=spec,
         )

@@ -10,8 +10,8 @@ from typing import overload
 
 import numpy as np
 
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import value_error
 from keras_multigpu.checks import warn
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.batches import with_settings
@@ -168,14 +168,12 @@ def parts_of(
         np.random.RandomState(seed).shuffle(indices)
     count = int(fraction * len(indices))
     if not count:
-        raise ValueError(
-            problem(
-                "The validation part would be empty.",
-                "Expected at least one image in it.",
-                "Choose a larger `validation_split`.",
-                validation_split=fraction,
-                images=len(indices),
-            )
+        raise value_error(
+            "The validation part would be empty.",
+            "Expected at least one image in it.",
+            "Choose a larger `validation_split`.",
+            validation_split=fraction,
+            images=len(indices),
         )
     training, validation = np.sort(indices[:-count]), np.sort(indices[-count:])
     if source.labels is not None and source.class_names is not None:
@@ -203,13 +201,11 @@ def require_no_arguments_of_keras(batching: Any) -> None:
     ):
         value = batching.pop(name, None)
         if value not in harmless:
-            raise ValueError(
-                problem(
-                    f"`{name}` asks for something that is not made here.",
-                    f"Expected {instead}.",
-                    f"Leave `{name}` out.",
-                    **{name: value},
-                )
+            raise value_error(
+                f"`{name}` asks for something that is not made here.",
+                f"Expected {instead}.",
+                f"Leave `{name}` out.",
+                **{name: value},
             )
 
 
@@ -218,12 +214,10 @@ def require_split(fraction: Any, subset: Any) -> None:
     require_choice("subset", subset, (None, "training", "validation", "both"))
     number = isinstance(fraction, int | float) and 0 < fraction < 1
     if (fraction is None) != (subset is None) or not (fraction is None or number):
-        raise ValueError(
-            problem(
-                "`validation_split` and `subset` do not fit together.",
-                "Expected both, with a share between 0 and 1, or neither.",
-                'Pass for example validation_split=0.2, subset="both", or use `.split(0.2)`.',
-                validation_split=fraction,
-                subset=subset,
-            )
+        raise value_error(
+            "`validation_split` and `subset` do not fit together.",
+            "Expected both, with a share between 0 and 1, or neither.",
+            'Pass for example validation_split=0.2, subset="both", or use `.split(0.2)`.',
+            validation_split=fraction,
+            subset=subset,
         )

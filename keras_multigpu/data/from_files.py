@@ -7,7 +7,7 @@ from typing import Unpack
 
 import numpy as np
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.batches import with_settings
 from keras_multigpu.data.decoding.decoder import ImageDecoder
@@ -114,13 +114,11 @@ def from_files(
     columns = Columns(path_column, label_columns, weight_column)
     files = listed(paths, labels, sample_weight, columns, root)
     if not files.paths:
-        raise ValueError(
-            problem(
-                "There are no files.",
-                "Expected at least one path.",
-                "Check the list or the table.",
-                paths=files.name,
-            )
+        raise value_error(
+            "There are no files.",
+            "Expected at least one path.",
+            "Check the list or the table.",
+            paths=files.name,
         )
     table = files.table()
     targets: Targets | None = None
@@ -167,13 +165,11 @@ def weights_of(files: FileList) -> np.ndarray | None:
     wrong = np.flatnonzero(~np.isfinite(weights.reshape(len(files.paths), -1)).all(axis=1))
     if weights.ndim != 1 or wrong.size:
         row = int(wrong[0]) if wrong.size else 0
-        raise ValueError(
-            problem(
-                f"{wrong.size or 'All'} weights are not numbers, first of {files.paths[row]!r}.",
-                "Expected one finite number for each file.",
-                "Correct the weights.",
-                row=row,
-                weight=np.asarray(files.weights, object)[row],
-            )
+        raise value_error(
+            f"{wrong.size or 'All'} weights are not numbers, first of {files.paths[row]!r}.",
+            "Expected one finite number for each file.",
+            "Correct the weights.",
+            row=row,
+            weight=np.asarray(files.weights, object)[row],
         )
     return weights

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.batches import with_settings
 from keras_multigpu.data.flows.sources import FlowArrays
@@ -149,40 +150,34 @@ def require_fitted(generator: Any) -> None:
         ("zca_whitening", "zca_whitening_matrix"),
     ):
         if getattr(generator, name, False) and getattr(generator, statistic, None) is None:
-            raise ValueError(
-                problem(
-                    f"`{name}` needs statistics of the data, which the generator does not have.",
-                    "Expected a generator that was fitted; Keras would warn, and leave it out.",
-                    "Call `generator.fit(x)` with some of the images first.",
-                    **{name: True},
-                )
+            raise value_error(
+                f"`{name}` needs statistics of the data, which the generator does not have.",
+                "Expected a generator that was fitted; Keras would warn, and leave it out.",
+                "Call `generator.fit(x)` with some of the images first.",
+                **{name: True},
             )
 
 
 def reject_steps(steps: int | None, flow: Any) -> None:
     """Raise a `ValueError` if `steps` came with a flow whose length is known."""
     if steps is not None:
-        raise ValueError(
-            problem(
-                "`steps` came with a flow of images.",
-                "Expected it for generators only: a flow knows its number of images.",
-                "Leave it out; `take(n)` of the result gives fewer examples.",
-                steps=steps,
-                flow=type(flow).__name__,
-            )
+        raise value_error(
+            "`steps` came with a flow of images.",
+            "Expected it for generators only: a flow knows its number of images.",
+            "Leave it out; `take(n)` of the result gives fewer examples.",
+            steps=steps,
+            flow=type(flow).__name__,
         )
 
 
 def require_factory(flow: Any) -> None:
     """Raise unless `flow` is a function that makes iterators."""
     if isinstance(flow, Iterator):
-        raise ValueError(
-            problem(
-                "A generator came that can be read only once.",
-                "Expected something that can be read again in each epoch.",
-                "Pass the function that makes it: `from_flow(make)`, not `from_flow(make())`.",
-                flow=flow,
-            )
+        raise value_error(
+            "A generator came that can be read only once.",
+            "Expected something that can be read again in each epoch.",
+            "Pass the function that makes it: `from_flow(make)`, not `from_flow(make())`.",
+            flow=flow,
         )
     if not callable(flow):
         raise TypeError(

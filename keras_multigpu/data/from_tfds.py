@@ -3,8 +3,8 @@
 from typing import Any
 from typing import Unpack
 
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.batches import with_settings
 from keras_multigpu.data.decoding.header import MAX_PIXELS
@@ -134,11 +134,9 @@ def require_split(builder: Any, split: Any) -> None:
             return
     except (KeyError, ValueError) as error:
         cause = error
-    raise ValueError(
-        problem(
-            f"{builder.name} has no such split.",
-            f"Expected one of {', '.join(builder.info.splits)}, or parts of them.",
-            'Check the spelling; parts are written as "train[:80%]" or "train+test".',
-            split=split,
-        )
+    raise value_error(
+        f"{builder.name} has no such split.",
+        f"Expected one of {', '.join(builder.info.splits)}, or parts of them.",
+        'Check the spelling; parts are written as "train[:80%]" or "train+test".',
+        split=split,
     ) from cause

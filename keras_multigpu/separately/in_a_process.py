@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.processes import functions
 
 
@@ -27,13 +27,11 @@ def answer(request: dict[str, Any]) -> bytes:
         try:
             return pickle.dumps((pickle.dumps(value), None))
         except Exception as error:  # Any class may do anything here.
-            raise ValueError(
-                problem(
-                    f"What the job returned cannot be pickled: {error}.",
-                    "Expected a model, a history, arrays, or anything else that `pickle` knows.",
-                    "Return less, or write it to a file and return the path.",
-                    returned=type(value),
-                )
+            raise value_error(
+                f"What the job returned cannot be pickled: {error}.",
+                "Expected a model, a history, arrays, or anything else that `pickle` knows.",
+                "Return less, or write it to a file and return the path.",
+                returned=type(value),
             ) from error
     except Exception as error:
         traceback.print_exc()

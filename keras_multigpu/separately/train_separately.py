@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.processes import functions
 from keras_multigpu.processes.groups import POLL
 from keras_multigpu.processes.groups import Groups
@@ -57,13 +57,11 @@ def train_separately(
     """
     functions.refuse_while_importing("train_separately")
     if isinstance(jobs, str) or not isinstance(jobs, Sequence) or not jobs:
-        raise ValueError(
-            problem(
-                "`jobs` is not a list with jobs in it.",
-                "Expected a list of functions or scripts.",
-                "Write for example `[functools.partial(train, fold=k) for k in range(5)]`.",
-                jobs=jobs,
-            )
+        raise value_error(
+            "`jobs` is not a list with jobs in it.",
+            "Expected a list of functions or scripts.",
+            "Write for example `[functools.partial(train, fold=k) for k in range(5)]`.",
+            jobs=jobs,
         )
     places = slots(devices)
     with tempfile.TemporaryDirectory() as folder:

@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.shares import Batch
@@ -35,14 +35,12 @@ def first_batches(data: Any, steps: int) -> list[Batch]:
             if len(batches) == steps:
                 break
         if len(batches) == known:
-            raise ValueError(
-                problem(
-                    f"`data` ran out after {known} batches.",
-                    f"Expected {steps} batches, or data that can be read again.",
-                    "Pass arrays or a dataset; a generator must yield enough batches.",
-                    data=data,
-                    steps=steps,
-                )
+            raise value_error(
+                f"`data` ran out after {known} batches.",
+                f"Expected {steps} batches, or data that can be read again.",
+                "Pass arrays or a dataset; a generator must yield enough batches.",
+                data=data,
+                steps=steps,
             )
     return batches
 

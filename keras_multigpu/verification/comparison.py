@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.verification import causes
 from keras_multigpu.verification.batches import number_of_examples
@@ -91,15 +91,13 @@ def run_in_lockstep(
         try:
             loss = reference.train(batch)
         except Exception as error:
-            raise ValueError(
-                problem(
-                    f"The model fails on one device already, in step {step}.",
-                    "Expected a model that trains there; N replicas are compared with it.",
-                    "Repair what the error above names. A batch size written into a layer, "
-                    "for example, does not fit a last batch that is shorter.",
-                    batch_size=number_of_examples(batch),
-                    error=f"{type(error).__name__}: {error}",
-                )
+            raise value_error(
+                f"The model fails on one device already, in step {step}.",
+                "Expected a model that trains there; N replicas are compared with it.",
+                "Repair what the error above names. A batch size written into a layer, "
+                "for example, does not fit a last batch that is shorter.",
+                batch_size=number_of_examples(batch),
+                error=f"{type(error).__name__}: {error}",
             ) from error
         values = reference.values()
         for course in courses:

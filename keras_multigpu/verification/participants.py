@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.replicas import obtained
 from keras_multigpu.training.distribute import distribute
 from keras_multigpu.training.distributed_model import DistributedModel
@@ -186,11 +186,9 @@ def require_compiled_model(model: object, build_model: object) -> None:
     if isinstance(model, keras.Model) and model.compiled:
         return
     came = "a model that is not compiled" if isinstance(model, keras.Model) else repr(type(model))
-    raise ValueError(
-        problem(
-            f"`build_model` returned {came}.",
-            "Expected a compiled `keras.Model`.",
-            "Call `model.compile(...)` in the function and return the model.",
-            build_model=build_model,
-        )
+    raise value_error(
+        f"`build_model` returned {came}.",
+        "Expected a compiled `keras.Model`.",
+        "Call `model.compile(...)` in the function and return the model.",
+        build_model=build_model,
     )

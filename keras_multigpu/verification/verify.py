@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 from keras_multigpu.processes import functions
 from keras_multigpu.verification import in_this_process
 from keras_multigpu.verification import other_process
@@ -75,22 +75,18 @@ def verify(
 def check_arguments(build_model: object, replicas: object, steps: object) -> None:
     """Raise a `ValueError` where an argument makes no sense."""
     if not callable(build_model) or isinstance(build_model, keras.Model):
-        raise ValueError(
-            problem(
-                "`build_model` is not a function.",
-                "Expected a function without arguments that returns a new compiled model.",
-                "Put the lines that build and compile the model into a function.",
-                build_model=build_model,
-            )
+        raise value_error(
+            "`build_model` is not a function.",
+            "Expected a function without arguments that returns a new compiled model.",
+            "Put the lines that build and compile the model into a function.",
+            build_model=build_model,
         )
     counts = list(replicas) if isinstance(replicas, Sequence) else []
     if not counts or not all(type(count) is int and count > 1 for count in counts):
-        raise ValueError(
-            problem(
-                "`replicas` names no numbers of replicas.",
-                "Expected integers of at least 2.",
-                "Pass for example `replicas=(2, 4)`.",
-                replicas=replicas,
-            )
+        raise value_error(
+            "`replicas` names no numbers of replicas.",
+            "Expected integers of at least 2.",
+            "Pass for example `replicas=(2, 4)`.",
+            replicas=replicas,
         )
     require_positive_integer("steps", steps)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import Range
 from keras_multigpu.augmentation.compilation import fused
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 
 LUMA = (0.2989, 0.587, 0.114)
 """What red, green and blue add to the brightness that eyes see, as in ITU-R BT.601."""
@@ -96,13 +96,11 @@ def full(matrices: tf.Tensor) -> tf.Tensor:
 def color_channels(channels: int) -> int:
     """How many of the channels are colours; the rest is alpha."""
     if channels not in (1, 2, 3, 4):
-        raise ValueError(
-            problem(
-                "The images have no colours that are known.",
-                "Expected one channel (gray) or three (red, green, blue), and perhaps alpha.",
-                "Change the colours before other channels are added.",
-                channels=channels,
-            )
+        raise value_error(
+            "The images have no colours that are known.",
+            "Expected one channel (gray) or three (red, green, blue), and perhaps alpha.",
+            "Change the colours before other channels are added.",
+            channels=channels,
         )
     return 1 if channels < 3 else 3
 

@@ -7,7 +7,7 @@ import keras
 
 from keras_multigpu.augmentation.examples.forms import TARGETS
 from keras_multigpu.augmentation.examples.forms import Example
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 
 Batch = tuple[Any, Any, Any]
 """Inputs, targets and weights; the last two may be None."""
@@ -53,14 +53,12 @@ def require_one_of_each(beside: Example, targets: Example, weight: Any) -> None:
     given = {*targets, *([] if weight is None else ["sample_weights"])}
     twice = sorted(beside.keys() & given)
     if twice:
-        raise ValueError(
-            problem(
-                f"`{twice[0]}` came among the inputs and apart from them.",
-                "Expected targets in one place, so that it is clear which follow the images.",
-                "Leave one of them out, or give the one among the inputs another name.",
-                inputs=sorted(beside),
-                targets=sorted(given),
-            )
+        raise value_error(
+            f"`{twice[0]}` came among the inputs and apart from them.",
+            "Expected targets in one place, so that it is clear which follow the images.",
+            "Leave one of them out, or give the one among the inputs another name.",
+            inputs=sorted(beside),
+            targets=sorted(given),
         )
 
 
@@ -70,14 +68,12 @@ def place_of_images(x: Any, inputs: list) -> int:
         return next(place for place, leaf in enumerate(inputs) if leaf is x["images"])
     places = [place for place, leaf in enumerate(inputs) if leaf.shape.rank == 4]
     if len(places) != 1:
-        raise ValueError(
-            problem(
-                f"The inputs hold {len(places)} batches of images.",
-                "Expected one tensor of four axes, (batch, height, width, channels).",
-                "Call the one to augment `images` in a dictionary of inputs, or augment inside "
-                "the model.",
-                shapes=[tuple(leaf.shape) for leaf in inputs],
-            )
+        raise value_error(
+            f"The inputs hold {len(places)} batches of images.",
+            "Expected one tensor of four axes, (batch, height, width, channels).",
+            "Call the one to augment `images` in a dictionary of inputs, or augment inside "
+            "the model.",
+            shapes=[tuple(leaf.shape) for leaf in inputs],
         )
     return places[0]
 
@@ -124,13 +120,11 @@ def each_target(y: Any, change: Callable[[Any], Any]) -> Any:
 def require_one_set_of_boxes(example: Example) -> None:
     """Raise a `ValueError` where it is not clear which boxes belong to the images."""
     if len(example.get("bounding_boxes", [])) > 1:
-        raise ValueError(
-            problem(
-                "There are several sets of bounding boxes.",
-                "Expected one dictionary of `boxes` and `labels` for each batch of images.",
-                "Join them into one, and tell them apart by their labels.",
-                sets=len(example["bounding_boxes"]),
-            )
+        raise value_error(
+            "There are several sets of bounding boxes.",
+            "Expected one dictionary of `boxes` and `labels` for each batch of images.",
+            "Join them into one, and tell them apart by their labels.",
+            sets=len(example["bounding_boxes"]),
         )
 
 
@@ -173,27 +167,23 @@ def kind_of(target: Any, images: Any) -> str:
         return "labels"
     if all(size.is_fully_defined() for size in sizes):
         return "segmentation_masks"
-    raise ValueError(
-        problem(
-            "A target has three axes, and images of unknown size: is it a mask?",
-            "Expected to see by its shape whether it has a value for each pixel.",
-            "Pass the targets in a dictionary, as `segmentation_masks` or as `labels`.",
-            target=tuple(target.shape),
-            images=tuple(images.shape),
-        )
+    raise value_error(
+        "A target has three axes, and images of unknown size: is it a mask?",
+        "Expected to see by its shape whether it has a value for each pixel.",
+        "Pass the targets in a dictionary, as `segmentation_masks` or as `labels`.",
+        target=tuple(target.shape),
+        images=tuple(images.shape),
     )
 
 
 def require_boxes_if_promised(example: Example, box_format: str | None) -> None:
     """Raise a `ValueError` where a layer was told of boxes, and none can be found."""
     if box_format is not None and "bounding_boxes" not in example:
-        raise ValueError(
-            problem(
-                "The layer has a `bounding_box_format`, but the batch has no boxes that it knows.",
-                "Expected a dictionary with `boxes`, (batch, boxes, 4), and `labels` among the "
-                "targets, or `bounding_boxes` among the inputs.",
-                "Put the boxes into such a dictionary, or leave out `bounding_box_format`.",
-                bounding_box_format=box_format,
-                found=sorted(example),
-            )
+        raise value_error(
+            "The layer has a `bounding_box_format`, but the batch has no boxes that it knows.",
+            "Expected a dictionary with `boxes`, (batch, boxes, 4), and `labels` among the "
+            "targets, or `bounding_boxes` among the inputs.",
+            "Put the boxes into such a dictionary, or leave out `bounding_box_format`.",
+            bounding_box_format=box_format,
+            found=sorted(example),
         )

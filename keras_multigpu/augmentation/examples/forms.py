@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 
 Example = dict[str, Any]
 """Images and their targets, by Keras's names."""
@@ -102,14 +102,12 @@ def of_the_images_size(mask: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
     """
     sizes = mask.shape[1:3], images.shape[1:3]
     if mask.shape.rank != 4 or not sizes[0].is_compatible_with(sizes[1]):
-        raise ValueError(
-            problem(
-                "A segmentation mask has another size than the images.",
-                "Expected a class for each pixel: (batch, height, width) and perhaps channels.",
-                "Resize the masks first; targets that are not masks go under `labels`.",
-                mask=tuple(mask.shape),
-                images=tuple(images.shape),
-            )
+        raise value_error(
+            "A segmentation mask has another size than the images.",
+            "Expected a class for each pixel: (batch, height, width) and perhaps channels.",
+            "Resize the masks first; targets that are not masks go under `labels`.",
+            mask=tuple(mask.shape),
+            images=tuple(images.shape),
         )
     if all(size.is_fully_defined() for size in sizes):
         return mask
@@ -132,13 +130,11 @@ def opened_boxes(example: Example, box_format: str | None) -> dict[str, str]:
     if "bounding_boxes" not in example:
         return {}
     if box_format is None:
-        raise ValueError(
-            problem(
-                "There are bounding boxes, and nothing says how they are written.",
-                "Expected the layer to know their format.",
-                "Pass `bounding_box_format='xyxy'`, or the format that you use, to the layer.",
-                bounding_box_format=None,
-            )
+        raise value_error(
+            "There are bounding boxes, and nothing says how they are written.",
+            "Expected the layer to know their format.",
+            "Pass `bounding_box_format='xyxy'`, or the format that you use, to the layer.",
+            bounding_box_format=None,
         )
     boxes = example["bounding_boxes"]
     require_boxes(boxes)
@@ -160,15 +156,13 @@ def require_boxes(boxes: Any) -> None:
     shapes: list[Any] = [np.shape(part) if dense else () for part in tensors]
     if [len(shape) for shape in shapes] == [3, 2] and shapes[0][2] == 4:
         return
-    raise ValueError(
-        problem(
-            "The bounding boxes are not in the form of Keras.",
-            "Expected a dictionary with `boxes`, (batch, boxes, 4), and their `labels`, "
-            "(batch, boxes), which are integers.",
-            "Fill up images with fewer boxes with the label -1; `ragged.to_tensor(-1)` does so.",
-            bounding_boxes={key: getattr(value, "shape", value) for key, value in parts.items()}
-            or type(boxes).__name__,
-        )
+    raise value_error(
+        "The bounding boxes are not in the form of Keras.",
+        "Expected a dictionary with `boxes`, (batch, boxes, 4), and their `labels`, "
+        "(batch, boxes), which are integers.",
+        "Fill up images with fewer boxes with the label -1; `ragged.to_tensor(-1)` does so.",
+        bounding_boxes={key: getattr(value, "shape", value) for key, value in parts.items()}
+        or type(boxes).__name__,
     )
 
 
@@ -177,15 +171,13 @@ def require_images(example: Example) -> None:
     images = example.get("images")
     shape = getattr(images, "shape", None)
     if shape is None or len(shape) not in (3, 4) or shape[-1] is None:
-        raise ValueError(
-            problem(
-                "There are no images to augment.",
-                "Expected `[batch, height, width, channels]` with known channels, or a dictionary "
-                "with such `images`.",
-                "Add a channel axis to images without one, and put other inputs in a dictionary.",
-                shape=None if shape is None else tuple(shape),
-                keys=sorted(example),
-            )
+        raise value_error(
+            "There are no images to augment.",
+            "Expected `[batch, height, width, channels]` with known channels, or a dictionary "
+            "with such `images`.",
+            "Add a channel axis to images without one, and put other inputs in a dictionary.",
+            shape=None if shape is None else tuple(shape),
+            keys=sorted(example),
         )
 
 

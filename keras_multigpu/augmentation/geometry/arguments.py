@@ -6,8 +6,8 @@ from keras_multigpu.augmentation.arguments import Range
 from keras_multigpu.augmentation.arguments import as_range
 from keras_multigpu.augmentation.arguments import is_number
 from keras_multigpu.augmentation.arguments import is_pair
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import value_error
 
 FLIPS = {
     None: (),
@@ -57,13 +57,11 @@ def as_two_ranges(name: str, value: Any, **limits: Any) -> tuple[Range, Range]:
     both = (value, value) if is_number(value) else value
     # A pair is not a range, and (-0.1, 0.1) looks like one.
     if not is_pair(both) or any(is_number(one) and one < 0 for one in both):
-        raise ValueError(
-            problem(
-                f"`{name}` is neither a number for two axes nor a pair with something for each.",
-                "Expected numbers x of at least 0, for -x to x, or (low, high) pairs.",
-                f"Pass for example `{name}=0.1` or `{name}=(0.1, (0, 0.2))`.",
-                **{name: value},
-            )
+        raise value_error(
+            f"`{name}` is neither a number for two axes nor a pair with something for each.",
+            "Expected numbers x of at least 0, for -x to x, or (low, high) pairs.",
+            f"Pass for example `{name}=0.1` or `{name}=(0.1, (0, 0.2))`.",
+            **{name: value},
         )
     first, second = (as_range(name, one, **limits) for one in both)
     return first, second
@@ -74,13 +72,11 @@ def as_positive_range(name: str, value: Any, high: float) -> Range | None:
     if value is None:
         return None
     if not is_pair(value) or not all(is_number(one) and 0 < one <= high for one in value):
-        raise ValueError(
-            problem(
-                f"`{name}` is not a pair of numbers in its range.",
-                f"Expected None, or the lowest and the highest value, in (0, {high:g}].",
-                f"Pass for example `{name}=(0.5, 1)`.",
-                **{name: value},
-            )
+        raise value_error(
+            f"`{name}` is not a pair of numbers in its range.",
+            f"Expected None, or the lowest and the highest value, in (0, {high:g}].",
+            f"Pass for example `{name}=(0.5, 1)`.",
+            **{name: value},
         )
     return float(min(value)), float(max(value))
 
@@ -90,13 +86,11 @@ def as_size(name: str, value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
     if not is_pair(value) or not all(is_number(one) and one > 0 and one % 1 == 0 for one in value):
-        raise ValueError(
-            problem(
-                f"`{name}` is not a height and a width in pixels.",
-                "Expected None or two positive integers.",
-                f"Pass for example `{name}=(224, 224)`.",
-                **{name: value},
-            )
+        raise value_error(
+            f"`{name}` is not a height and a width in pixels.",
+            "Expected None or two positive integers.",
+            f"Pass for example `{name}=(224, 224)`.",
+            **{name: value},
         )
     return int(value[0]), int(value[1])
 
@@ -104,15 +98,13 @@ def as_size(name: str, value: Any) -> tuple[int, int] | None:
 def require_one_window(crop: Any, crop_area: Any, aspect_ratio: Any) -> None:
     """Raise a `ValueError` if a window has both a fixed and a random size."""
     if crop is not None and not (crop_area is None and aspect_ratio is None):
-        raise ValueError(
-            problem(
-                "The window to cut out has a fixed size and a random one.",
-                "Expected either `crop`, or `crop_area` and `aspect_ratio`.",
-                "Leave one of them out.",
-                crop=crop,
-                crop_area=crop_area,
-                aspect_ratio=aspect_ratio,
-            )
+        raise value_error(
+            "The window to cut out has a fixed size and a random one.",
+            "Expected either `crop`, or `crop_area` and `aspect_ratio`.",
+            "Leave one of them out.",
+            crop=crop,
+            crop_area=crop_area,
+            aspect_ratio=aspect_ratio,
         )
 
 
@@ -125,11 +117,9 @@ def require_flip(flip: Any) -> None:
 def require_fill_value(value: Any) -> None:
     """Raise a `ValueError` unless `fill_value` is a number."""
     if not is_number(value):
-        raise ValueError(
-            problem(
-                "`fill_value` is not a number.",
-                "Expected the value of what lies outside of the image.",
-                "Pass for example `fill_value=0`.",
-                fill_value=value,
-            )
+        raise value_error(
+            "`fill_value` is not a number.",
+            "Expected the value of what lies outside of the image.",
+            "Pass for example `fill_value=0`.",
+            fill_value=value,
         )

@@ -21,8 +21,8 @@ from keras_multigpu.augmentation.examples.forms import Shape
 from keras_multigpu.augmentation.examples.forms import image_shape
 from keras_multigpu.augmentation.mixing import targets as mixed_targets
 from keras_multigpu.augmentation.random_numbers import Draws
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 
 
 class Mixing(AugmentationLayer):
@@ -85,27 +85,23 @@ class Mixing(AugmentationLayer):
     def _require_targets(self, example: Example) -> None:
         if any(kind in example for kind in ("labels", "segmentation_masks")):
             return
-        raise ValueError(
-            problem(
-                f"{type(self).__name__} got images without labels, but mixing needs labels.",
-                "Expected what is mixed into an image to be mixed into its label, too.",
-                'In a model pass a dictionary with "images" and "labels"; in a pipeline use '
-                "`Batches` with labels.",
-                keys=sorted(example),
-            )
+        raise value_error(
+            f"{type(self).__name__} got images without labels, but mixing needs labels.",
+            "Expected what is mixed into an image to be mixed into its label, too.",
+            'In a model pass a dictionary with "images" and "labels"; in a pipeline use '
+            "`Batches` with labels.",
+            keys=sorted(example),
         )
 
 
 def require_alpha(name: str, value: Any) -> float:
     """The parameter of a Beta distribution as a float; a `ValueError` unless it is positive."""
     if not is_number(value) or value <= 0:
-        raise ValueError(
-            problem(
-                f"`{name}` is not a positive number.",
-                "Expected the parameter of the distribution Beta(alpha, alpha).",
-                f"Pass for example `{name}=0.2` for little mixing or `1.0` for any share alike.",
-                **{name: value},
-            )
+        raise value_error(
+            f"`{name}` is not a positive number.",
+            "Expected the parameter of the distribution Beta(alpha, alpha).",
+            f"Pass for example `{name}=0.2` for little mixing or `1.0` for any share alike.",
+            **{name: value},
         )
     return float(value)
 

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.augmentation.examples.forms import Example
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 
 
 def soft_labels(labels: Any, num_classes: int | None) -> Any:
@@ -68,14 +68,12 @@ def require_some_classes(labels: Any, num_classes: int | None) -> None:
     leaves = [tf.convert_to_tensor(leaf) for leaf in keras.tree.flatten(labels)]
     if num_classes is None or any(can_be_classes(leaf, num_classes) for leaf in leaves):
         return
-    raise ValueError(
-        problem(
-            f"Float labels came that are not one-hot labels of {num_classes} classes.",
-            "Expected integers, or floats with one value for each class in the last axis.",
-            "Make class numbers integers, or leave `num_classes` out for a regression.",
-            shapes=[tuple(leaf.shape) for leaf in leaves],
-            num_classes=num_classes,
-        )
+    raise value_error(
+        f"Float labels came that are not one-hot labels of {num_classes} classes.",
+        "Expected integers, or floats with one value for each class in the last axis.",
+        "Make class numbers integers, or leave `num_classes` out for a regression.",
+        shapes=[tuple(leaf.shape) for leaf in leaves],
+        num_classes=num_classes,
     )
 
 
@@ -95,26 +93,22 @@ def require_classes(labels: tf.Tensor, num_classes: int | None) -> None:
         num_classes: The number of classes, or None.
     """
     if not (labels.dtype.is_integer or labels.dtype.is_bool) or num_classes is None:
-        raise ValueError(
-            problem(
-                "Labels came that cannot be mixed as they are.",
-                "Expected floats, such as one-hot labels, or integers and `num_classes`.",
-                "Pass `num_classes=...` to the layer, and use a loss for one-hot labels, such as "
-                "`categorical_crossentropy`.",
-                labels=labels.dtype.name,
-                num_classes=num_classes,
-            )
+        raise value_error(
+            "Labels came that cannot be mixed as they are.",
+            "Expected floats, such as one-hot labels, or integers and `num_classes`.",
+            "Pass `num_classes=...` to the layer, and use a loss for one-hot labels, such as "
+            "`categorical_crossentropy`.",
+            labels=labels.dtype.name,
+            num_classes=num_classes,
         )
     if labels.shape.rank == 1 or (labels.shape.rank == 2 and labels.shape[1] in (1, num_classes)):
         return
-    raise ValueError(
-        problem(
-            "Integer labels came in a shape that is neither class numbers nor one-hot.",
-            "Expected (batch,), (batch, 1) or (batch, num_classes).",
-            "Make them floats of the form that your loss expects.",
-            shape=tuple(labels.shape),
-            num_classes=num_classes,
-        )
+    raise value_error(
+        "Integer labels came in a shape that is neither class numbers nor one-hot.",
+        "Expected (batch,), (batch, 1) or (batch, num_classes).",
+        "Make them floats of the form that your loss expects.",
+        shape=tuple(labels.shape),
+        num_classes=num_classes,
     )
 
 
@@ -207,13 +201,11 @@ def weights_of(labels: list, weights: Any) -> list:
         return leaves * len(labels)
     if len(leaves) == len(labels):
         return leaves
-    raise ValueError(
-        problem(
-            f"{len(labels)} labels came with {len(leaves)} sample weights.",
-            "Expected one for all labels, or one for each.",
-            "Pass weights of the same structure as the labels.",
-            sample_weights=keras.tree.map_structure(lambda leaf: tuple(leaf.shape), weights),
-        )
+    raise value_error(
+        f"{len(labels)} labels came with {len(leaves)} sample weights.",
+        "Expected one for all labels, or one for each.",
+        "Pass weights of the same structure as the labels.",
+        sample_weights=keras.tree.map_structure(lambda leaf: tuple(leaf.shape), weights),
     )
 
 

@@ -8,7 +8,7 @@ from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.function import Function
 from keras_multigpu.augmentation.keras_cv_layer import KerasCVLayer
 from keras_multigpu.augmentation.keras_layer import KerasLayer
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.seeded_layers import is_keras_cv
 
 
@@ -26,14 +26,12 @@ def as_layer(layer: Any, bounding_box_format: str | None = None) -> Augmentation
         return wrapper(layer, bounding_box_format=bounding_box_format)
     if callable(layer):
         return Function(layer, bounding_box_format=bounding_box_format)
-    raise ValueError(
-        problem(
-            "This is neither a layer nor a function.",
-            "Expected a layer of `keras_multigpu.augmentation`, of Keras or of keras-cv, or a "
-            "function of a batch of images.",
-            "Pass for example `keras.layers.RandomFlip('horizontal')`.",
-            layer=layer,
-        )
+    raise value_error(
+        "This is neither a layer nor a function.",
+        "Expected a layer of `keras_multigpu.augmentation`, of Keras or of keras-cv, or a "
+        "function of a batch of images.",
+        "Pass for example `keras.layers.RandomFlip('horizontal')`.",
+        layer=layer,
     )
 
 
@@ -59,11 +57,9 @@ def require_parts(row: keras.Layer) -> None:
         row: A `keras.layers.Pipeline` or `keras.Sequential`.
     """
     if not row.layers:
-        raise ValueError(
-            problem(
-                f"This {type(row).__name__} has no layers.",
-                "Expected at least one in it.",
-                "Put layers into it, or leave it out.",
-                layer=row.name,
-            )
+        raise value_error(
+            f"This {type(row).__name__} has no layers.",
+            "Expected at least one in it.",
+            "Put layers into it, or leave it out.",
+            layer=row.name,
         )

@@ -11,7 +11,7 @@ from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples.forms import Drawn
 from keras_multigpu.augmentation.examples.forms import Example
 from keras_multigpu.augmentation.examples.forms import Shape
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.seeded_layers import is_keras_cv
 
 MOVED = ("bounding_boxes", "segmentation_masks")
@@ -80,15 +80,13 @@ class WrappedLayer(AugmentationLayer):
             if reason is not None:
                 error = reason if isinstance(reason, Exception) else None
                 text = reason if error is None else f"it raised {type(error).__name__} on a trial"
-                raise ValueError(
-                    problem(
-                        f"{self.title} cannot change `{kind}` along with the images: {text}.",
-                        "Expected only layers that can, or examples without them.",
-                        "Use a layer of `keras_multigpu.augmentation`, or pass "
-                        f"`augmentation.{type(self).__name__}(..., moves_pixels=False)` if every "
-                        "pixel stays where it is.",
-                        layer=self.name,
-                    )
+                raise value_error(
+                    f"{self.title} cannot change `{kind}` along with the images: {text}.",
+                    "Expected only layers that can, or examples without them.",
+                    "Use a layer of `keras_multigpu.augmentation`, or pass "
+                    f"`augmentation.{type(self).__name__}(..., moves_pixels=False)` if every "
+                    "pixel stays where it is.",
+                    layer=self.name,
                 ) from error
 
 
@@ -99,13 +97,11 @@ def require_instance(wrapped: Any) -> None:
         wrapped: A layer or function.
     """
     if isinstance(wrapped, type):
-        raise ValueError(
-            problem(
-                f"{wrapped.__name__} is a class, not a layer.",
-                "Expected a layer that is made from it, or a function.",
-                f"Pass `{wrapped.__name__}(...)`.",
-                layer=wrapped,
-            )
+        raise value_error(
+            f"{wrapped.__name__} is a class, not a layer.",
+            "Expected a layer that is made from it, or a function.",
+            f"Pass `{wrapped.__name__}(...)`.",
+            layer=wrapped,
         )
 
 
@@ -118,14 +114,12 @@ def require_foreign(layer: Any, origin: str) -> None:
     foreign = isinstance(layer, keras.Layer) and not isinstance(layer, AugmentationLayer)
     if foreign and is_keras_cv(layer) == (origin == "keras-cv"):
         return
-    raise ValueError(
-        problem(
-            f"This is not a layer of {origin}.",
-            f"Expected one, or one of your own that extends a layer of {origin}.",
-            "Pass other layers and functions to `augmentation.Sequence([...])`, which takes all "
-            "kinds and wraps those that need it.",
-            layer=layer,
-        )
+    raise value_error(
+        f"This is not a layer of {origin}.",
+        f"Expected one, or one of your own that extends a layer of {origin}.",
+        "Pass other layers and functions to `augmentation.Sequence([...])`, which takes all "
+        "kinds and wraps those that need it.",
+        layer=layer,
     )
 
 
@@ -179,12 +173,10 @@ def require_no_mixing(layer: keras.Layer, names: tuple[str, ...]) -> None:
     parts = [type(part).__name__ for part in keras_internals.layers_of(layer)]
     mixing = [name for name in parts if name in names]
     if mixing:
-        raise ValueError(
-            problem(
-                f"{mixing[0]} mixes the examples of a batch, and their targets with them.",
-                "Expected layers that change each example by itself.",
-                "Use `MixUp`, `CutMix` or `MixUpOrCutMix` of `keras_multigpu.augmentation`, which "
-                "mix within a batch and pass the labels and weights on.",
-                layer=type(layer).__name__,
-            )
+        raise value_error(
+            f"{mixing[0]} mixes the examples of a batch, and their targets with them.",
+            "Expected layers that change each example by itself.",
+            "Use `MixUp`, `CutMix` or `MixUpOrCutMix` of `keras_multigpu.augmentation`, which "
+            "mix within a batch and pass the labels and weights on.",
+            layer=type(layer).__name__,
         )

@@ -17,6 +17,7 @@ from keras_multigpu.callbacks.trial_batches import same_draws
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 from keras_multigpu.pictures import picture_file
 from keras_multigpu.pictures import write_png
 from keras_multigpu.training.run import TrainingRun
@@ -189,41 +190,35 @@ def number_of_examples(run: TrainingRun) -> int | None:
 def require_order(minimum: int, maximum: int) -> None:
     """Raise a `ValueError` if there is no size to try."""
     if maximum < minimum:
-        raise ValueError(
-            problem(
-                "`maximum` is smaller than `minimum`.",
-                "Expected `minimum <= maximum`.",
-                "Change one of them.",
-                minimum=minimum,
-                maximum=maximum,
-            )
+        raise value_error(
+            "`maximum` is smaller than `minimum`.",
+            "Expected `minimum <= maximum`.",
+            "Change one of them.",
+            minimum=minimum,
+            maximum=maximum,
         )
 
 
 def require_part(margin: Any) -> None:
     """Raise a `ValueError` unless `margin` is a part of a whole."""
     if not isinstance(margin, (int, float)) or not 0 <= margin < 1:
-        raise ValueError(
-            problem(
-                "`margin` is not a part of the size that fits.",
-                "Expected a number from 0 up to 1, without 1.",
-                "Pass 0.1 to leave a tenth unused.",
-                margin=margin,
-            )
+        raise value_error(
+            "`margin` is not a part of the size that fits.",
+            "Expected a number from 0 up to 1, without 1.",
+            "Pass 0.1 to leave a tenth unused.",
+            margin=margin,
         )
 
 
 def raise_unknown_size(run: TrainingRun) -> NoReturn:
     """Raise because nobody knows how large the batches will be."""
-    raise ValueError(
-        problem(
-            "The global batch is to be kept, and its size is not known.",
-            "Expected data that know their batch size.",
-            "Make the data with one of the `keras_multigpu.data.from_*` functions, or pass "
-            "`apply=None`.",
-            apply="micro_batches",
-            data=type(run.data).__name__,
-        )
+    raise value_error(
+        "The global batch is to be kept, and its size is not known.",
+        "Expected data that know their batch size.",
+        "Make the data with one of the `keras_multigpu.data.from_*` functions, or pass "
+        "`apply=None`.",
+        apply="micro_batches",
+        data=type(run.data).__name__,
     )
 
 

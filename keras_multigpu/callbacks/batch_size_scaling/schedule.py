@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.training.run import TrainingRun
 
 Schedule = dict[int, int] | Callable[[int, dict[str, Any]], int]
@@ -53,14 +53,12 @@ class BatchSchedule:
     ) -> int:
         size = function(epoch, dict(logs))
         if not is_size(size):
-            raise ValueError(
-                problem(
-                    "The function of the batch size returned no size.",
-                    "Expected a positive integer for each epoch.",
-                    "Return for example `256 * 2 ** (epoch // 30)`.",
-                    epoch=epoch,
-                    returned=size,
-                )
+            raise value_error(
+                "The function of the batch size returned no size.",
+                "Expected a positive integer for each epoch.",
+                "Return for example `256 * 2 ** (epoch // 30)`.",
+                epoch=epoch,
+                returned=size,
             )
         if grows:
             require_no_less(int(size), run.global_batch_size)
@@ -84,14 +82,12 @@ def require_growing(schedule: Any) -> None:
     epochs = list(schedule) if usable else []
     good = all(is_integer(epoch) and epoch >= 0 for epoch in epochs)
     if not usable or not good or not all(is_size(size) for size in schedule.values()):
-        raise ValueError(
-            problem(
-                "`schedule` does not say which batch size begins with which epoch.",
-                "Expected `{epoch: global_batch_size}` with epochs from zero on and positive "
-                "integers, or a function `(epoch, logs)`.",
-                "Pass for example {30: 1024, 60: 4096}.",
-                schedule=schedule,
-            )
+        raise value_error(
+            "`schedule` does not say which batch size begins with which epoch.",
+            "Expected `{epoch: global_batch_size}` with epochs from zero on and positive "
+            "integers, or a function `(epoch, logs)`.",
+            "Pass for example {30: 1024, 60: 4096}.",
+            schedule=schedule,
         )
     sizes = [schedule[epoch] for epoch in sorted(epochs)]
     for before, after in zip(sizes, sizes[1:], strict=False):
@@ -101,15 +97,13 @@ def require_growing(schedule: Any) -> None:
 def require_no_less(size: int, before: int) -> None:
     """Raise a `ValueError` where a batch would shrink."""
     if size < before:
-        raise ValueError(
-            problem(
-                "The batch would shrink.",
-                "Expected sizes that stay or grow: smaller batches need a lower rate and cost "
-                "more steps.",
-                "Check `schedule`, and the batch size of the data that it begins with.",
-                global_batch_size=size,
-                before=before,
-            )
+        raise value_error(
+            "The batch would shrink.",
+            "Expected sizes that stay or grow: smaller batches need a lower rate and cost "
+            "more steps.",
+            "Check `schedule`, and the batch size of the data that it begins with.",
+            global_batch_size=size,
+            before=before,
         )
 
 
@@ -117,15 +111,12 @@ def require_examples(size: int, run: Any) -> None:
     """Raise a `ValueError` where a batch would have more examples than there are."""
     examples = run.num_examples
     if examples is not None and size > examples:
-        raise ValueError(
-            problem(
-                "A batch would have more examples than the data.",
-                "Expected at most the number of examples, because the rate is scaled for full "
-                "batches.",
-                "Let the batch grow less.",
-                global_batch_size=size,
-                examples=examples,
-            )
+        raise value_error(
+            "A batch would have more examples than the data.",
+            "Expected at most the number of examples, because the rate is scaled for full batches.",
+            "Let the batch grow less.",
+            global_batch_size=size,
+            examples=examples,
         )
 
 
@@ -133,12 +124,10 @@ def known_size(run: TrainingRun) -> int:
     """How large the batches are; a `ValueError` where nobody knows."""
     size = run.global_batch_size
     if size is None:
-        raise ValueError(
-            problem(
-                "The data do not say how many examples a batch has.",
-                "Expected `keras_multigpu.data` batches, arrays or a batched `tf.data.Dataset`.",
-                "Make the data with one of the `keras_multigpu.data.from_*` functions.",
-                data=type(run.data).__name__,
-            )
+        raise value_error(
+            "The data do not say how many examples a batch has.",
+            "Expected `keras_multigpu.data` batches, arrays or a batched `tf.data.Dataset`.",
+            "Make the data with one of the `keras_multigpu.data.from_*` functions.",
+            data=type(run.data).__name__,
         )
     return size

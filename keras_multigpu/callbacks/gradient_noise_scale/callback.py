@@ -12,8 +12,8 @@ from keras_multigpu.callbacks.gradient_noise_scale.figure import draw
 from keras_multigpu.callbacks.gradient_noise_scale.probe import Noise
 from keras_multigpu.callbacks.gradient_noise_scale.probe import NoiseProbe
 from keras_multigpu.callbacks.log_readers import require_before_readers
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 from keras_multigpu.pictures import picture_file
 from keras_multigpu.training.run import TrainingRun
 
@@ -69,13 +69,11 @@ class GradientNoiseScale(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         if not (isinstance(smoothing, (int, float)) and 0 <= smoothing < 1):
-            raise ValueError(
-                problem(
-                    "`smoothing` is not the part of a mean that is kept.",
-                    "Expected a number from 0 to below 1.",
-                    "Pass 0.99 to average over the last hundred steps or so.",
-                    smoothing=smoothing,
-                )
+            raise value_error(
+                "`smoothing` is not the part of a mean that is kept.",
+                "Expected a number from 0 to below 1.",
+                "Pass 0.99 to average over the last hundred steps or so.",
+                smoothing=smoothing,
             )
         require_positive_integer("every", every)
         self.picture = picture_file(picture)
@@ -176,14 +174,12 @@ def measurable_run(callback: keras.callbacks.Callback) -> TrainingRun:
     """The run of `fit`; a `ValueError` where the noise cannot be measured."""
     run = run_to_see(callback)
     if run.replicas * run.micro_batches < 2:
-        raise ValueError(
-            problem(
-                "`GradientNoiseScale` has a single gradient in each step, and nothing to compare "
-                "it with.",
-                "Expected two replicas, or one with micro-batches.",
-                "Pass `micro_batches=2` to `compile`.",
-                replicas=run.replicas,
-                micro_batches=run.micro_batches,
-            )
+        raise value_error(
+            "`GradientNoiseScale` has a single gradient in each step, and nothing to compare "
+            "it with.",
+            "Expected two replicas, or one with micro-batches.",
+            "Pass `micro_batches=2` to `compile`.",
+            replicas=run.replicas,
+            micro_batches=run.micro_batches,
         )
     return run

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.probes import Seen
 
@@ -68,15 +68,13 @@ class NoiseProbe(Probe):
     def on_replica(self, seen: Seen) -> list[tf.Tensor]:
         """The examples and the square norm of each group, and the square norm of the sum."""
         if not seen.has_own_loss:
-            raise ValueError(
-                problem(
-                    "`GradientNoiseScale` cannot be measured with this model's loss, which is "
-                    "computed from the whole batch.",
-                    "Expected losses that are sums over examples: Keras losses, or functions that "
-                    "return one value for each example.",
-                    "Return per-example values from the loss, or leave out the callback.",
-                    callback="GradientNoiseScale",
-                )
+            raise value_error(
+                "`GradientNoiseScale` cannot be measured with this model's loss, which is "
+                "computed from the whole batch.",
+                "Expected losses that are sums over examples: Keras losses, or functions that "
+                "return one value for each example.",
+                "Return per-example values from the loss, or leave out the callback.",
+                callback="GradientNoiseScale",
             )
         return [seen.pieces, seen.total_square_norm]
 

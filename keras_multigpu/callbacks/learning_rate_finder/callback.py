@@ -19,8 +19,8 @@ from keras_multigpu.callbacks.rates.rates import Rate
 from keras_multigpu.callbacks.trial_batches import batches_going_round
 from keras_multigpu.callbacks.trial_batches import run_to_try
 from keras_multigpu.callbacks.trial_batches import same_draws
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 from keras_multigpu.pictures import picture_file
 from keras_multigpu.pictures import write_png
 from keras_multigpu.training.logs import pythonic
@@ -219,14 +219,12 @@ def require_range(low: Any, high: Any) -> None:
     """Raise a `ValueError` unless the rates can grow from one to the other."""
     numbers = all(isinstance(rate, (int, float)) for rate in (low, high))
     if not numbers or not 0 < low < high < np.inf:
-        raise ValueError(
-            problem(
-                "`low` and `high` are not a range of learning rates.",
-                "Expected numbers with 0 < low < high.",
-                "Pass for example low=1e-6 and high=10.0.",
-                low=low,
-                high=high,
-            )
+        raise value_error(
+            "`low` and `high` are not a range of learning rates.",
+            "Expected numbers with 0 < low < high.",
+            "Pass for example low=1e-6 and high=10.0.",
+            low=low,
+            high=high,
         )
 
 
@@ -234,61 +232,51 @@ def require_enough(steps: Any) -> None:
     """Raise a `ValueError` if there are too few steps for a curve."""
     require_positive_integer("steps", steps)
     if steps < FEWEST:
-        raise ValueError(
-            problem(
-                "There are too few steps for a curve.",
-                f"Expected at least {FEWEST}.",
-                "Pass 100, or for a coarse look 30.",
-                steps=steps,
-            )
+        raise value_error(
+            "There are too few steps for a curve.",
+            f"Expected at least {FEWEST}.",
+            "Pass 100, or for a coarse look 30.",
+            steps=steps,
         )
 
 
 def require_between(name: str, value: float, fits: bool, expected: str) -> None:
     """Raise a `ValueError` where a number is out of its range."""
     if not fits:
-        raise ValueError(
-            problem(
-                f"`{name}` is out of range.",
-                f"Expected a number {expected}.",
-                f"Leave out `{name}` for a value that suits most trainings.",
-                **{name: value},
-            )
+        raise value_error(
+            f"`{name}` is out of range.",
+            f"Expected a number {expected}.",
+            f"Leave out `{name}` for a value that suits most trainings.",
+            **{name: value},
         )
 
 
 def require_finite(loss: float) -> None:
     """Raise a `ValueError` if the model is broken before any rate was tried."""
     if not np.isfinite(loss):
-        raise ValueError(
-            problem(
-                "The loss is not finite before any learning rate was tried.",
-                "Expected a finite loss of the first batch.",
-                "Check the data for NaN and the model for a wrong loss or activation.",
-                loss=loss,
-            )
+        raise value_error(
+            "The loss is not finite before any learning rate was tried.",
+            "Expected a finite loss of the first batch.",
+            "Check the data for NaN and the model for a wrong loss or activation.",
+            loss=loss,
         )
 
 
 def raise_no_loss(logs: dict[str, Any]) -> None:
     """Raise because a `train_step` does not tell its loss."""
-    raise ValueError(
-        problem(
-            "The model's `train_step` returns no loss.",
-            'Expected the loss in its logs, as "loss".',
-            'Add it to the dict that `train_step` returns: `{"loss": loss, ...}`.',
-            logs=sorted(logs),
-        )
+    raise value_error(
+        "The model's `train_step` returns no loss.",
+        'Expected the loss in its logs, as "loss".',
+        'Add it to the dict that `train_step` returns: `{"loss": loss, ...}`.',
+        logs=sorted(logs),
     )
 
 
 def raise_schedule_from_zero() -> None:
     """Raise because a schedule that begins with zero cannot be scaled to a rate."""
-    raise ValueError(
-        problem(
-            "`apply=True` came to a schedule whose next rate is zero.",
-            "Expected a schedule that can be scaled to begin with the suggested rate.",
-            "Pass `apply=False`, and compile a schedule with the rate that is suggested.",
-            apply=True,
-        )
+    raise value_error(
+        "`apply=True` came to a schedule whose next rate is zero.",
+        "Expected a schedule that can be scaled to begin with the suggested rate.",
+        "Pass `apply=False`, and compile a schedule with the rate that is suggested.",
+        apply=True,
     )

@@ -15,10 +15,10 @@ from keras_multigpu.callbacks.rates.probe import multiply_velocities
 from keras_multigpu.callbacks.rates.rates import Rate
 from keras_multigpu.callbacks.scaling_order import require_order
 from keras_multigpu.callbacks.scaling_order import scaling_of
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import real_number
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 
 EPOCHS = 5
 """As in Goyal et al. 2017."""
@@ -200,13 +200,11 @@ class LearningRateWarmup(keras.callbacks.Callback):
         run = getattr(self.model, "training_run", None)
         each = self.params.get("steps") if run is None else run.steps_per_epoch
         if each is None:
-            raise ValueError(
-                problem(
-                    "The warm-up lasts some epochs, and nobody knows how long an epoch is.",
-                    "Expected data of a known length, or a number of steps.",
-                    "Pass `steps` instead of `epochs`.",
-                    epochs=self.epochs,
-                )
+            raise value_error(
+                "The warm-up lasts some epochs, and nobody knows how long an epoch is.",
+                "Expected data of a known length, or a number of steps.",
+                "Pass `steps` instead of `epochs`.",
+                epochs=self.epochs,
             )
         return max(1, round((EPOCHS if self.epochs is None else self.epochs) * each))
 
@@ -216,15 +214,13 @@ class LearningRateWarmup(keras.callbacks.Callback):
             scaling = scaling_of(self.model)
             return 1.0 / (length + 1) if scaling is None else 1.0 / max(scaling.factor, 1.0)
         if not self.initial_rate <= target:
-            raise ValueError(
-                problem(
-                    "The warm-up would begin above the rate that it leads to.",
-                    "Expected an initial rate that is at most that of the optimizer.",
-                    "Pass a lower `initial_rate`; a schedule that has a warm-up of its own needs "
-                    "no other.",
-                    initial_rate=self.initial_rate,
-                    learning_rate=target,
-                )
+            raise value_error(
+                "The warm-up would begin above the rate that it leads to.",
+                "Expected an initial rate that is at most that of the optimizer.",
+                "Pass a lower `initial_rate`; a schedule that has a warm-up of its own needs "
+                "no other.",
+                initial_rate=self.initial_rate,
+                learning_rate=target,
             )
         return self.initial_rate / target if target else 1.0
 
@@ -260,14 +256,12 @@ def require_length(epochs: Any, steps: Any) -> None:
         require_positive_integer("steps", steps)
     bad = epochs is not None and not 0 < real_number(epochs) < math.inf
     if bad or (epochs is not None and steps is not None):
-        raise ValueError(
-            problem(
-                "The length of the warm-up is not clear.",
-                "Expected a positive number of `epochs`, or a number of `steps`, not both.",
-                "Pass for example `epochs=5` or `steps=1000`.",
-                epochs=epochs,
-                steps=steps,
-            )
+        raise value_error(
+            "The length of the warm-up is not clear.",
+            "Expected a positive number of `epochs`, or a number of `steps`, not both.",
+            "Pass for example `epochs=5` or `steps=1000`.",
+            epochs=epochs,
+            steps=steps,
         )
 
 
@@ -277,12 +271,10 @@ def require_rate(rate: Any, curve: str) -> None:
         return
     number = real_number(rate)
     if not 0 <= number < math.inf or (number == 0 and curve == "exponential"):
-        raise ValueError(
-            problem(
-                "`initial_rate` is not a rate to begin with.",
-                "Expected a number from zero on; above zero for an exponential curve.",
-                "Pass for example 0.001, or leave it out.",
-                initial_rate=rate,
-                curve=curve,
-            )
+        raise value_error(
+            "`initial_rate` is not a rate to begin with.",
+            "Expected a number from zero on; above zero for an exponential curve.",
+            "Pass for example 0.001, or leave it out.",
+            initial_rate=rate,
+            curve=curve,
         )

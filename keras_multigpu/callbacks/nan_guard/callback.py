@@ -26,6 +26,7 @@ from keras_multigpu.callbacks.rates.rates import Rate
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 from keras_multigpu.checks import warn
 
 UNSEEN = "elsewhere a step is seen only when its weights are there, and cannot be skipped"
@@ -298,11 +299,9 @@ def give_up(finding: Finding, why: str, **received: Any) -> NoReturn:
 def require_factor(rate_factor: Any) -> None:
     """Raise a `ValueError` unless the factor lowers a rate."""
     if not isinstance(rate_factor, (int, float, np.floating)) or not 0 < rate_factor <= 1:
-        raise ValueError(
-            problem(
-                "`rate_factor` does not lower a rate.",
-                "Expected a number above 0 and not above 1.",
-                "Pass 0.5 to halve the rate each time.",
-                rate_factor=rate_factor,
-            )
+        raise value_error(
+            "`rate_factor` does not lower a rate.",
+            "Expected a number above 0 and not above 1.",
+            "Pass 0.5 to halve the rate each time.",
+            rate_factor=rate_factor,
         )

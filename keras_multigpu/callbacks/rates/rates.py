@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.update.adjusted_schedule import AdjustedSchedule
@@ -157,12 +157,10 @@ def innermost(model: keras.Model) -> keras.optimizers.Optimizer:
     while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
     if not isinstance(optimizer, keras.optimizers.Optimizer) or hasattr(optimizer, "optimizers"):
-        raise ValueError(
-            problem(
-                "The model has no learning rate that is one.",
-                "Expected one compiled Keras optimizer.",
-                "Pass `optimizer` to `compile`; with several optimizers, set their rates yourself.",
-                optimizer=optimizer,
-            )
+        raise value_error(
+            "The model has no learning rate that is one.",
+            "Expected one compiled Keras optimizer.",
+            "Pass `optimizer` to `compile`; with several optimizers, set their rates yourself.",
+            optimizer=optimizer,
         )
     return optimizer

@@ -17,6 +17,7 @@ from keras_multigpu.callbacks.replica_drift_check.drift import repair
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 from keras_multigpu.checks import warn
 from keras_multigpu.training.distributed_model import DistributedModel
 from keras_multigpu.training.replica_group import home_device
@@ -62,13 +63,11 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         require_positive_integer("every", every)
         require_choice("action", action, ("raise", "warn", "repair"))
         if isinstance(ignore, str) or not all(isinstance(one, str) for one in ignore):
-            raise ValueError(
-                problem(
-                    "`ignore` is not a list of patterns.",
-                    "Expected patterns of variable paths, in a list.",
-                    'Write for example `ignore=["*/moving_mean"]`.',
-                    ignore=ignore,
-                )
+            raise value_error(
+                "`ignore` is not a list of patterns.",
+                "Expected patterns of variable paths, in a list.",
+                'Write for example `ignore=["*/moving_mean"]`.',
+                ignore=ignore,
             )
         self.every = every
         self.action = action
@@ -142,13 +141,11 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         names = [variable.name for variable in variables]
         for pattern in self.ignore:
             if not fnmatch.filter(names, pattern):
-                raise ValueError(
-                    problem(
-                        "A pattern of `ignore` fits no variable.",
-                        f"Expected paths such as {names[0] if names else 'dense/kernel'!r}.",
-                        "Correct the pattern, or leave it out.",
-                        pattern=pattern,
-                    )
+                raise value_error(
+                    "A pattern of `ignore` fits no variable.",
+                    f"Expected paths such as {names[0] if names else 'dense/kernel'!r}.",
+                    "Correct the pattern, or leave it out.",
+                    pattern=pattern,
                 )
         return [
             variable

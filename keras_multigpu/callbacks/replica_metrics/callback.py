@@ -24,9 +24,9 @@ from keras_multigpu.callbacks.timing.step_clock import Timing
 from keras_multigpu.callbacks.timing.step_clock import no_time
 from keras_multigpu.callbacks.timing.step_probe import Sums
 from keras_multigpu.callbacks.timing.step_probe import no_sums
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import real_number
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
 from keras_multigpu.pictures import picture_file
 from keras_multigpu.pictures import write_png
@@ -248,13 +248,11 @@ def refuse_second(callbacks: list[Any]) -> None:
     """Raise a `ValueError` where two would write the same names into the history."""
     several = [one for one in callbacks if isinstance(one, ReplicaMetrics)]
     if len(several) > 1:
-        raise ValueError(
-            problem(
-                "A second `ReplicaMetrics` came to the same `fit`.",
-                "Expected one: both would write `replica_0/loss` and so on to the history.",
-                "Give all metrics to one `ReplicaMetrics` and leave the other out.",
-                callbacks=[type(one).__name__ for one in callbacks],
-            )
+        raise value_error(
+            "A second `ReplicaMetrics` came to the same `fit`.",
+            "Expected one: both would write `replica_0/loss` and so on to the history.",
+            "Give all metrics to one `ReplicaMetrics` and leave the other out.",
+            callbacks=[type(one).__name__ for one in callbacks],
         )
 
 
@@ -267,14 +265,12 @@ def metrics_of(metrics: Any) -> Any:
             flat = [None]
         for metric in flat:
             if not isinstance(metric, (str, keras.metrics.Metric)) and not callable(metric):
-                raise ValueError(
-                    problem(
-                        "`metrics` holds something that is not a metric.",
-                        "Expected a list of names and `keras.metrics.Metric` objects, or a dict "
-                        "of lists.",
-                        'Pass for example metrics=["accuracy"].',
-                        metrics=metrics,
-                    )
+                raise value_error(
+                    "`metrics` holds something that is not a metric.",
+                    "Expected a list of names and `keras.metrics.Metric` objects, or a dict "
+                    "of lists.",
+                    'Pass for example metrics=["accuracy"].',
+                    metrics=metrics,
                 )
             if isinstance(metric, str) and metric.lower() not in ("accuracy", "acc"):
                 keras.metrics.get(metric)
@@ -284,13 +280,11 @@ def metrics_of(metrics: Any) -> Any:
 def require_larger_than_one(slow_factor: object) -> None:
     """Raise a `ValueError` unless the factor makes a replica slower than others."""
     if not 1 < real_number(slow_factor) < math.inf:
-        raise ValueError(
-            problem(
-                "`slow_factor` makes no replica slower than the others.",
-                "Expected a number above 1.",
-                "Pass for example slow_factor=1.25.",
-                slow_factor=slow_factor,
-            )
+        raise value_error(
+            "`slow_factor` makes no replica slower than the others.",
+            "Expected a number above 1.",
+            "Pass for example slow_factor=1.25.",
+            slow_factor=slow_factor,
         )
 
 

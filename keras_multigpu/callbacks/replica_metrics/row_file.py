@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.writing import whole
 
 
@@ -21,13 +21,11 @@ class RowFile:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         if self.path.suffix.lower() != ".csv":
-            raise ValueError(
-                problem(
-                    "The file for the rows is not a CSV file.",
-                    "Expected a path that ends in .csv.",
-                    "Change the ending.",
-                    path=str(path),
-                )
+            raise value_error(
+                "The file for the rows is not a CSV file.",
+                "Expected a path that ends in .csv.",
+                "Change the ending.",
+                path=str(path),
             )
         self.lines = 0
         self._columns: list[str] = []
@@ -60,15 +58,13 @@ class RowFile:
         self.lines, self._begun = len(kept), True
 
     def _refuse_columns(self, found: str) -> None:
-        raise ValueError(
-            problem(
-                "The file has other columns than the rows that are to be added to it.",
-                "Expected the columns of the run that is gone on with.",
-                "Choose another path, or the same metrics as before.",
-                path=str(self.path),
-                found=found,
-                columns=",".join(self._columns),
-            )
+        raise value_error(
+            "The file has other columns than the rows that are to be added to it.",
+            "Expected the columns of the run that is gone on with.",
+            "Choose another path, or the same metrics as before.",
+            path=str(self.path),
+            found=found,
+            columns=",".join(self._columns),
         )
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.callbacks.timing.step_probe import StepProbe
 from keras_multigpu.callbacks.timing.step_probe import no_sums
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals.compile_internals import compiled_metric
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.steps.probes import Seen
@@ -145,14 +145,12 @@ def chosen(
     require_targets(metrics, y)
     if not isinstance(metrics, dict):
         if keras.tree.is_nested(y_pred) and len(keras.tree.flatten(y_pred)) > 1:
-            raise ValueError(
-                problem(
-                    "`metrics` is a list, and the model has several outputs.",
-                    "Expected a dict: for each output's name a list of metrics.",
-                    f"Pass for example metrics={{{output_names[0]!r}: ['mae']}}.",
-                    metrics=metrics,
-                    outputs=output_names,
-                )
+            raise value_error(
+                "`metrics` is a list, and the model has several outputs.",
+                "Expected a dict: for each output's name a list of metrics.",
+                f"Pass for example metrics={{{output_names[0]!r}: ['mae']}}.",
+                metrics=metrics,
+                outputs=output_names,
             )
         y, y_pred = (keras.tree.flatten(part)[0] for part in (y, y_pred))
         return [("", metric, y, y_pred) for metric in metrics]
@@ -167,14 +165,12 @@ def chosen(
 def require_targets(metrics: Any, y: Any) -> None:
     """Raise a `ValueError` where metrics have no targets to compare predictions with."""
     if y is None:
-        raise ValueError(
-            problem(
-                "`metrics` came with data that have no targets.",
-                "Expected targets `y`, which metrics compare predictions with.",
-                "Leave out `metrics`: loss, gradients and times are shown without them.",
-                metrics=metrics,
-                y=y,
-            )
+        raise value_error(
+            "`metrics` came with data that have no targets.",
+            "Expected targets `y`, which metrics compare predictions with.",
+            "Leave out `metrics`: loss, gradients and times are shown without them.",
+            metrics=metrics,
+            y=y,
         )
 
 
@@ -185,13 +181,11 @@ def output_of(parts: Any, output: str, output_names: list[str]) -> Any:
     if not isinstance(parts, dict) and output in output_names:
         return keras.tree.flatten(parts)[output_names.index(output)]
     output_names = list(parts) if isinstance(parts, dict) else output_names
-    raise ValueError(
-        problem(
-            "`metrics` names an output that the model does not have.",
-            f"Expected some of {', '.join(map(repr, output_names))}.",
-            "Check the spelling.",
-            output=output,
-        )
+    raise value_error(
+        "`metrics` names an output that the model does not have.",
+        f"Expected some of {', '.join(map(repr, output_names))}.",
+        "Check the spelling.",
+        output=output,
     )
 
 

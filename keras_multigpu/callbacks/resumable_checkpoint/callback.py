@@ -21,8 +21,8 @@ from keras_multigpu.callbacks.resumable_checkpoint.states import restore_states
 from keras_multigpu.callbacks.resumable_checkpoint.states import states_of
 from keras_multigpu.callbacks.resumable_checkpoint.together import Together
 from keras_multigpu.callbacks.resumable_checkpoint.writer import BackgroundWriter
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.variables.model_state import ModelState
 from keras_multigpu.training.variables.model_state import identity_of_model
@@ -276,13 +276,11 @@ class ResumableCheckpoint(keras.callbacks.Callback):
 def require_minutes(minutes: Any) -> None:
     """Raise a `ValueError` unless this is a positive number, or None."""
     if minutes is not None and not (isinstance(minutes, (int, float)) and minutes > 0):
-        raise ValueError(
-            problem(
-                "`every_minutes` is not a time.",
-                "Expected a positive number, or None.",
-                "Pass for example 10, or 0.5.",
-                every_minutes=minutes,
-            )
+        raise value_error(
+            "`every_minutes` is not a time.",
+            "Expected a positive number, or None.",
+            "Pass for example 10, or 0.5.",
+            every_minutes=minutes,
         )
 
 
@@ -294,11 +292,9 @@ def require_signals(names: Any) -> None:
         else [name for name in names if not hasattr(signal.Signals, str(name))]
     )
     if unknown:
-        raise ValueError(
-            problem(
-                f"`signals` holds what is not a signal of this system: {unknown[0]!r}.",
-                "Expected a list of names.",
-                'Pass for example ["SIGTERM", "SIGUSR1"], or [] for none.',
-                signals=names,
-            )
+        raise value_error(
+            f"`signals` holds what is not a signal of this system: {unknown[0]!r}.",
+            "Expected a list of names.",
+            'Pass for example ["SIGTERM", "SIGUSR1"], or [] for none.',
+            signals=names,
         )

@@ -27,6 +27,7 @@ from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
 from keras_multigpu.callbacks.resumable_checkpoint.format import OtherFormat
 from keras_multigpu.callbacks.resumable_checkpoint.format import decoded
 from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 
 _log = logging.getLogger("keras_multigpu")
 
@@ -118,13 +119,11 @@ class CheckpointFolder:
             with os.fdopen(opened(path, os.O_RDONLY), "rb") as file:
                 return path, decoded(file)
         except (OSError, Damaged) as error:
-            raise ValueError(
-                problem(
-                    "A worker cannot read the checkpoint that the chief goes on from.",
-                    "Expected a folder that all workers reach.",
-                    "Put it on a file system that the machines share.",
-                    checkpoint=str(path),
-                )
+            raise value_error(
+                "A worker cannot read the checkpoint that the chief goes on from.",
+                "Expected a folder that all workers reach.",
+                "Put it on a file system that the machines share.",
+                checkpoint=str(path),
             ) from error
 
     def _set_aside(self, path: Path, cause: str) -> None:

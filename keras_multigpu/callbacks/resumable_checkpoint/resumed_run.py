@@ -10,6 +10,7 @@ import keras
 
 from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
 from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.identities import changes
 from keras_multigpu.keras_internals.dataset_internals import UNSEEDED
 from keras_multigpu.training.run import TrainingRun
@@ -51,13 +52,11 @@ def require_run(found: Any, path: Path) -> None:
     """Raise a `ValueError` for a file of the right format with something else in it."""
     missing = PARTS - found.keys() if isinstance(found, dict) else PARTS
     if missing:
-        raise ValueError(
-            problem(
-                f"{path} is not the checkpoint of a run: it has no {sorted(missing)[0]!r}.",
-                f"Expected {', '.join(sorted(PARTS))}.",
-                f"Look at where it comes from and remove it. {NEW_FOLDER}",
-                file=str(path),
-            )
+        raise value_error(
+            f"{path} is not the checkpoint of a run: it has no {sorted(missing)[0]!r}.",
+            f"Expected {', '.join(sorted(PARTS))}.",
+            f"Look at where it comes from and remove it. {NEW_FOLDER}",
+            file=str(path),
         )
 
 
@@ -116,13 +115,11 @@ def refuse_other_data(now: dict[str, Any], then: dict[str, Any], path: Path) -> 
             "With another number of replicas say `global_batch_size=` in place of "
             "`replica_batch_size=`."
         )
-    raise ValueError(
-        problem(
-            f"The data have changed since {path} was saved: {told(changed)}.",
-            "Expected the same examples in the same batches.",
-            f"{fix} {NEW_FOLDER}",
-            changes=len(changed),
-        )
+    raise value_error(
+        f"The data have changed since {path} was saved: {told(changed)}.",
+        "Expected the same examples in the same batches.",
+        f"{fix} {NEW_FOLDER}",
+        changes=len(changed),
     )
 
 
@@ -144,13 +141,11 @@ def shortened(value: Any) -> str:
 def refuse_later_start(run: TrainingRun, state: dict[str, Any], path: Path) -> None:
     """Raise a `ValueError` where `initial_epoch` lies behind the checkpoint."""
     if run.epoch > state["epoch"]:
-        raise ValueError(
-            problem(
-                f"`fit` is to begin with an epoch that comes after the one of {path}.",
-                f"Expected `initial_epoch` to be at most {state['epoch']}.",
-                f"Leave it out: the checkpoint knows where to go on. {NEW_FOLDER}",
-                initial_epoch=run.epoch,
-            )
+        raise value_error(
+            f"`fit` is to begin with an epoch that comes after the one of {path}.",
+            f"Expected `initial_epoch` to be at most {state['epoch']}.",
+            f"Leave it out: the checkpoint knows where to go on. {NEW_FOLDER}",
+            initial_epoch=run.epoch,
         )
 
 
@@ -165,14 +160,12 @@ def refuse_other_model(
     refused = {place: pair for place, pair in changed.items() if not may_change(place)}
     differences = ModelState(found["model"]).differences(model)
     if refused or differences:
-        raise ValueError(
-            problem(
-                f"{path} is of another model: {told(refused) or '; '.join(differences[:3])}.",
-                "Expected the same layers, optimizer, loss and metrics; of an optimizer "
-                f"the rate and {', '.join(f'`{name}`' for name in MAY_CHANGE)} may change.",
-                f"Build and compile the model as it was. {NEW_FOLDER}",
-                differences=len(refused or differences),
-            )
+        raise value_error(
+            f"{path} is of another model: {told(refused) or '; '.join(differences[:3])}.",
+            "Expected the same layers, optimizer, loss and metrics; of an optimizer "
+            f"the rate and {', '.join(f'`{name}`' for name in MAY_CHANGE)} may change.",
+            f"Build and compile the model as it was. {NEW_FOLDER}",
+            differences=len(refused or differences),
         )
     changed |= changes(found["rates"], rates, "learning_rate")
     if changed:
@@ -216,11 +209,9 @@ def refuse_others(own: keras.callbacks.Callback, callbacks: Sequence[Any]) -> No
         second = isinstance(callback, type(own)) and callback is not own
         if second or isinstance(callback, keras.callbacks.BackupAndRestore):
             name = type(callback).__name__
-            raise ValueError(
-                problem(
-                    f"{'A second' if second else 'A'} `{name}` came with `ResumableCheckpoint`.",
-                    "Expected one callback that decides where training goes on.",
-                    "Leave the other one out.",
-                    callbacks=[type(callback).__name__ for callback in callbacks],
-                )
+            raise value_error(
+                f"{'A second' if second else 'A'} `{name}` came with `ResumableCheckpoint`.",
+                "Expected one callback that decides where training goes on.",
+                "Leave the other one out.",
+                callbacks=[type(callback).__name__ for callback in callbacks],
             )

@@ -21,10 +21,10 @@ from keras_multigpu.callbacks.timing.replica_window import short_name
 from keras_multigpu.callbacks.timing.step_clock import StepClock
 from keras_multigpu.callbacks.timing.step_probe import StepProbe
 from keras_multigpu.callbacks.timing.step_probe import TraceProbe
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import real_number
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 from keras_multigpu.pictures import picture_file
 from keras_multigpu.pictures import write_png
 from keras_multigpu.training.feed.feed import is_generator
@@ -196,13 +196,11 @@ def flops_of(model: keras.Model, spec: Any) -> int | None:
 def refuse_generator(data: Any) -> None:
     """Raise a `ValueError` for data of which no batch can be read twice."""
     if is_generator(data) or isinstance(data, tf.distribute.DistributedDataset):
-        raise ValueError(
-            problem(
-                "`scaling_steps` came with data of which no batch can be read twice.",
-                "Expected arrays, a `tf.data.Dataset` or `keras_multigpu.data` batches.",
-                "Leave out `scaling_steps`, or make the data with one of the `kmg.data.from_*`.",
-                data=type(data).__name__,
-            )
+        raise value_error(
+            "`scaling_steps` came with data of which no batch can be read twice.",
+            "Expected arrays, a `tf.data.Dataset` or `keras_multigpu.data` batches.",
+            "Leave out `scaling_steps`, or make the data with one of the `kmg.data.from_*`.",
+            data=type(data).__name__,
         )
 
 
@@ -215,13 +213,11 @@ def checked_json(path: str | Path) -> Path:
     """The file for reports; a `ValueError` if it is not a JSON file or cannot be written."""
     path = Path(path)
     if path.suffix.lower() != ".json":
-        raise ValueError(
-            problem(
-                "The file for the reports is not a JSON file.",
-                "Expected a path that ends in .json.",
-                "Change the ending.",
-                path=str(path),
-            )
+        raise value_error(
+            "The file for the reports is not a JSON file.",
+            "Expected a path that ends in .json.",
+            "Change the ending.",
+            path=str(path),
         )
     require_writable(path)
     return path
@@ -230,11 +226,9 @@ def checked_json(path: str | Path) -> Path:
 def require_positive(name: str, value: object) -> None:
     """Raise a `ValueError` unless a number is above zero."""
     if value is not None and not 0 < real_number(value) < math.inf:
-        raise ValueError(
-            problem(
-                f"`{name}` is not a number, or not positive.",
-                "Expected the operations a second of one device, for example 312e12.",
-                "Leave it out where it is not known.",
-                **{name: value},
-            )
+        raise value_error(
+            f"`{name}` is not a number, or not positive.",
+            "Expected the operations a second of one device, for example 312e12.",
+            "Leave it out where it is not known.",
+            **{name: value},
         )

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.callbacks.throughput_report.report import Scaling
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
 from keras_multigpu.replicas import obtained
 from keras_multigpu.training.distribute import distribute
@@ -84,14 +84,12 @@ def copy_of(model: Any, copies_strategy: tf.distribute.Strategy) -> Any:
             if len(copy.weights) == len(weights):
                 copy.set_weights(weights)
         except Exception as error:
-            raise ValueError(
-                problem(
-                    f"The model cannot be copied to measure how it scales: {error}",
-                    "Expected a model that `keras.models.clone_model` can copy: Sequential, "
-                    "functional, or subclassed with `get_config`.",
-                    "Leave out `scaling_steps`, or give the model a `get_config`.",
-                    model=type(model).__name__,
-                )
+            raise value_error(
+                f"The model cannot be copied to measure how it scales: {error}",
+                "Expected a model that `keras.models.clone_model` can copy: Sequential, "
+                "functional, or subclassed with `get_config`.",
+                "Leave out `scaling_steps`, or give the model a `get_config`.",
+                model=type(model).__name__,
             ) from error
     copy = distribute(copy, copies_strategy)
     arguments = compile_arguments(model)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.caching.folder import FolderCache
 from keras_multigpu.data.caching.memory import MemoryCache
 from keras_multigpu.data.road.source import Source
@@ -116,25 +116,21 @@ class CachedPart(Subset):
 def require_place(where: str | Path) -> None:
     """Raise a `ValueError` unless `where` can be a place for a cache."""
     if not isinstance(where, str | Path) or not str(where):
-        raise ValueError(
-            problem(
-                "`cache` is not a place for decoded examples.",
-                'Expected "memory" or the path of a folder.',
-                'Pass cache="memory", a folder on a local disk, or leave it out.',
-                cache=where,
-            )
+        raise value_error(
+            "`cache` is not a place for decoded examples.",
+            'Expected "memory" or the path of a folder.',
+            'Pass cache="memory", a folder on a local disk, or leave it out.',
+            cache=where,
         )
 
 
 def require_the_same_each_time(source: Source, where: str | Path) -> None:
     """Raise a `ValueError` if the source draws at random what a cache would freeze."""
     if source.draws:
-        raise ValueError(
-            problem(
-                f"Each example of {source.name} is drawn anew whenever it is read.",
-                "Expected examples that are always the same: a cache would freeze the first draw.",
-                "Leave out `cache`, or decode whole images and crop them in `augment`, "
-                "such as with `keras.layers.RandomCrop`.",
-                cache=where,
-            )
+        raise value_error(
+            f"Each example of {source.name} is drawn anew whenever it is read.",
+            "Expected examples that are always the same: a cache would freeze the first draw.",
+            "Leave out `cache`, or decode whole images and crop them in `augment`, "
+            "such as with `keras.layers.RandomCrop`.",
+            cache=where,
         )

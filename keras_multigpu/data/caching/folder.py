@@ -24,6 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.caching import files as cache_files
 from keras_multigpu.data.caching import filling as cache_filling
 from keras_multigpu.data.caching.memory import damaged_among
@@ -260,11 +261,9 @@ def key(source: Source) -> str:
 def require_fixed_size(leaves: Sequence[tf.TensorSpec], name: str, where: Path) -> None:
     """Raise a `ValueError` if examples hold texts, whose sizes differ."""
     if any(leaf.dtype == tf.string for leaf in leaves):
-        raise ValueError(
-            problem(
-                f"The examples of {name} hold texts.",
-                "Expected numbers: a cache folder has the same room for each example.",
-                'Pass cache="memory", or turn the texts into numbers before.',
-                cache=str(where),
-            )
+        raise value_error(
+            f"The examples of {name} hold texts.",
+            "Expected numbers: a cache folder has the same room for each example.",
+            'Pass cache="memory", or turn the texts into numbers before.',
+            cache=str(where),
         )

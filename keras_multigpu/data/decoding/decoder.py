@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.decoding.backends import Box
 from keras_multigpu.data.decoding.backends import backend
 from keras_multigpu.data.decoding.backends import cut
@@ -227,14 +227,12 @@ def require_size(image_size: Any) -> tuple[int, int]:
     except (TypeError, ValueError):
         height = width = 0
     if height < 1 or width < 1:
-        raise ValueError(
-            problem(
-                "`image_size` is not a size of images.",
-                "Expected `(height, width)`, or one integer for both: all images of a batch have "
-                "the same shape.",
-                "Pass for example image_size=(224, 224).",
-                image_size=image_size,
-            )
+        raise value_error(
+            "`image_size` is not a size of images.",
+            "Expected `(height, width)`, or one integer for both: all images of a batch have "
+            "the same shape.",
+            "Pass for example image_size=(224, 224).",
+            image_size=image_size,
         )
     return height, width
 
@@ -242,15 +240,13 @@ def require_size(image_size: Any) -> tuple[int, int]:
 def require_one(crop_to_aspect_ratio: bool, pad_to_aspect_ratio: bool, crop: str | None) -> None:
     """Raise a `ValueError` if images shall be cropped or padded in more than one way."""
     if bool(crop_to_aspect_ratio) + bool(pad_to_aspect_ratio) + (crop is not None) > 1:
-        raise ValueError(
-            problem(
-                "Images shall be cropped or padded in more than one way.",
-                "Expected one of `crop_to_aspect_ratio`, `pad_to_aspect_ratio` and `crop`.",
-                "Leave out the others.",
-                crop_to_aspect_ratio=crop_to_aspect_ratio,
-                pad_to_aspect_ratio=pad_to_aspect_ratio,
-                crop=crop,
-            )
+        raise value_error(
+            "Images shall be cropped or padded in more than one way.",
+            "Expected one of `crop_to_aspect_ratio`, `pad_to_aspect_ratio` and `crop`.",
+            "Leave out the others.",
+            crop_to_aspect_ratio=crop_to_aspect_ratio,
+            pad_to_aspect_ratio=pad_to_aspect_ratio,
+            crop=crop,
         )
 
 
@@ -258,11 +254,9 @@ def require_limit(max_pixels: Any) -> None:
     """Raise a `ValueError` unless images of so many pixels can be decoded."""
     require_positive_integer("max_pixels", max_pixels)
     if max_pixels > MOST_PIXELS:
-        raise ValueError(
-            problem(
-                "`max_pixels` allows images that cannot be decoded.",
-                f"Expected at most {MOST_PIXELS:,}, half a gigabyte for one image.",
-                "Make larger images smaller before.",
-                max_pixels=max_pixels,
-            )
+        raise value_error(
+            "`max_pixels` allows images that cannot be decoded.",
+            f"Expected at most {MOST_PIXELS:,}, half a gigabyte for one image.",
+            "Make larger images smaller before.",
+            max_pixels=max_pixels,
         )

@@ -11,6 +11,7 @@ import numpy as np
 from keras_multigpu.checks import printable
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import value_error
 from keras_multigpu.checks import warn
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.files.images import ImageFiles
@@ -75,14 +76,12 @@ def require_labels(
     if label_mode is None or labels is None:
         labels, inferred = None, False
     if class_names is not None and not inferred:
-        raise ValueError(
-            problem(
-                "`class_names` came, but the subfolders are not to be used as classes.",
-                'Expected it only with labels="inferred" and a `label_mode`.',
-                "Leave one of them out.",
-                class_names=class_names,
-                labels="a list" if labels is not None else None,
-            )
+        raise value_error(
+            "`class_names` came, but the subfolders are not to be used as classes.",
+            'Expected it only with labels="inferred" and a `label_mode`.',
+            "Leave one of them out.",
+            class_names=class_names,
+            labels="a list" if labels is not None else None,
         )
     return labels, inferred
 
@@ -98,16 +97,14 @@ def chosen_classes(path: str, class_names: Sequence[str] | None) -> list[str]:
     unknown = sorted(set(chosen) - set(folders))
     if not chosen or unknown or len(set(chosen)) < len(chosen):
         shown = ", ".join(repr(name) for name in folders[:20]) + (" ..." * (len(folders) > 20))
-        raise ValueError(
-            problem(
-                f"`class_names` names no subfolders of the folder: {unknown}."
-                if unknown
-                else "`class_names` is empty, or has a name twice.",
-                f"Expected some of its {len(folders)} subfolders, each once: {shown}.",
-                "Check the names, or leave `class_names` out.",
-                class_names=class_names,
-                path=path,
-            )
+        raise value_error(
+            f"`class_names` names no subfolders of the folder: {unknown}."
+            if unknown
+            else "`class_names` is empty, or has a name twice.",
+            f"Expected some of its {len(folders)} subfolders, each once: {shown}.",
+            "Check the names, or leave `class_names` out.",
+            class_names=class_names,
+            path=path,
         )
     return chosen
 
@@ -116,27 +113,23 @@ def listed_labels(labels: Any, count: int, path: str) -> np.ndarray:
     """A list of labels as an array, checked."""
     numbers = np.asarray(labels)
     if numbers.ndim != 1 or len(numbers) != count:
-        raise ValueError(
-            problem(
-                f"`labels` has {len(numbers) if numbers.ndim else 'no'} entries, "
-                f"and there are {count} images.",
-                "Expected one integer for each image, sorted by folder and then by name.",
-                "Leave it out to take the subfolders as classes. An image size is passed by name: "
-                "image_size=(224, 224).",
-                labels=labels if len(repr(labels)) < 100 else f"{repr(labels)[:100]}...",
-                path=path,
-            )
+        raise value_error(
+            f"`labels` has {len(numbers) if numbers.ndim else 'no'} entries, "
+            f"and there are {count} images.",
+            "Expected one integer for each image, sorted by folder and then by name.",
+            "Leave it out to take the subfolders as classes. An image size is passed by name: "
+            "image_size=(224, 224).",
+            labels=labels if len(repr(labels)) < 100 else f"{repr(labels)[:100]}...",
+            path=path,
         )
     if numbers.dtype.kind not in "iu" or numbers.min() < 0:
-        raise ValueError(
-            problem(
-                "`labels` has entries that are not class numbers.",
-                "Expected the integers 0, 1, 2, ...",
-                "Use `from_files`, which also takes names of classes, numbers to predict, and "
-                "several labels for an image.",
-                dtype=str(numbers.dtype),
-                first=numbers[:5].tolist(),
-            )
+        raise value_error(
+            "`labels` has entries that are not class numbers.",
+            "Expected the integers 0, 1, 2, ...",
+            "Use `from_files`, which also takes names of classes, numbers to predict, and "
+            "several labels for an image.",
+            dtype=str(numbers.dtype),
+            first=numbers[:5].tolist(),
         )
     return numbers.astype(np.int32)
 
@@ -151,14 +144,12 @@ def require_folder(path: str) -> None:
         what, fix = "The path is a file.", "For a list or a table of files use `from_files`."
     else:
         what, fix = "The path does not exist.", "Check its spelling."
-    raise ValueError(
-        problem(
-            what,
-            "Expected a folder of images on this machine.",
-            fix,
-            path=path,
-            working_folder=os.getcwd(),
-        )
+    raise value_error(
+        what,
+        "Expected a folder of images on this machine.",
+        fix,
+        path=path,
+        working_folder=os.getcwd(),
     )
 
 

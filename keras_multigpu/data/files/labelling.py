@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.files.scanning import EXTENSIONS
 from keras_multigpu.data.files.targets import LABEL_MODES
 from keras_multigpu.data.files.targets import ClassTargets
@@ -30,14 +30,12 @@ def found_task(labels: np.ndarray, task: str | None, label_mode: str | None) -> 
     require_choice("label_mode", label_mode, LABEL_MODES)
     found = task or task_of(labels)
     if found != "classification" and label_mode != "int":
-        raise ValueError(
-            problem(
-                f"`label_mode` came for labels that are not single classes, but: {found}.",
-                'Expected it only with task="classification".',
-                "Leave one of them out.",
-                label_mode=label_mode,
-                task=task,
-            )
+        raise value_error(
+            f"`label_mode` came for labels that are not single classes, but: {found}.",
+            'Expected it only with task="classification".',
+            "Leave one of them out.",
+            label_mode=label_mode,
+            task=task,
         )
     return found
 
@@ -69,27 +67,23 @@ def as_array(
     try:
         array = plain_array(labels) if columns is None else number_columns(labels)
     except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(
-            problem(
-                f"The labels make no array: {error}.",
-                "Expected labels of one kind: numbers, lists of equally many numbers, names, lists "
-                "of names, or paths of masks.",
-                "Check the labels, or the columns that hold them.",
-                label_columns=columns,
-            )
+        raise value_error(
+            f"The labels make no array: {error}.",
+            "Expected labels of one kind: numbers, lists of equally many numbers, names, lists "
+            "of names, or paths of masks.",
+            "Check the labels, or the columns that hold them.",
+            label_columns=columns,
         ) from error
     missing = missing_in(array, may_be_empty)
     if np.any(missing):
         row = int(np.argmax(missing))
-        raise ValueError(
-            problem(
-                f"{int(np.sum(missing))} of {len(array)} labels are missing, the first that of "
-                f"{paths[row]!r}.",
-                "Expected a label for each file.",
-                "Fill them in, or leave these files out.",
-                row=row,
-                label=array[row],
-            )
+        raise value_error(
+            f"{int(np.sum(missing))} of {len(array)} labels are missing, the first that of "
+            f"{paths[row]!r}.",
+            "Expected a label for each file.",
+            "Fill them in, or leave these files out.",
+            row=row,
+            label=array[row],
         )
     return array
 
@@ -155,23 +149,19 @@ def class_targets(
         names = sorted(set(labels)) if names is None else names
         return ClassTargets(numbers_of(labels, names), label_mode, names)
     if labels.ndim != 1 or labels.dtype.kind not in "iub" or labels.min() < 0:
-        raise ValueError(
-            problem(
-                "Some labels are not numbers of classes.",
-                "Expected the integers 0, 1, 2, ..., or names.",
-                'For numbers to predict pass task="regression".',
-                dtype=str(labels.dtype),
-                first=labels[:5].tolist(),
-            )
+        raise value_error(
+            "Some labels are not numbers of classes.",
+            "Expected the integers 0, 1, 2, ..., or names.",
+            'For numbers to predict pass task="regression".',
+            dtype=str(labels.dtype),
+            first=labels[:5].tolist(),
         )
     if names is not None and labels.max() >= len(names):
-        raise ValueError(
-            problem(
-                f"There is a class {labels.max()}, and {len(names)} class names.",
-                "Expected a name for each number, counted from zero.",
-                "Add the missing ones to `class_names`.",
-                class_names=class_names,
-            )
+        raise value_error(
+            f"There is a class {labels.max()}, and {len(names)} class names.",
+            "Expected a name for each number, counted from zero.",
+            "Add the missing ones to `class_names`.",
+            class_names=class_names,
         )
     return ClassTargets(labels, label_mode, names)
 
@@ -179,13 +169,11 @@ def class_targets(
 def mask_paths(labels: np.ndarray) -> list[str]:
     """The labels as the paths of masks."""
     if labels.dtype != object or any(not isinstance(label, str) for label in labels):
-        raise ValueError(
-            problem(
-                "Some labels are not paths.",
-                'Expected the path of a mask for each file for task="mask".',
-                "Check the labels, or leave `task` out.",
-                first=labels[:5].tolist(),
-            )
+        raise value_error(
+            "Some labels are not paths.",
+            'Expected the path of a mask for each file for task="mask".',
+            "Check the labels, or leave `task` out.",
+            first=labels[:5].tolist(),
         )
     return labels.tolist()
 
@@ -201,25 +189,21 @@ def value_targets(labels: np.ndarray, task: str, class_names: Sequence[str] | No
     names = None if class_names is None else [str(name) for name in class_names]
     if labels.dtype != object:
         if task == "multi_label" and (labels.ndim != 2 or not np.isin(labels, (0, 1)).all()):
-            raise ValueError(
-                problem(
-                    "The labels do not say of each class whether an image has it.",
-                    "Expected a matrix of zeros and ones, or the names of each image's classes.",
-                    'For other numbers pass task="regression".',
-                    shape=labels.shape,
-                    first=labels[:2].tolist(),
-                )
+            raise value_error(
+                "The labels do not say of each class whether an image has it.",
+                "Expected a matrix of zeros and ones, or the names of each image's classes.",
+                'For other numbers pass task="regression".',
+                shape=labels.shape,
+                first=labels[:2].tolist(),
             )
         values = labels.astype(np.float32)
         return ValueTargets(values) if task == "regression" else class_columns(values, names)
     if task == "regression":
-        raise ValueError(
-            problem(
-                "The labels are texts.",
-                'Expected numbers for task="regression".',
-                "Check the column, or leave `task` out.",
-                first=labels[:3].tolist(),
-            )
+        raise value_error(
+            "The labels are texts.",
+            'Expected numbers for task="regression".',
+            "Check the column, or leave `task` out.",
+            first=labels[:3].tolist(),
         )
     sets = [
         tuple(filter(None, map(str.strip, label.split(SEPARATOR))))
@@ -246,14 +230,12 @@ def numbers_of(labels: np.ndarray, names: list[str]) -> np.ndarray:
     numbers = {name: number for number, name in enumerate(names)}
     unknown = sorted({str(label) for label in labels} - numbers.keys())
     if unknown or len(numbers) < len(names):
-        raise ValueError(
-            problem(
-                f"{len(unknown)} names among the labels are not classes: {unknown[:5]}."
-                if unknown
-                else "`class_names` has a name twice.",
-                f"Expected some of {names[:20]}{' ...' * (len(names) > 20)}.",
-                "Correct the labels, or give all classes as `class_names`.",
-                class_names=names[:20],
-            )
+        raise value_error(
+            f"{len(unknown)} names among the labels are not classes: {unknown[:5]}."
+            if unknown
+            else "`class_names` has a name twice.",
+            f"Expected some of {names[:20]}{' ...' * (len(names) > 20)}.",
+            "Correct the labels, or give all classes as `class_names`.",
+            class_names=names[:20],
         )
     return np.array([numbers[label] for label in labels], np.int32)

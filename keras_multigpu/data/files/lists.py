@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.files.table import FileTable
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
@@ -65,14 +65,12 @@ def listed(paths: Any, labels: Any, weights: Any, columns: Columns, root: Any) -
     files = texts_of(in_order(paths, "paths"), "paths")
     for name, values in (("labels", labels), ("sample_weight", weights)):
         if values is not None and len(values) != len(files):
-            raise ValueError(
-                problem(
-                    f"`{name}` and `paths` differ in length.",
-                    "Expected one entry for each file.",
-                    f"Pass as many entries in `{name}` as in `paths`.",
-                    paths=len(files),
-                    **{name: len(values)},
-                )
+            raise value_error(
+                f"`{name}` and `paths` differ in length.",
+                "Expected one entry for each file.",
+                f"Pass as many entries in `{name}` as in `paths`.",
+                paths=len(files),
+                **{name: len(values)},
             )
     return FileList(files, labels, weights, None, root or "", "a list of files")
 
@@ -101,14 +99,12 @@ class CsvTable:
                 if not row:
                     continue
                 if len(row) != len(self.columns):
-                    raise ValueError(
-                        problem(
-                            f"Line {rows.line_num} has {len(row)} fields.",
-                            f"Expected {len(self.columns)}, as in the header.",
-                            "Put fields that hold a comma in quotation marks.",
-                            path=self._path,
-                            line=row,
-                        )
+                    raise value_error(
+                        f"Line {rows.line_num} has {len(row)} fields.",
+                        f"Expected {len(self.columns)}, as in the header.",
+                        "Put fields that hold a comma in quotation marks.",
+                        path=self._path,
+                        line=row,
                     )
                 for column, place in zip(values, places, strict=True):
                     column.append(row[place])
@@ -138,13 +134,11 @@ def from_table(
     """The files of a table."""
     for argument, values in (("labels", labels), ("sample_weight", weights)):
         if values is not None:
-            raise ValueError(
-                problem(
-                    f"`{argument}` came together with a table.",
-                    "Expected them to be columns of the table.",
-                    "Name the columns with `label_columns` and `weight_column`.",
-                    **{argument: type(values).__name__},
-                )
+            raise value_error(
+                f"`{argument}` came together with a table.",
+                "Expected them to be columns of the table.",
+                "Name the columns with `label_columns` and `weight_column`.",
+                **{argument: type(values).__name__},
             )
     chosen, weight = label_columns(table.columns, columns)
     several = not isinstance(chosen, str)
@@ -152,15 +146,13 @@ def from_table(
     names = [columns.path, *label_names, *([weight] if weight else [])]
     unknown = [column for column in names if list(table.columns).count(column) != 1]
     if unknown:
-        raise ValueError(
-            problem(
-                f"The table has no column, or several columns, of the name {unknown[0]!r}.",
-                f"Expected one among its columns: {list(table.columns)}.",
-                "Pass the names as `path_column`, `label_columns` and `weight_column`.",
-                path_column=columns.path,
-                label_columns=columns.labels,
-                weight_column=columns.weight,
-            )
+        raise value_error(
+            f"The table has no column, or several columns, of the name {unknown[0]!r}.",
+            f"Expected one among its columns: {list(table.columns)}.",
+            "Pass the names as `path_column`, `label_columns` and `weight_column`.",
+            path_column=columns.path,
+            label_columns=columns.labels,
+            weight_column=columns.weight,
         )
     read = table.read(names)
     found = [typed(read[column]) for column in label_names]
@@ -185,14 +177,12 @@ def label_columns(
         return "label", weight
     others = [name for name in present if name not in (columns.path, weight)]
     if others:
-        raise ValueError(
-            problem(
-                'The table has no column "label".',
-                "Expected the name of the column with the labels, or a list of such names.",
-                "Pass `label_columns`; an empty list if there are no labels.",
-                label_columns=None,
-                columns=others,
-            )
+        raise value_error(
+            'The table has no column "label".',
+            "Expected the name of the column with the labels, or a list of such names.",
+            "Pass `label_columns`; an empty list if there are no labels.",
+            label_columns=None,
+            columns=others,
         )
     return [], weight
 
@@ -222,13 +212,11 @@ def in_order(values: Any, name: str) -> Any:
     is_single = isinstance(values, str) or getattr(values, "shape", None) == ()
     if isinstance(values, Iterable) and not is_single and not isinstance(values, set | frozenset):
         return values if hasattr(values, "__len__") else list(values)
-    raise ValueError(
-        problem(
-            f"`{name}` has no entries in a fixed order.",
-            "Expected one entry for each file, in the order of the files.",
-            "Pass a list, or an array.",
-            **{name: type(values).__name__},
-        )
+    raise value_error(
+        f"`{name}` has no entries in a fixed order.",
+        "Expected one entry for each file, in the order of the files.",
+        "Pass a list, or an array.",
+        **{name: type(values).__name__},
     )
 
 
@@ -242,13 +230,11 @@ def texts_of(paths: Iterable[Any], name: str) -> list[str]:
     texts = []
     for row, path in enumerate(paths):
         if not isinstance(path, str | os.PathLike) or path == "":
-            raise ValueError(
-                problem(
-                    f"Row {row} of `{name}` holds no path.",
-                    "Expected a text, or an object of `pathlib`.",
-                    "Fill it in, or leave the row out.",
-                    path=path,
-                )
+            raise value_error(
+                f"Row {row} of `{name}` holds no path.",
+                "Expected a text, or an object of `pathlib`.",
+                "Fill it in, or leave the row out.",
+                path=path,
             )
         texts.append(os.fspath(path))
     return texts
@@ -264,14 +250,12 @@ def require_table_file(path: str) -> None:
         what, fix = "`paths` is one file that is not a table.", f"For one image pass [{path!r}]."
     else:
         what, fix = "`paths` names a file that does not exist.", "Check its spelling."
-    raise ValueError(
-        problem(
-            what,
-            "Expected a list of paths, a .csv or .tsv file, or a pandas table.",
-            fix,
-            paths=path,
-            working_folder=os.getcwd(),
-        )
+    raise value_error(
+        what,
+        "Expected a list of paths, a .csv or .tsv file, or a pandas table.",
+        fix,
+        paths=path,
+        working_folder=os.getcwd(),
     )
 
 
@@ -282,13 +266,11 @@ def require_found(table: FileTable, paths: Sequence[Any], root: str) -> None:
     indices = np.unique(np.linspace(0, len(table) - 1, _LOOKED_FOR).astype(int)).tolist()
     if any(os.path.exists(table.path(index)) for index in indices):
         return
-    raise ValueError(
-        problem(
-            f"None of {len(indices)} files that were looked for exists: {table.path(0)!r}, ...",
-            "Expected absolute paths, or paths relative to `root`.",
-            "Pass the folder that they are relative to as `root`.",
-            first=str(paths[0]),
-            root=root,
-            working_folder=os.getcwd(),
-        )
+    raise value_error(
+        f"None of {len(indices)} files that were looked for exists: {table.path(0)!r}, ...",
+        "Expected absolute paths, or paths relative to `root`.",
+        "Pass the folder that they are relative to as `root`.",
+        first=str(paths[0]),
+        root=root,
+        working_folder=os.getcwd(),
     )

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.files.table import FileTable
 
 KERAS_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
@@ -118,13 +118,11 @@ def readable_entries(folder: str) -> Iterator[os.DirEntry[str]]:
         with os.scandir(folder) as entries:
             yield from entries
     except OSError as error:
-        raise ValueError(
-            problem(
-                f"A folder cannot be read: {error.strerror}.",
-                "Expected to see all images; none is left out silently.",
-                "Give this user the right to read it, or move it away.",
-                folder=folder,
-            )
+        raise value_error(
+            f"A folder cannot be read: {error.strerror}.",
+            "Expected to see all images; none is left out silently.",
+            "Give this user the right to read it, or move it away.",
+            folder=folder,
         ) from error
 
 

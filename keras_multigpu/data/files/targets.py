@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import value_error
 from keras_multigpu.identities import of_array
 
 LABEL_MODES = ("int", "categorical", "binary", None)
@@ -59,13 +59,11 @@ class ClassTargets(Targets):
         self._mode = label_mode
         self._classes = len(class_names) if class_names else int(self.labels.max(initial=-1)) + 1
         if label_mode == "binary" and self._classes != 2:
-            raise ValueError(
-                problem(
-                    f"There are {self._classes} classes.",
-                    'Expected exactly two for label_mode="binary".',
-                    'Choose two with `class_names`, or pass label_mode="int".',
-                    class_names=class_names,
-                )
+            raise value_error(
+                f"There are {self._classes} classes.",
+                'Expected exactly two for label_mode="binary".',
+                'Choose two with `class_names`, or pass label_mode="int".',
+                class_names=class_names,
             )
         shapes = {"int": (), "categorical": (self._classes,), "binary": (1,)}
         self.spec = tf.TensorSpec(

@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.previewing.figure import Examples
 from keras_multigpu.data.previewing.figure import drawn
 from keras_multigpu.data.previewing.labels import label_texts
@@ -54,13 +54,11 @@ def examples_of(batches: Any, count: int, augment: Augment | None) -> Examples:
     except tf.errors.OpError as error:
         raise plain.failure_in(error) or error from None
     if batch is None:
-        raise ValueError(
-            problem(
-                "There is nothing to draw: no example could be read.",
-                "Expected at least one intact example.",
-                "Look at `batches.quarantine` for the causes.",
-                batches=batches,
-            )
+        raise value_error(
+            "There is nothing to draw: no example could be read.",
+            "Expected at least one intact example.",
+            "Look at `batches.quarantine` for the causes.",
+            batches=batches,
         )
     x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
     x = x[0] if isinstance(x, tuple) and len(x) == 1 and y is None else x
@@ -91,13 +89,11 @@ def image_leaf(x: Any) -> np.ndarray:
     for leaf in leaves:
         if leaf.shape.rank == 3 and min(leaf.shape[1:]) >= SMALLEST_SIDE:
             return leaf.numpy()[..., None]
-    raise ValueError(
-        problem(
-            "These batches hold nothing that looks like an image.",
-            "Expected inputs of the shape (height, width, channels), with 1, 3 or 4 channels.",
-            "Draw other data by your own means.",
-            shapes=[tuple(leaf.shape[1:]) for leaf in leaves],
-        )
+    raise value_error(
+        "These batches hold nothing that looks like an image.",
+        "Expected inputs of the shape (height, width, channels), with 1, 3 or 4 channels.",
+        "Draw other data by your own means.",
+        shapes=[tuple(leaf.shape[1:]) for leaf in leaves],
     )
 
 

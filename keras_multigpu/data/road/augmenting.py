@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.seeded_layers import build
 from keras_multigpu.seeded_layers import call_of
 from keras_multigpu.seeded_layers import image_by_image
@@ -82,13 +82,11 @@ def one_step(augment: Any, position: int, training: bool) -> Step:
     if isinstance(augment, keras.Layer):
         return layer_step(augment, position, training)
     if not callable(augment):
-        raise ValueError(
-            problem(
-                "`augment` holds something that is neither a layer nor a function.",
-                "Expected Keras layers, or functions of a batch of images.",
-                "Pass for example `keras.layers.RandomFlip()`.",
-                augment=augment,
-            )
+        raise value_error(
+            "`augment` holds something that is neither a layer nor a function.",
+            "Expected Keras layers, or functions of a batch of images.",
+            "Pass for example `keras.layers.RandomFlip()`.",
+            augment=augment,
         )
     taken = parameters(augment)
     if "seeds" in taken and "training" not in taken and not training:
@@ -132,13 +130,11 @@ def layer_step(layer: keras.Layer, position: int, training: bool) -> Step:
 def require_instance(augment: Any) -> None:
     """Raise a `ValueError` for a class, whose `()` was forgotten."""
     if isinstance(augment, type):
-        raise ValueError(
-            problem(
-                f"`augment` holds the class {augment.__name__}, and no layer made from it.",
-                "Expected layers, or functions of a batch of images.",
-                f"Pass `{augment.__name__}(...)`.",
-                augment=augment,
-            )
+        raise value_error(
+            f"`augment` holds the class {augment.__name__}, and no layer made from it.",
+            "Expected layers, or functions of a batch of images.",
+            f"Pass `{augment.__name__}(...)`.",
+            augment=augment,
         )
 
 
@@ -146,13 +142,11 @@ def refuse_mixing(layer: keras.Layer) -> None:
     """Raise a `ValueError` for layers that mix examples, and their targets with them."""
     for part in keras_internals.layers_of(layer):
         if isinstance(part, keras.layers.MixUp | keras.layers.CutMix):
-            raise ValueError(
-                problem(
-                    f"`augment` holds {type(part).__name__}, which mixes the examples of a batch.",
-                    "Expected layers that change each image by itself; targets are not passed.",
-                    f"Use `keras_multigpu.augmentation.{type(part).__name__}`, which gets them.",
-                    augment=type(layer).__name__,
-                )
+            raise value_error(
+                f"`augment` holds {type(part).__name__}, which mixes the examples of a batch.",
+                "Expected layers that change each image by itself; targets are not passed.",
+                f"Use `keras_multigpu.augmentation.{type(part).__name__}`, which gets them.",
+                augment=type(layer).__name__,
             )
 
 
@@ -160,14 +154,12 @@ def refuse_keras_cv(layer: keras.Layer) -> None:
     """Raise a `ValueError` for layers of keras-cv, whose draws no seed of an example decides."""
     for part in keras_internals.layers_of(layer):
         if is_keras_cv(part):
-            raise ValueError(
-                problem(
-                    f"`augment` holds {type(part).__name__} of keras-cv by itself. It would draw "
-                    "other numbers in every run, and in evaluation too.",
-                    "Expected layers whose draws follow from seed, epoch and example.",
-                    "Pass `keras_multigpu.augmentation.Sequence([layer])`, which sees to that.",
-                    augment=type(layer).__name__,
-                )
+            raise value_error(
+                f"`augment` holds {type(part).__name__} of keras-cv by itself. It would draw "
+                "other numbers in every run, and in evaluation too.",
+                "Expected layers whose draws follow from seed, epoch and example.",
+                "Pass `keras_multigpu.augmentation.Sequence([layer])`, which sees to that.",
+                augment=type(layer).__name__,
             )
 
 
@@ -180,14 +172,12 @@ def require_no_masks(layer: keras.Layer, x: Any, y: Any) -> None:
         if leaf is not None and leaf.shape.rank in (3, 4) and tuple(leaf.shape[1:3]) in sizes
     ]
     if masks and keras_internals.seed_states(layer):
-        raise ValueError(
-            problem(
-                f"{type(layer).__name__} would change the images, but not their masks.",
-                "Expected layers that know of masks, where there are some.",
-                "Pass `keras_multigpu.augmentation.Sequence([layer])`, which takes both along.",
-                augment=type(layer).__name__,
-                masks=[tuple(mask.shape) for mask in masks],
-            )
+        raise value_error(
+            f"{type(layer).__name__} would change the images, but not their masks.",
+            "Expected layers that know of masks, where there are some.",
+            "Pass `keras_multigpu.augmentation.Sequence([layer])`, which takes both along.",
+            augment=type(layer).__name__,
+            masks=[tuple(mask.shape) for mask in masks],
         )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.road.damage import Quarantine
 from keras_multigpu.data.road.plan import Plan
 from keras_multigpu.data.road.source import Source
@@ -123,13 +124,11 @@ def require_valid(settings: Batching, source: Source | Stream) -> None:
     """
     sizes = {name: settings[name] for name in ("global_batch_size", "replica_batch_size")}
     if None not in sizes.values():
-        raise ValueError(
-            problem(
-                "Both batch sizes came.",
-                "Expected one: the global batch, or a replica's share of it.",
-                "Leave one out.",
-                **sizes,
-            )
+        raise value_error(
+            "Both batch sizes came.",
+            "Expected one: the global batch, or a replica's share of it.",
+            "Leave one out.",
+            **sizes,
         )
     for name, size in sizes.items():
         if size is not None:
@@ -139,45 +138,37 @@ def require_valid(settings: Batching, source: Source | Stream) -> None:
     require_choice("on_error", settings["on_error"], ("raise", "skip"))
     require_choice("shuffle", settings["shuffle"], (True, False))
     if isinstance(settings["seed"], bool) or not isinstance(settings["seed"], int | np.integer):
-        raise ValueError(
-            problem(
-                "`seed` is not an integer.",
-                "Expected one integer, the same on all workers, that decides shuffles and draws.",
-                "Pass for example seed=1, or leave it out.",
-                seed=settings["seed"],
-            )
+        raise value_error(
+            "`seed` is not an integer.",
+            "Expected one integer, the same on all workers, that decides shuffles and draws.",
+            "Pass for example seed=1, or leave it out.",
+            seed=settings["seed"],
         )
     if source.num_examples == 0:
-        raise ValueError(
-            problem(
-                f"There are no examples in {source.name}.",
-                "Expected at least one.",
-                "Check the path and the arguments that choose examples.",
-                num_examples=0,
-            )
+        raise value_error(
+            f"There are no examples in {source.name}.",
+            "Expected at least one.",
+            "Check the path and the arguments that choose examples.",
+            num_examples=0,
         )
     if isinstance(source, Source) and settings["balance"] is not None and source.labels is None:
-        raise ValueError(
-            problem(
-                f"Classes are to be balanced, but the examples of {source.name} have none.",
-                "Expected one integer class for each example.",
-                "Leave out `balance`, or pass integer labels.",
-                balance=settings["balance"],
-            )
+        raise value_error(
+            f"Classes are to be balanced, but the examples of {source.name} have none.",
+            "Expected one integer class for each example.",
+            "Leave out `balance`, or pass integer labels.",
+            balance=settings["balance"],
         )
 
 
 def require_batches(plan: Plan) -> None:
     """Raise a `ValueError` where dropping the remainder leaves nothing."""
     if not plan.steps():
-        raise ValueError(
-            problem(
-                f"{plan.order.length} examples make not one full batch, and the rest is dropped.",
-                f"Expected at least {plan.global_batch_size} examples.",
-                'Take smaller batches, or remainder="keep".',
-                remainder=plan.remainder,
-                global_batch_size=plan.global_batch_size,
-            )
+        raise value_error(
+            f"{plan.order.length} examples make not one full batch, and the rest is dropped.",
+            f"Expected at least {plan.global_batch_size} examples.",
+            'Take smaller batches, or remainder="keep".',
+            remainder=plan.remainder,
+            global_batch_size=plan.global_batch_size,
         )
 
 
@@ -189,22 +180,18 @@ def require_place(epoch: Any, start: Any, length: int | None) -> None:
     """
     for name, value in (("epoch", epoch), ("start", start)):
         if not isinstance(value, int | np.integer) or value < 0:
-            raise ValueError(
-                problem(
-                    f"`{name}` is not a whole number from 0 on.",
-                    "Expected the number of an epoch, and how many of its examples are done.",
-                    "Pass for example (0, 0) for the beginning.",
-                    **{name: value},
-                )
+            raise value_error(
+                f"`{name}` is not a whole number from 0 on.",
+                "Expected the number of an epoch, and how many of its examples are done.",
+                "Pass for example (0, 0) for the beginning.",
+                **{name: value},
             )
     if length is not None and start > length:
-        raise ValueError(
-            problem(
-                f"`start` lies behind the epoch's {length} examples.",
-                "Expected at most as many.",
-                "Begin the next epoch with start=0.",
-                start=start,
-            )
+        raise value_error(
+            f"`start` lies behind the epoch's {length} examples.",
+            "Expected at most as many.",
+            "Begin the next epoch with start=0.",
+            start=start,
         )
 
 
@@ -217,11 +204,9 @@ def require_shard(shard: Any) -> None:
         and 0 <= shard[0] < shard[1]
     )
     if not valid:
-        raise ValueError(
-            problem(
-                "`shard` names no part of a batch.",
-                "Expected (i, n) with 0 <= i < n.",
-                "Pass for example (0, 2) for the first of two parts.",
-                shard=shard,
-            )
+        raise value_error(
+            "`shard` names no part of a batch.",
+            "Expected (i, n) with 0 <= i < n.",
+            "Pass for example (0, 2) for the first of two parts.",
+            shard=shard,
         )

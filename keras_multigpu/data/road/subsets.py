@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.road.order import Order
 from keras_multigpu.data.road.settings import Batching
 from keras_multigpu.data.road.source import Source
@@ -90,13 +90,11 @@ def split(source: Source | Stream, fraction: float, settings: Batching) -> tuple
     """
     source = with_random_access(source, "split")
     if not isinstance(fraction, int | float | np.floating) or not 0 < fraction < 1:
-        raise ValueError(
-            problem(
-                "`fraction` is not a share of the examples.",
-                "Expected a number between 0 and 1.",
-                "Pass 0.2 for a fifth.",
-                fraction=fraction,
-            )
+        raise value_error(
+            "`fraction` is not a share of the examples.",
+            "Expected a number between 0 and 1.",
+            "Pass 0.2 for a fifth.",
+            fraction=fraction,
         )
     order, _ = Order(source.num_examples, seed=settings["seed"]).examples(
         -2, np.arange(source.num_examples)
@@ -109,13 +107,11 @@ def split(source: Source | Stream, fraction: float, settings: Batching) -> tuple
     second = np.zeros(source.num_examples, bool)
     second[by_class] = np.floor((count + 1) * fraction + 0.5) > np.floor(count * fraction + 0.5)
     if not second.any() or second.all():
-        raise ValueError(
-            problem(
-                "One of the two parts would be empty.",
-                f"Expected at least one example in each; there are {source.num_examples}.",
-                "Choose another fraction.",
-                fraction=fraction,
-            )
+        raise value_error(
+            "One of the two parts would be empty.",
+            f"Expected at least one example in each; there are {source.num_examples}.",
+            "Choose another fraction.",
+            fraction=fraction,
         )
     return Subset(source, np.flatnonzero(~second)), Subset(source, np.flatnonzero(second))
 
@@ -124,11 +120,9 @@ def with_random_access(source: Source | Stream, method: str) -> Source:
     """The source, if its examples can be read in any order; otherwise a `ValueError`."""
     if isinstance(source, Source):
         return source
-    raise ValueError(
-        problem(
-            f"`{method}` came to a stream: {source.name}.",
-            "Expected a source whose examples can be read in any order.",
-            "Split or take before: with the files, the arrays or the slices of a TFDS split.",
-            source=source.name,
-        )
+    raise value_error(
+        f"`{method}` came to a stream: {source.name}.",
+        "Expected a source whose examples can be read in any order.",
+        "Split or take before: with the files, the arrays or the slices of a TFDS split.",
+        source=source.name,
     )

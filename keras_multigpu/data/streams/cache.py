@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.caching.filling import size_of_one
 from keras_multigpu.data.caching.memory import require_memory
 from keras_multigpu.data.road.damage import Quarantine
@@ -76,24 +76,20 @@ def cached(stream: Stream, where: str | Path) -> CachedStream:
         where: `"memory"`; a stream cannot be kept in a folder.
     """
     if where != "memory":
-        raise ValueError(
-            problem(
-                f"{stream.name} is a stream, which cannot be kept in a folder.",
-                'Expected cache="memory".',
-                "Keep it in memory, or call `cache(file)` on the dataset, or pass a source that "
-                "can be read in any order.",
-                cache=where,
-            )
+        raise value_error(
+            f"{stream.name} is a stream, which cannot be kept in a folder.",
+            'Expected cache="memory".',
+            "Keep it in memory, or call `cache(file)` on the dataset, or pass a source that "
+            "can be read in any order.",
+            cache=where,
         )
     if stream.draws or stream.infinite:
         why = "never ends" if stream.infinite else "is drawn anew whenever it is read"
-        raise ValueError(
-            problem(
-                f"{stream.name} {why}.",
-                "Expected examples that can all be kept, and are the same each time.",
-                "Leave out `cache`.",
-                cache=where,
-            )
+        raise value_error(
+            f"{stream.name} {why}.",
+            "Expected examples that can all be kept, and are the same each time.",
+            "Leave out `cache`.",
+            cache=where,
         )
     with _lock:
         if stream.memory is None:

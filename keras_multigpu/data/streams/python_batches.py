@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.from_arrays import as_array
 from keras_multigpu.data.from_arrays import specs_of
 from keras_multigpu.data.road.damage import Quarantine
@@ -90,13 +91,11 @@ class PythonBatches(Stream):
         shapes = [array.shape[1:] for array in arrays]
         expected = [tuple(spec.shape) for spec in specs]
         if shapes != expected or len({len(array) for array in arrays}) > 1:
-            raise ValueError(
-                problem(
-                    f"{self.name} gave a batch that does not look like its first one.",
-                    f"Expected arrays of shapes (n, ...) with {expected} behind n.",
-                    "Bring all examples to one shape, for example with padding.",
-                    shapes=[array.shape for array in arrays],
-                )
+            raise value_error(
+                f"{self.name} gave a batch that does not look like its first one.",
+                f"Expected arrays of shapes (n, ...) with {expected} behind n.",
+                "Bring all examples to one shape, for example with padding.",
+                shapes=[array.shape for array in arrays],
             )
         return tuple(
             array.astype(spec.dtype.as_numpy_dtype, copy=False)
@@ -177,13 +176,11 @@ class GeneratorStream(PythonBatches):
         name = "the generator"
         first = next(self._iterator(), None)
         if first is None:
-            raise ValueError(
-                problem(
-                    "The generator gave no batch.",
-                    "Expected batches (x, y) from each new iterator.",
-                    "Check that the function makes a new iterator whenever it is called.",
-                    batches=0,
-                )
+            raise value_error(
+                "The generator gave no batch.",
+                "Expected batches (x, y) from each new iterator.",
+                "Check that the function makes a new iterator whenever it is called.",
+                batches=0,
             )
         super().__init__(first, name)
 
@@ -210,14 +207,12 @@ class GeneratorStream(PythonBatches):
             if count == self._steps:
                 return
         if self._steps is not None:
-            raise ValueError(
-                problem(
-                    f"The generator ended after {count} of {self._steps} batches.",
-                    "Expected at least `steps` batches in each epoch.",
-                    "Leave out `steps`, or let the generator go on.",
-                    steps=self._steps,
-                    epoch=epoch,
-                )
+            raise value_error(
+                f"The generator ended after {count} of {self._steps} batches.",
+                "Expected at least `steps` batches in each epoch.",
+                "Leave out `steps`, or let the generator go on.",
+                steps=self._steps,
+                epoch=epoch,
             )
 
 
@@ -244,23 +239,19 @@ def require_length(dataset: Any, steps: int | None) -> int:
     """The number of batches in an epoch; a `ValueError` unless exactly one says it."""
     length = dataset.num_batches
     if length is None and steps is None:
-        raise ValueError(
-            problem(
-                "The PyDataset has no length.",
-                "Expected to know how many batches an epoch has.",
-                "Give it a `__len__`, or pass `steps`.",
-                dataset=type(dataset).__name__,
-            )
+        raise value_error(
+            "The PyDataset has no length.",
+            "Expected to know how many batches an epoch has.",
+            "Give it a `__len__`, or pass `steps`.",
+            dataset=type(dataset).__name__,
         )
     if length is not None and steps is not None:
-        raise ValueError(
-            problem(
-                "`steps` came with a PyDataset that has a length.",
-                "Expected one of them.",
-                "Leave `steps` out.",
-                steps=steps,
-                length=length,
-            )
+        raise value_error(
+            "`steps` came with a PyDataset that has a length.",
+            "Expected one of them.",
+            "Leave `steps` out.",
+            steps=steps,
+            length=length,
         )
     return int(length) if length is not None else int(steps or 0)
 
@@ -273,13 +264,11 @@ def as_example(batch: Any, name: str) -> Example:
     """
     parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     if not 1 <= len(parts) <= 3:
-        raise ValueError(
-            problem(
-                f"{name} gave a batch of {len(parts)} parts.",
-                "Expected inputs, (inputs, targets), or (inputs, targets, sample weights).",
-                "Join several inputs in a tuple or dict of their own.",
-                types=[type(part).__name__ for part in parts],
-            )
+        raise value_error(
+            f"{name} gave a batch of {len(parts)} parts.",
+            "Expected inputs, (inputs, targets), or (inputs, targets, sample weights).",
+            "Join several inputs in a tuple or dict of their own.",
+            types=[type(part).__name__ for part in parts],
         )
     x, y, weight = (*parts, None, None)[:3]
     # tf.data would stack the arrays of a list.

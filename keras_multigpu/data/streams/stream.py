@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.road.damage import DamagedExample
 from keras_multigpu.data.road.damage import Quarantine
 from keras_multigpu.data.road.loader import BATCHES_AT_ONCE
@@ -43,23 +44,19 @@ def prepared(stream: Stream, settings: Batching) -> Stream:
         settings: All arguments of `Batches`.
     """
     if settings["balance"] is not None:
-        raise ValueError(
-            problem(
-                f"Classes are to be balanced, but {stream.name} is a stream.",
-                "Expected a source whose labels are known before it is read.",
-                "Pass `class_weight` to `fit`, or weigh or sample the examples in the dataset.",
-                balance=settings["balance"],
-            )
+        raise value_error(
+            f"Classes are to be balanced, but {stream.name} is a stream.",
+            "Expected a source whose labels are known before it is read.",
+            "Pass `class_weight` to `fit`, or weigh or sample the examples in the dataset.",
+            balance=settings["balance"],
         )
     if settings["on_error"] == "skip" and not stream.names_damage:
-        raise ValueError(
-            problem(
-                f"Damaged examples cannot be told apart in {stream.name}.",
-                'Expected on_error="raise": an error inside the dataset names no example, so '
-                "nothing could be listed.",
-                "Repair the data, or call `dataset.ignore_errors()`, which drops in silence.",
-                on_error=settings["on_error"],
-            )
+        raise value_error(
+            f"Damaged examples cannot be told apart in {stream.name}.",
+            'Expected on_error="raise": an error inside the dataset names no example, so '
+            "nothing could be listed.",
+            "Repair the data, or call `dataset.ignore_errors()`, which drops in silence.",
+            on_error=settings["on_error"],
         )
     return stream if settings["cache"] is None else cached(stream, settings["cache"])
 
@@ -259,13 +256,11 @@ def require_sliceable(spec: Any, stream: Stream) -> None:
     """Raise a `ValueError` if an example has a part that cannot be cut into shares."""
     for leaf in keras.tree.flatten(spec):
         if isinstance(leaf, tf.SparseTensorSpec | tf.data.DatasetSpec):
-            raise ValueError(
-                problem(
-                    f"{stream.name} has examples that cannot be cut into shares.",
-                    "Expected dense or ragged tensors.",
-                    "Call `dataset.map` with `tf.sparse.to_dense` first.",
-                    spec=leaf,
-                )
+            raise value_error(
+                f"{stream.name} has examples that cannot be cut into shares.",
+                "Expected dense or ragged tensors.",
+                "Call `dataset.map` with `tf.sparse.to_dense` first.",
+                spec=leaf,
             )
 
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.decoding.decoder import CHANNELS
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.road.source import Example
@@ -68,13 +68,11 @@ class Features:
             and (image_size is not None or None not in connector.shape)
         }
         if (image_size is not None or decoding["crop"]) and not self.images:
-            raise ValueError(
-                problem(
-                    f"{info.name} has no image to be resized.",
-                    f"Expected an 8-bit image among {self.names}, without a decoder of its own.",
-                    "Leave out `image_size` and `crop`, or choose other `features`.",
-                    image_size=image_size,
-                )
+            raise value_error(
+                f"{info.name} has no image to be resized.",
+                f"Expected an 8-bit image among {self.names}, without a decoder of its own.",
+                "Leave out `image_size` and `crop`, or choose other `features`.",
+                image_size=image_size,
             )
         skip = imported().decode.SkipDecoding()
         unread = {
@@ -167,25 +165,21 @@ def chosen_keys(info: Any, chosen: Any, as_supervised: bool) -> Any:
     """`(x, y, sample_weight)` as names of features."""
     if chosen is not None:
         if not isinstance(chosen, tuple | list) or not 1 <= len(chosen) <= 3:
-            raise ValueError(
-                problem(
-                    "`features` does not say what is what.",
-                    "Expected (x, y) or (x, y, sample_weight), as names of features.",
-                    'Pass for example features=("image", "label").',
-                    features=chosen,
-                )
+            raise value_error(
+                "`features` does not say what is what.",
+                "Expected (x, y) or (x, y, sample_weight), as names of features.",
+                'Pass for example features=("image", "label").',
+                features=chosen,
             )
         return (*chosen, None, None)[:3]
     if not as_supervised:
         return {name: name for name in info.features}, None, None
     if not info.supervised_keys:
-        raise ValueError(
-            problem(
-                f"{info.name} does not say which features are inputs and which are targets.",
-                f"Expected a choice among {', '.join(info.features)}.",
-                "Pass features=(x, y), or as_supervised=False for a dict of all features.",
-                as_supervised=as_supervised,
-            )
+        raise value_error(
+            f"{info.name} does not say which features are inputs and which are targets.",
+            f"Expected a choice among {', '.join(info.features)}.",
+            "Pass features=(x, y), or as_supervised=False for a dict of all features.",
+            as_supervised=as_supervised,
         )
     return (*info.supervised_keys, None)[:3]
 
@@ -195,13 +189,11 @@ def given_decoders(decoders: Any, connectors: dict[str, Any]) -> dict[str, Any]:
     if decoders is None:
         return {}
     if not isinstance(decoders, dict):
-        raise ValueError(
-            problem(
-                "`decoders` is not a dict.",
-                "Expected a decoder for each feature that needs one.",
-                "Use `features` to choose what to read, instead of `PartialDecoding`.",
-                decoders=decoders,
-            )
+        raise value_error(
+            "`decoders` is not a dict.",
+            "Expected a decoder for each feature that needs one.",
+            "Use `features` to choose what to read, instead of `PartialDecoding`.",
+            decoders=decoders,
         )
     require_known(list(decoders), connectors)
     return dict(decoders)
@@ -211,13 +203,11 @@ def require_known(names: Sequence[str], connectors: dict[str, Any]) -> None:
     """Raise a `ValueError` unless all these features exist."""
     for name in names:
         if name not in connectors:
-            raise ValueError(
-                problem(
-                    "There is no such feature.",
-                    f"Expected one of {', '.join(connectors)}.",
-                    "Check the spelling.",
-                    feature=name,
-                )
+            raise value_error(
+                "There is no such feature.",
+                f"Expected one of {', '.join(connectors)}.",
+                "Check the spelling.",
+                feature=name,
             )
 
 
@@ -226,15 +216,13 @@ def require_static(name: str, spec: Any, connector: Any) -> None:
     for leaf in keras.tree.flatten(spec):
         if not isinstance(leaf, tf.TensorSpec) or not leaf.shape.is_fully_defined():
             image = is_plain_image(connector)
-            raise ValueError(
-                problem(
-                    f"The shape of the feature {name!r} differs from example to example.",
-                    "Expected one shape, so that examples can be batched.",
-                    "Pass image_size=(224, 224) or another size."
-                    if image
-                    else "Choose other `features`, or pass `decoders` that give it one shape.",
-                    shape=getattr(leaf, "shape", leaf),
-                )
+            raise value_error(
+                f"The shape of the feature {name!r} differs from example to example.",
+                "Expected one shape, so that examples can be batched.",
+                "Pass image_size=(224, 224) or another size."
+                if image
+                else "Choose other `features`, or pass `decoders` that give it one shape.",
+                shape=getattr(leaf, "shape", leaf),
             )
 
 

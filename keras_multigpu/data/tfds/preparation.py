@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.writing import one_at_a_time
 
 _log = logging.getLogger("keras_multigpu")
@@ -42,14 +43,12 @@ def builder_of(name_or_builder: Any, data_dir: Any, try_gcs: bool) -> Any:
     tfds = imported()
     if isinstance(name_or_builder, tfds.core.DatasetBuilder):
         if data_dir is not None or try_gcs:
-            raise ValueError(
-                problem(
-                    "A builder came together with arguments for making one.",
-                    "Expected `data_dir` and `try_gcs` only with a name.",
-                    "Pass them to the builder.",
-                    data_dir=data_dir,
-                    try_gcs=try_gcs,
-                )
+            raise value_error(
+                "A builder came together with arguments for making one.",
+                "Expected `data_dir` and `try_gcs` only with a name.",
+                "Pass them to the builder.",
+                data_dir=data_dir,
+                try_gcs=try_gcs,
             )
         return name_or_builder
     try:
@@ -58,13 +57,11 @@ def builder_of(name_or_builder: Any, data_dir: Any, try_gcs: bool) -> Any:
         known = tfds.list_builders(with_community_datasets=False)
         name = str(name_or_builder).split("/")[0].split(":")[0]
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        raise ValueError(
-            problem(
-                "TFDS has no data set of this name.",
-                f"Expected a name such as {', '.join(near)}." if near else "Expected another name.",
-                "Check the spelling; import the module of a builder of your own first.",
-                name=name_or_builder,
-            )
+        raise value_error(
+            "TFDS has no data set of this name.",
+            f"Expected a name such as {', '.join(near)}." if near else "Expected another name.",
+            "Check the spelling; import the module of a builder of your own first.",
+            name=name_or_builder,
         ) from error
 
 
@@ -78,13 +75,11 @@ def prepare(builder: Any, download: bool, file_format: str | None) -> None:
     if not is_generated(builder) or is_prepared(builder):
         return
     if not download:
-        raise ValueError(
-            problem(
-                f"{builder.info.full_name} has not been prepared.",
-                f"Expected its data in {builder.data_path}.",
-                "Leave out download=False, or pass the `data_dir` where the data is.",
-                download=download,
-            )
+        raise value_error(
+            f"{builder.info.full_name} has not been prepared.",
+            f"Expected its data in {builder.data_path}.",
+            "Leave out download=False, or pass the `data_dir` where the data is.",
+            download=download,
         )
     with lock_of(os.fspath(builder.data_path)):
         if is_prepared(builder):

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.road.damage import DamagedExample
 from keras_multigpu.data.road.source import Source
 from keras_multigpu.data.road.source import fill_rows
@@ -97,13 +97,11 @@ class TfdsRecords(Source):
     def identity(self, exact: bool = False) -> dict[str, Any]:
         """As `Source.identity`."""
         if exact and self._features.has_functions():
-            raise ValueError(
-                problem(
-                    f"{self.name} cannot be cached in a folder.",
-                    "Expected no `decoders` of your own: a change of their code could not be seen.",
-                    'Pass cache="memory", or `image_size` instead of a decoder.',
-                    source=self.name,
-                )
+            raise value_error(
+                f"{self.name} cannot be cached in a folder.",
+                "Expected no `decoders` of your own: a change of their code could not be seen.",
+                'Pass cache="memory", or `image_size` instead of a decoder.',
+                source=self.name,
             )
         place = {"folder": str(self._builder.data_path)} if exact else {}
         return {"name": self.name, **place, "features": self._features.identity()}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.road.damage import DamagedExample
 from keras_multigpu.data.road.loader import GATE
@@ -146,11 +146,9 @@ def require_whole(config: Any) -> None:
     """Raise a `ValueError` if a `ReadConfig` reads a part of the data, or more than once."""
     for name in ("input_context", "repeat_filenames"):
         if getattr(config, name):
-            raise ValueError(
-                problem(
-                    f"`read_config` has `{name}`.",
-                    "Expected all examples, once: workers get their shares of each batch here.",
-                    "Leave it out.",
-                    **{name: getattr(config, name)},
-                )
+            raise value_error(
+                f"`read_config` has `{name}`.",
+                "Expected all examples, once: workers get their shares of each batch here.",
+                "Leave it out.",
+                **{name: getattr(config, name)},
             )
