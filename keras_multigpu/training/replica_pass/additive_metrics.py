@@ -11,6 +11,7 @@ replicas, gathered:
 """
 
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -25,7 +26,7 @@ from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_pass.loss_reduction import KEPT
 from keras_multigpu.training.replica_pass.loss_reduction import random_rows
 from keras_multigpu.training.replica_pass.loss_reduction import tried
-from keras_multigpu.training.replica_pass.moving_statistics import summable
+from keras_multigpu.training.replica_pass.values import summable
 from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import is_one_row
@@ -61,17 +62,19 @@ ADD_UP = {
 }
 """Where Keras defines an `update_state` that adds what it computes from rows to the state."""
 
+_known: "weakref.WeakKeyDictionary[keras.metrics.Metric, dict[str, bool]]" = (
+    weakref.WeakKeyDictionary()
+)
+
 LONG = 32
 """From this length on an axis is shortened when a metric is tried."""
 
 
 def is_additive(metric: keras.metrics.Metric, data: Sequence[Any]) -> bool:
-    """Whether a metric's state is a sum of what each example adds to it.
+    """Whether the state of a metric, which is built, is a sum of what each example adds to it.
 
-    Args:
-        metric: The metric, built.
-        data: The tensors that `update_state` is called with, of which only the shapes and dtypes
-            are used.
+    It is tried once for each metric and form of the tensors that `update_state` is called with, of
+    which only the shapes and dtypes are used.
     """
     declared = getattr(metric, "additive", None)
     if declared is not None:
@@ -79,7 +82,13 @@ def is_additive(metric: keras.metrics.Metric, data: Sequence[Any]) -> bool:
     if "update_state" in vars(metric) or defined_in(type(metric)) not in ADD_UP:
         return False
     leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
-    return all(map(tried, leaves)) and adds_up(metric, data, leaves)
+    if not all(map(tried, leaves)):
+        return False
+    known = _known.setdefault(metric, {})
+    key = str([(leaf.shape[1:], leaf.dtype) for leaf in leaves])
+    if key not in known:
+        known[key] = adds_up(metric, data, leaves)
+    return known[key]
 
 
 def adds_up(metric: keras.metrics.Metric, data: Sequence[Any], leaves: list[Any]) -> bool:
@@ -151,7 +160,6 @@ class AdditiveMetrics:
         self._model = model
         self._spec = spec
         self._at_once = at_once or (shared_by_all(spec) and keras_internals.has_metrics(model))
-        self._found: list[bool] | None = None
 
     def build(self, y_pred: Any) -> None:
         """Create the metrics' variables, for symbolic predictions."""
@@ -179,19 +187,18 @@ class AdditiveMetrics:
         """
         if self._at_once or (in_common and keras_internals.has_metrics(self._model)):
             return [], Additive(True, [], [])
-        if self._found is None:
-            self.build_for(rows.data, y_pred)
-            self._found = self._tried(rows, y_pred)
+        self.build_for(rows.data, y_pred)
+        answers = self._tried(rows, y_pred)
         metrics = keras_internals.compiled_metrics(self._model)
         variables = list({id(v): v for metric in metrics for v in metric.variables}.values())
         zeros = [tf.zeros(v.shape, v.dtype) for v in variables]
         with CatchingScope(variables, zeros) as scope:
-            self._update(rows.data, y_pred, self._found, True)
+            self._update(rows.data, y_pred, answers, True)
         refuse_others(scope, variables)
         assigned = [v for v in variables if id(v) in scope.assigned]
         added = [tf.convert_to_tensor(scope.get_current_value(v)) for v in assigned]
         summands = [tf.cast(value, summable(value.dtype)) for value in added]
-        return summands, Additive(False, self._found, assigned)
+        return summands, Additive(False, answers, assigned)
 
     def logs(
         self, additive: Additive, totals: Sequence[tf.Tensor], batch: Any, y_pred: Any

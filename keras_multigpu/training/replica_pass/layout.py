@@ -20,6 +20,7 @@ from keras_multigpu.training.exchange.sparse_gradients import is_sparse
 from keras_multigpu.training.exchange.sparse_gradients import of_table
 from keras_multigpu.training.exchange.sparse_gradients import square_norm
 from keras_multigpu.training.replica_pass.additive_metrics import Additive
+from keras_multigpu.training.replica_pass.output_rows import Counts
 
 
 class Summands(NamedTuple):
@@ -56,7 +57,7 @@ class Layout(NamedTuple):
         gradients: Whose gradients there are.
         changed: Where the variables stand that the pass has changed; seeds excluded.
         metrics: Which metrics have summands; none in prediction.
-        reductions: The reduction of each compiled loss.
+        counts: How many rows each output has for an example, where the batch is taken in parts.
     """
 
     packing: Packing
@@ -64,7 +65,7 @@ class Layout(NamedTuple):
     gradients: GradientKinds
     changed: list[int]
     metrics: Additive
-    reductions: list[str]
+    counts: Counts
 
     def sums(self, packs: Sequence[tf.Tensor]) -> Summands:
         """The summands in packs, or the sums."""
@@ -89,10 +90,7 @@ def packed(
 ) -> tuple[Packing, list[int], list[tf.Tensor]]:
     """How summands lie in packs, how many there are of each kind, and the packs.
 
-    Args:
-        summands: The summands, without sparse gradients.
-        yielded: The order in which gradients come to be.
-        sent_as: The dtype in which gradients of a dtype are summed.
+    Gradients come to be in the order `yielded`, and are summed in another dtype; see `sent_as`.
     """
     flat = [tensor for part in summands for tensor in part]
     first = len(flat) - len(summands.gradients)
@@ -110,10 +108,7 @@ def connected(
 ) -> tuple[list[Any], GradientKinds]:
     """The gradients that exist, dense ones first, and whose they are.
 
-    Args:
-        gradients: The gradients; None where there is none.
-        variables: What they are of.
-        arriving: What the backward pass has yielded, if gradients were made of that.
+    Where gradients were made of what the backward pass has yielded, this is `arriving`.
     """
     known = [i for i, gradient in enumerate(gradients) if gradient is not None]
     sparse = [i for i in known if is_sparse(gradients[i])]

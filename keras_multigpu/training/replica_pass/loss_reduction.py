@@ -25,7 +25,6 @@ their place among them.
 
 import weakref
 from collections.abc import Callable
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -50,10 +49,6 @@ class NeedsWholeBatch(Exception):
     """A loss that is not a sum over examples."""
 
 
-class NeedsDivisors(Exception):
-    """A loss whose divisor is known only from masks or sample weights."""
-
-
 def refuse_ragged(tensors: Any, replicas: int) -> None:
     """Raise a `ValueError` where predictions are to be gathered that TensorFlow cannot gather."""
     if replicas > 1 and any(isinstance(t, tf.RaggedTensor) for t in keras.tree.flatten(tensors)):
@@ -75,37 +70,29 @@ class LossShares:
     Args:
         model: The compiled model.
         fraction: The replica's examples divided by the global batch size.
-        divisors: The global divisors of losses with masks or sample weights, in the
-            order in which the losses are called; None when they are not known.
-        counting: Whether this pass is there to find the divisors.
-        undivided: Whether the shares are to be divided once they and the divisors are summed;
-            then each share has a divisor.
+        of_all: The divisor of all replicas, from the replica's own: the number of its values that
+            are not masked, or the sum of its sample weights.
+
+    Attributes:
+        shares: The contributions to the single losses, before their weights.
+        divisors: The own divisors of those losses that have some.
     """
 
     def __init__(
         self,
         model: keras.Model,
         fraction: tf.Tensor,
-        divisors: Sequence[tf.Tensor] | None = None,
-        counting: bool = False,
-        undivided: bool = False,
+        of_all: Callable[[tf.Tensor], tf.Tensor],
     ) -> None:
         self._model = model
         self._fraction = fraction
-        self._divisors = divisors
-        self._counting = counting
-        self._undivided = undivided
-        self.local_divisors: list[tf.Tensor] = []
+        self._of_all = of_all
+        self._parts: list[tf.Tensor | None] = []
         self.shares: list[tf.Tensor] = []
-        self.reductions: list[str] = []
+        self.divisors: list[tf.Tensor] = []
 
     def total(self, data: tuple[Any, Any, Any], y_pred: Any) -> tf.Tensor:
-        """The weighted sum of the shares; fills `shares` and `local_divisors`.
-
-        Args:
-            data: The rows' `(x, y, sample_weight)`.
-            y_pred: The predictions for them.
-        """
+        """The weighted sum of the shares, of rows `(x, y, sample_weight)` and their predictions."""
         _, y, sample_weight = data
         compiled = keras_internals.compile_loss(self._model)
         if not compiled.built:
@@ -113,6 +100,14 @@ class LossShares:
         with keras_internals.flat_losses(self._model, self._share_of):
             total = compiled(y, y_pred, sample_weight)
         return tf.zeros(()) if total is None else tf.cast(total, tf.float32)
+
+    @property
+    def part(self) -> tf.Tensor | None:
+        """How much of what the total is divided by is the replica's own; None where nothing is."""
+        if self._parts and all(part is None for part in self._parts):
+            return None
+        # Several losses count by examples, whatever some of them are divided by.
+        return self._parts[0] if len(self._parts) == 1 else self._fraction
 
     def _share_of(self, loss: keras.losses.Loss) -> Callable[..., tf.Tensor]:
         if type(loss).__call__ is not keras.losses.Loss.__call__:
@@ -123,33 +118,29 @@ class LossShares:
             values, divisor = weighted_values(loss, y_true, y_pred, sample_weight)
             if updates_so_far() != before:
                 raise NeedsWholeBatch(loss.name)
-            share = self._divided(loss.reduction, tf.cast(values, tf.float32), divisor)
+            share, part = self._divided(loss.reduction, tf.cast(values, tf.float32), divisor)
             self.shares.append(share)
-            self.reductions.append(loss.reduction)
+            self._parts.append(part)
             return share
 
         return share
 
-    def _divided(self, reduction: str, values: tf.Tensor, divisor: Any) -> tf.Tensor:
-        if self._undivided:
-            # The fractions of all replicas make one.
-            known = divisor is None or reduction == "sum"
-            self.local_divisors.append(tf.cast(self._fraction if known else divisor, tf.float32))
+    def _divided(
+        self, reduction: str, values: tf.Tensor, divisor: Any
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
         if reduction == "sum":
-            return tf.reduce_sum(values)
+            return tf.reduce_sum(values), None
         if divisor is None:
             # Every example has equally many loss values, so the replica's mean counts
             # as much as its part of the batch.
-            return tf.reduce_mean(values) * self._fraction
-        if self._undivided:
-            return tf.reduce_sum(values)
-        self.local_divisors.append(tf.cast(divisor, tf.float32))
-        if self._divisors is None:
-            if not self._counting:
-                raise NeedsDivisors
-            return tf.zeros(())
-        known = self._divisors[len(self.local_divisors) - 1]
-        return tf.math.divide_no_nan(tf.reduce_sum(values), known)
+            return tf.reduce_mean(values) * self._fraction, self._fraction
+        own = tf.cast(divisor, tf.float32)
+        self.divisors.append(own)
+        whole = self._of_all(own)
+        return (
+            tf.math.divide_no_nan(tf.reduce_sum(values), whole),
+            tf.math.divide_no_nan(own, whole),
+        )
 
 
 def updates_so_far() -> int:

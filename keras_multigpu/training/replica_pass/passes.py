@@ -15,13 +15,11 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.training.exchange.packing import Packing
-from keras_multigpu.training.exchange.packing import SumAll
 from keras_multigpu.training.exchange.sparse_gradients import add_all
 from keras_multigpu.training.exchange.sparse_gradients import added_up
 from keras_multigpu.training.exchange.sparse_gradients import square_norm_of_all
 from keras_multigpu.training.exchange.sparse_gradients import zero_unless
-from keras_multigpu.training.replica_pass import moving_statistics
+from keras_multigpu.training.exchange.stages import totals
 from keras_multigpu.training.replica_pass.additive_metrics import NO_METRICS
 from keras_multigpu.training.replica_pass.additive_metrics import Additive
 from keras_multigpu.training.replica_pass.additive_metrics import AdditiveMetrics
@@ -38,7 +36,7 @@ from keras_multigpu.training.replica_pass.output_rows import may_be_odd
 from keras_multigpu.training.replica_pass.output_rows import refuse_computed
 from keras_multigpu.training.replica_pass.pure_model import Forward
 from keras_multigpu.training.replica_pass.pure_model import PureModel
-from keras_multigpu.training.replica_pass.pure_model import Values
+from keras_multigpu.training.replica_pass.values import Values
 from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import piece_of
@@ -47,11 +45,15 @@ from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.tracing import tensors_of
 from keras_multigpu.training.update.optimizer_update import updated
 
+OfAll = Callable[[tf.Tensor], tf.Tensor]
+"""Makes a divisor of a loss, as its own rows have it, that of the whole batch."""
+
 
 class Outcome(NamedTuple):
     """What a pass over a replica's rows returns: summands packed, sparse ones apart.
 
-    There are predictions only where something outside of the pass needs them.
+    There are predictions only where something outside of the pass needs them. `part` says how much
+    of what the loss is divided by is the replica's own.
     """
 
     packs: list[tf.Tensor]
@@ -60,6 +62,7 @@ class Outcome(NamedTuple):
     global_seed: tf.Tensor
     y_pred: Any
     attached: list[Any]
+    part: tf.Tensor
     pieces: list[tf.Tensor] = []
 
 
@@ -77,24 +80,42 @@ class Update(NamedTuple):
     done: tf.Tensor
 
 
+class Seen(NamedTuple):
+    """What is found in the predictions for some rows.
+
+    Attributes:
+        summands: What they add to metrics.
+        metrics: To which.
+        predictions: They, and what Keras has attached; None where nobody needs them.
+        counts: How many rows each has for an example; see `Layout`.
+    """
+
+    summands: list[tf.Tensor]
+    metrics: Additive
+    predictions: tuple[Any, list[Any]]
+    counts: Counts
+
+
 class Made(NamedTuple):
     """What a pass has made of some rows.
 
     Attributes:
         summands: What they add to the sums; sparse gradients after the dense ones.
         end: The values of all variables afterwards.
-        predictions: The predictions and what is attached to them; None where nobody needs them.
+        seen: What is found in the predictions.
         gradients: Whose gradients there are.
-        metrics: Which metrics have summands.
-        reductions: The reduction of each compiled loss.
+        part: See `LossShares`.
     """
 
     summands: Summands
     end: Values
-    predictions: tuple[Any, list[Any]]
-    gradients: GradientKinds
-    metrics: Additive
-    reductions: list[str] = []
+    seen: Seen
+    gradients: GradientKinds = GradientKinds()
+    part: tf.Tensor | None = None
+
+
+class NeedsDivisors(Exception):
+    """Losses whose divisors have to be known before the pass."""
 
 
 class ReplicaPass:
@@ -107,119 +128,76 @@ class ReplicaPass:
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        metrics: AdditiveMetrics | None,
-        keeps: bool,
+        self, model: keras.Model, metrics: AdditiveMetrics | None, keeps: bool, pieces: int = 1
     ) -> None:
         self.pure = PureModel(model)
+        self.variables = self.pure.variables
         self.model = model
         self.metrics = metrics
         self._keeps = keeps or metrics is None or model.run_eagerly
-        self._in_parts = model.replication.group.count > 1
+        self._several = model.replication.group.count > 1
+        self._in_parts = self._several or pieces > 1
         self._sent_as = model.replication.group.sent_as
-        self._counts: Counts | None = None
 
     def outcome(
         self, made: Made, start: Values, share: Rows, replica: Any
     ) -> tuple[Outcome, Layout]:
         """Pack one replica's results; a replica without examples adds nothing."""
-        count = len(made.gradients.dense)
+        count, present = len(made.gradients.dense), share.examples > 0
         slices = made.summands.gradients[count:]
-        changed, others = self._contributions(start, made.end, share, replica)
+        changed, others = self.variables.contributions(start, made.end, share, replica)
         summands = made.summands._replace(others=others, gradients=made.summands.gradients[:count])
         packing, sizes, packs = packed(summands, made.gradients.yielded, self._sent_as)
-        packs = [zero_unless(share.examples > 0, pack) for pack in packs]
-        seeds = self.seeds_of(self.pure.unseeded(made.end, replica))
-        outcome = Outcome(packs, slices, *seeds, *made.predictions)
-        layout = Layout(packing, sizes, made.gradients, changed, made.metrics, made.reductions)
-        return outcome, layout
+        packs = [zero_unless(present, pack) for pack in packs]
+        seeds = self.variables.seeds_in(self.variables.unseeded(made.end, replica))
+        part = tf.cast(present, tf.float32) if made.part is None else made.part
+        outcome = Outcome(packs, slices, *seeds, *made.seen.predictions, part)
+        seen = made.seen
+        return outcome, Layout(packing, sizes, made.gradients, changed, seen.metrics, seen.counts)
 
-    def seen(
-        self, share: Rows, y_pred: Any
-    ) -> tuple[list[tf.Tensor], Additive, tuple[Any, list[Any]]]:
-        """What some rows add to which metrics, and their predictions where these are needed."""
-        if self.metrics is None:
-            return [], NO_METRICS, with_attached(y_pred)
-        leaves, size = keras.tree.flatten(y_pred), batch_size_of(share.data)
+    def seen(self, share: Rows, forward: Forward) -> Seen:
+        """What the rows add to which metrics, and their predictions where these are needed."""
+        leaves, size = keras.tree.flatten(forward.y_pred), batch_size_of(share.data)
         size = size if isinstance(size, int) else None
-        counts = self.counts_of(specs_of(share.x), leaves, size) if self._in_parts else []
+        # Where shapes leave doubts, somebody has to look at the predictions.
+        odd, counts = may_be_odd(leaves, size), Counts()
+        if self._in_parts:
+            doubtful = odd or not forward.in_order
+            x = specs_of(share.x)
+            counts = counted(self.model, x, leaves, size) if doubtful else [1] * len(leaves)
+            if not tf.executing_eagerly():
+                refuse_computed(counts, [leaves], leaves, tensors_of(share.data))
+        if self.metrics is None:
+            return Seen([], NO_METRICS, with_attached(forward.y_pred), counts)
         # What is the same for all rows would be counted with each part of them.
         in_common = any(
             count == 0 and leaf is not None for count, leaf in zip(counts, leaves, strict=False)
         )
-        summands, additive = self.metrics.of_rows(share, y_pred, in_common)
-        # Where shapes leave doubts, somebody has to look at the predictions.
-        keeps = self._keeps or additive.gathered or may_be_odd(leaves, size)
-        return summands, additive, with_attached(y_pred) if keeps else (None, [])
+        summands, additive = self.metrics.of_rows(share, forward.y_pred, in_common)
+        keeps = self._keeps or additive.gathered or odd
+        predictions = with_attached(forward.y_pred) if keeps else (None, [])
+        return Seen(summands, additive, predictions, counts)
 
-    def counts_of(self, x: Any, leaves: list[Any], rows: int | None) -> Counts:
-        """How many rows each output has for an example, found once; see `counted`."""
-        if self.pure.in_order and not may_be_odd(leaves, rows):
-            return [1] * len(leaves)
-        if self._counts is None:
-            self._counts = counted(self.model, x, leaves, rows)
-        return self._counts
-
-    def agreed(
-        self,
-        start: Values,
-        end: Values,
-        share: Rows,
-        replica: Any,
-        total: SumAll,
-    ) -> Values:
-        """The values that all replicas have after their passes, with the seeds of one device.
-
-        Args:
-            start: The replica's values before its pass.
-            end: Those after it.
-            share: Its rows of the batch.
-            replica: Its index.
-            total: Sums tensors over replicas.
-        """
-        changed, own = self._contributions(start, end, share, replica)
-        packing = Packing(own)
-        packs = [zero_unless(share.examples > 0, pack) for pack in packing.pack(own)]
-        packs = packing.summed(packs, total)
-        common = self.pure.unseeded(end, replica)
-        others = list(common.others)
-        for index, value in zip(changed, packing.unpack(packs), strict=True):
-            others[index] = moving_statistics.merged(start.others[index], value)
-        return common._replace(others=others)
-
-    def changed_by(self, start: Values, end: Values) -> list[int]:
-        """Where the variables stand that have other values than before; seeds excluded."""
-        return [
-            index
-            for index, (old, new) in enumerate(zip(start.others, end.others, strict=True))
-            if new is not old and not self.pure.is_seed(self.pure.others[index])
+    def losses(
+        self, forward: Forward, share: Rows, of_all: OfAll
+    ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
+        """The loss and the single ones of which it is made, and `LossShares.part`."""
+        terms = [
+            *forward.added_losses,
+            *(value * share.fraction for value in forward.regularization),
         ]
+        compiled = LossShares(self.model, share.fraction, of_all)
+        if keras_internals.compile_loss(self.model) is not None:
+            terms.append(compiled.total(share.data, forward.y_pred))
+        if not terms:
+            raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
+        return [tf.add_n(terms), *compiled.shares], compiled.part
 
-    def _contributions(
-        self, start: Values, end: Values, share: Rows, replica: Any
-    ) -> tuple[list[int], list[tf.Tensor]]:
-        """Which variables its pass has changed, and what the replica adds to them."""
-        changed = self.changed_by(start, end)
-        return changed, [
-            moving_statistics.contribution(
-                self.pure.others[index],
-                start.others[index],
-                end.others[index],
-                share.fraction,
-                replica,
-            )
-            for index in changed
-        ]
-
-    def seeds_of(self, values: Values) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """The states of seed generators among the values, and that of Keras's global one."""
-        return [values.others[index] for index in self.seed_indices], values.global_seed
-
-    @property
-    def seed_indices(self) -> list[int]:
-        """Where the seeds stand among the other variables."""
-        return [i for i, variable in enumerate(self.pure.others) if self.pure.is_seed(variable)]
+    def of_replicas(self, share: Rows) -> OfAll:
+        """Sums a number of the rows over replicas, in the middle of the pass."""
+        if not self._several:
+            return tf.identity
+        return lambda own: totals([zero_unless(share.examples > 0, own)])[0]
 
 
 class TrainingPass(ReplicaPass):
@@ -243,116 +221,98 @@ class TrainingPass(ReplicaPass):
         context: Callable[[Rows], contextlib.AbstractContextManager[None]] | None = None,
         measures_pieces: bool = False,
     ) -> None:
-        super().__init__(model, metrics, keeps)
-        self._in_parts |= micro_batches > 1
+        super().__init__(model, metrics, keeps, micro_batches)
         self._measures_pieces = measures_pieces
         self._micro_batches = micro_batches
         self.context = context or (lambda rows: contextlib.nullcontext())
 
     def run(
-        self, values: Values, share: Rows, replica: Any, divisors: Any, loss_scale: Any
+        self, values: Values, share: Rows, replica: Any, loss_scale: Any
     ) -> tuple[Outcome, Layout]:
-        """The pass itself.
-
-        Args:
-            values: The values of the replica's variables.
-            share: Its rows of the batch.
-            replica: Its index.
-            divisors: See `LossShares`.
-            loss_scale: A factor for the loss whose gradient is taken.
-        """
-        start = self.pure.seeded(values, replica)
-        norms: list[tf.Tensor] = []
-        if self._micro_batches == 1:
-            made = self._piece(start, share, divisors, loss_scale)
-        else:
-            made = self._pieces(start, share, divisors, loss_scale, norms)
+        """The pass itself; of the loss times `loss_scale` the gradient is taken."""
+        start = self.variables.seeded(values, replica)
+        try:
+            made, norms = self._made(start, share, loss_scale, self._asked(share))
+        except NeedsDivisors:
+            # Of the first try, and of the pass that finds the divisors, only these are left in the
+            # graph. All else waits for them: XLA cannot hand the lists of a loop from what comes
+            # before a sum to what comes after it.
+            divisors = self._divisors(start, share)
+            with tf.control_dependencies(divisors):
+                made, norms = self._made(start, share, loss_scale, lambda: in_turn(divisors))
         outcome, layout = self.outcome(made, start, share, replica)
         return outcome._replace(pieces=norms), layout
 
-    def count(self, values: Values, share: Rows, replica: Any) -> list[tf.Tensor]:
-        """This replica's summands of the divisors of masked and weighted losses."""
-        values = self.pure.seeded(values, replica)
+    def _made(
+        self, values: Values, share: Rows, loss_scale: Any, of_all: Callable[[], OfAll]
+    ) -> tuple[Made, list[tf.Tensor]]:
+        if self._micro_batches > 1:
+            return self._pieces(values, share, loss_scale, of_all)
+        return self._piece(values, share, loss_scale, of_all()), []
+
+    def _asked(self, share: Rows) -> Callable[[], OfAll]:
+        """Lets losses ask for their divisors where the pass can sum in its middle."""
+        if self._micro_batches > 1 or (self._several and self.model.jit_compile):
+            return lambda: refuse_to_sum
+        return lambda: self.of_replicas(share)
+
+    def _divisors(self, values: Values, share: Rows) -> list[tf.Tensor]:
+        """What the losses of the whole batch are divided by, before the first piece is taken."""
         with self.pure.scope(values, share.fraction, again=True) as scope, self.context(share):
             forward = self.pure.forward(share.x, True, scope)
-            shares = LossShares(self.model, share.fraction, counting=True)
+            shares = LossShares(self.model, share.fraction, tf.identity)
             shares.total(share.data, forward.y_pred)
-        present = tf.cast(share.examples > 0, tf.float32)
-        return [divisor * present for divisor in shares.local_divisors]
+        return [self.of_replicas(share)(own) for own in shares.divisors]
 
-    def _piece(self, values: Values, share: Rows, divisors: Any, loss_scale: Any) -> Made:
+    def _piece(self, values: Values, share: Rows, loss_scale: Any, of_all: OfAll) -> Made:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values.trainable)
             again = self._micro_batches > 1
             with self.pure.scope(values, share.fraction, again) as scope, self.context(share):
                 forward = self.pure.forward(share.x, True, scope)
-                losses, reductions = self._losses(forward, share, divisors)
+                losses, part = self.losses(forward, share, of_all)
                 end = self.pure.new_values(scope, values)
             scaled = losses[0] * loss_scale
-        gradients, kinds = connected(tape.gradient(scaled, values.trainable), self.pure.trainable)
-        metrics, additive, predictions = self.seen(share, forward.y_pred)
-        summands = Summands(losses, [], metrics, gradients)
-        return Made(summands, end, predictions, kinds, additive, reductions)
-
-    def _losses(
-        self, forward: Any, share: Rows, divisors: Any
-    ) -> tuple[list[tf.Tensor], list[str]]:
-        """The loss and the single ones of which it is made, and their reductions."""
-        terms = [
-            *forward.added_losses,
-            *(value * share.fraction for value in forward.regularization),
-        ]
-        shares: list[tf.Tensor] = []
-        reductions: list[str] = []
-        if keras_internals.compile_loss(self.model) is not None:
-            compiled = LossShares(self.model, share.fraction, divisors)
-            terms.append(compiled.total(share.data, forward.y_pred))
-            shares, reductions = compiled.shares, compiled.reductions
-        if not terms:
-            raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
-        return [tf.add_n(terms), *shares], reductions
+        found = tape.gradient(scaled, values.trainable)
+        gradients, kinds = connected(found, self.variables.trainable)
+        seen = self.seen(share, forward)
+        return Made(Summands(losses, [], seen.summands, gradients), end, seen, kinds, part)
 
     def _pieces(
-        self, values: Values, share: Rows, divisors: Any, loss_scale: Any, norms: list[tf.Tensor]
-    ) -> Made:
+        self, values: Values, share: Rows, loss_scale: Any, of_all: Callable[[], OfAll]
+    ) -> tuple[Made, list[tf.Tensor]]:
         """Take the rows piece by piece; each waits for the one before, to save memory."""
         size = rows_count(share)
-        total, predictions, counts = Summands(), [], []
+        total, parts, norms = Summands(), [], []
+        pieces: list[tuple[Made, Any]] = []
         for index in range(self._micro_batches):
             with tf.control_dependencies(total.losses):
                 piece, taken = piece_of(share, size, index, self._micro_batches)
-                made = self._piece(values, piece, divisors, loss_scale)
+                made = self._piece(values, piece, loss_scale, of_all())
                 present = piece.examples > 0
                 more = Summands(
                     *([zero_unless(present, t) for t in part] for part in made.summands)
                 )
-                values = keep_if(present, made.end, values, self.seed_indices)
+                values = keep_if(present, made.end, values, self.variables.seeds)
             if self._measures_pieces:
                 norms.append(piece_norm(piece, more.gradients))
+            if made.part is not None:
+                parts.append(zero_unless(present, made.part))
             total = Summands(*map(add_all, total, more)) if index else more
-            predictions.append(made.predictions)
-            counts.append(taken)
-        together = self._one_after_another(share.x, predictions, counts)
-        return made._replace(summands=total, end=values, predictions=together)
+            pieces.append((made, taken))
+        seen = made.seen._replace(predictions=self._one_after_another(pieces))
+        part = tf.add_n(parts) if parts else None
+        return made._replace(summands=total, end=values, seen=seen, part=part), norms
 
-    def _one_after_another(
-        self, x: Any, predictions: Sequence[tuple[Any, list[Any]]], taken: Sequence[Any]
-    ) -> tuple[Any, list[Any]]:
-        """The predictions for all pieces, and what is attached to them.
-
-        Args:
-            x: The inputs of all of them.
-            predictions: Those for each piece.
-            taken: How many examples each has.
-        """
+    def _one_after_another(self, pieces: Sequence[tuple[Made, Any]]) -> tuple[Any, list[Any]]:
+        """The predictions for all pieces, and what is attached to them; with each its length."""
+        predictions, taken = zip(*((made.seen.predictions, n) for made, n in pieces), strict=True)
         if predictions[0][0] is None:
             return predictions[0]
         parts = [keras.tree.flatten(y_pred) for y_pred, _ in predictions]
-        eager = tf.executing_eagerly()
-        first = int(taken[0]) if eager or isinstance(taken[0], int) else None
-        counts = self.counts_of(specs_of(x), parts[0], first)
-        outputs = None if eager else parts[0]
-        refuse_computed(counts, parts, outputs, tensors_of(x))
+        counts = pieces[0][0].seen.counts
+        if tf.executing_eagerly():
+            refuse_computed(counts, parts)
         y_pred = keras.tree.pack_sequence_as(predictions[0][0], joined(parts, taken, counts))
         of_attached = [count for count in counts for _ in range(2)]
         return y_pred, joined([attached for _, attached in predictions], taken, of_attached)
@@ -361,9 +321,9 @@ class TrainingPass(ReplicaPass):
         self,
         layout: Layout,
         values: Values,
-        optimizer_values: Sequence[tf.Tensor],
         packs: Sequence[tf.Tensor],
         slices: Sequence[tf.IndexedSlices],
+        optimizer_values: Sequence[tf.Tensor],
     ) -> Update:
         """The new values of all variables of a replica, from the sums over replicas."""
         sums, kinds = layout.sums(packs), layout.gradients
@@ -373,7 +333,7 @@ class TrainingPass(ReplicaPass):
             gradients[index] = added_up(gradient) if index in kinds.distinct else gradient
         new = [*values.trainable, *optimizer_values]
         if known:
-            new = updated(self.model.optimizer, self.pure.trainable, new, gradients)
+            new = updated(self.model.optimizer, self.variables.trainable, new, gradients)
         return complete(new[: len(gradients)], new[len(gradients) :], layout, values, sums)
 
 
@@ -397,46 +357,26 @@ class EvaluationPass(ReplicaPass):
 
     def run(self, values: Values, share: Rows, replica: Any) -> tuple[Outcome, Layout]:
         """The pass itself; see `TrainingPass.run`."""
-        start = self.pure.seeded(values, replica)
+        start = self.variables.seeded(values, replica)
         with self.pure.scope(start, share.fraction) as scope:
             forward = self.pure.forward(share.x, False, scope)
-            losses = self._losses(forward, share) if self._has_loss else forward.added_losses
+            losses = forward.added_losses
+            if self._has_loss:
+                losses, _ = self.losses(forward, share, self.of_replicas(share))
             end = self.pure.new_values(scope, start)
-        metrics, additive, predictions = self.seen(share, forward.y_pred)
-        summands = Summands(losses, [], metrics)
-        made = Made(summands, end, predictions, GradientKinds(), additive)
+        seen = self.seen(share, forward)
+        made = Made(Summands(losses, [], seen.summands), end, seen)
         return self.outcome(made, start, share, replica)
 
-    def _losses(self, forward: Forward, share: Rows) -> list[tf.Tensor]:
-        """What is added to the compiled losses, these, and what to divide each of them by."""
-        penalties = [value * share.fraction for value in forward.regularization]
-        added = tf.add_n([tf.zeros(()), *forward.added_losses, *penalties])
-        if keras_internals.compile_loss(self.model) is None:
-            return [added]
-        compiled = LossShares(self.model, share.fraction, undivided=True)
-        compiled.total(share.data, forward.y_pred)
-        return [added, *compiled.shares, *compiled.local_divisors]
-
-    def _divided(self, added: tf.Tensor, *summed: tf.Tensor) -> list[tf.Tensor]:
-        """The loss of the global batch and the single ones, from the sums of `_losses`."""
-        count = len(summed) // 2
-        losses = [
-            tf.math.divide_no_nan(loss, divisor)
-            for loss, divisor in zip(summed[:count], summed[count:], strict=True)
-        ]
-        weights = keras_internals.loss_weights(self.model) if losses else []
-        terms = [
-            loss if weight is None else loss * tf.cast(weight, loss.dtype)
-            for loss, weight in zip(losses, weights, strict=True)
-        ]
-        return [tf.add_n([added, *terms]), *losses]
-
-    def update(self, layout: Layout, values: Values, packs: Sequence[tf.Tensor]) -> Update:
+    def update(
+        self,
+        layout: Layout,
+        values: Values,
+        packs: Sequence[tf.Tensor],
+        slices: Sequence[tf.IndexedSlices],
+    ) -> Update:
         """The new values of variables that inference changes, and the sums."""
-        sums = layout.sums(packs)
-        if self._has_loss:
-            sums = sums._replace(losses=self._divided(*sums.losses))
-        return complete([], [], layout, values, sums)
+        return complete([], [], layout, values, layout.sums(packs))
 
 
 def complete(
@@ -448,12 +388,23 @@ def complete(
 ) -> Update:
     """An update from its parts; the changed variables are equal on all replicas."""
     others = [
-        moving_statistics.merged(values.others[index], total)
+        tf.cast(total, values.others[index].dtype)
         for index, total in zip(layout.changed, sums.others, strict=True)
     ]
     with tf.control_dependencies([*trainable, *optimizer, *others, *sums.losses]):
         done = tf.zeros(())
     return Update(trainable, optimizer, others, sums.losses, sums.metrics, done)
+
+
+def refuse_to_sum(own: tf.Tensor) -> tf.Tensor:
+    """Asks for divisors that are known before losses are computed."""
+    raise NeedsDivisors
+
+
+def in_turn(divisors: Sequence[tf.Tensor]) -> OfAll:
+    """Hands out divisors in the order in which losses ask for them."""
+    known = iter(divisors)
+    return lambda own: next(known)
 
 
 def with_attached(y_pred: Any) -> tuple[Any, list[Any]]:

@@ -10,7 +10,6 @@ import contextlib
 import threading
 from collections.abc import Callable
 from collections.abc import Iterator
-from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
@@ -18,8 +17,9 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.training.replica_pass import randomness
 from keras_multigpu.training.replica_pass.rows_flow import watched
+from keras_multigpu.training.replica_pass.values import Values
+from keras_multigpu.training.replica_pass.values import Variables
 from keras_multigpu.training.variables.caught_assignments import CatchingScope
 from keras_multigpu.training.variables.caught_assignments import WeighedNumbers
 from keras_multigpu.training.variables.caught_assignments import raise_assigned
@@ -27,20 +27,16 @@ from keras_multigpu.training.variables.placement import NeedsVariables
 from keras_multigpu.training.variables.placement import optimizers_of
 
 
-class Values(NamedTuple):
-    """The values of a model's variables on one replica."""
-
-    trainable: Sequence[tf.Tensor]
-    others: Sequence[tf.Tensor]
-    global_seed: tf.Tensor
-
-
 class Forward(NamedTuple):
-    """What a forward pass yields besides new values of variables."""
+    """What a forward pass yields besides new values of variables.
+
+    `in_order` tells whether the predictions' rows stand in the order of the examples.
+    """
 
     y_pred: Any
     added_losses: list[tf.Tensor]
     regularization: list[tf.Tensor]
+    in_order: bool
 
 
 class PureModel:
@@ -52,19 +48,9 @@ class PureModel:
 
     def __init__(self, model: keras.Model) -> None:
         self.model = model
+        self.variables = Variables(model)
         self._untracked = model.replication.untracked
         self._several = model.replication.group.count > 1
-        self.in_order = True
-        """Whether the rows of the last predictions stand in the order of the examples."""
-        self.trainable = list(model.trainable_variables)
-        self.others = [
-            *model.non_trainable_variables,
-            *layer_metric_variables(model),
-            *self._untracked.variables,
-        ]
-        self.global_seed = keras_internals.global_seed_state()
-        self._seeds = {id(state) for state in keras_internals.seed_states(model)}
-        self._seeds |= {id(v) for v in self.others if keras_internals.is_seed_state(v)}
 
     def scope(self, values: Values, part: tf.Tensor, again: bool = False) -> CatchingScope:
         """A stateless scope in which the model has these values.
@@ -78,7 +64,7 @@ class PureModel:
         trackers = loss_trackers(self.model)
         zeros = [tf.zeros(variable.shape, variable.dtype) for variable in trackers]
         return CatchingScope(
-            [*self.trainable, *self.others, self.global_seed, *trackers],
+            [*self.variables.all, *trackers],
             [*values.trainable, *values.others, values.global_seed, *zeros],
             part,
             several=self._several or again,
@@ -87,7 +73,7 @@ class PureModel:
     def whole_scope(self, values: Values) -> CatchingScope:
         """The same for the global batch; the running means of single losses are real."""
         return CatchingScope(
-            [*self.trainable, *self.others, self.global_seed],
+            self.variables.all,
             [*values.trainable, *values.others, values.global_seed],
             apart=loss_trackers(self.model),
             several=self._several,
@@ -110,8 +96,7 @@ class PureModel:
             self._watched(x, training) as flow,
         ):
             y_pred = keras_internals.called(self.model, x, training)
-            if flow is not None:
-                self.in_order = all(map(flow.in_order, keras.tree.flatten(y_pred)))
+            in_order = flow is None or flow.keeps_order(keras.tree.flatten(y_pred))
         summed = {id(penalty) for penalty in penalties}
         added = {id(loss) for loss in scope.losses}
         added_losses, regularization = [], []
@@ -121,7 +106,7 @@ class PureModel:
                 regularization.append(value)
             else:
                 added_losses.append(value if id(loss) in summed else value * scope.part)
-        return Forward(y_pred, added_losses, regularization)
+        return Forward(y_pred, added_losses, regularization, in_order)
 
     def _watched(self, x: Any, training: bool) -> Any:
         return watched(self.model, x, training) if self._several else contextlib.nullcontext()
@@ -133,30 +118,9 @@ class PureModel:
         require_no_weights(self.model, scope)
         return Values(
             values.trainable,
-            [scope.get_current_value(variable) for variable in self.others],
-            scope.get_current_value(self.global_seed),
+            [scope.get_current_value(variable) for variable in self.variables.others],
+            scope.get_current_value(self.variables.global_seed),
         )
-
-    def seeded(self, values: Values, replica: tf.Tensor) -> Values:
-        """The values with the seeds of one replica."""
-        return self._with_seeds(randomness.for_replica, values, replica)
-
-    def unseeded(self, values: Values, replica: tf.Tensor) -> Values:
-        """The values with the seeds of one device again."""
-        return self._with_seeds(randomness.for_one_device, values, replica)
-
-    def _with_seeds(
-        self, change: Callable[..., tf.Tensor], values: Values, replica: tf.Tensor
-    ) -> Values:
-        others = [
-            change(value, replica) if id(variable) in self._seeds else value
-            for variable, value in zip(self.others, values.others, strict=True)
-        ]
-        return Values(values.trainable, others, change(values.global_seed, replica))
-
-    def is_seed(self, variable: keras.Variable) -> bool:
-        """Whether the variable is the state of a seed generator."""
-        return id(variable) in self._seeds
 
 
 def require_no_weights(model: keras.Model, scope: CatchingScope) -> None:
@@ -182,13 +146,6 @@ def loss_trackers(model: keras.Model) -> list[keras.Variable]:
     compiled = keras_internals.compile_loss(model)
     made = list(compiled.variables) if compiled else []
     return [v for v in made if keras_internals.variable_storage(v) is not None]
-
-
-def layer_metric_variables(model: keras.Model) -> list[keras.Variable]:
-    """Variables of metrics that layers own and update in their `call`."""
-    return [
-        variable for metric in keras_internals.owned_metrics(model) for variable in metric.variables
-    ]
 
 
 class RememberingRegularizer:

@@ -39,7 +39,8 @@ ADVICE = (
 )
 
 _told: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
-_seen: "weakref.WeakKeyDictionary[keras.Model, set[Any]]" = weakref.WeakKeyDictionary()
+_seen: "weakref.WeakKeyDictionary[keras.Model, dict[bool, bool]]" = weakref.WeakKeyDictionary()
+"""What `keeps_order` has said of models without a graph, in inference and in training."""
 
 
 class Finding(NamedTuple):
@@ -59,9 +60,11 @@ class RowsFlow:
 
     Args:
         rows: The rows, as tensors.
+        answer: What `keeps_order` says, if it is known.
     """
 
-    def __init__(self, rows: Any) -> None:
+    def __init__(self, rows: Any, answer: bool | None = None) -> None:
+        self._answer = answer
         tensors = [leaf for leaf in tf.nest.flatten(rows) if isinstance(leaf, tf.Tensor)]
         leaves = [tensor for tensor in tensors if tensor.shape.rank]
         lengths = {leaf.shape[0] for leaf in leaves}
@@ -81,6 +84,12 @@ class RowsFlow:
         """Whether a tensor's rows stand in the order of the examples, as far as is known."""
         trait = None if tensor is None else self.trait(tensor)
         return trait is None or trait.kind != "rows" or trait.blocks in (None, 1)
+
+    def keeps_order(self, outputs: list[Any]) -> bool:
+        """Whether the rows of all outputs of a model stand in the order of the examples."""
+        if self._answer is None:
+            self._answer = all(map(self.in_order, outputs))
+        return self._answer
 
     def forget(self, tensor: Any) -> None:
         """Take a tensor for one that all replicas have in common."""
@@ -184,19 +193,18 @@ def key_of(tensor: Any) -> Any:
 
 
 @contextlib.contextmanager
-def watched(model: keras.Model, rows: Any, training: bool) -> Iterator[RowsFlow | None]:
+def watched(model: keras.Model, rows: Any, training: bool) -> Iterator[RowsFlow]:
     """Follow rows through what the model does here, once for each graph and kind of step."""
     eager = tf.executing_eagerly()
-    if eager:
-        seen = _seen.setdefault(model, set())
-        if training in seen:
-            yield None
-            return
-        seen.add(training)
+    answers = _seen.setdefault(model, {}) if eager else {}
+    if training in answers:
+        yield RowsFlow((), answers[training])
+        return
     flow = RowsFlow(rows)
     graph = None if eager else tf.compat.v1.get_default_graph()
     with step_hooks.noted_operations(flow.note, graph):
         yield flow
+        answers[training] = flow.keeps_order([])
     flow.find_sums(model.losses)
     tell(model, flow, ADVICE)
 

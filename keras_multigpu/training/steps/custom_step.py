@@ -26,12 +26,13 @@ from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replica_pass import output_rows
-from keras_multigpu.training.replica_pass import randomness
 from keras_multigpu.training.replica_pass.loss_reduction import LossShares
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
 from keras_multigpu.training.replica_pass.rows_flow import tell
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
+from keras_multigpu.training.replica_pass.values import for_one_device
+from keras_multigpu.training.replica_pass.values import for_replica
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.shares import rows_count
@@ -108,7 +109,7 @@ class CustomStep:
         def on_replica(replica: Replica) -> Any:
             rows = shares[replica.id]
             self._group.count_moved("copied", rows.data)
-            self._shift(replica, randomness.for_replica)
+            self._shift(replica, for_replica)
             self._hold_part(replica)
             before = self._group.read(self._metrics, replica)
             flow = self._flow(rows, replica)
@@ -117,13 +118,14 @@ class CustomStep:
                 with running(step), synchronized(self._layers, rows):
                     result = self._function(packed(rows))
             finally:
-                self._shift(replica, randomness.for_one_device)
+                self._shift(replica, for_one_device)
             if flow is not None and replica.id == 0:
                 tell(self._model, flow, ADVICE)
             self._restore_unless(step, before)
             return result
 
-        require_same_batch(self._group, shares)
+        if self._group.is_spread:
+            require_same_batch(self._group, shares)
         before = self._group.read(self._others, self._group.replicas[0])
         with (
             undone_where_unfinished(self._model),
@@ -465,14 +467,11 @@ def compiled_part(
     """The compiled losses: this replica's part of them, or all of them, and one by one."""
     y, y_pred, sample_weight = data
     fraction = step.rows.fraction
+    shares = LossShares(model, fraction, lambda own: sum_of_all(step, [own])[0])
     try:
-        count = LossShares(model, fraction, counting=True)
-        count.total((None, y, sample_weight), y_pred)
+        return [shares.total((None, y, sample_weight), y_pred)], [], shares.shares
     except NeedsWholeBatch:
         everyones = everyones_rows(step, data)
         with keras_internals.single_device():
             whole = keras_internals.compile_loss(model)(*everyones)
         return [], [tf.reduce_sum(whole)], []
-    divisors = sum_of_all(step, count.local_divisors)
-    shares = LossShares(model, fraction, divisors)
-    return [shares.total((None, y, sample_weight), y_pred)], [], shares.shares

@@ -50,8 +50,6 @@ class Seen:
         slices: The sparse gradients of all replicas.
         update: The new values, which are not assigned yet.
         scale: The factor of the loss whose gradient was taken.
-        part: How much of what the loss is divided by (examples, weights, unmasked values) is the
-            replica's own.
         whole_loss: The loss of the global batch where no replica has one of its own.
         times: When things happened, if a probe is timed.
     """
@@ -69,7 +67,6 @@ class Seen:
         slices: Sequence[tf.IndexedSlices],
         update: Update,
         scale: tf.Tensor,
-        part: tf.Tensor,
         whole_loss: tf.Tensor | None,
         times: Times | None,
     ) -> None:
@@ -84,7 +81,6 @@ class Seen:
         self._packs = packs
         self._slices = slices
         self._scale = scale
-        self._part = part
         self._whole_loss = whole_loss
 
     @property
@@ -120,7 +116,7 @@ class Seen:
         if self._whole_loss is not None:
             return self._whole_loss
         loss = self._layout.first_loss(self._outcome.packs)
-        return tf.math.divide_no_nan(loss, self._part)
+        return tf.math.divide_no_nan(loss, self._outcome.part)
 
     @property
     def total_loss(self) -> tf.Tensor:

@@ -21,13 +21,11 @@ DIFFERS = (
 
 
 def require_same_batch(group: ReplicaGroup, shares: Sequence[Rows]) -> None:
-    """Let the step fail where a process has read another batch.
+    """Let the step fail where one of several processes has read another batch.
 
     Args:
         shares: The rows of all replicas, also of those in other processes.
     """
-    if not group.is_spread:
-        return
     with tf.device(HOST):
         own = fingerprint([rows.data for rows in shares])
     (total,) = group.run(lambda replica: group.sum([tf.identity(own)]))[0]

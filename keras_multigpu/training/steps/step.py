@@ -6,12 +6,10 @@
 
 The two pure functions are traced once and called for every replica on its device. What the rows
 add to metrics is in the sum; metrics that are not sums over examples are updated with the global
-batch and its predictions, gathered.
+batch and its predictions, gathered. Probes, see `probes`, look on and may forbid the new values.
 """
 
-import contextlib
 import functools
-from collections.abc import Callable
 from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
@@ -21,29 +19,42 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.training.exchange.sparse_gradients import distinct_rows_noted
+from keras_multigpu.training.exchange.sparse_gradients import rows_of_all
+from keras_multigpu.training.exchange.sparse_gradients import rows_spec
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_pass.layout import Layout
-from keras_multigpu.training.replica_pass.output_rows import Counts
 from keras_multigpu.training.replica_pass.output_rows import joined
 from keras_multigpu.training.replica_pass.output_rows import refuse_computed
-from keras_multigpu.training.replica_pass.output_rows import refuse_several_rows
-from keras_multigpu.training.replica_pass.output_rows import rows_per_example
+from keras_multigpu.training.replica_pass.passes import EvaluationPass
 from keras_multigpu.training.replica_pass.passes import Outcome
 from keras_multigpu.training.replica_pass.passes import ReplicaPass
+from keras_multigpu.training.replica_pass.passes import TrainingPass
 from keras_multigpu.training.replica_pass.passes import Update
-from keras_multigpu.training.replica_pass.pure_model import Values
+from keras_multigpu.training.replica_pass.pure_model import require_no_weights
+from keras_multigpu.training.replica_pass.values import Values
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import gathered
 from keras_multigpu.training.shares import share_spec
+from keras_multigpu.training.steps.probes import Probe
+from keras_multigpu.training.steps.probes import Seen
+from keras_multigpu.training.steps.probes import Times
+from keras_multigpu.training.steps.probes import all_summed
+from keras_multigpu.training.steps.probes import collect
+from keras_multigpu.training.steps.probes import now_that
+from keras_multigpu.training.steps.probes import verdict
 from keras_multigpu.training.steps.same_batch import require_same_batch
 from keras_multigpu.training.tracing import TracedPass
 from keras_multigpu.training.tracing import called_directly
+from keras_multigpu.training.tracing import held_until
 from keras_multigpu.training.tracing import specs_of
-from keras_multigpu.training.tracing import symbolic
+from keras_multigpu.training.tracing import tensors_of
 from keras_multigpu.training.tracing import traced
+from keras_multigpu.training.update.adjusted_schedule import state_of
+from keras_multigpu.training.update.optimizer_update import loss_scale
+from keras_multigpu.training.variables.caught_assignments import CatchingScope
 
 SCALAR = tf.TensorSpec((), tf.float32)
 INTEGER = tf.TensorSpec((), tf.int32)
@@ -80,17 +91,10 @@ class Step:
         self._model = model
         self._group = group
         self._pass: Any = replica_pass
-        self._run_pass: Any = None
         self._spec = spec
-        self._rows_spec = share_spec(spec, group.count)
-        pure = replica_pass.pure
-        self._values_spec = Values(
-            specs_of(pure.trainable),
-            specs_of(pure.others),
-            specs_of(pure.global_seed),
-        )
-        self._trainable = group.copies(pure.trainable)
-        self._others = group.copies(pure.others)
+        self._variables = replica_pass.variables
+        self._trainable = group.copies(self._variables.trainable)
+        self._others = group.copies(self._variables.others)
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Run the step on each replica's rows of one batch, in cross-replica context."""
@@ -101,70 +105,68 @@ class Step:
     ) -> Result:
         raise NotImplementedError
 
-    def _compiled(self, function: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
+    def _compile(self, pass_also: Sequence[Any] = (), update_also: Sequence[Any] = ()) -> None:
+        """Trace the pass, and the update for the layout that it has; the specs say what both take.
+
+        A pass takes values, rows and a replica's index, an update values and what was summed.
+        """
         if self._model.run_eagerly:
-            return called_directly(function)
-        return traced(function, specs, bool(self._model.jit_compile))
+            self._run_pass = called_directly(self._pass.run)
+            self._update = called_directly(self._pass.update)
+            return
+        jit = bool(self._model.jit_compile)
+        known = self._variables
+        values = Values(*map(specs_of, (known.trainable, known.others, known.global_seed)))
+        rows = share_spec(self._spec, self._group.count)
+        self._run_pass = run = TracedPass(self._pass.run, (values, rows, INTEGER, *pass_also), jit)
+        outcome = run.graph.structured_outputs
+        summed = specs_of(outcome.packs), [rows_spec(gradient) for gradient in outcome.slices]
+        update = functools.partial(self._pass.update, run.layout)
+        compiled = traced(update, (values, *summed, *update_also), jit)
+        self._update = lambda layout, *tensors: compiled(*tensors)
 
-    def _compiled_pass(self, function: Callable[..., Any], *specs: Any) -> Any:
-        if self._model.run_eagerly:
-            return called_directly(function)
-        return TracedPass(function, specs, bool(self._model.jit_compile))
-
-    def _compiled_update(self, function: Callable[..., Any], *specs: Any) -> Callable[..., Any]:
-        """The update, compiled for the layout of a compiled pass; see `_compiled_pass`."""
-        if self._model.run_eagerly:
-            return called_directly(function)
-        compiled = self._compiled(functools.partial(function, self._run_pass.layout), *specs)
-        return lambda layout, *tensors: compiled(*tensors)
-
-    def _values(self, replica: Replica, global_seed: tf.Tensor) -> Values:
-        read = self._group.read
-        return Values(read(self._trainable, replica), read(self._others, replica), global_seed)
-
-    def _batch_of(self, shares: Sequence[Rows]) -> Batch:
-        """The global batch, for what cannot be computed from the replicas' rows alone."""
-        return gathered(shares, self._spec)
-
-    def _size_of(self, shares: Sequence[Rows]) -> Any:
+    def _size(self, shares: Sequence[Rows]) -> Any:
         """The global batch size, an integer where it is known."""
-        size = batch_size_of(self._spec)
         total = shares[0].global_batch_size
-        return size or (int(total) if tf.executing_eagerly() else total)
+        return batch_size_of(self._spec) or (int(total) if tf.executing_eagerly() else total)
 
     def _run(self, shares: Sequence[Rows]) -> list[Result]:
         """Run the replicas of this process; their results."""
-        require_same_batch(self._group, shares)
-        global_seed = tf.convert_to_tensor(self._pass.pure.global_seed)
+        if self._group.is_spread:
+            require_same_batch(self._group, shares)
+        global_seed = tf.convert_to_tensor(self._variables.global_seed)
+        read = self._group.read
 
         def on_replica(replica: Replica) -> Result:
             rows = shares[replica.id]
             self._group.count_moved("copied", rows.data)
+            values = Values(
+                read(self._trainable, replica), read(self._others, replica), global_seed
+            )
             with distinct_rows_noted():
-                return self._on_replica(self._values(replica, global_seed), rows, replica, shares)
+                return self._on_replica(values, rows, replica, shares)
 
         return self._group.run(on_replica)
 
     def _assign(self, results: list[Result]) -> None:
         """Give the variables that every pass may change their new values."""
         changed = [self._others[index] for index in results[0].layout.changed]
-        seeds = [self._others[index] for index in self._pass.seed_indices]
+        seeds = [self._others[index] for index in self._variables.seeds]
         for replica, result in zip(self._group.replicas, results, strict=True):
             self._group.assign(changed, result.update.others, replica)
             self._group.assign(seeds, result.outcome.seeds, replica)
-        self._pass.pure.global_seed.assign(results[0].outcome.global_seed)
+        self._variables.global_seed.assign(results[0].outcome.global_seed)
 
-    def _gathered(self, results: list[Result]) -> Any:
+    def _predictions(self, results: list[Result]) -> Any:
         """All replicas' predictions as one batch, in the order of the examples."""
         outcomes = [result.outcome for result in results]
-        parts = [keras.tree.flatten(outcome.y_pred) for outcome in outcomes]
-        leaves, attached = parts[0], outcomes[0].attached
+        leaves, attached = keras.tree.flatten(outcomes[0].y_pred), outcomes[0].attached
         if self._group.count > 1:
-            examples = [result.examples for result in results]
-            counts = self._rows_per_example(parts, examples[0])
+            self._refuse_computed(results)
+            counts = results[0].layout.counts
             everything = joined(
-                [[*part, *outcome.attached] for part, outcome in zip(parts, outcomes, strict=True)],
-                examples,
+                [[*keras.tree.flatten(each.y_pred), *each.attached] for each in outcomes],
+                [result.examples for result in results],
                 [*counts, *(count for count in counts for _ in range(2))],
                 self._group,
             )
@@ -172,34 +174,24 @@ class Step:
         keras_internals.attach(leaves, attached)
         return keras.tree.pack_sequence_as(outcomes[0].y_pred, leaves)
 
-    def _rows_per_example(self, parts: list[list[Any]], examples: tf.Tensor) -> Counts:
-        """How many rows each output has for an example; see `output_rows`."""
-        size = int(examples) if tf.executing_eagerly() else batch_size_of(self._rows_spec.data)
-        counts = self._pass.counts_of(self._spec[0], parts[0], size)
-        if not isinstance(self._run_pass, TracedPass):
-            refuse_computed(counts, parts)
-        else:
-            graph = self._run_pass.graph.graph
-            values, rows = (
-                len(tf.nest.flatten(spec, expand_composites=True))
-                for spec in (self._values_spec, self._rows_spec)
-            )
-            outputs = keras.tree.flatten(graph.structured_outputs.y_pred)
-            refuse_computed(counts, parts, outputs, graph.inputs[values : values + rows])
-        return counts
+    def _refuse_computed(self, results: list[Result]) -> None:
+        """Raise a `ValueError` for outputs that relate rows, which without a graph differ."""
+        if tf.executing_eagerly() and self._group.count > 1:
+            parts = [keras.tree.flatten(result.outcome.y_pred) for result in results]
+            refuse_computed(results[0].layout.counts, parts)
 
-    def _gathered_if_needed(
-        self, shares: Sequence[Rows], results: list[Result]
-    ) -> tuple[Batch, Any]:
-        """The batch and its predictions where metrics need them; what is odd is refused."""
+    def _whole(self, shares: Sequence[Rows], results: list[Result]) -> tuple[Batch, Any]:
+        """The global batch and its predictions."""
+        batch, y_pred = gathered(shares, self._spec), self._predictions(results)
+        if not self._model.run_eagerly:
+            self._pass.metrics.build_for(batch, y_pred)
+        return batch, y_pred
+
+    def _whole_if_needed(self, shares: Sequence[Rows], results: list[Result]) -> tuple[Batch, Any]:
+        """The same where metrics need it; what is odd is refused."""
         if results[0].layout.metrics.gathered:
-            batch, y_pred = self._batch_of(shares), self._gathered(results)
-            if not self._model.run_eagerly:
-                self._pass.metrics.build_for(batch, y_pred)
-            return batch, y_pred
-        parts = [keras.tree.flatten(result.outcome.y_pred) for result in results]
-        if self._group.count > 1 and results[0].outcome.y_pred is not None:
-            self._rows_per_example(parts, results[0].examples)
+            return self._whole(shares, results)
+        self._refuse_computed(results)
         return (None, None, None), None
 
     def _logs(
@@ -218,9 +210,9 @@ class Step:
             whole: The global batch and the predictions for it, where metrics need them.
         """
         loss, *parts = losses
-        size = self._size_of(shares)
-        compiled = keras_internals.compile_loss(self._model)
+        size = self._size(shares)
         weight = size if isinstance(size, int) else None
+        compiled = keras_internals.compile_loss(self._model)
         with keras_internals.single_device(), tf.device(self._group.hub):
             # As Keras weighs them.
             for metric, part in zip(compiled.metrics if compiled else (), parts, strict=False):
@@ -229,27 +221,234 @@ class Step:
             layout, totals = results[0].layout, results[0].update.metrics
             return self._pass.metrics.logs(layout.metrics, totals, *whole)
 
-    def _build_metrics(self) -> None:
-        """Create the metrics' variables before the replicas are traced."""
-        if not self._model.run_eagerly:
+
+class UpdatingStep(Step):
+    """What the two training steps have in common: sums, an update, and probes around them."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        group: ReplicaGroup,
+        spec: Batch,
+        replica_pass: TrainingPass,
+        probes: Sequence[Probe],
+    ) -> None:
+        super().__init__(model, group, spec, replica_pass)
+        self._probes = list(probes)
+        self._timed = any(probe.timed for probe in probes)
+        self._update = replica_pass.update
+        self._optimizer_variables = state_of(model.optimizer)
+        self._optimizer = group.copies(self._optimizer_variables)
+
+    def __call__(self, shares: Sequence[Rows]) -> dict[str, Any]:
+        """Train on one global batch; the logs so far in this epoch."""
+        for probe in self._probes:
+            probe.before_step()
+        results = self._run(shares)
+        whole = self._whole_if_needed(shares, results)
+        # Nothing happens before every replica has computed its new values, so that a step that
+        # fails, because memory runs out for example, leaves nothing half done. A control
+        # dependency on the call itself would not wait for a pure function's results.
+        with tf.control_dependencies([tf.identity(result.update.done) for result in results]):
+            measured = self._measured(results)
+            with tf.device(self._group.hub):
+                allowed = verdict(self._probes, measured)
+                collect(self._probes, measured, allowed)
+            if allowed is None:
+                self._assign(results)
+                return self._tracked(shares, results, whole)
+            tf.cond(allowed, lambda: self._assigned(results), lambda: False)
             with keras_internals.single_device():
-                y_pred = keras_internals.symbolic_call(self._model, symbolic(self._spec[0]))
-                self._refuse_odd(y_pred)
-            self._pass.metrics.build(y_pred)
+                if whole[1] is not None:
+                    self._pass.metrics.build_for(*whole)
+                before = [tf.convert_to_tensor(v) for v in self._model.metrics_variables]
+            logs = self._tracked(shares, results, whole)
+            return self._kept(logs, before, allowed)
 
-    def _refuse_odd(self, y_pred: Any) -> None:
-        """Raise a `ValueError` for outputs that a loss of the whole batch cannot be told."""
-        counts = rows_per_example(self._model, self._spec[0]) if self._group.count > 1 else []
-        refuse_several_rows(keras.tree.flatten(y_pred), counts)
+    def _assign(self, results: list[Result]) -> None:
+        for replica, result in zip(self._group.replicas, results, strict=True):
+            self._group.assign(self._trainable, result.update.trainable, replica)
+            self._group.assign(self._optimizer, result.update.optimizer, replica)
+        super()._assign(results)
+
+    def _assigned(self, results: list[Result]) -> bool:
+        self._assign(results)
+        return True
+
+    def _measured(self, results: list[Result]) -> list[list[list[tf.Tensor]]]:
+        """What probes have measured on all replicas, so that they decide alike everywhere."""
+        flat = self._group.everyones([tf.nest.flatten(result.measured) for result in results])
+        return [tf.nest.pack_sequence_as(results[0].measured, tensors) for tensors in flat]
+
+    def _tracked(
+        self, shares: Sequence[Rows], results: list[Result], whole: tuple[Batch, Any]
+    ) -> dict[str, Any]:
+        """Update all metrics; the logs."""
+        return self._logs(shares, results, results[0].update.losses, whole)
+
+    def _kept(self, logs: dict[str, Any], before: list[Any], allowed: tf.Tensor) -> dict[str, Any]:
+        """Metrics and logs as they were before, where the step was not allowed."""
+        with keras_internals.single_device():
+            for variable, value in zip(self._model.metrics_variables, before, strict=True):
+                variable.assign(tf.where(allowed, tf.convert_to_tensor(variable), value))
+            earlier = self._model.get_metrics_result()
+
+        def chosen(name: str, value: Any) -> Any:
+            if name not in earlier:
+                return value
+            return keras.tree.map_structure(
+                lambda new, old: tf.where(allowed, new, tf.cast(old, new.dtype)),
+                value,
+                earlier[name],
+            )
+
+        return {name: chosen(name, value) for name, value in logs.items()}
+
+    def _started(self, rows: Rows) -> tuple[Rows, tf.Tensor | None]:
+        """The rows, and when a replica has them, if a probe wants to know."""
+        if not self._timed:
+            return rows, None
+        x, *others = rows.data
+        started = now_that(tensors_of(x))
+        # Otherwise the time is taken when a thread has nothing else to do. Only the inputs wait
+        # for it: to let targets and variables wait as well makes the step slower.
+        return rows._replace(data=(held_until(started, x), *others)), started
+
+    def _completed(
+        self,
+        values: tuple[Values, list[tf.Tensor]],
+        rows: Rows,
+        replica: Replica,
+        made: tuple[Outcome, Layout],
+        started: tf.Tensor | None,
+        whole_loss: tf.Tensor | None = None,
+    ) -> Result:
+        """Sum what the pass of a replica returned over all replicas, and compute the update."""
+        outcome, layout = made
+        computed, own = None, outcome.packs
+        if self._timed:
+            computed = now_that(all_summed(outcome.packs, outcome.slices))
+            # Sums that are under way meanwhile are none that anybody waits for.
+            own = [*own[:-1], *held_until(computed, own[-1:])]
+        packs = layout.packing.summed(own, self._group.sum)
+        slices = [
+            rows_of_all(self._group, gradient, rows.examples > 0) for gradient in outcome.slices
+        ]
+        reduced = now_that(all_summed(packs, slices)) if self._timed else None
+        update = self._update(layout, values[0], packs, slices, values[1])
+        if not self._probes:
+            return Result(update, outcome, layout, rows.examples)
+        seen = Seen(
+            replica=replica.id,
+            replicas=self._group.count,
+            rows=rows,
+            variables=self._variables.trainable,
+            outcome=outcome,
+            layout=layout,
+            packs=packs,
+            slices=slices,
+            update=update,
+            scale=loss_scale(self._model.optimizer, values[1]),
+            whole_loss=whole_loss,
+            times=Times(started, computed, reduced) if self._timed else None,
+        )
+        measured = [probe.on_replica(seen) for probe in self._probes]
+        return Result(update, outcome, layout, rows.examples, measured)
 
 
-def after_all(results: list[Result]) -> contextlib.AbstractContextManager[None]:
-    """Where nothing happens before every replica has computed its new values.
+class TrainStep(UpdatingStep):
+    """A training step whose losses are sums over examples."""
 
-    A step that fails, because memory runs out for example, so leaves nothing half done.
+    def __init__(
+        self,
+        model: keras.Model,
+        group: ReplicaGroup,
+        spec: Batch,
+        replica_pass: TrainingPass,
+        probes: Sequence[Probe] = (),
+    ) -> None:
+        super().__init__(model, group, spec, replica_pass, probes)
+        self._compile((SCALAR,), (specs_of(self._optimizer_variables),))
+
+    def _on_replica(
+        self, values: Values, rows: Rows, replica: Replica, shares: Sequence[Rows]
+    ) -> Result:
+        optimizer_values = self._group.read(self._optimizer, replica)
+        rows, started = self._started(rows)
+        scale = loss_scale(self._model.optimizer, optimizer_values)
+        made = self._run_pass(values, rows, tf.constant(replica.id), scale)
+        return self._completed((values, optimizer_values), rows, replica, made, started)
+
+
+class EvaluationStep(Step):
+    """A step of `evaluate` or `predict`.
+
+    Args:
+        whole: Whether the loss is computed once, from all predictions, and not in the pass.
     """
-    # A control dependency on the call itself would not wait for a pure function's results.
-    return tf.control_dependencies([tf.identity(result.update.done) for result in results])
+
+    def __init__(
+        self,
+        model: keras.Model,
+        group: ReplicaGroup,
+        spec: Batch,
+        replica_pass: EvaluationPass,
+        whole: bool = False,
+    ) -> None:
+        super().__init__(model, group, spec, replica_pass)
+        self._is_whole = whole
+        self._compile()
+
+    def __call__(self, shares: Sequence[Rows]) -> dict[str, Any]:
+        """Evaluate one global batch; the logs so far."""
+        results = self._run(shares)
+        self._assign(results)
+        losses = results[0].update.losses
+        if not self._is_whole:
+            return self._logs(shares, results, losses, self._whole_if_needed(shares, results))
+        whole = self._whole(shares, results)
+        with tf.device(self._group.hub):
+            loss = whole_loss(self._model, *whole, losses, self._group)
+        return self._logs(shares, results, [loss], whole)
+
+    def predict(self, shares: Sequence[Rows]) -> Any:
+        """The predictions for one global batch."""
+        results = self._run(shares)
+        self._assign(results)
+        return self._predictions(results)
+
+    def _on_replica(
+        self, values: Values, rows: Rows, replica: Replica, shares: Sequence[Rows]
+    ) -> Result:
+        outcome, layout = self._run_pass(values, rows, tf.constant(replica.id))
+        packs = layout.packing.summed(outcome.packs, self._group.sum)
+        update = self._update(layout, values, packs, outcome.slices)
+        return Result(update, outcome, layout, rows.examples)
+
+
+def whole_loss(
+    model: keras.Model,
+    batch: Batch,
+    y_pred: Any,
+    added_losses: list[tf.Tensor],
+    group: ReplicaGroup,
+) -> tf.Tensor:
+    """`model.compute_loss` of a global batch in inference, as one device computes it.
+
+    What it assigns is assigned on all replicas.
+    """
+    with keras_internals.single_device():
+        # Keras takes the penalties of weights from the scope.
+        weights = model.trainable_variables
+        with CatchingScope(weights, [tf.convert_to_tensor(v) for v in weights]) as scope:
+            keras_internals.tracked_losses(model, added_losses)
+            loss = computed_loss(model, batch, y_pred, training=False)
+        require_no_weights(model, scope)
+        assigned = list(scope.assigned.values())
+        values = [scope.get_current_value(variable) for variable in assigned]
+        for replica in group.replicas:
+            group.assign(group.copies(assigned), values, replica)
+    return loss
 
 
 def computed_loss(model: keras.Model, batch: Batch, y_pred: Any, training: bool) -> tf.Tensor:

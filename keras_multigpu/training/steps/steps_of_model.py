@@ -17,7 +17,6 @@ from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_pass.additive_metrics import AdditiveMetrics
-from keras_multigpu.training.replica_pass.loss_reduction import NeedsDivisors
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.replica_pass.passes import EvaluationPass
 from keras_multigpu.training.replica_pass.passes import TrainingPass
@@ -30,11 +29,11 @@ from keras_multigpu.training.shares import Shares
 from keras_multigpu.training.steps.custom_step import CustomPrediction
 from keras_multigpu.training.steps.custom_step import CustomStep
 from keras_multigpu.training.steps.probes import Probe
+from keras_multigpu.training.steps.step import EvaluationStep
+from keras_multigpu.training.steps.step import TrainStep
 from keras_multigpu.training.steps.step_functions import MakeStep
 from keras_multigpu.training.steps.step_functions import RunStep
 from keras_multigpu.training.steps.step_functions import StepFunctions
-from keras_multigpu.training.steps.usual_step import EvaluationStep
-from keras_multigpu.training.steps.usual_step import TrainStep
 from keras_multigpu.training.steps.whole_batch_step import WholeBatchTrainStep
 from keras_multigpu.training.tracing import symbolic
 from keras_multigpu.training.tracing import traced
@@ -278,19 +277,12 @@ class Replication:
         context = (lambda rows: synchronized(layers, rows)) if layers else None
         watched = bool(self._probes)
 
-        def sum_of_examples(count_divisors: bool) -> TrainStep:
+        def sum_of_examples() -> TrainStep:
             by_piece = any(probe.by_piece for probe in self._probes)
             replica_pass = TrainingPass(
                 model, metrics_of(model, spec), watched, self.pieces, context, by_piece
             )
-            return TrainStep(
-                model,
-                self.group,
-                spec,
-                replica_pass,
-                count_divisors,
-                self._probes,
-            )
+            return TrainStep(model, self.group, spec, replica_pass, self._probes)
 
         def whole_batch() -> WholeBatchTrainStep:
             refuse_pieces(self.pieces)
@@ -299,9 +291,7 @@ class Replication:
 
         if is_overridden(model, "compute_loss"):
             return whole_batch()
-        return FirstThatFits(
-            [lambda: sum_of_examples(False), lambda: sum_of_examples(True), whole_batch]
-        )
+        return FirstThatFits([sum_of_examples, whole_batch])
 
     def _evaluation_step(self, model: keras.Model, spec: Batch, batch: Batch | None) -> RunStep:
         self.prepare(model, spec, batch)
@@ -352,7 +342,7 @@ class FirstThatFits:
 
     Args:
         candidates: Make the steps, the fastest first. One that does not fit raises
-            `NeedsDivisors` or `NeedsWholeBatch`, when it is made or when it is first run.
+            `NeedsWholeBatch`, when it is made or when it is first run.
     """
 
     def __init__(self, candidates: list[Callable[[], RunStep]]) -> None:
@@ -364,7 +354,7 @@ class FirstThatFits:
         while True:
             try:
                 return self._step(shares)
-            except (NeedsDivisors, NeedsWholeBatch):
+            except NeedsWholeBatch:
                 self._step = self._next()
 
     def _next(self) -> RunStep:
@@ -372,7 +362,7 @@ class FirstThatFits:
             make = self._candidates.pop(0)
             try:
                 return make()
-            except (NeedsDivisors, NeedsWholeBatch):
+            except NeedsWholeBatch:
                 continue
 
 

@@ -21,21 +21,24 @@ from keras_multigpu.training.replica_pass.layout import connected
 from keras_multigpu.training.replica_pass.loss_reduction import refuse_ragged
 from keras_multigpu.training.replica_pass.output_rows import refuse_several_rows
 from keras_multigpu.training.replica_pass.output_rows import rows_for_each
+from keras_multigpu.training.replica_pass.output_rows import rows_per_example
 from keras_multigpu.training.replica_pass.passes import Made
 from keras_multigpu.training.replica_pass.passes import TrainingPass
 from keras_multigpu.training.replica_pass.passes import with_attached
 from keras_multigpu.training.replica_pass.pure_model import PureModel
-from keras_multigpu.training.replica_pass.pure_model import Values
 from keras_multigpu.training.replica_pass.pure_model import loss_trackers
+from keras_multigpu.training.replica_pass.values import Values
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.shares import first_rows
+from keras_multigpu.training.shares import gathered
 from keras_multigpu.training.shares import is_ragged
 from keras_multigpu.training.shares import rows_count
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.step import Result
+from keras_multigpu.training.steps.step import UpdatingStep
 from keras_multigpu.training.steps.step import computed_loss
-from keras_multigpu.training.steps.updating_step import UpdatingStep
+from keras_multigpu.training.tracing import symbolic
 from keras_multigpu.training.update.optimizer_update import loss_scale
 
 
@@ -54,24 +57,30 @@ class WholeBatchTrainStep(UpdatingStep):
         probes: Sequence[Probe] = (),
     ) -> None:
         super().__init__(model, group, spec, replica_pass, probes)
-        self._build_metrics()
+        if not model.run_eagerly:
+            with keras_internals.single_device():
+                y_pred = keras_internals.symbolic_call(model, symbolic(spec[0]))
+                counts = rows_per_example(model, spec[0]) if group.count > 1 else []
+                refuse_several_rows(flat(y_pred), counts)
+            # Their variables, before the replicas are traced.
+            self._pass.metrics.build(y_pred)
 
     def _tracked(
-        self, shares: Sequence[Rows], results: list[Result], whole: tuple[Any, Any]
+        self, shares: Sequence[Rows], results: list[Result], whole: tuple[Batch, Any]
     ) -> dict[str, Any]:
         with keras_internals.single_device():
             trackers = results[0].trackers
             for variable, value in zip(loss_trackers(self._model), trackers, strict=True):
                 variable.assign(value)
-        return self._logs(shares, results, results[0].update.losses, whole)
+        return super()._tracked(shares, results, whole)
 
     def _on_replica(
         self, values: Values, rows: Rows, replica: Replica, shares: Sequence[Rows]
     ) -> Result:
         group, index = self._group, tf.constant(replica.id)
         optimizer_values = group.read(self._optimizer, replica)
-        rows, started = self._start(rows)
-        start = self._pass.pure.seeded(values, index)
+        rows, started = self._started(rows)
+        start = self._variables.seeded(values, index)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(start.trainable)
             with (
@@ -87,40 +96,40 @@ class WholeBatchTrainStep(UpdatingStep):
             predictions = with_attached(forward.y_pred)
             own = [t for t in flat(first_rows(predictions, rows.examples)) if t is not None]
             added = [tf.where(rows.examples > 0, loss, 0.0) for loss in forward.added_losses]
-        gathered = iter(group.gather(own))
+        gathered_rows = iter(group.gather(own))
         everyones = keras.tree.map_structure(
-            lambda t: None if t is None else next(gathered), predictions
+            lambda t: None if t is None else next(gathered_rows), predictions
         )
-        common = self._pass.agreed(start, end, rows, index, group.sum)
-        batch = self._batch_of(shares)
+        common = self._variables.agreed(start, end, rows, index, group.sum)
+        batch = gathered(shares, self._spec)
         whole = WholeLoss(self._pass.pure, batch, common, everyones, group.sum(added))
         whole.compute(loss_scale(self._model.optimizer, optimizer_values))
 
-        first, last = share_bounds(self._size_of(shares), replica.id, group.count)
+        first, last = share_bounds(self._size(shares), replica.id, group.count)
         arriving = [gradient[first:last] for gradient in whole.of_predictions] + whole.of_added
         back = tape.gradient(own + added, start.trainable, arriving)
         gradients = [
             total(gradient, direct, rows.fraction)
             for gradient, direct in zip(back, whole.of_trainable, strict=True)
         ]
-        metrics, additive, handed_over = self._pass.seen(rows, forward.y_pred)
-        gradients, kinds = connected(gradients, self._pass.pure.trainable, back)
-        summands = Summands([], [], metrics, gradients)
+        seen = self._pass.seen(rows, forward)
+        gradients, kinds = connected(gradients, self._variables.trainable, back)
+        summands = Summands([], [], seen.summands, gradients)
         made = self._pass.outcome(
-            Made(summands, end, handed_over, kinds, additive), start, rows, index
+            Made(summands, end, seen, kinds, rows.fraction), start, rows, index
         )
         result = self._completed(
-            (values, optimizer_values), rows, replica, made, started, rows.fraction, whole.loss
+            (values, optimizer_values), rows, replica, made, started, whole.loss
         )
         return self._with_whole(result, values, whole)
 
     def _with_whole(self, result: Result, values: Values, whole: "WholeLoss") -> Result:
         """A result with the loss of the whole batch, and the values of variables after it."""
-        changed = self._pass.changed_by(values, whole.end)
+        changed = self._variables.changed(values, whole.end)
         others = [whole.end.others[index] for index in changed]
         with tf.control_dependencies([result.update.done, *others]):
             update = result.update._replace(others=others, losses=[whole.loss], done=tf.zeros(()))
-        seeds, global_seed = self._pass.seeds_of(whole.end)
+        seeds, global_seed = self._variables.seeds_in(whole.end)
         return result._replace(
             update=update,
             outcome=result.outcome._replace(seeds=seeds, global_seed=global_seed),

@@ -10,7 +10,6 @@ from keras import losses
 from keras import ops
 
 from keras_multigpu.training.replica_pass.loss_reduction import LossShares
-from keras_multigpu.training.replica_pass.loss_reduction import NeedsDivisors
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.replica_pass.loss_reduction import refuse_ragged
 from keras_multigpu.training.replica_pass.loss_reduction import relates_rows
@@ -25,17 +24,17 @@ def absolute(y_true, y_pred):
     return tf.squeeze(tf.abs(y_pred - y_true), -1)
 
 
-def shares_of(loss, weights=None, divisors=None, counting=False):
-    """Each replica's total and local divisors."""
+def shares_of(loss, weights=None, divisor=None):
+    """Each replica's total, own divisors, and part of what is divided by."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile("sgd", loss)
     results = []
     for share in SHARES:
         rows = tf.constant(VALUES[share])[:, tf.newaxis]
         weight = None if weights is None else tf.constant(weights[share])
-        part = LossShares(model, tf.constant(len(rows) / 5), divisors, counting)
-        total = part.total((None, tf.zeros_like(rows), weight), rows)
-        results.append((float(total), [float(d) for d in part.local_divisors]))
+        shares = LossShares(model, tf.constant(len(rows) / 5), lambda own: divisor)
+        total = shares.total((None, tf.zeros_like(rows), weight), rows)
+        results.append((float(total), [float(d) for d in shares.divisors], shares.part))
     return results
 
 
@@ -59,19 +58,24 @@ def loss(reduction):
 )
 def test_shares_add_up_to_the_global_loss(reduction, weights, first, second):
     """A replica's share is its sum over the global count."""
-    totals = [total for total, _ in shares_of(loss(reduction), weights)]
+    totals = [total for total, *_ in shares_of(loss(reduction), weights)]
     np.testing.assert_allclose(totals, [first, second], rtol=1e-6)
 
 
-def test_sums_of_weights_are_counted_first():
-    """`mean_with_sample_weight` divides by the weights of all replicas."""
+def test_sums_of_weights_are_those_of_all_replicas():
+    """`mean_with_sample_weight` divides by the weights of all."""
     weighted = loss("mean_with_sample_weight")
-    with pytest.raises(NeedsDivisors):
-        shares_of(weighted, WEIGHTS)
-    counted = [divisors for _, divisors in shares_of(weighted, WEIGHTS, counting=True)]
-    assert counted == [[3.0], [1.5]]
-    totals = [total for total, _ in shares_of(weighted, WEIGHTS, [tf.constant(4.5)])]
+    totals, divisors, parts = zip(*shares_of(weighted, WEIGHTS, tf.constant(4.5)), strict=True)
+    assert divisors == ([3.0], [1.5])
     np.testing.assert_allclose(totals, [7 / 4.5, 20 / 4.5], rtol=1e-6)
+    np.testing.assert_allclose(parts, [3 / 4.5, 1.5 / 4.5], rtol=1e-6)
+
+
+def test_a_replica_has_a_part_of_what_is_divided_by():
+    """Of a sum nothing is divided; several losses count by examples."""
+    assert [part for *_, part in shares_of(loss("sum"))] == [None, None]
+    means = [part for *_, part in shares_of(loss("mean"))]
+    np.testing.assert_allclose(means, [3 / 5, 2 / 5], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

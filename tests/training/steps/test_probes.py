@@ -202,8 +202,8 @@ def test_predictions_of_several_rows_for_an_example_are_seen_whole(examples, sho
     """Two examples have six rows; those of a borrowed row are left out."""
     rows = Rows((tf.ones((2, 1)), None, None), tf.constant(examples), tf.constant(4))
     predictions = {"rows": tf.ones((6, 1)), "nothing": None, "number": tf.ones(())}
-    outcome = Outcome([], [], [], tf.zeros(()), predictions, [None] * 6)
-    others = ("variables", "layout", "packs", "slices", "update", "scale", "part", "whole_loss")
+    outcome = Outcome([], [], [], tf.zeros(()), predictions, [None] * 6, tf.ones(()))
+    others = ("variables", "layout", "packs", "slices", "update", "scale", "whole_loss")
     seen = Seen(
         replica=0,
         replicas=2,

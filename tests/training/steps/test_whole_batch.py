@@ -7,8 +7,8 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replica_pass.pure_model import PureModel
-from keras_multigpu.training.replica_pass.pure_model import Values
 from keras_multigpu.training.replica_pass.pure_model import loss_trackers
+from keras_multigpu.training.replica_pass.values import Values
 from keras_multigpu.training.steps import whole_batch_step as whole_batch
 
 
@@ -37,9 +37,9 @@ def whole_loss(model, predictions, targets, added=(), scale=1.0, loss=squared_me
     model.compute_loss(None, y, y_pred)  # Makes the loss's variables.
     pure = PureModel(model)
     values = Values(
-        [tf.convert_to_tensor(v) for v in pure.trainable],
-        [tf.convert_to_tensor(v) for v in pure.others],
-        tf.convert_to_tensor(pure.global_seed),
+        [tf.convert_to_tensor(v) for v in pure.variables.trainable],
+        [tf.convert_to_tensor(v) for v in pure.variables.others],
+        tf.convert_to_tensor(pure.variables.global_seed),
     )
     attached = [None] * 2 * len(keras.tree.flatten(y_pred))
     whole = whole_batch.WholeLoss(pure, (None, y, None), values, (y_pred, attached), list(added))

@@ -1,4 +1,4 @@
-"""Replicas draw differently, runs replay, and checkpoints see one device's seeds."""
+"""Replicas draw differently and agree on what changed; checkpoints see one device's seeds."""
 
 import keras
 import numpy as np
@@ -6,7 +6,9 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.training.replica_pass import randomness
+from keras_multigpu.training.replica_pass.values import contribution
+from keras_multigpu.training.replica_pass.values import for_one_device
+from keras_multigpu.training.replica_pass.values import for_replica
 
 
 @pytest.mark.parametrize(
@@ -23,9 +25,9 @@ def test_a_replica_adds_to_the_seed_and_takes_it_off_again(dtype, replica, expec
     """The counter is one device's, and replica 0 has its seed."""
     state = tf.constant([7, 2], dtype)
     for index in (replica, tf.constant(replica)):
-        own = randomness.for_replica(state, index)
+        own = for_replica(state, index)
         assert own.dtype == dtype and own.numpy().tolist() == expected
-        assert randomness.for_one_device(own, index).numpy().tolist() == [7, 2]
+        assert for_one_device(own, index).numpy().tolist() == [7, 2]
 
 
 class AlwaysNoisy(keras.Model):
@@ -126,3 +128,39 @@ def test_a_training_run_with_noise_replays():
         model.fit(x, x[:, :1], batch_size=4, epochs=2, verbose=0)
         weights.append(np.concatenate([w.ravel() for w in model.get_weights()]))
     np.testing.assert_array_equal(*weights)
+
+
+# Three replicas with 3, 1 and 0 of 4 examples; the values they end with; what all get.
+TABLE = [
+    ("float32", "none", 10.0, [2.0, 6.0, 9.0], 3.0),  # 2 * 3/4 + 6 * 1/4
+    ("float32", "sum", 10.0, [12.0, 11.0, 10.0], 13.0),  # 10 + 2 + 1 + 0
+    ("float32", "only_first_replica", 10.0, [2.0, 6.0, 9.0], 2.0),
+    ("int32", "none", 10, [11, 12, 13], 11),
+    ("bool", "none", False, [True, False, False], True),
+    ("int64", "sum", 10, [12, 11, 10], 13),
+    ("uint8", "sum", 10, [12, 11, 10], 13),
+    ("bfloat16", "none", 10.0, [2.0, 6.0, 9.0], 3.0),
+    ("float16", "none", 0.0, [2047.0, 2047.0, 0.0], 2047.0),
+]
+
+
+@pytest.mark.parametrize(("dtype", "aggregation", "old", "new", "expected"), TABLE)
+def test_the_common_value(dtype, aggregation, old, new, expected):
+    """Floats are averaged by examples, sums add up, others follow the first replica."""
+    variable = keras.Variable(old, dtype=dtype, trainable=False, aggregation=aggregation)
+    old = tf.constant(old, dtype)
+    total = sum(
+        contribution(variable, old, tf.constant(value, dtype), tf.constant(part), replica == 0)
+        for replica, (value, part) in enumerate(zip(new, [0.75, 0.25, 0.0], strict=True))
+    )
+    result = tf.cast(total, dtype)
+    assert result.dtype == dtype
+    np.testing.assert_allclose(result.numpy(), expected)
+
+
+def test_a_single_replica_keeps_its_value():
+    """Whatever the sums would be: also where old and new are infinite."""
+    for aggregation in ("none", "sum", "only_first_replica"):
+        variable = keras.Variable(0.0, aggregation=aggregation)
+        old, new = tf.constant(np.inf), tf.constant(3.0)
+        assert float(contribution(variable, old, new, tf.constant(1.0), first=True)) == 3.0
