@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training.distributed_model import DistributedModel
 from keras_multigpu.training.distributed_model import distributed_class
@@ -52,41 +52,33 @@ def distribute(
     ```
     """
     if not isinstance(model, keras.Model):
-        raise ValueError(
-            problem(
-                "`model` is not a Keras model.",
-                "Expected a `keras.Model`: Sequential, functional or subclassed.",
-                "Build a model first, for example `keras.Sequential([...])`.",
-                model=model,
-            )
+        raise value_error(
+            "`model` is not a Keras model.",
+            "Expected a `keras.Model`: Sequential, functional or subclassed.",
+            "Build a model first, for example `keras.Sequential([...])`.",
+            model=model,
         )
     if strategy is not None and not isinstance(strategy, tf.distribute.Strategy):
-        raise ValueError(
-            problem(
-                "`strategy` is not a strategy.",
-                "Expected a `tf.distribute.Strategy`.",
-                "Pass `devices=2`, or `kmg.strategy(devices=2)`, or leave it out.",
-                strategy=strategy,
-            )
+        raise value_error(
+            "`strategy` is not a strategy.",
+            "Expected a `tf.distribute.Strategy`.",
+            "Pass `devices=2`, or `kmg.strategy(devices=2)`, or leave it out.",
+            strategy=strategy,
         )
     if strategy is not None and devices is not None:
-        raise ValueError(
-            problem(
-                "`strategy` and `devices` came together.",
-                "Expected one of them: a strategy already has its devices.",
-                "Leave one out.",
-                strategy=strategy,
-                devices=devices,
-            )
+        raise value_error(
+            "`strategy` and `devices` came together.",
+            "Expected one of them: a strategy already has its devices.",
+            "Leave one out.",
+            strategy=strategy,
+            devices=devices,
         )
     if sum_dtype not in ("float32", "bfloat16"):
-        raise ValueError(
-            problem(
-                "`sum_dtype` is not a type in which gradients are summed.",
-                "Expected 'float32' or 'bfloat16'.",
-                "Leave it out for sums that are not rounded.",
-                sum_dtype=sum_dtype,
-            )
+        raise value_error(
+            "`sum_dtype` is not a type in which gradients are summed.",
+            "Expected 'float32' or 'bfloat16'.",
+            "Leave it out for sums that are not rounded.",
+            sum_dtype=sum_dtype,
         )
     previous = vars(model).get("_replication")
     replication = Replication(

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training import fit_arguments
 from keras_multigpu.training import loops
@@ -84,13 +84,11 @@ class DistributedModel(keras.Model):
             **kwargs: As in `keras.Model.compile`.
         """
         if micro_batches != "auto" and not (isinstance(micro_batches, int) and micro_batches > 0):
-            raise ValueError(
-                problem(
-                    "`micro_batches` is no number of pieces.",
-                    'Expected a positive integer or "auto".',
-                    "Leave it out, or pass for example 4.",
-                    micro_batches=micro_batches,
-                )
+            raise value_error(
+                "`micro_batches` is not a number of pieces.",
+                'Expected a positive integer or "auto".',
+                "Leave it out, or pass for example 4.",
+                micro_batches=micro_batches,
             )
         keras_internals.own_training_state(self)
         super().compile(*args, **kwargs)
@@ -216,13 +214,11 @@ class DistributedModel(keras.Model):
         require_compiled(self)
         if class_weight is not None:
             if sample_weight is not None:
-                raise ValueError(
-                    problem(
-                        "`sample_weight` and `class_weight` came together.",
-                        "Expected one of them.",
-                        "Multiply the class weights into `sample_weight`.",
-                        class_weight=class_weight,
-                    )
+                raise value_error(
+                    "`sample_weight` and `class_weight` came together.",
+                    "Expected one of them.",
+                    "Multiply the class weights into `sample_weight`.",
+                    class_weight=class_weight,
                 )
             sample_weight = keras_internals.class_weights_of_labels(y, class_weight)
         batch = normalized((x, y, sample_weight))

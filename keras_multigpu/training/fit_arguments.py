@@ -11,8 +11,8 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import real_number
+from keras_multigpu.checks import value_error
 
 LOSSES = {
     keras.losses.SparseCategoricalCrossentropy: "sparse_categorical_crossentropy",
@@ -31,13 +31,11 @@ def require_whole_numbers(**arguments: Any) -> None:
 def require_whole_number(name: str, value: Any) -> None:
     """Raise a `ValueError` unless `value` is 0, 1, 2, ..."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
-        raise ValueError(
-            problem(
-                f"`{name}` is not a whole number.",
-                "Expected 0, 1, 2, ...",
-                f"Write `{name}={suggestion(value)}`, for example.",
-                **{name: value},
-            )
+        raise value_error(
+            f"`{name}` is not a whole number.",
+            "Expected 0, 1, 2, ...",
+            f"Write `{name}={suggestion(value)}`, for example.",
+            **{name: value},
         )
 
 
@@ -50,26 +48,22 @@ def suggestion(value: Any) -> int:
 def require_fraction(validation_split: Any) -> None:
     """Raise a `ValueError` unless this is a part of the examples, and not all of them."""
     if validation_split is not None and not 0 <= real_number(validation_split) < 1:
-        raise ValueError(
-            problem(
-                "`validation_split` is not a part of the examples.",
-                "Expected a number from 0 to less than 1.",
-                "Pass 0.2 for the last fifth of them, for example.",
-                validation_split=validation_split,
-            )
+        raise value_error(
+            "`validation_split` is not a part of the examples.",
+            "Expected a number from 0 to less than 1.",
+            "Pass 0.2 for the last fifth of them, for example.",
+            validation_split=validation_split,
         )
 
 
 def require_class_weights(class_weight: Any) -> None:
     """Raise a `ValueError` unless class weights come as a dict."""
     if class_weight is not None and not isinstance(class_weight, dict):
-        raise ValueError(
-            problem(
-                "`class_weight` is not a dict.",
-                "Expected a weight for each class, by the class's number.",
-                "Pass {0: 1.0, 1: 2.5}, for example.",
-                class_weight=class_weight,
-            )
+        raise value_error(
+            "`class_weight` is not a dict.",
+            "Expected a weight for each class, by the class's number.",
+            "Pass {0: 1.0, 1: 2.5}, for example.",
+            class_weight=class_weight,
         )
 
 
@@ -86,14 +80,12 @@ def require_batches(model: keras.Model, spec: Any) -> None:
         return
     for wanted, leaf in zip(inputs, leaves, strict=True):
         if leaf is not None and lacks_batch_axis(leaf.shape.rank, wanted.shape):
-            raise ValueError(
-                problem(
-                    "The dataset's elements are single examples.",
-                    f"Expected batches of inputs of shape {tuple(wanted.shape)}.",
-                    "Pass `dataset.batch(32)`, or make the data with "
-                    "`kmg.data.from_dataset(dataset, global_batch_size=32)`.",
-                    shape=tuple(leaf.shape),
-                )
+            raise value_error(
+                "The dataset's elements are single examples.",
+                f"Expected batches of inputs of shape {tuple(wanted.shape)}.",
+                "Pass `dataset.batch(32)`, or make the data with "
+                "`kmg.data.from_dataset(dataset, global_batch_size=32)`.",
+                shape=tuple(leaf.shape),
             )
 
 
@@ -118,14 +110,12 @@ def require_fitting_labels(model: keras.Model, labels: Any, classes: int | None)
     wrong = None if width is None else mistake(loss, width, units, classes)
     if wrong is not None:
         what, fix = wrong
-        raise ValueError(
-            problem(
-                f"{what} meet the loss {loss} and a last layer with {counted(units, 'unit')}.",
-                "Expected labels, a loss and units that belong together.",
-                fix,
-                loss=loss,
-                units=units,
-            )
+        raise value_error(
+            f"{what} meet the loss {loss} and a last layer with {counted(units, 'unit')}.",
+            "Expected labels, a loss and units that belong together.",
+            fix,
+            loss=loss,
+            units=units,
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.checks import warn
 from keras_multigpu.training.feed.epoch_source import knows_epochs
 from keras_multigpu.training.feed.feed import Feed
@@ -166,13 +166,11 @@ class Validation:
 
     def __init__(self, feed: Feed, frequency: Any) -> None:
         if not isinstance(frequency, (int, list, tuple)) or frequency == 0:
-            raise ValueError(
-                problem(
-                    "`validation_freq` says neither how often nor when to validate.",
-                    "Expected an integer or a list of epochs.",
-                    "Pass 2 for every second epoch, or [1, 5] for epochs 1 and 5.",
-                    validation_freq=frequency,
-                )
+            raise value_error(
+                "`validation_freq` says neither how often nor when to validate.",
+                "Expected an integer or a list of epochs.",
+                "Pass 2 for every second epoch, or [1, 5] for epochs 1 and 5.",
+                validation_freq=frequency,
             )
         self._feed = feed
         self._frequency = frequency
@@ -251,13 +249,11 @@ def with_gaps(outputs: Any, present: tf.Tensor) -> Any:
 
     def with_nan(output: Any) -> Any:
         if not (tf.is_tensor(output) and output.dtype.is_floating) or not output.shape.rank:
-            raise ValueError(
-                problem(
-                    "Some examples cannot be read, and these predictions cannot hold NaN for them.",
-                    "Expected floating-point numbers, a row for each example.",
-                    'Return such from `predict_step`, or read with on_error="raise".',
-                    predictions=output,
-                )
+            raise value_error(
+                "Some examples cannot be read, and these predictions cannot hold NaN for them.",
+                "Expected floating-point numbers, a row for each example.",
+                'Return such from `predict_step`, or read with on_error="raise".',
+                predictions=output,
             )
         rows = tf.reshape(read, [-1, *[1] * (output.shape.rank - 1)])
         return tf.where(rows, output, tf.constant(math.nan, output.dtype))
@@ -349,11 +345,9 @@ def as_array(output: Any) -> Any:
 
 def raise_no_data(method: str) -> None:
     """Raise because not a single batch has come."""
-    raise ValueError(
-        problem(
-            f"`{method}()` received no data.",
-            "Expected at least one batch.",
-            "Check that the dataset is not empty and that a generator was not read before.",
-            batches=0,
-        )
+    raise value_error(
+        f"`{method}()` received no data.",
+        "Expected at least one batch.",
+        "Check that the dataset is not empty and that a generator was not read before.",
+        batches=0,
     )

@@ -24,7 +24,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.replicas import obtained
 from keras_multigpu.training.exchange.stages import summing
 
@@ -160,14 +160,12 @@ class ReplicaGroup:
         found = [copies_of(variable) for variable in variables]
         for variable, parts in zip(variables, found, strict=True):
             if len(parts) not in (1, len(self.replicas)):
-                raise ValueError(
-                    problem(
-                        f"The variable {variable.path} has {len(parts)} copies.",
-                        f"Expected one for each of {len(self.replicas)} replicas, or one in all.",
-                        "Do not move variables of a distributed model to another strategy: call "
-                        "`kmg.distribute` again.",
-                        variable=variable.path,
-                    )
+                raise value_error(
+                    f"The variable {variable.path} has {len(parts)} copies.",
+                    f"Expected one for each of {len(self.replicas)} replicas, or one in all.",
+                    "Do not move variables of a distributed model to another strategy: call "
+                    "`kmg.distribute` again.",
+                    variable=variable.path,
                 )
         return found
 
@@ -408,13 +406,11 @@ def refuse_to_send(tensors: Sequence[Any]) -> None:
     """Raise a `ValueError` for what processes cannot send to each other."""
     for tensor in tensors:
         if not isinstance(tensor, tf.Tensor) or tensor.dtype == tf.string:
-            raise ValueError(
-                problem(
-                    "Workers cannot send each other such values.",
-                    "Expected dense tensors of numbers.",
-                    "Let the model return dense numbers, or run it in one process.",
-                    values=tf.type_spec_from_value(tensor),
-                )
+            raise value_error(
+                "Workers cannot send each other such values.",
+                "Expected dense tensors of numbers.",
+                "Let the model return dense numbers, or run it in one process.",
+                values=tf.type_spec_from_value(tensor),
             )
 
 
@@ -423,15 +419,13 @@ def refuse_remote_replicas(strategy: tf.distribute.Strategy) -> None:
     if isinstance(
         strategy, (tf.distribute.TPUStrategy, tf.distribute.experimental.ParameterServerStrategy)
     ):
-        raise ValueError(
-            problem(
-                f"{type(strategy).__name__} has replicas outside of all processes that train.",
-                "Expected a strategy whose devices are those of this machine, or of several "
-                "workers that run the same script.",
-                "Use `kmg.strategy()` with workers or without a cluster; parameter servers and "
-                "TPUs are not supported yet.",
-                replicas=strategy.num_replicas_in_sync,
-            )
+        raise value_error(
+            f"{type(strategy).__name__} has replicas outside of all processes that train.",
+            "Expected a strategy whose devices are those of this machine, or of several "
+            "workers that run the same script.",
+            "Use `kmg.strategy()` with workers or without a cluster; parameter servers and "
+            "TPUs are not supported yet.",
+            replicas=strategy.num_replicas_in_sync,
         )
 
 
@@ -439,12 +433,10 @@ def require_one_process(strategy: tf.distribute.Strategy) -> None:
     """Raise a `ValueError` where some replicas live in other processes."""
     local = len(strategy.extended.worker_devices)
     if local != strategy.num_replicas_in_sync:
-        raise ValueError(
-            problem(
-                f"{type(strategy).__name__} has replicas outside this process.",
-                "Expected a strategy for the devices of this machine.",
-                "Leave this out where several workers train.",
-                replicas=strategy.num_replicas_in_sync,
-                devices=local,
-            )
+        raise value_error(
+            f"{type(strategy).__name__} has replicas outside this process.",
+            "Expected a strategy for the devices of this machine.",
+            "Leave this out where several workers train.",
+            replicas=strategy.num_replicas_in_sync,
+            devices=local,
         )

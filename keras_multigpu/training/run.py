@@ -163,7 +163,7 @@ class TrainingRun:
     def after_each(self, hook: str, act: Callable[[], None]) -> None:
         """Call `act` whenever all callbacks are through with a hook, whatever their order.
 
-        It is no callback's hook, so logs stay on the devices.
+        It is not a hook of callbacks, so logs stay on the devices.
 
         Args:
             hook: `"on_epoch_begin"`, `"on_train_batch_end"`, `"on_test_end"` (of validation) or

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.cluster.failures import ending_together
 from keras_multigpu.cluster.failures import name_of
 from keras_multigpu.training.feed.feed import Feed
@@ -68,17 +68,13 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
             what for what, *pair in zip(settings, first, of_worker, strict=True) if len({*pair}) > 1
         ]
         if differing:
-            raise ValueError(
-                problem(
-                    f"{name_of(group.workers, worker).capitalize()} and the chief differ in "
-                    f"{' and '.join(differing)}.",
-                    "Expected the same script and the same data on all workers.",
-                    "Copy the script and the data to all machines anew, and let nothing in them "
-                    "depend on the worker.",
-                    **{
-                        what.strip("`"): settings[what] for what in differing if what != "the model"
-                    },
-                )
+            raise value_error(
+                f"{name_of(group.workers, worker).capitalize()} and the chief differ in "
+                f"{' and '.join(differing)}.",
+                "Expected the same script and the same data on all workers.",
+                "Copy the script and the data to all machines anew, and let nothing in them "
+                "depend on the worker.",
+                **{what.strip("`"): settings[what] for what in differing if what != "the model"},
             )
 
 
@@ -97,14 +93,12 @@ def in_step(
         sizes = [size for (size,) in group.of_processes([0 if each is None else each[1].size])]
         shortest = sizes.index(min(sizes))
         if sizes[shortest] < max(sizes):
-            raise ValueError(
-                problem(
-                    f"The data of {name_of(group.workers, shortest)} ended before that of others.",
-                    "Expected the same batches on all workers.",
-                    "Give all of them the same files, or end the data after the same number of "
-                    "batches, for example with `dataset.take`.",
-                    batches=feed.done,
-                )
+            raise value_error(
+                f"The data of {name_of(group.workers, shortest)} ended before that of others.",
+                "Expected the same batches on all workers.",
+                "Give all of them the same files, or end the data after the same number of "
+                "batches, for example with `dataset.take`.",
+                batches=feed.done,
             )
         if each is None:
             return
@@ -141,12 +135,10 @@ def refuse_where_spread(callback: keras.callbacks.Callback) -> None:
     backup = isinstance(callback, keras.callbacks.BackupAndRestore)
     ours = type(callback).__module__.startswith("keras_multigpu.")
     if backup or (ours and not getattr(callback, "on_several_workers", False)):
-        raise ValueError(
-            problem(
-                f"{type(callback).__name__} does not work on several workers yet.",
-                "Expected callbacks that steer by the logs, which are the same on all workers, or "
-                "that only write, which the chief does for all.",
-                "Leave it out, or train in one process.",
-                callback=type(callback).__name__,
-            )
+        raise value_error(
+            f"{type(callback).__name__} does not work on several workers yet.",
+            "Expected callbacks that steer by the logs, which are the same on all workers, or "
+            "that only write, which the chief does for all.",
+            "Leave it out, or train in one process.",
+            callback=type(callback).__name__,
         )

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.cutter import WaitingShares
 from keras_multigpu.training.feed.sources import Anchor
@@ -170,52 +170,44 @@ def refuse_what_batches_bring(x: Any, **separate: Any) -> None:
     """Raise a `ValueError` where such batches come with arguments that they already decide."""
     given = {name: type(value) for name, value in separate.items() if value is not None}
     if given:
-        raise ValueError(
-            problem(
-                f"{type(x).__name__} came together with {' and '.join(f'`{n}`' for n in given)}.",
-                "Expected batches that bring their own targets, weights and size.",
-                "Leave the arguments out; `batches.with_(...)` changes the batch size.",
-                **given,
-            )
+        raise value_error(
+            f"{type(x).__name__} came together with {' and '.join(f'`{n}`' for n in given)}.",
+            "Expected batches that bring their own targets, weights and size.",
+            "Leave the arguments out; `batches.with_(...)` changes the batch size.",
+            **given,
         )
 
 
 def refuse_endless_epoch(batches: Any, steps: int | None) -> None:
     """Raise a `ValueError` where an epoch would never end."""
     if steps is None and batches.is_infinite:
-        raise ValueError(
-            problem(
-                "The data never ends, and nothing says how long an epoch is.",
-                "Expected a number of steps.",
-                "Pass `steps_per_epoch` to `fit`, `steps` to `evaluate`.",
-                data=batches,
-            )
+        raise value_error(
+            "The data never ends, and nothing says how long an epoch is.",
+            "Expected a number of steps.",
+            "Pass `steps_per_epoch` to `fit`, `steps` to `evaluate`.",
+            data=batches,
         )
 
 
 def refuse_weights_twice(spec: Any, class_weight: dict[int, float]) -> None:
     """Raise a `ValueError` where class weights come to batches that have weights."""
     if isinstance(spec, tuple) and len(spec) == 3:
-        raise ValueError(
-            problem(
-                "`class_weight` came to batches that have sample weights.",
-                "Expected one of the two.",
-                'Write `batches.with_(balance="class_weight")`, which multiplies them, or leave '
-                "out `balance`.",
-                class_weight=class_weight,
-            )
+        raise value_error(
+            "`class_weight` came to batches that have sample weights.",
+            "Expected one of the two.",
+            'Write `batches.with_(balance="class_weight")`, which multiplies them, or leave '
+            "out `balance`.",
+            class_weight=class_weight,
         )
 
 
 def refuse_to_count(num_batches: int | None, batches: Any) -> None:
     """Raise a `ValueError` where nobody knows what has been read of a source so far."""
     if num_batches is None:
-        raise ValueError(
-            problem(
-                "The batch size is to change, and the data's length is not known.",
-                "Expected a known number of examples, or `fit` without `steps_per_epoch`.",
-                "Leave out `steps_per_epoch`, or state the number of examples when you make "
-                "the batches.",
-                data=batches,
-            )
+        raise value_error(
+            "The batch size is to change, and the data's length is not known.",
+            "Expected a known number of examples, or `fit` without `steps_per_epoch`.",
+            "Leave out `steps_per_epoch`, or state the number of examples when you make "
+            "the batches.",
+            data=batches,
         )

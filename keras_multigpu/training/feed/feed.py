@@ -19,7 +19,7 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.checks import warn
 from keras_multigpu.identities import identity_of
 from keras_multigpu.keras_internals import dataset_internals
@@ -102,13 +102,11 @@ class Feed:
         self._steps = steps if most is None else min(steps or most, most)
         self._source: BatchSource
         if x is None:
-            raise ValueError(
-                problem(
-                    "There is no data.",
-                    "Expected `x`: arrays, a dataset, a `PyDataset` or a generator.",
-                    "Pass the inputs as the first argument.",
-                    x=x,
-                )
+            raise value_error(
+                "There is no data.",
+                "Expected `x`: arrays, a dataset, a `PyDataset` or a generator.",
+                "Pass the inputs as the first argument.",
+                x=x,
             )
         if knows_epochs(x):
             refuse_what_batches_bring(x, y=y, sample_weight=sample_weight, batch_size=batch_size)
@@ -347,13 +345,11 @@ def is_generator(x: Any) -> bool:
 def refuse_separate_targets(x: Any, y: Any, sample_weight: Any) -> None:
     """Raise a `ValueError` where a generator comes with targets of its own."""
     if y is not None or sample_weight is not None:
-        raise ValueError(
-            problem(
-                "A generator came with separate targets or sample weights.",
-                "Expected the generator to yield `(x, y)` or `(x, y, sample_weight)`.",
-                "Leave out `y` and `sample_weight`.",
-                x=x,
-                y=y,
-                sample_weight=sample_weight,
-            )
+        raise value_error(
+            "A generator came with separate targets or sample weights.",
+            "Expected the generator to yield `(x, y)` or `(x, y, sample_weight)`.",
+            "Leave out `y` and `sample_weight`.",
+            x=x,
+            y=y,
+            sample_weight=sample_weight,
         )

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals.dataset_internals import batching_of
 from keras_multigpu.keras_internals.dataset_internals import shuffled_by
 from keras_multigpu.training.feed.cutter import Cutter
@@ -106,15 +106,13 @@ class BatchSource:
 
 def raise_fixed_size(x: Any, steps: int | None) -> NoReturn:
     """Raise because the batches of this source cannot be cut anew."""
-    raise ValueError(
-        problem(
-            "Batches of another size are wanted from data that come in batches of their own.",
-            "Expected `keras_multigpu.data` batches; or arrays or a `tf.data.Dataset`, without "
-            "`steps_per_epoch`.",
-            "Make the data with one of the `keras_multigpu.data.from_*` functions.",
-            data=x if isinstance(x, str) else type(x).__name__,
-            steps_per_epoch=steps,
-        )
+    raise value_error(
+        "Batches of another size are wanted from data that come in batches of their own.",
+        "Expected `keras_multigpu.data` batches; or arrays or a `tf.data.Dataset`, without "
+        "`steps_per_epoch`.",
+        "Make the data with one of the `keras_multigpu.data.from_*` functions.",
+        data=x if isinstance(x, str) else type(x).__name__,
+        steps_per_epoch=steps,
     )
 
 
@@ -307,15 +305,13 @@ def part_of(batch: Any, place: int) -> Batch:
 
 def refuse_other_replicas(parts: set[int], devices: list[str]) -> None:
     """Raise a `ValueError` where a dataset was distributed to other replicas than the model."""
-    raise ValueError(
-        problem(
-            "The dataset was distributed to other replicas than those of the model.",
-            f"Expected batches in {len(devices)} parts, one for each replica.",
-            "Pass the dataset itself: `fit` distributes it. Or distribute it with "
-            "`model.distribute_strategy`.",
-            parts=sorted(parts),
-            devices=devices,
-        )
+    raise value_error(
+        "The dataset was distributed to other replicas than those of the model.",
+        f"Expected batches in {len(devices)} parts, one for each replica.",
+        "Pass the dataset itself: `fit` distributes it. Or distribute it with "
+        "`model.distribute_strategy`.",
+        parts=sorted(parts),
+        devices=devices,
     )
 
 

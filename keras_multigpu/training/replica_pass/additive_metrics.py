@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_pass.loss_reduction import KEPT
 from keras_multigpu.training.replica_pass.loss_reduction import random_rows
@@ -253,12 +253,10 @@ def refuse_others(scope: CatchingScope, variables: Sequence[keras.Variable]) -> 
     own = {id(variable) for variable in variables}
     for key, variable in scope.assigned.items():
         if key not in own:
-            raise ValueError(
-                problem(
-                    "A metric with `additive = True` changes a variable that is not its own.",
-                    "Expected one whose state is in the variables that its `add_variable` made.",
-                    "Make the variable with `add_variable`, or leave out `additive`: then the "
-                    "metric is updated once, with all predictions.",
-                    variable=variable.path,
-                )
+            raise value_error(
+                "A metric with `additive = True` changes a variable that is not its own.",
+                "Expected one whose state is in the variables that its `add_variable` made.",
+                "Make the variable with `add_variable`, or leave out `additive`: then the "
+                "metric is updated once, with all predictions.",
+                variable=variable.path,
             )

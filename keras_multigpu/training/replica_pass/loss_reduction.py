@@ -32,7 +32,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.training.replica_group import HOST
 
 ROWS = 6
@@ -52,15 +52,13 @@ class NeedsWholeBatch(Exception):
 def refuse_ragged(tensors: Any, replicas: int) -> None:
     """Raise a `ValueError` where predictions are to be gathered that TensorFlow cannot gather."""
     if replicas > 1 and any(isinstance(t, tf.RaggedTensor) for t in keras.tree.flatten(tensors)):
-        raise ValueError(
-            problem(
-                "Ragged predictions meet a loss that needs the whole batch at once.",
-                "Expected dense predictions, or a loss with a value for each example: replicas "
-                "cannot gather ragged tensors.",
-                "Return a value for each example from the loss, or pad the predictions with "
-                "`to_tensor()` in the model.",
-                replicas=replicas,
-            )
+        raise value_error(
+            "Ragged predictions meet a loss that needs the whole batch at once.",
+            "Expected dense predictions, or a loss with a value for each example: replicas "
+            "cannot gather ragged tensors.",
+            "Return a value for each example from the loss, or pad the predictions with "
+            "`to_tensor()` in the model.",
+            replicas=replicas,
         )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_pass.flow_rules import Trait
@@ -108,14 +108,12 @@ def ordered(count: int | None, trait: Trait | None) -> int | None:
         return count
     if trait.blocks == count:
         return Blocks(count)
-    raise ValueError(
-        problem(
-            "An output has several rows for each example, in an order that cannot be told.",
-            "Expected the rows of an example one after another, as a reshape to `(-1, ...)` makes "
-            "them, or whole batches one after another, as `ops.concatenate(views, axis=0)` does.",
-            "Return one output for each of them, or put them along another axis.",
-            rows=count,
-        )
+    raise value_error(
+        "An output has several rows for each example, in an order that cannot be told.",
+        "Expected the rows of an example one after another, as a reshape to `(-1, ...)` makes "
+        "them, or whole batches one after another, as `ops.concatenate(views, axis=0)` does.",
+        "Return one output for each of them, or put them along another axis.",
+        rows=count,
     )
 
 
@@ -235,29 +233,24 @@ def refuse_several_rows(leaves: Sequence[Any], counts: Sequence[Any]) -> None:
         if leaf is not None and count == 0:
             refuse_output(leaf.shape)
         if leaf is not None and count not in (1, None):
-            raise ValueError(
-                problem(
-                    "An output has several rows for each example, and the loss needs the whole "
-                    "batch.",
-                    "Expected one row for each example, which the loss gets from all replicas.",
-                    "Return one output for each of them, as two views, and let the loss put them "
-                    "together, or put them along another axis.",
-                    shape=tuple(leaf.shape),
-                    rows_for_each_example=count,
-                )
+            raise value_error(
+                "An output has several rows for each example, and the loss needs the whole batch.",
+                "Expected one row for each example, which the loss gets from all replicas.",
+                "Return one output for each of them, as two views, and let the loss put them "
+                "together, or put them along another axis.",
+                shape=tuple(leaf.shape),
+                rows_for_each_example=count,
             )
 
 
 def refuse_output(shape: Any) -> None:
     """Raise a `ValueError` because replicas cannot compute an output from their shares."""
-    raise ValueError(
-        problem(
-            "An output of the model is computed from the batch as a whole.",
-            "Expected outputs with one row, or several, for each example along their first axis, "
-            "or outputs that do not depend on the inputs: each replica sees its share of the "
-            "batch, and each micro-batch its own.",
-            "Leave the output out, or run this model on one device: `kmg.strategy('one_device')`, "
-            "without `micro_batches`.",
-            shape=tuple(shape),
-        )
+    raise value_error(
+        "An output of the model is computed from the batch as a whole.",
+        "Expected outputs with one row, or several, for each example along their first axis, "
+        "or outputs that do not depend on the inputs: each replica sees its share of the "
+        "batch, and each micro-batch its own.",
+        "Leave the output out, or run this model on one device: `kmg.strategy('one_device')`, "
+        "without `micro_batches`.",
+        shape=tuple(shape),
     )

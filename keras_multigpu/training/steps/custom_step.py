@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.exchange.packing import Packing
@@ -267,14 +267,12 @@ def refuse_to_measure(probes: Sequence[Probe]) -> None:
     """Raise a `ValueError` where a probe wants to see what only Keras's own step shows."""
     for probe in probes:
         if type(probe).on_replica is not Probe.on_replica:
-            raise ValueError(
-                problem(
-                    "A callback wants to measure inside a `train_step` of your own.",
-                    "Expected Keras's own `train_step`, whose losses and gradients are known.",
-                    "Leave out the callback, or write the model with `compute_loss` instead of "
-                    "`train_step`.",
-                    probe=type(probe).__name__,
-                )
+            raise value_error(
+                "A callback wants to measure inside a `train_step` of your own.",
+                "Expected Keras's own `train_step`, whose losses and gradients are known.",
+                "Leave out the callback, or write the model with `compute_loss` instead of "
+                "`train_step`.",
+                probe=type(probe).__name__,
             )
 
 

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.exchange.sparse_gradients import distinct_rows_noted
 from keras_multigpu.training.replica_group import Replica
@@ -84,15 +84,13 @@ class PresentStep:
     def require_outermost(self, what: str) -> None:
         """Raise a `ValueError` inside a branch or loop, where replicas cannot exchange values."""
         if self.is_nested:
-            raise ValueError(
-                problem(
-                    f"{what} inside a `tf.cond`, a `tf.while_loop` or a `tf.function`.",
-                    "Expected it directly in the step: replicas cannot exchange values in a "
-                    "branch or loop that TensorFlow traces.",
-                    "Move it out of there: write the loop in Python, choose with `tf.where`, "
-                    "leave out the inner `@tf.function`.",
-                    model=type(self.model).__name__,
-                )
+            raise value_error(
+                f"{what} inside a `tf.cond`, a `tf.while_loop` or a `tf.function`.",
+                "Expected it directly in the step: replicas cannot exchange values in a "
+                "branch or loop that TensorFlow traces.",
+                "Move it out of there: write the loop in Python, choose with `tf.where`, "
+                "leave out the inner `@tf.function`.",
+                model=type(self.model).__name__,
             )
 
     def require_known(self, variable: keras.Variable) -> None:

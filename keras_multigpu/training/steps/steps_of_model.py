@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals.versions import newer_than_tested
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.replica_group import HOST
@@ -398,14 +398,12 @@ def refuse_own_loops(model: keras.Model) -> None:
     """Raise a `ValueError` for a model that makes the functions which Keras's loops call."""
     for step in ("train", "test", "predict"):
         if is_overridden(model, f"make_{step}_function"):
-            raise ValueError(
-                problem(
-                    f"The model has a `make_{step}_function` of its own.",
-                    f"Expected `keras.Model.make_{step}_function`: it reads Keras's iterator, "
-                    "which knows nothing of shares, so here it would never be called.",
-                    f"Override `{step}_step` instead, or train the model without `distribute`.",
-                    model=type(model).__name__,
-                )
+            raise value_error(
+                f"The model has a `make_{step}_function` of its own.",
+                f"Expected `keras.Model.make_{step}_function`: it reads Keras's iterator, "
+                "which knows nothing of shares, so here it would never be called.",
+                f"Override `{step}_step` instead, or train the model without `distribute`.",
+                model=type(model).__name__,
             )
 
 
@@ -413,26 +411,22 @@ def refuse_stateful(model: keras.Model) -> None:
     """Raise a `ValueError` for recurrent layers that remember the batch before."""
     for layer in keras_internals.layers_of(model):
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
-            raise ValueError(
-                problem(
-                    "A recurrent layer keeps its state from one batch to the next.",
-                    "Expected `stateful=False`: replicas see shares of a batch, whose states "
-                    "belong to other examples than before.",
-                    "Train this model on one device: `kmg.strategy('one_device')`.",
-                    layer=layer.name,
-                )
+            raise value_error(
+                "A recurrent layer keeps its state from one batch to the next.",
+                "Expected `stateful=False`: replicas see shares of a batch, whose states "
+                "belong to other examples than before.",
+                "Train this model on one device: `kmg.strategy('one_device')`.",
+                layer=layer.name,
             )
 
 
 def refuse_pieces(pieces: int) -> None:
     """Raise a `ValueError` where micro-batches meet a loss of the batch as a whole."""
     if pieces > 1:
-        raise ValueError(
-            problem(
-                "`micro_batches` cannot be used with this model's loss or `train_step`.",
-                "Expected Keras's own training step and losses that are sums over examples: "
-                "Keras losses, or functions that return one value for each example.",
-                "Leave out `micro_batches`, or return per-example values from the loss.",
-                micro_batches=pieces,
-            )
+        raise value_error(
+            "`micro_batches` cannot be used with this model's loss or `train_step`.",
+            "Expected Keras's own training step and losses that are sums over examples: "
+            "Keras losses, or functions that return one value for each example.",
+            "Leave out `micro_batches`, or return per-example values from the loss.",
+            micro_batches=pieces,
         )

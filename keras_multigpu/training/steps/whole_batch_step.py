@@ -1,4 +1,4 @@
-"""Training steps for losses that are no sums over examples.
+"""Training steps for losses that are not sums over examples.
 
 A contrastive loss, a Dice loss, a `compute_loss` of the user's own: their value depends on
 the batch as a whole, so no arithmetic on replicas' losses yields it. Here the predictions

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import step_hooks
 
 
@@ -90,26 +90,22 @@ class CatchingScope(keras.StatelessScope):
 
 def raise_assigned_in_branch(variable: keras.Variable) -> None:
     """Raise because only the inside of a condition or loop would know the new value."""
-    raise ValueError(
-        problem(
-            "A variable is assigned inside of a condition, a loop or a `tf.function`.",
-            "Expected assignments in the body of `call`, `compute_loss` or a loss.",
-            "Compute the new value there and assign it outside: "
-            "`variable.assign(keras.ops.where(condition, new, variable))`.",
-            variable=variable.path,
-        )
+    raise value_error(
+        "A variable is assigned inside of a condition, a loop or a `tf.function`.",
+        "Expected assignments in the body of `call`, `compute_loss` or a loss.",
+        "Compute the new value there and assign it outside: "
+        "`variable.assign(keras.ops.where(condition, new, variable))`.",
+        variable=variable.path,
     )
 
 
 def raise_assigned(kind: str, fix: str, variable: keras.Variable) -> None:
     """Raise because a variable is assigned whose new value the step itself computes."""
-    raise ValueError(
-        problem(
-            f"A layer or a loss assigns a value to {kind} variable while it is called.",
-            "Expected forward passes and losses that change no variable that an update changes.",
-            fix,
-            variable=variable.path,
-        )
+    raise value_error(
+        f"A layer or a loss assigns a value to {kind} variable while it is called.",
+        "Expected forward passes and losses that change no variable that an update changes.",
+        fix,
+        variable=variable.path,
     )
 
 
@@ -142,14 +138,12 @@ def refusing(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def assign(self: tf.Variable, *args: Any, **kwargs: Any) -> Any:
         if getattr(_thread, "refuses", False):
-            raise ValueError(
-                problem(
-                    "A `tf.Variable` is assigned in a step.",
-                    "Expected a `keras.Variable`: the code runs on each replica and for each "
-                    "micro-batch, and only of Keras's variables it is known what comes of that.",
-                    "Make it with `self.add_weight(..., trainable=False)`.",
-                    variable=self.name,
-                )
+            raise value_error(
+                "A `tf.Variable` is assigned in a step.",
+                "Expected a `keras.Variable`: the code runs on each replica and for each "
+                "micro-batch, and only of Keras's variables it is known what comes of that.",
+                "Make it with `self.add_weight(..., trainable=False)`.",
+                variable=self.name,
             )
         return original(self, *args, **kwargs)
 

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.identities import identity_of
 from keras_multigpu.identities import of_object
 from keras_multigpu.keras_internals import optimizer_internals
@@ -48,13 +48,11 @@ class ModelState(NamedTuple):
         """
         variables = variables_of(model)
         if differences := self.differences(model):
-            raise ValueError(
-                problem(
-                    "The state is that of another model: " + "; ".join(differences[:3]) + ".",
-                    "Expected the same layers, optimizer and metrics.",
-                    "Build and compile the model as it was when the state was taken.",
-                    differences=len(differences),
-                )
+            raise value_error(
+                "The state is that of another model: " + "; ".join(differences[:3]) + ".",
+                "Expected the same layers, optimizer and metrics.",
+                "Build and compile the model as it was when the state was taken.",
+                differences=len(differences),
             )
         for name in variables.keys() & self.values.keys():
             give(variables[name], self.values[name])
