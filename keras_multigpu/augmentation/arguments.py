@@ -134,7 +134,7 @@ def require_probability(name: str, value: object) -> None:
 def as_probability(name: str, value: Any) -> float:
     """An argument such as the `factor` of Keras's RandomErasing, as one probability.
 
-    One that is drawn between two numbers and then met comes to their mean.
+    A probability that is itself drawn from a range comes down to the mean of the range.
 
     Args:
         value: The probability, or a pair between which it is drawn.

@@ -53,10 +53,10 @@ def changing(folder):
 def watching(folder):
     """Callbacks that watch training, behind those that set the rate."""
     return [
-        ours.GradientNoiseScale(smoothing=0.5, every=1),
-        ours.NaNGuard("skip", check_every=1),
+        ours.GradientNoiseScale(smoothing=0.5, every_steps=1),
+        ours.NaNGuard("skip", every_steps=1),
         ours.ReplicaMetrics(),
-        ours.ReplicaDriftCheck(every=2),
+        ours.ReplicaDriftCheck(every_steps=2),
         ours.ThroughputReport(verbose=0),
         ours.ResumableCheckpoint(folder / "checkpoints", every_steps=4),
     ]

@@ -31,7 +31,7 @@ class WindowSettings(NamedTuple):
 def drawn_window(draws: Draws, shape: Shape, result: Sides, settings: WindowSettings) -> Drawn:
     """Windows at random places: `crop_top`, `crop_left`, `crop_height` and `crop_width`.
 
-    The last two are left out where they are the `crop` of the settings for sure.
+    The last two are left out where every window has the size `crop`.
 
     Args:
         shape: `(height, width, channels)` of the images.

@@ -48,7 +48,7 @@ class BatchSizeFinder(keras.callbacks.Callback):
             size that `maximum` or the number of examples has limited is used whole.
         steps: Integer, how many steps are run with each size. The first one may need less
             than those that follow.
-        path: Where to draw speed and memory against the size, a `.png`. By default nowhere.
+        picture: Where to draw speed and memory against the size, a `.png`. By default nowhere.
         verbose: 1 prints what was found, and the progress of a long search; 0 prints nothing.
 
     Attributes:
@@ -65,7 +65,7 @@ class BatchSizeFinder(keras.callbacks.Callback):
         maximum: int | None = None,
         margin: float = 0.1,
         steps: int = 3,
-        path: str | Path | None = None,
+        picture: str | Path | None = None,
         verbose: int = 1,
     ) -> None:
         super().__init__()
@@ -79,13 +79,13 @@ class BatchSizeFinder(keras.callbacks.Callback):
         self.best_replica_batch_size: int | None = None
         self.largest_replica_batch_size: int | None = None
         self.tries: list[Try] = []
-        self._apply = apply
-        self._minimum = int(minimum)
-        self._maximum = maximum
-        self._margin = margin
-        self._steps = int(steps)
-        self._picture = picture_file(path)
-        self._verbose = verbose
+        self.apply = apply
+        self.minimum = int(minimum)
+        self.maximum = maximum
+        self.margin = margin
+        self.steps = int(steps)
+        self.picture = picture_file(picture)
+        self.verbose = verbose
         self._resumed = False
 
     @property
@@ -105,9 +105,9 @@ class BatchSizeFinder(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Search once the other callbacks have prepared what they need."""
         run = run_to_try(self)
-        if self._apply == "micro_batches" and run.global_batch_size is None:
+        if self.apply == "micro_batches" and run.global_batch_size is None:
             raise_unknown_size(run)
-        if self._apply == "replica_batch_size":
+        if self.apply == "replica_batch_size":
             # Data that come in batches of their own are refused now, and not after a search.
             run.first_batches((run.global_batch_size or 0) + 1)
         self._resumed = False
@@ -119,28 +119,28 @@ class BatchSizeFinder(keras.callbacks.Callback):
             return
         with same_draws():
             batch = next(batches_going_round(run))
-        search = SizeSearch(run, batch, self._steps, self._say)
+        search = SizeSearch(run, batch, self.steps, self._say)
         self.tries = search.tries
         # Compiling the step is what `fit` would do, and keeps what it draws.
         with run.trial(batch), same_draws():
             found = self._search(run, search)
             outcome = self._applied(run, search)
         self._say(f"{found}; {outcome}.")
-        if self._picture is not None:
+        if self.picture is not None:
             assert self.best_replica_batch_size is not None
             figure = size_figure(self.tries, run.replicas, self.best_replica_batch_size)
-            write_png(figure, self._picture)
+            write_png(figure, self.picture)
 
     def _search(self, run: TrainingRun, search: SizeSearch) -> str:
         maximum = self._limit(run)
-        good, bad = largest_size(search.fits, self._minimum, maximum, self._margin / 2)
+        good, bad = largest_size(search.fits, self.minimum, maximum, self.margin / 2)
         if good is None:
-            raise_too_little_memory(self._minimum, run.replicas)
+            raise_too_little_memory(self.minimum, run.replicas)
         self.largest_replica_batch_size = good
-        used = good if bad is None else int(good * (1 - self._margin))
-        self.best_replica_batch_size = max(self._minimum, used)
+        used = good if bad is None else int(good * (1 - self.margin))
+        self.best_replica_batch_size = max(self.minimum, used)
         if bad is None:
-            why = "`maximum`" if maximum == self._maximum else "the number of examples"
+            why = "`maximum`" if maximum == self.maximum else "the number of examples"
             return f"{good} examples fit on each replica, the most that {why} allows"
         spare = "" if used == good else f", {self.best_replica_batch_size} with room to spare"
         return f"{good} examples fit on each replica and {bad} do not{spare}"
@@ -148,16 +148,16 @@ class BatchSizeFinder(keras.callbacks.Callback):
     def _limit(self, run: TrainingRun) -> int | None:
         """The largest size to try."""
         examples = number_of_examples(run)
-        share = None if examples is None else max(self._minimum, examples // run.replicas)
-        return min((size for size in (self._maximum, share) if size is not None), default=None)
+        share = None if examples is None else max(self.minimum, examples // run.replicas)
+        return min((size for size in (self.maximum, share) if size is not None), default=None)
 
     def _applied(self, run: TrainingRun, search: SizeSearch) -> str:
         """Let training use the size; what is said about it."""
         best, replicas, size = self.best_replica_batch_size, run.replicas, run.global_batch_size
         assert best is not None
-        if self._apply is None:
+        if self.apply is None:
             return "nothing is changed"
-        if self._apply == "replica_batch_size":
+        if self.apply == "replica_batch_size":
             run.set_batch_size(replicas * best, largest_share=best)
             before = "" if size is None else f" instead of {size}"
             return f"global batches have {replicas * best} examples from now on{before}"
@@ -173,7 +173,7 @@ class BatchSizeFinder(keras.callbacks.Callback):
         )
 
     def _say(self, text: str) -> None:
-        if self._verbose:
+        if self.verbose:
             print(f"BatchSizeFinder: {text}", flush=True)  # noqa: T201
 
 

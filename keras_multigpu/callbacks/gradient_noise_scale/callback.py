@@ -56,7 +56,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
     Args:
         smoothing: How much of the running means of variance and square norm each step keeps,
             from 0 (the last step alone) to below 1. They are divided only after that.
-        every: The number of steps between two points of the `curve`. Each point waits for the
+        every_steps: The number of steps between two points of the `curve`. Each point waits for the
             devices once.
         picture: Where to draw the curve as a PNG when training ends. Needs matplotlib.
 
@@ -65,7 +65,11 @@ class GradientNoiseScale(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, smoothing: float = 0.99, every: int = 100, picture: str | Path | None = None
+        self,
+        smoothing: float = 0.99,
+        *,
+        every_steps: int = 100,
+        picture: str | Path | None = None,
     ) -> None:
         super().__init__()
         if not (isinstance(smoothing, (int, float)) and 0 <= smoothing < 1):
@@ -75,10 +79,10 @@ class GradientNoiseScale(keras.callbacks.Callback):
                 "Pass 0.99 to average over the last hundred steps or so.",
                 smoothing=smoothing,
             )
-        require_positive_integer("every", every)
+        require_positive_integer("every_steps", every_steps)
         self.picture = picture_file(picture)
         self.smoothing = float(smoothing)
-        self.every = every
+        self.every_steps = every_steps
         self.curve: list[Point] = []
         self._probe = NoiseProbe(self.smoothing)
         self._strategy: Any = None
@@ -121,7 +125,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Read a point of the curve, if it is due."""
         step = self.model.training_run.step
-        if step // self.every > self._read_at // self.every:
+        if step // self.every_steps > self._read_at // self.every_steps:
             self._note()
             self._read_at = step
 

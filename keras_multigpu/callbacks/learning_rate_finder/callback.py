@@ -19,6 +19,7 @@ from keras_multigpu.callbacks.rates.rates import Rate
 from keras_multigpu.callbacks.trial_batches import batches_going_round
 from keras_multigpu.callbacks.trial_batches import run_to_try
 from keras_multigpu.callbacks.trial_batches import same_draws
+from keras_multigpu.checks import require_choice
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.checks import value_error
 from keras_multigpu.pictures import picture_file
@@ -47,14 +48,15 @@ class LearningRateFinder(keras.callbacks.Callback):
         low: Float, the first rate, small enough that nothing happens.
         high: Float, the last rate, large enough that the loss explodes.
         steps: Integer, how many rates are tried. The data go round if they have fewer batches.
-        smoothing: Float of at least 1, over how many steps to each side the loss is averaged, as
-            the standard deviation of a Gaussian. Larger for small batches, whose losses differ
-            more, together with more steps.
-        stop_at: Float above 1. The search ends once the smoothed loss is this many times its
-            lowest value, or has lost this many times less one what it had won.
-        apply: Boolean, whether this `fit` trains with the suggested rate. A schedule is scaled so
-            that it begins with it.
-        path: Where to draw the curve, a `.png`. By default nowhere.
+        smoothing_steps: Float of at least 1, over how many steps to each side the loss is
+            averaged, as the standard deviation of a Gaussian. Larger for small batches, whose
+            losses differ more, together with more steps.
+        stop_at: Float above 1. The loss has exploded once its mean is this many times the lowest
+            so far. For losses near or below zero: once it has risen from there by this number
+            less one, times what it had fallen since the first step.
+        apply: What becomes of the rate in this `fit`. `"learning_rate"` trains with it; a schedule
+            is scaled so that it begins with it. None changes nothing.
+        picture: Where to draw the curve, a `.png`. By default nowhere.
         verbose: 1 prints what was found, and the progress of a long search; 0 prints nothing.
 
     Attributes:
@@ -67,30 +69,33 @@ class LearningRateFinder(keras.callbacks.Callback):
     def __init__(
         self,
         low: float = 1e-6,
-        high: float = 10.0,
         *,
+        high: float = 10.0,
         steps: int = 100,
-        smoothing: float = 5.0,
+        smoothing_steps: float = 5.0,
         stop_at: float = 4.0,
-        apply: bool = False,
-        path: str | Path | None = None,
+        apply: str | None = None,
+        picture: str | Path | None = None,
         verbose: int = 1,
     ) -> None:
         super().__init__()
         require_range(low, high)
+        require_choice("apply", apply, ["learning_rate", None])
         require_enough(steps)
-        require_between("smoothing", smoothing, 1 <= smoothing <= steps, "from 1 to `steps`")
+        require_between(
+            "smoothing_steps", smoothing_steps, 1 <= smoothing_steps <= steps, "from 1 to `steps`"
+        )
         require_between("stop_at", stop_at, 1 < stop_at < np.inf, "above 1")
         self.suggested_rate: float | None = None
         self.lowest_rate: float | None = None
         self.exploded_rate: float | None = None
         self.curve: RateCurve | None = None
         self._rates = sweep(low, high, steps)
-        self._smoothing = smoothing
-        self._stop_at = stop_at
-        self._apply = apply
-        self._picture = picture_file(path)
-        self._verbose = verbose
+        self.smoothing_steps = smoothing_steps
+        self.stop_at = stop_at
+        self.apply = apply
+        self.picture = picture_file(picture)
+        self.verbose = verbose
         self._rate: Rate | None = None
         self._factor: float | None = None
         self._resumed = False
@@ -110,14 +115,14 @@ class LearningRateFinder(keras.callbacks.Callback):
         for name in ("suggested_rate", "lowest_rate", "exploded_rate"):
             setattr(self, name, state[name])
         self._factor, self._resumed = state["factor"], True
-        if self._apply and self._rate is not None and self._factor is not None:
+        if self.apply and self._rate is not None and self._factor is not None:
             self._scale(self._rate, self._factor)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Search once the other callbacks have prepared what they need."""
         run = run_to_try(self)
         self._rate, self._factor, self._resumed = Rate(self.model), None, False
-        if self._apply and not self._rate.is_plain and not self._rate.next:
+        if self.apply and not self._rate.is_plain and not self._rate.next:
             raise_schedule_from_zero()
         run.after_begin(lambda: self._begin(run))
 
@@ -131,15 +136,15 @@ class LearningRateFinder(keras.callbacks.Callback):
         first, rates, losses = self._search(run)
         finite = np.isfinite(losses)
         kept = np.array(losses)[finite]
-        self.curve = RateCurve(np.array(rates)[finite], kept, smoothed(kept, self._smoothing))
-        exploded = explodes(losses, first, self._smoothing, self._stop_at)
+        self.curve = RateCurve(np.array(rates)[finite], kept, smoothed(kept, self.smoothing_steps))
+        exploded = explodes(losses, first, self.smoothing_steps, self.stop_at)
         self.exploded_rate = float(rates[-1]) if exploded else None
         found = suggestion(self.curve)
         self.suggested_rate, self.lowest_rate = found or (None, None)
         self._tell(found)
-        if self._picture is not None and len(kept):
-            write_png(drawn(self.curve, found, self.exploded_rate), self._picture)
-        if self._apply and found is not None:
+        if self.picture is not None and len(kept):
+            write_png(drawn(self.curve, found, self.exploded_rate), self.picture)
+        if self.apply and found is not None:
             self._use(found.steepest)
 
     def _search(self, run: TrainingRun) -> tuple[float, list[float], list[float]]:
@@ -160,7 +165,7 @@ class LearningRateFinder(keras.callbacks.Callback):
                 # A step's loss is taken before its update, so it is what the rate before led to.
                 losses.append(self._loss(run, next(batches), float(following)))
                 rates.append(float(rate))
-                if explodes(losses, first, self._smoothing, self._stop_at):
+                if explodes(losses, first, self.smoothing_steps, self.stop_at):
                     break
                 if time.perf_counter() - told > PATIENCE:
                     told = time.perf_counter()
@@ -204,14 +209,14 @@ class LearningRateFinder(keras.callbacks.Callback):
                 f"{self._rates[0]:.2g} to {self.exploded_rate or last:.2g}; {end}."
             )
             return
-        used = ", and is used from now on" if self._apply else ""
+        used = ", and is used from now on" if self.apply else ""
         self._say(
             f"a rate of {found.steepest:.2g} is suggested{used}. There the loss falls fastest; it "
             f"is lowest at {found.lowest:.2g} (a tenth of that is another usual choice), and {end}."
         )
 
     def _say(self, text: str) -> None:
-        if self._verbose:
+        if self.verbose:
             print(f"LearningRateFinder: {text}", flush=True)  # noqa: T201
 
 
@@ -275,8 +280,8 @@ def raise_no_loss(logs: dict[str, Any]) -> None:
 def raise_schedule_from_zero() -> None:
     """Raise because a schedule that begins with zero cannot be scaled to a rate."""
     raise value_error(
-        "`apply=True` came to a schedule whose next rate is zero.",
+        "`apply` came to a schedule whose next rate is zero.",
         "Expected a schedule that can be scaled to begin with the suggested rate.",
-        "Pass `apply=False`, and compile a schedule with the rate that is suggested.",
-        apply=True,
+        "Leave out `apply`, and compile a schedule with the rate that is suggested.",
+        apply="learning_rate",
     )

@@ -45,12 +45,12 @@ class NaNGuard(keras.callbacks.Callback):
         action: What follows. `"stop"`: training ends, with the weights before that step.
             `"skip"`: training goes on with the next batch. `"rollback"`: the model goes back to an
             earlier state, with a lower rate, and training goes on with the next batch.
-        check_every: After how many steps Python asks whether something was found. Until then
+        every_steps: After how many steps Python asks whether something was found. Until then
             `"stop"` and `"rollback"` take no further steps. To ask waits for the devices.
         patience: For `"skip"`: after so many steps in a row that were skipped, training ends with
             a `FloatingPointError`.
-        snapshot_every: For `"rollback"`: after how many steps the state to go back to is taken
-            anew; None for the beginning of each epoch. It is a copy in the host's memory, as
+        snapshot_every_steps: For `"rollback"`: after how many steps the state to go back to is
+            taken anew; None for the beginning of each epoch. It is a copy in the host's memory, as
             large as weights and optimizer.
         rate_factor: For `"rollback"`: what the rate is multiplied by, each time.
         max_rollbacks: For `"rollback"`: after so many, the next finding ends training with a
@@ -75,24 +75,24 @@ class NaNGuard(keras.callbacks.Callback):
         self,
         action: str = "stop",
         *,
-        check_every: int = 10,
+        every_steps: int = 10,
         patience: int = 10,
-        snapshot_every: int | None = None,
+        snapshot_every_steps: int | None = None,
         rate_factor: float = 0.5,
         max_rollbacks: int = 5,
     ) -> None:
         super().__init__()
         require_choice("action", action, ("stop", "skip", "rollback"))
-        require_positive_integer("check_every", check_every)
+        require_positive_integer("every_steps", every_steps)
         require_positive_integer("patience", patience)
         require_positive_integer("max_rollbacks", max_rollbacks)
-        if snapshot_every is not None:
-            require_positive_integer("snapshot_every", snapshot_every)
+        if snapshot_every_steps is not None:
+            require_positive_integer("snapshot_every_steps", snapshot_every_steps)
         require_factor(rate_factor)
         self.action = action
-        self.check_every = check_every
+        self.every_steps = every_steps
         self.patience = patience
-        self.snapshot_every = snapshot_every
+        self.snapshot_every_steps = snapshot_every_steps
         self.rate_factor = rate_factor
         self.max_rollbacks = max_rollbacks
         self.findings: list[Finding] = []
@@ -142,17 +142,17 @@ class NaNGuard(keras.callbacks.Callback):
                     "skipped": int(counters[SKIPPED]),
                     "took": int(counters[TOOK]),
                 }
-        every_epoch = self.snapshot_every is None and not resumed
+        every_epoch = self.snapshot_every_steps is None and not resumed
         if self.action == "rollback" and (every_epoch or self._good is None):
             self._good = GoodState.of(self.model, epoch)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Look whether something was found, every `check_every` steps."""
+        """Look whether something was found, every `every_steps` steps."""
         self._unchecked += batch + 1 - self._step
         self._untaken += batch + 1 - self._step
         self._step = batch + 1
-        due = self.snapshot_every is not None and self._untaken >= self.snapshot_every
-        if due or self._unchecked >= self.check_every:
+        due = self.snapshot_every_steps is not None and self._untaken >= self.snapshot_every_steps
+        if due or self._unchecked >= self.every_steps:
             self._check(logs or {})
         if self.action == "rollback" and (due or self._good is None):
             self._untaken = 0

@@ -133,7 +133,7 @@ class WarmupProbe(RateProbe):
             self._variables[name].assign(value)
 
     def multiply(self, factor: float) -> None:
-        """The rate and the velocity were multiplied; they are no news then."""
+        """Rate and velocity were multiplied together: nothing to react to in the next step."""
         for variable in (self._target, self._left, self._used):
             variable.assign(variable * tf.constant(factor, tf.float32))
 

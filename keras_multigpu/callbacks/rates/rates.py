@@ -158,7 +158,7 @@ def innermost(model: keras.Model) -> keras.optimizers.Optimizer:
         optimizer = optimizer.inner_optimizer
     if not isinstance(optimizer, keras.optimizers.Optimizer) or hasattr(optimizer, "optimizers"):
         raise value_error(
-            "The model has no learning rate that is one.",
+            "The model has no single learning rate.",
             "Expected one compiled Keras optimizer.",
             "Pass `optimizer` to `compile`; with several optimizers, set their rates yourself.",
             optimizer=optimizer,

@@ -38,13 +38,13 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
     a kernel adds in another order on one device. Training then goes on without an error, and the
     replicas drift apart.
 
-    Checks happen after each `every` steps of an epoch and when an epoch ends; in between
+    Checks happen after each `every_steps` steps of an epoch and when an epoch ends; in between
     nothing is computed. It works with `keras_multigpu.distribute` and also in Keras's own `fit`
     under a `MirroredStrategy`, with any `train_step`. There each replica keeps moving
     statistics of its own, which is found and said: see `ignore`.
 
     Args:
-        every: The number of steps between two checks.
+        every_steps: The number of steps between two checks.
         action: `"raise"` stops training with an error. `"warn"` warns and goes on. `"repair"`
             warns and gives the copies that differ the value that most replicas have, or, where
             there is no majority, as with two replicas, the first replica's.
@@ -57,10 +57,10 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
     """
 
     def __init__(
-        self, every: int = 1000, action: str = "raise", ignore: Sequence[str] = ()
+        self, every_steps: int = 1000, *, action: str = "raise", ignore: Sequence[str] = ()
     ) -> None:
         super().__init__()
-        require_positive_integer("every", every)
+        require_positive_integer("every_steps", every_steps)
         require_choice("action", action, ("raise", "warn", "repair"))
         if isinstance(ignore, str) or not all(isinstance(one, str) for one in ignore):
             raise value_error(
@@ -69,7 +69,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
                 'Write for example `ignore=["*/moving_mean"]`.',
                 ignore=ignore,
             )
-        self.every = every
+        self.every_steps = every_steps
         self.action = action
         self.ignore = list(ignore)
         self.checks = 0
@@ -100,7 +100,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         """Check, if it is due."""
         self._step = batch + 1
-        if self._step // self.every > self._checked_at // self.every:
+        if self._step // self.every_steps > self._checked_at // self.every_steps:
             self._check()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -53,7 +53,7 @@ class ReplicaMetrics(keras.callbacks.Callback):
             for several outputs a dict: for each output's name a list.
         path: A `.csv` file for all values, which grows by a row for each replica and measurement.
             An older file is replaced, unless training goes on from a `ResumableCheckpoint`.
-        every: Measure also every so many steps, for the file and the picture.
+        every_steps: Measure also every so many steps, for the file and the picture.
         picture: A PNG that is drawn when training ends.
         slow_factor: A replica is behind if its passes take so many times as long as the median of
             the others'.
@@ -75,18 +75,18 @@ class ReplicaMetrics(keras.callbacks.Callback):
         metrics: Any = (),
         *,
         path: str | Path | None = None,
-        every: int | None = None,
+        every_steps: int | None = None,
         picture: str | Path | None = None,
         slow_factor: float = 1.25,
         slow_windows: int = 3,
     ) -> None:
         super().__init__()
-        if every is not None:
-            require_positive_integer("every", every)
+        if every_steps is not None:
+            require_positive_integer("every_steps", every_steps)
         require_positive_integer("slow_windows", slow_windows)
         require_larger_than_one(slow_factor)
         self.metrics = metrics_of(metrics)
-        self.every = every
+        self.every_steps = every_steps
         self.slow_factor = slow_factor
         self.slow_windows = slow_windows
         self.windows: list[Window] = []
@@ -195,7 +195,8 @@ class ReplicaMetrics(keras.callbacks.Callback):
         if self._clock is None or self._clock.step == self._run.step:
             return
         self._clock.step_done()
-        if self.every and self._run.step // self.every > self._base[0] // self.every:
+        every = self.every_steps
+        if every and self._run.step // every > self._base[0] // every:
             self._report(self._since_last(self._probe.read(), self._clock.read()))
 
     def _since_last(self, sums: Sums, timing: Timing) -> Window:

@@ -27,7 +27,8 @@ class Subset(Source):
     indices: np.ndarray
 
     def __init__(self, source: Source, indices: np.ndarray) -> None:
-        # A part of a part is a part of the whole. A cache has parts of its own kind.
+        # A part of a part is a part of the whole. `CachedPart`, which derives from this, reads from
+        # the cache and not from its source, and stays as it is.
         if isinstance(source, Subset) and source.__class__ is Subset:
             indices = source.indices[indices]
             source = source.source

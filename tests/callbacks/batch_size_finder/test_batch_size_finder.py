@@ -77,7 +77,7 @@ def test_the_limit_of_a_replica_is_found_and_drawn(replicas, capsys, tmp_path, m
     # On a busy machine the search would say how far it is.
     monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.search.PATIENCE", np.inf)
     path = tmp_path / "new" / "sizes.png"
-    finder = BatchSizeFinder(None, margin=0.0, steps=2, path=path)
+    finder = BatchSizeFinder(None, margin=0.0, steps=2, picture=path)
     search(network(13, replicas), finder)
     expected = [(1, True), (2, True), (4, True), (8, True), (16, False), (12, True)]
     expected += [(14, False), (13, True)]
@@ -239,7 +239,7 @@ def test_ragged_and_sparse_rows_are_repeated():
         ({"steps": 0}, "`steps` is not a positive integer.*Received: steps=0"),
         ({"margin": 1.0}, "`margin` is not a part.*Received: margin=1.0"),
         ({"margin": "10%"}, "`margin` is not a part.*Received: margin='10%'"),
-        ({"path": "sizes.jpg"}, "file is not a PNG.*Received: path='sizes.jpg'"),
+        ({"picture": "sizes.jpg"}, "file is not a PNG.*Received: path='sizes.jpg'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, text):
@@ -252,10 +252,10 @@ def test_what_a_picture_needs_is_asked_for_before_the_search(tmp_path, monkeypat
     """A folder that can be written, here a file stands in its place, and matplotlib."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="cannot be written.*Choose another path.*Received: path="):
-        BatchSizeFinder(path=tmp_path / "file" / "sizes.png")
+        BatchSizeFinder(picture=tmp_path / "file" / "sizes.png")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match="matplotlib is not installed.*Expected.*pip install"):
-        BatchSizeFinder(path=tmp_path / "sizes.png")
+        BatchSizeFinder(picture=tmp_path / "sizes.png")
     BatchSizeFinder()
 
 
@@ -264,7 +264,7 @@ def test_a_model_that_does_not_fit_at_all(tmp_path):
     model = network(0)
     before = model.get_weights()
     with pytest.raises(MemoryError, match="with 1 examples on each .*Received: minimum=1, repl"):
-        search(model, BatchSizeFinder(path=tmp_path / "sizes.png"))
+        search(model, BatchSizeFinder(picture=tmp_path / "sizes.png"))
     assert list(tmp_path.iterdir()) == []
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
@@ -313,7 +313,7 @@ def test_long_searches_say_how_far_they_are(monkeypatch, capsys):
 
 def test_a_run_that_goes_on_draws_nothing(tmp_path):
     """It has not searched: a picture of the first part stays."""
-    finder = BatchSizeFinder(path=tmp_path / "sizes.png")
+    finder = BatchSizeFinder(picture=tmp_path / "sizes.png")
 
     class Resume(keras.callbacks.Callback):
         def on_train_begin(self, logs=None):

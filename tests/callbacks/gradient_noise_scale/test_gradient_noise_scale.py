@@ -224,7 +224,7 @@ def test_the_suggestion_can_be_shared(noise_scale, replicas, expected):
 @pytest.mark.slow
 def test_the_curve_has_a_point_every_so_many_steps():
     """Six steps an epoch, a point after each fourth and at the end; then a fit starts anew."""
-    callback, model = GradientNoiseScale(every=4), point(2)
+    callback, model = GradientNoiseScale(every_steps=4), point(2)
     for _ in range(2):
         fit(model, TARGETS[:24], callback, 4, epochs=2)
         assert [one.step for one in callback.curve] == [4, 6, 10, 12]
@@ -237,9 +237,9 @@ def test_the_curve_has_a_point_every_so_many_steps():
 @pytest.mark.slow
 def test_training_goes_on_with_its_state():
     """Two epochs in one go, and one epoch, its state given back, and another."""
-    whole = GradientNoiseScale(every=2)
+    whole = GradientNoiseScale(every_steps=2)
     fit(point(2), TARGETS, whole, 8, epochs=2)
-    first, second = GradientNoiseScale(every=2), GradientNoiseScale(every=2)
+    first, second = GradientNoiseScale(every_steps=2), GradientNoiseScale(every_steps=2)
     assert second.state == {"noise": [0, 0.0, 0.0, 0.0], "curve": []}
     fit(point(2), TARGETS, first, 8)
 
@@ -256,7 +256,7 @@ def test_training_goes_on_with_its_state():
 def test_the_picture_is_drawn(tmp_path):
     """Also where nothing could be measured."""
     path = tmp_path / "new" / "noise.png"
-    model, callback = point(2), GradientNoiseScale(every=1, picture=path)
+    model, callback = point(2), GradientNoiseScale(every_steps=1, picture=path)
     for size in (8, 1):
         fit(model, TARGETS, callback, size)
         assert path.read_bytes()[:4] == b"\x89PNG"
@@ -268,7 +268,7 @@ def test_the_picture_is_drawn(tmp_path):
     [
         ({"smoothing": 1}, "`smoothing` is not the part of a mean.*Received: smoothing=1"),
         ({"smoothing": "much"}, "`smoothing` is not.*Received: smoothing='much'"),
-        ({"every": 0}, "`every` is not a positive integer.*Received: every=0"),
+        ({"every_steps": 0}, "`every_steps` is not a positive integer.*Received: every_steps=0"),
         ({"picture": "noise.jpg"}, "The picture's file is not a PNG"),
     ],
 )
@@ -317,7 +317,7 @@ def test_callbacks_that_read_the_logs_come_later(tmp_path, name):
 def test_weights_are_those_without_it():
     """It looks on and changes nothing."""
     weights = []
-    for callbacks in ([], [GradientNoiseScale(every=1)]):
+    for callbacks in ([], [GradientNoiseScale(every_steps=1)]):
         keras.utils.set_random_seed(1)
         model = point(2, rate=0.1, micro_batches=2)
         fit(model, TARGETS, None, 8, callbacks=callbacks, epochs=2)

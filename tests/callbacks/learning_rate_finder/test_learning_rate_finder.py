@@ -85,7 +85,7 @@ def network(replicas, rate=0.1, **compiled):
 def test_the_curve_is_the_one_computed_by_hand(replicas, rate, compiled, capsys):
     """Each loss belongs to the rate that led to it; the last batch leaves replicas without rows."""
     model = line(replicas, rate, **compiled)
-    finder = search(model, LearningRateFinder(1e-3, 100.0, steps=50))
+    finder = search(model, LearningRateFinder(1e-3, high=100.0, steps=50))
     curve = finder.curve
     count = len(curve.rates)
     np.testing.assert_allclose(curve.rates, np.geomspace(1e-3, 100.0, 50)[:count])
@@ -106,7 +106,7 @@ def test_the_curve_is_the_one_computed_by_hand(replicas, rate, compiled, capsys)
 def test_the_curve_does_not_depend_on_the_number_of_replicas():
     """Within the promise of the same numbers."""
     one, two, four = (
-        search(line(count), LearningRateFinder(1e-3, 1.0, steps=20, verbose=0)).curve
+        search(line(count), LearningRateFinder(1e-3, high=1.0, steps=20, verbose=0)).curve
         for count in (1, 2, 4)
     )
     np.testing.assert_allclose(one.losses, two.losses, rtol=2e-5)
@@ -141,7 +141,7 @@ def test_training_is_the_same_as_without_the_search(replicas, rate, source):
 @pytest.mark.slow
 def test_the_suggested_rate_is_used(replicas, capsys):
     """A plain rate stays afterwards; the weights are those of training with it from the start."""
-    finder = LearningRateFinder(1e-3, 100.0, steps=50, apply=True)
+    finder = LearningRateFinder(1e-3, high=100.0, steps=50, apply="learning_rate")
     model = line(replicas)
     model.fit(ordered(), epochs=1, callbacks=[finder], verbose=0)
     assert float(model.optimizer.learning_rate) == pytest.approx(finder.suggested_rate)
@@ -156,7 +156,7 @@ def test_the_suggested_rate_is_used(replicas, capsys):
 @pytest.mark.slow
 def test_a_schedule_is_scaled_to_begin_with_the_suggested_rate(replicas):
     """For this `fit`, after which the optimizer has the schedule that it was given."""
-    finder = LearningRateFinder(1e-3, 100.0, steps=50, apply=True, verbose=0)
+    finder = LearningRateFinder(1e-3, high=100.0, steps=50, apply="learning_rate", verbose=0)
     schedule = keras.optimizers.schedules.ExponentialDecay(0.2, 2, 0.5)
     model = line(replicas, schedule)
     model.fit(ordered(), epochs=1, callbacks=[finder], verbose=0)
@@ -174,7 +174,7 @@ def test_a_warm_up_is_no_part_of_the_search(order, rate):
     """The curve is the same with it, and it leads up to the rate as without the search."""
     curves, weights = [], []
     for find, warm in ((True, False), (False, True), (True, True)):
-        finder = LearningRateFinder(1e-3, 100.0, steps=50, verbose=0)
+        finder = LearningRateFinder(1e-3, high=100.0, steps=50, verbose=0)
         callbacks = [finder] * find + [kmg.callbacks.LearningRateWarmup(3)] * warm
         model = line(2, rate)
         model.fit(ordered(), epochs=1, verbose=0, callbacks=callbacks[::order])
@@ -188,7 +188,7 @@ def test_a_warm_up_is_no_part_of_the_search(order, rate):
 @pytest.mark.slow
 def test_the_same_object_searches_in_every_fit():
     """From the weights that the first `fit` left."""
-    finder = LearningRateFinder(1e-3, 100.0, steps=50, verbose=0)
+    finder = LearningRateFinder(1e-3, high=100.0, steps=50, verbose=0)
     model = line(1, 0.3)
     model.fit(ordered(), epochs=1, callbacks=[finder], verbose=0)
     before = finder.curve.losses[0]
@@ -200,7 +200,7 @@ def test_the_same_object_searches_in_every_fit():
 @pytest.mark.slow
 def test_a_run_that_goes_on_does_not_search(rate):
     """It has the rate that the first part of the run had."""
-    first = LearningRateFinder(1e-3, 100.0, steps=50, apply=True, verbose=0)
+    first = LearningRateFinder(1e-3, high=100.0, steps=50, apply="learning_rate", verbose=0)
     model = line(1, rate)
     model.fit(ordered(), epochs=1, callbacks=[first], verbose=0)
     weight = model.get_weights()[0]
@@ -216,7 +216,7 @@ def test_a_run_that_goes_on_does_not_search(rate):
 
             run.after_begin(give_back)
 
-    finder = LearningRateFinder(1e-3, 100.0, steps=50, apply=True, verbose=0)
+    finder = LearningRateFinder(1e-3, high=100.0, steps=50, apply="learning_rate", verbose=0)
     other = line(1, rate)
     other.fit(ordered(), epochs=1, callbacks=[Resume(), finder], verbose=0)
     assert (finder.curve, finder.suggested_rate) == (None, first.suggested_rate)
@@ -225,7 +225,7 @@ def test_a_run_that_goes_on_does_not_search(rate):
 
 def test_a_flat_curve_suggests_nothing(capsys):
     """Rates too small to matter; `apply` then changes nothing."""
-    finder = LearningRateFinder(1e-9, 1e-8, steps=20, apply=True)
+    finder = LearningRateFinder(1e-9, high=1e-8, steps=20, apply="learning_rate")
     model = search(line(), finder).model
     assert (finder.suggested_rate, finder.lowest_rate, finder.exploded_rate) == (None, None, None)
     assert float(model.optimizer.learning_rate) == pytest.approx(0.1)
@@ -237,32 +237,32 @@ def test_a_flat_curve_suggests_nothing(capsys):
 
 def test_a_loss_that_explodes_at_once_suggests_nothing(capsys):
     """`low` was too large."""
-    finder = search(line(), LearningRateFinder(1e10, 1e20, steps=20))
+    finder = search(line(), LearningRateFinder(1e10, high=1e20, steps=20))
     assert finder.suggested_rate is None
     assert "from 1e+10 to 1e+10; it explodes at 1e+10." in capsys.readouterr().out
 
 
 def test_a_loss_that_is_not_finite_ends_the_search():
     """Infinite and NaN losses are not part of the curve."""
-    finder = search(line(), LearningRateFinder(1e-3, 1e30, steps=12, verbose=0))
+    finder = search(line(), LearningRateFinder(1e-3, high=1e30, steps=12, verbose=0))
     assert np.isfinite(finder.curve.losses).all()
     assert finder.exploded_rate is not None
 
 
-@pytest.mark.parametrize("apply", [False, True])
+@pytest.mark.parametrize("apply", [None, "learning_rate"])
 @pytest.mark.slow
 def test_the_curve_is_drawn(tmp_path, apply):
     """A whole PNG, in a folder that is made."""
     path = tmp_path / "new" / "rates.png"
-    search(line(), LearningRateFinder(1e-3, 100.0, path=path, apply=apply, verbose=0))
+    search(line(), LearningRateFinder(1e-3, high=100.0, picture=path, apply=apply, verbose=0))
     assert path.read_bytes().startswith(b"\x89PNG") and [path] == list(path.parent.iterdir())
-    search(line(), LearningRateFinder(1e-9, 1e-8, steps=20, path=path, verbose=0))
+    search(line(), LearningRateFinder(1e-9, high=1e-8, steps=20, picture=path, verbose=0))
 
 
 def test_long_searches_say_how_far_they_are(monkeypatch, capsys):
     """Short ones print one line only."""
     monkeypatch.setattr("keras_multigpu.callbacks.learning_rate_finder.callback.PATIENCE", 0.0)
-    search(line(), LearningRateFinder(1e-3, 1e-1, steps=10))
+    search(line(), LearningRateFinder(1e-3, high=1e-1, steps=10))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 11
     assert lines[0].startswith("LearningRateFinder: step 1 of 10, rate 0.001, loss ")
@@ -317,9 +317,12 @@ def test_the_steepest_descent_is_suggested():
         ({"low": "small"}, "Received: low='small'"),
         ({"steps": 9}, "too few steps.*at least 10.*Received: steps=9"),
         ({"steps": 20.0}, "`steps` is not a positive integer.*Received: steps=20.0"),
-        ({"smoothing": 0.5}, "`smoothing` is out of range.*Received: smoothing=0.5"),
+        (
+            {"smoothing_steps": 0.5},
+            "`smoothing_steps` is out of range.*Received: smoothing_steps=0.5",
+        ),
         ({"stop_at": 1.0}, "`stop_at` is out of range.*Received: stop_at=1.0"),
-        ({"path": "curve.jpg"}, "file is not a PNG.*Received: path='curve.jpg'"),
+        ({"picture": "curve.jpg"}, "file is not a PNG.*Received: path='curve.jpg'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, text):
@@ -332,9 +335,9 @@ def test_wrong_arguments_are_named(arguments, text):
 def test_a_schedule_that_begins_with_zero_cannot_be_scaled():
     """The test itself works; to use its result does not."""
     schedule = keras.optimizers.schedules.CosineDecay(0.0, 10, warmup_target=0.1, warmup_steps=5)
-    search(line(1, schedule), LearningRateFinder(1e-3, 1.0, steps=10, verbose=0))
-    with pytest.raises(ValueError, match="next rate is zero.*Received: apply=True"):
-        search(line(1, schedule), LearningRateFinder(apply=True))
+    search(line(1, schedule), LearningRateFinder(1e-3, high=1.0, steps=10, verbose=0))
+    with pytest.raises(ValueError, match="next rate is zero.*Received: apply='learning_rate'"):
+        search(line(1, schedule), LearningRateFinder(apply="learning_rate"))
 
 
 def test_a_broken_model_is_named():

@@ -220,7 +220,7 @@ def test_gradients_that_loss_scaling_overflows_do_not_count():
 @pytest.mark.slow
 def test_loss_scaling_does_not_hide_bad_data_or_gradients_that_are_always_infinite():
     """A loss counts at once; a gradient once the scale is down at one."""
-    model, guard = line(2, loss=RootLoss()), NaNGuard(check_every=1)
+    model, guard = line(2, loss=RootLoss()), NaNGuard(every_steps=1)
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0)
     model.compile(optimizer, RootLoss())
     for x, steps in ((np.nan, 0), (0.0, 3)):
@@ -234,10 +234,10 @@ def test_loss_scaling_does_not_hide_bad_data_or_gradients_that_are_always_infini
     ("arguments", "error"),
     [
         ({"action": "ignore"}, "`action` has an unknown value.*'rollback'.*Received: action"),
-        ({"check_every": 0}, "`check_every` is not a positive integer.*Received: check_every=0"),
+        ({"every_steps": 0}, "`every_steps` is not a positive integer.*Received: every_steps=0"),
         ({"patience": 1.5}, "`patience` is not a positive integer"),
         ({"max_rollbacks": 0}, "`max_rollbacks` is not a positive integer"),
-        ({"snapshot_every": -1}, "`snapshot_every` is not a positive integer"),
+        ({"snapshot_every_steps": -1}, "`snapshot_every_steps` is not a positive integer"),
         ({"rate_factor": 1.5}, "`rate_factor` does not lower a rate.*Received: rate_factor=1.5"),
         ({"rate_factor": "half"}, "`rate_factor` does not lower a rate"),
     ],

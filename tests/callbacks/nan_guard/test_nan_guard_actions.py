@@ -37,33 +37,31 @@ def test_a_skipped_step_leaves_the_training_of_the_others(compiled):
 
 
 @pytest.mark.parametrize(
-    ("action", "check_every"),
+    ("action", "every_steps"),
     [("stop", 100), ("skip", 2), ("rollback", 2)],
 )
 @pytest.mark.slow
-def test_a_later_check_finds_the_same(action, check_every):
+def test_a_later_check_finds_the_same(action, every_steps):
     """Epoch and step are those of the bad batch, whenever Python asks."""
     x, y = data(24 + 13, examples=64)
-    guard, model = NaNGuard(action, check_every=check_every), network(normalized=False)
+    guard, model = NaNGuard(action, every_steps=every_steps), network(normalized=False)
     with pytest.warns(UserWarning) if action == "skip" else contextlib.nullcontext():
         fit(model, x, y, guard)
     (finding,) = guard.findings
     assert (finding.epoch, finding.step, finding.position) == (0, 4, 5)
-    steps = {"stop": 4, "skip": 7, "rollback": {2: 2, 100: 0}[check_every]}[action]
+    steps = {"stop": 4, "skip": 7, "rollback": {2: 2, 100: 0}[every_steps]}[action]
     assert int(model.optimizer.iterations.numpy()) == steps
 
 
-@pytest.mark.parametrize(
-    ("snapshot_every", "compiled"), [(None, {}), (3, {"steps_per_execution": 2})]
-)
+@pytest.mark.parametrize(("snapshot", "compiled"), [(None, {}), (3, {"steps_per_execution": 2})])
 @pytest.mark.slow
-def test_the_model_goes_back_and_the_rate_down(snapshot_every, compiled, caplog):
+def test_the_model_goes_back_and_the_rate_down(snapshot, compiled, caplog):
     """Six steps, the last one is bad: back to the state after so many steps."""
     x, y = data(45, examples=48)
-    guard = NaNGuard("rollback", check_every=1, snapshot_every=snapshot_every, rate_factor=0.25)
+    guard = NaNGuard("rollback", every_steps=1, snapshot_every_steps=snapshot, rate_factor=0.25)
     model = network(**compiled)
     history = fit(model, x, y, guard)
-    steps = {None: 0, 3: 4}[snapshot_every]
+    steps = {None: 0, 3: 4}[snapshot]
     good = network()
     if steps:
         good.fit(x[: 8 * steps], y[: 8 * steps], 8, shuffle=False, verbose=0)
@@ -83,7 +81,7 @@ def test_a_schedule_is_lowered_too():
     x, y = data(13, examples=32)
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([2], [0.1, 0.01])
     model = network(optimizer=keras.optimizers.SGD(schedule), normalized=False)
-    guard = NaNGuard("rollback", check_every=1, snapshot_every=1)
+    guard = NaNGuard("rollback", every_steps=1, snapshot_every_steps=1)
     used = []
 
     class Note(keras.callbacks.Callback):
@@ -99,7 +97,7 @@ def test_a_schedule_is_lowered_too():
 def test_the_rate_falls_each_time_until_it_is_enough():
     """At a rate of 3e38 the weight overflows; a hundredth of it does not, once."""
     model = line(2, rate=3e38)
-    guard = NaNGuard("rollback", check_every=1, rate_factor=1e-19, max_rollbacks=3)
+    guard = NaNGuard("rollback", every_steps=1, rate_factor=1e-19, max_rollbacks=3)
     fit(model, np.ones((6, 1)), np.zeros((6, 1)), guard, 2)
     # 3e38 and 3e19 are too much: (3e19)^2 is the loss of the step after.
     assert guard.rollbacks >= 2
@@ -112,17 +110,17 @@ def test_going_back_too_often_ends_training():
     x, y = data()
     x[::4] = np.nan
     with pytest.raises(FloatingPointError, match="went back 2 times.*Received: max_rollbacks=2"):
-        guard = NaNGuard("rollback", check_every=1, max_rollbacks=2)
+        guard = NaNGuard("rollback", every_steps=1, max_rollbacks=2)
         fit(network(normalized=False), x, y, guard)
 
 
-@pytest.mark.parametrize("check_every", [1, 10])
+@pytest.mark.parametrize("every_steps", [1, 10])
 @pytest.mark.slow
-def test_skipping_too_often_ends_training(check_every):
+def test_skipping_too_often_ends_training(every_steps):
     """Two bad batches in a row are two; with a good one between them they are not."""
     x, y = data(13, examples=64)
     x[29] = np.nan
-    guard = NaNGuard("skip", patience=2, check_every=check_every)
+    guard = NaNGuard("skip", patience=2, every_steps=every_steps)
     model = network(normalized=False)
     with pytest.warns(UserWarning):
         fit(model, x, y, guard)
@@ -131,7 +129,7 @@ def test_skipping_too_often_ends_training(check_every):
     with (
         pytest.warns(UserWarning),
         pytest.raises(FloatingPointError, match="3 steps in a row were.*Received: patience=2")
-        if check_every == 10
+        if every_steps == 10
         else pytest.raises(FloatingPointError, match="2 steps in a row were.*Received: patience=2"),
     ):
         fit(model, x, y, guard)

@@ -32,7 +32,7 @@ def test_between_steps_where_there_is_no_seeing_inside(distributed, caplog):
         return model
 
     x, y = data(13)
-    guard = NaNGuard(check_every=1)
+    guard = NaNGuard(every_steps=1)
     fit(made(), x, y, guard)
     (finding,) = guard.findings
     assert (finding.epoch, finding.step, finding.what) == (0, 1, "loss")
@@ -41,7 +41,7 @@ def test_between_steps_where_there_is_no_seeing_inside(distributed, caplog):
     assert "too late for the weights" in caplog.text
 
     model = made()
-    history = fit(model, x, y, NaNGuard("rollback", check_every=1, snapshot_every=1))
+    history = fit(model, x, y, NaNGuard("rollback", every_steps=1, snapshot_every_steps=1))
     assert int(model.optimizer.iterations.numpy()) == 2
     np.testing.assert_allclose(float(model.optimizer.learning_rate.numpy()), 0.05)
     assert np.isfinite(history.history["loss"]).all()
@@ -58,7 +58,7 @@ def test_one_copy_of_a_weight_that_is_wrong():
             if batch == 1:
                 self.model.parts.layers[0].bias.value.values[1].assign([np.nan])
 
-    guard = NaNGuard(check_every=1)
+    guard = NaNGuard(every_steps=1)
     x, y = data()
     model.fit(x, y, 8, verbose=0, callbacks=[Break(), guard])
     (finding,) = guard.findings
@@ -131,7 +131,7 @@ def test_training_goes_on_with_its_state(tmp_path):
     for action in ("skip", "rollback"):
 
         def guard(action=action):
-            return NaNGuard(action, check_every=3, snapshot_every=3)
+            return NaNGuard(action, every_steps=3, snapshot_every_steps=3)
 
         whole, wholes_guard = network(normalized=False), guard()
         with pytest.warns(UserWarning) if action == "skip" else contextlib.nullcontext():

@@ -149,5 +149,5 @@ def test_no_optimizer_is_named():
     """A model without one cannot be helped."""
     model = slope(2, 0.5)
     model.compile(None, "mse")
-    with pytest.raises(ValueError, match="no learning rate that is one.*Received: optimizer=None"):
+    with pytest.raises(ValueError, match="no single learning rate.*Received: optimizer=None"):
         Rate(model)

@@ -134,7 +134,7 @@ def again(replicas):
 @pytest.mark.slow
 def test_replicas_that_agree_are_left_alone(replicas, options):
     """Every second step and at the end of an epoch, also with an empty replica."""
-    check = ReplicaDriftCheck(every=2)
+    check = ReplicaDriftCheck(every_steps=2)
     model = network(replicas, **options) if options else again(replicas)
     fit(model, check)
     assert check.checks == 2 * 4
@@ -144,7 +144,7 @@ def test_replicas_that_agree_are_left_alone(replicas, options):
 @pytest.mark.slow
 def test_a_train_step_of_ones_own_can_be_checked():
     """So can any model whose variables have copies."""
-    check = ReplicaDriftCheck(every=3)
+    check = ReplicaDriftCheck(every_steps=3)
     model = compiled(kmg.distribute(OwnStep(*layers()[1:]), replicas_of(2)))
     fit(model, check)
     assert check.checks == 2 * 3
@@ -155,7 +155,7 @@ def test_a_train_step_of_ones_own_can_be_checked():
 @pytest.mark.slow
 def test_the_error_names_variable_device_and_step():
     """One of two copies is changed after step 3 of epoch 1; the next check is after step 4."""
-    check = ReplicaDriftCheck(every=4, ignore=["*norm/moving_*"])
+    check = ReplicaDriftCheck(every_steps=4, ignore=["*norm/moving_*"])
     with pytest.raises(RuntimeError) as raised:
         fit(again(2), Corrupt(added(1, 0.5)), check)
     text = str(raised.value)
@@ -195,7 +195,7 @@ def test_repaired_replicas_go_on_as_if_nothing_had_happened():
     """The final weights are those of a training that nobody has disturbed."""
     weights = []
     for disturb in ([], [Corrupt(added(0, 3.0)), Corrupt(added(0, np.nan, "norm/gamma"))]):
-        model, check = again(4), ReplicaDriftCheck(every=1, action="repair")
+        model, check = again(4), ReplicaDriftCheck(every_steps=1, action="repair")
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
             fit(model, *disturb, check)
@@ -210,7 +210,7 @@ def test_repaired_replicas_go_on_as_if_nothing_had_happened():
 @pytest.mark.slow
 def test_optimizer_variables_and_seeds_are_compared():
     """A moment of Adam, and the state of a seed generator; NaN is equal to NaN."""
-    check = ReplicaDriftCheck(action="warn", every=7)
+    check = ReplicaDriftCheck(action="warn", every_steps=7)
     changes = [added(1, 1.0, "first_kernel_momentum"), added(1, 1, "seed_generator_state")]
     nan = [added(replica, np.nan, "first/bias") for replica in range(2)]
     disturb = [Corrupt(change, epoch=0, step=7) for change in [*changes, *nan]]
@@ -254,7 +254,7 @@ def test_stock_keras_drifts_by_design_and_the_error_says_so():
     added(1, 0.5, "norm/moving_mean")(model)
     with pytest.raises(RuntimeError, match="norm/moving_mean on CPU:1.*leave them out"):
         epoch(model, ReplicaDriftCheck())
-    check = ReplicaDriftCheck(every=2, ignore=["*/moving_mean", "*/moving_variance"])
+    check = ReplicaDriftCheck(every_steps=2, ignore=["*/moving_mean", "*/moving_variance"])
     epoch(model, check, 5)
     assert (check.checks, check.drifts) == (3, [])
     added(1, 0.5)(model)
@@ -265,7 +265,7 @@ def test_stock_keras_drifts_by_design_and_the_error_says_so():
 @pytest.mark.parametrize("make", [network, lambda replicas: compiled(keras.Sequential(layers()))])
 def test_one_replica_has_nothing_to_compare(make, caplog):
     """Which is said."""
-    check, model = ReplicaDriftCheck(every=1), make(1)
+    check, model = ReplicaDriftCheck(every_steps=1), make(1)
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
         epoch(model, check, 2)
     assert check.checks == 0
@@ -276,7 +276,7 @@ def test_one_replica_has_nothing_to_compare(make, caplog):
 
 def test_between_checks_nothing_is_computed(monkeypatch):
     """No checksum, and no look at a variable."""
-    check, asked = ReplicaDriftCheck(every=5), []
+    check, asked = ReplicaDriftCheck(every_steps=5), []
     monkeypatch.setattr(check, "_compared", lambda: asked.append(check._step) or [])
     fit(again(2), check, epochs=1)
     assert asked == [5, 7]
@@ -285,7 +285,7 @@ def test_between_checks_nothing_is_computed(monkeypatch):
 @pytest.mark.slow
 def test_checksums_are_compiled_once():
     """In two epochs; anew only for another model."""
-    check, model = ReplicaDriftCheck(every=1), stock(2)
+    check, model = ReplicaDriftCheck(every_steps=1), stock(2)
     epoch(model, check, 2)
     first = check._checksums
     epoch(model, check)
@@ -368,7 +368,7 @@ def test_differences_are_counted_in_bits():
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"every": 0}, "`every` is not a positive integer.*Received: every=0"),
+        ({"every_steps": 0}, "`every_steps` is not a positive integer.*Received: every_steps=0"),
         ({"action": "stop"}, "Expected one of 'raise', 'warn', 'repair'.*action='stop'"),
         ({"ignore": "norm"}, "`ignore` is not a list of patterns.*Received: ignore='norm'"),
     ],
@@ -382,4 +382,4 @@ def test_bad_arguments(arguments, text):
 def test_a_pattern_that_fits_nothing_is_an_error():
     """A slip of the pen must not look like a proof."""
     with pytest.raises(ValueError, match="fits no variable.*first/kernel.*pattern=.nrom"):
-        fit(again(2), ReplicaDriftCheck(every=1, ignore=["nrom/*"]))
+        fit(again(2), ReplicaDriftCheck(every_steps=1, ignore=["nrom/*"]))

@@ -186,7 +186,7 @@ def test_several_outputs():
 def test_a_file_of_comma_separated_values(tmp_path):
     """A row for each replica and measurement; nothing where there is no value."""
     path = tmp_path / "folder" / "replicas.csv"
-    callback = ReplicaMetrics(["mae"], path=path, every=2)
+    callback = ReplicaMetrics(["mae"], path=path, every_steps=2)
     fit(line(4), callback, epochs=2)
     text = path.read_text()
     rows = list(csv.DictReader(text.splitlines()))
@@ -220,7 +220,7 @@ def test_the_same_callback_goes_on_and_a_new_one_begins_anew(tmp_path):
 @pytest.mark.slow
 def test_a_picture_is_drawn_at_the_end(tmp_path):
     """A whole PNG."""
-    fit(line(2), ReplicaMetrics(picture=tmp_path / "replicas.png", every=1), epochs=2)
+    fit(line(2), ReplicaMetrics(picture=tmp_path / "replicas.png", every_steps=1), epochs=2)
     content = (tmp_path / "replicas.png").read_bytes()
     assert content.startswith(b"\x89PNG") and content.endswith(b"IEND\xaeB`\x82")
     assert [path.name for path in tmp_path.iterdir()] == ["replicas.png"]
@@ -261,7 +261,7 @@ def test_a_replica_that_stays_behind_is_named(caplog):
     model = keras.Model(inputs, keras.layers.Dense(1)(SlowWithLarge()(inputs)))
     model = kmg.distribute(model, replicas_of(2))
     model.compile(keras.optimizers.SGD(0.0), "mse")
-    callback = ReplicaMetrics(every=2)
+    callback = ReplicaMetrics(every_steps=2)
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
         history = fit(model, callback, x=x, y=np.zeros((24, 1)), epochs=2)
     assert callback.slowest[:3] == (1, 0, "CPU:1")
@@ -303,7 +303,7 @@ def test_a_forbidden_step_is_left_out_of_the_loss():
 def test_it_changes_nothing():
     """Weights and logs are those of training without it."""
     results = []
-    for callbacks in ([], [ReplicaMetrics(["mae"], every=1)]):
+    for callbacks in ([], [ReplicaMetrics(["mae"], every_steps=1)]):
         model = line(2)
         model.optimizer.learning_rate.assign(0.01)
         history = fit(model, *callbacks, epochs=2)
@@ -320,7 +320,7 @@ def test_the_progress_bar_shows_nothing_of_it(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"every": 0}, "`every` is not a positive integer.*Received: every=0"),
+        ({"every_steps": 0}, "`every_steps` is not a positive integer.*Received: every_steps=0"),
         ({"slow_windows": 0}, "`slow_windows` is not.*Received: slow_windows=0"),
         ({"slow_factor": 1.0}, "no replica slower.*above 1.*Received: slow_factor=1.0"),
         ({"path": "a.txt"}, r"not a CSV file.*\.csv.*Received: path='a.txt'"),

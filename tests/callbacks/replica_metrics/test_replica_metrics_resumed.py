@@ -43,16 +43,16 @@ class GoOn(keras.callbacks.Callback):
 def test_a_resumed_training_goes_on_with_sums_and_file(tmp_path):
     """Killed a step after the checkpoint: the lines since then go, no half line is kept."""
     path, whole_path = tmp_path / "replicas.csv", tmp_path / "whole.csv"
-    whole = fit(line(2), ReplicaMetrics(["mae"], path=whole_path, every=1), epochs=2)
+    whole = fit(line(2), ReplicaMetrics(["mae"], path=whole_path, every_steps=1), epochs=2)
 
-    callback = ReplicaMetrics(["mae"], path=path, every=1)
+    callback = ReplicaMetrics(["mae"], path=path, every_steps=1)
     stop = StopAt(callback, 1, 1)
     with pytest.raises(KeyboardInterrupt):
         fit(line(2), callback, stop, epochs=2)
     with path.open("a") as file:
         file.write("half a li")
 
-    resumed = ReplicaMetrics(["mae"], path=path, every=1)
+    resumed = ReplicaMetrics(["mae"], path=path, every_steps=1)
     history = fit(line(2), GoOn(resumed, stop.taken), resumed, epochs=2)
     for name in ("loss", "mae", "examples", "gradient_norm"):
         np.testing.assert_allclose(
