@@ -13,7 +13,6 @@ import pytest
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.keras_internals import callback_internals
 from keras_multigpu.keras_internals import cluster_internals
 from keras_multigpu.keras_internals import compile_internals
 from keras_multigpu.keras_internals import dataset_internals
@@ -369,22 +368,6 @@ def test_datasets_tell_how_they_were_made(change, batched, size, count):
 def test_datasets_of_single_examples(dataset):
     """Datasets that read files or count are still known by their names."""
     assert dataset_internals.gives_batches(dataset) is False
-
-
-@pytest.mark.slow
-def test_a_callback_finds_those_beside_it():
-    """`fit` still calls hooks from a method of `CallbackList`, whose `self` it is."""
-    found = []
-
-    class Look(keras.callbacks.Callback):
-        def on_train_begin(self, logs=None):
-            found.extend(callback_internals.callbacks_beside(self))
-
-    look, other = Look(), keras.callbacks.EarlyStopping("loss")
-    model = compiled_model()
-    model.fit(np.zeros((2, 3)), np.zeros((2, 2)), verbose=0, callbacks=[other, look])
-    assert found[:2] == [other, look]
-    assert callback_internals.callbacks_beside(look) == []
 
 
 def test_compile_still_tells_what_it_was_given_and_makes_metrics_of_names():

@@ -8,6 +8,14 @@ integers for each image, and changes images by parameters. In a pipeline the int
 the batch (`examples/`), in a model from the layer's own generator; the rest is the same.
 `geometry/`, `color/`, `policies/` and `mixing/` hold the arithmetic. `Sequence` puts layers in a
 row, and `wrapping/` lets those of Keras and keras-cv join. `pages/` draws the gallery.
+
+Some names mean the same everywhere and are not explained again: `images` are
+`float32[n, height, width, channels]`, `masks` have the same axes, `shape` is `(height, width,
+channels)` of the images, `boxes` are `float32[n, boxes, 4]` as (left, top, right, bottom) in
+pixels, `seeds` `int32[n, 2]`, `drawn` is what `draw` returned, `matrices` are `float32[n, 2, 3]`
+and say where `(x, y, 1)` of the result comes from, `partners` (`int32[n]`) name the image that each
+is mixed with, `kind` and `magnitude` (`int32[n]`, `float32[n]`) an operation of a policy for each
+image, and `on_host` says that this is a pipeline on the CPU, where Python may run and XLA pays.
 """
 
 from keras_multigpu.augmentation.aug_mix import AugMix as AugMix

@@ -216,9 +216,6 @@ def of_this_replica(seeds: tf.Tensor) -> tf.Tensor:
 
     There the generators' states are equal everywhere. A `DistributedModel` has made them differ
     before, and traces its steps outside of the strategy.
-
-    Args:
-        seeds: `int32[n, 2]`.
     """
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:

@@ -25,7 +25,6 @@ def fused(
     Args:
         function: A function of a module, which takes the tensors and then the settings.
         tensors: Tensors whose first axis counts images, images first; or None.
-        on_host: Whether this is a pipeline on the CPU.
         sizes: Sizes of the result that differ from those of the images.
     """
     if not pays_to_compile((*tensors[0].shape[1:], *sizes), on_host):  # type: ignore[union-attr]
@@ -45,7 +44,6 @@ def pays_to_compile(sizes: Iterable[Any], on_host: bool) -> bool:
 
     Args:
         sizes: Heights, widths and channels, integers where they are known.
-        on_host: Whether this is a pipeline on the CPU.
     """
     if tf.executing_eagerly() or not all(isinstance(size, int) for size in sizes):
         return False
@@ -58,11 +56,7 @@ def compiled(
     specs: tuple[tf.TensorSpec | None, ...],
     settings: tuple[Any, ...],
 ) -> Callable[..., tf.Tensor]:
-    """A function with some settings, compiled; it is called with the tensors that are not None.
-
-    Args:
-        function: As in `fused`.
-    """
+    """A function with some settings, compiled; it is called with the tensors that are not None."""
 
     def call(*present: tf.Tensor) -> tf.Tensor:
         remaining = iter(present)

@@ -159,7 +159,6 @@ def erased(
     """Images with a rectangle of something else in each.
 
     Args:
-        images: `float32[n, height, width, channels]`.
         boxes: `int32[n, 4]`: left, top, right, bottom.
         noise: `int32[n, 2]`, the seeds of the noise in the rectangles, or None.
         values: What fills the channels where there is no noise, or None.

@@ -109,7 +109,6 @@ def blurred(images: tf.Tensor, along_rows: tf.Tensor, along_columns: tf.Tensor) 
     A convolution has one kernel for each channel, so the images become channels of one.
 
     Args:
-        images: `float32[n, height, width, channels]`.
         along_rows: `float32[n, size]`.
         along_columns: `float32[n, size]`.
     """

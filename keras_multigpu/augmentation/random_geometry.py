@@ -149,13 +149,7 @@ class RandomGeometry(AugmentationLayer):
         return {**drawn, **window}
 
     def matrices(self, drawn: Drawn, shape: Shape, count: int | tf.Tensor) -> tf.Tensor:
-        """Where each pixel of the results comes from, `float32[count, 2, 3]`.
-
-        Args:
-            drawn: What `draw` returned.
-            shape: `(height, width, channels)` of the images before the change.
-            count: How many images there are.
-        """
+        """Where each pixel of the results comes from, `float32[count, 2, 3]`."""
         height, width = floats(shape[:2])
 
         def value(name: str) -> tf.Tensor:

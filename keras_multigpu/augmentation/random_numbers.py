@@ -56,11 +56,7 @@ class Draws:
 
 
 def unit_numbers(seeds: tf.Tensor, first: int, count: int) -> tf.Tensor:
-    """Numbers from zero to below one, `float32[n, count]`; the `first`-th of each image onwards.
-
-    Args:
-        seeds: `int32[n, 2]`.
-    """
+    """Numbers from zero to below one, `float32[n, count]`; the `first`-th of each image onwards."""
     hashes = hashed(seeds, tf.range(first, first + count, dtype=tf.int32)[None])
     return tf.cast(tf.bitwise.right_shift(hashes, tf.constant(8, tf.uint32)), tf.float32) * 2.0**-24
 
@@ -69,7 +65,6 @@ def folded(seeds: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
     """Other seeds, for the `number`-th of several layers that draw; `int32[n, 2]`.
 
     Args:
-        seeds: `int32[n, 2]`.
         number: An integer, or `int32[n, 1]`.
     """
     words = tf.constant([[0, 1]], tf.int32) + 2 * tf.cast(number, tf.int32)
@@ -91,7 +86,6 @@ def hashed(seeds: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
     """A hash of two seeds and a number, `uint32` in the shape of `numbers` times the seeds' rows.
 
     Args:
-        seeds: `int32[n, 2]`.
         numbers: `int32[1, m]` or `int32[n, m]`.
     """
     words = tf.bitcast(seeds, tf.uint32)

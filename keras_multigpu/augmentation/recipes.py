@@ -141,11 +141,7 @@ def imagenet(options: Options) -> list[AugmentationLayer]:
 
 
 def mixing(alpha: float, options: Options) -> list[AugmentationLayer]:
-    """The layer that mixes images, if they are to be mixed.
-
-    Args:
-        alpha: The `alpha` of `MixUp`.
-    """
+    """The layer that mixes images, if they are to be mixed."""
     if options.num_classes is None:
         return []
     return [MixUpOrCutMix(mix_up_alpha=alpha, num_classes=options.num_classes)]

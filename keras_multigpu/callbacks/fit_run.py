@@ -14,7 +14,6 @@ def run_of(callback: keras.callbacks.Callback, why: str, instead: str = LEAVE_OU
     """The run of `fit`; a `ValueError` with a model of stock Keras, which has none.
 
     Args:
-        callback: The callback, in `on_train_begin` or later.
         why: What it cannot do without, as the end of a sentence.
         instead: What can be done other than to change the model.
     """
@@ -35,13 +34,7 @@ def run_to_see(
     why: str = "elsewhere losses and gradients of a replica are not seen",
     instead: str = LEAVE_OUT,
 ) -> TrainingRun:
-    """The run of `fit`, into whose steps a callback can look; a `ValueError` where none can.
-
-    Args:
-        callback: The callback, in `on_train_begin` or later.
-        why: As in `run_of`.
-        instead: As in `run_of`.
-    """
+    """The run of `fit`, into whose steps a callback can look; a `ValueError` where none can."""
     run = run_of(callback, why, instead)
     if run.has_own_train_step:
         refuse_model(

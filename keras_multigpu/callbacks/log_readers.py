@@ -13,11 +13,7 @@ def require_before_readers(
     callbacks: Sequence[keras.callbacks.Callback],
     logged: Collection[str],
 ) -> None:
-    """Raise a `ValueError` where a callback reads the logs before another has added to them.
-
-    Args:
-        callbacks: All callbacks of this `fit`, in order.
-    """
+    """Raise a `ValueError` where a callback reads the logs before another has added to them."""
     name = type(callback).__name__
     for other in callbacks[: callbacks.index(callback)]:
         writes_all = isinstance(other, (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard))

@@ -181,7 +181,6 @@ def checked(
     """`(path, verdict)` of each image of which something is to be said, in their order.
 
     Args:
-        jobs: The number of threads; None for one a core.
         terminal: Where to show the progress, if anywhere.
     """
     from keras_multigpu.data.road.loader import CORES

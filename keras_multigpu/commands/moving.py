@@ -15,7 +15,6 @@ def move(source: Path, target: Path, names: Sequence[str]) -> None:
 
     Args:
         target: The other folder; made if it is not there.
-        names: Their paths below `source`.
     """
     moved = 0
     for name in names:
@@ -39,11 +38,7 @@ def free(path: Path) -> Path:
 
 
 def move_one(source: Path, target: Path) -> None:
-    """Move one file, or the link itself; to another file system by way of a copy.
-
-    Args:
-        target: Where it goes; nothing is there.
-    """
+    """Move one file, or the link itself; to another file system by way of a copy."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.replace(source, target)

@@ -23,7 +23,6 @@ from keras_multigpu.data.road import augmenting
 from keras_multigpu.data.road import subsets
 from keras_multigpu.data.road.damage import Damage
 from keras_multigpu.data.road.damage import Quarantine
-from keras_multigpu.data.road.example_names import example_name
 from keras_multigpu.data.road.loader import Loader
 from keras_multigpu.data.road.order import Order
 from keras_multigpu.data.road.pipeline import batches_of
@@ -213,7 +212,10 @@ class Batches:
 
     def example_at(self, epoch: int, position: int) -> str | None:
         """What stands at a position of an epoch: its file, if it has one; None if unknown."""
-        return example_name(self._source, self._plan, epoch, position)
+        if not isinstance(self._source, Source):
+            return None
+        examples, _ = self._plan().order.examples(epoch, np.array([position]))
+        return self._source.example_name(int(examples[0]))
 
     def __repr__(self) -> str:
         """What these batches are, in one line."""

@@ -142,7 +142,6 @@ def targets_of(
     """The targets that the labels of some files ask for.
 
     Args:
-        task: As in `from_files`, like the next ones.
         fit: How images and masks are cropped or padded, and how large they may be.
     """
     labels = as_array(files.labels, files.columns, files.paths, may_be_empty=task == "multi_label")

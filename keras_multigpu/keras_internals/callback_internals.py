@@ -4,7 +4,6 @@ A callback that is made anew begins to count anew. To go on with it in the middl
 epoch its counters are needed, and Keras offers them nowhere else.
 """
 
-import inspect
 from typing import Any
 
 import keras
@@ -50,18 +49,3 @@ def find_direction(callback: keras.callbacks.Callback) -> None:
     """
     if not knows_direction(callback):
         callback._set_monitor_op()
-
-
-def callbacks_beside(callback: keras.callbacks.Callback) -> list[keras.callbacks.Callback]:
-    """All callbacks of the `fit` that is calling a hook of this one, in order; else none.
-
-    Keras's own `fit` keeps its `CallbackList` in a local variable and tells no callback of it.
-    What stands before a callback can so be found only in the frames that have called it.
-    """
-    frame = inspect.currentframe()
-    while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, keras.callbacks.CallbackList) and callback in caller.callbacks:
-            return list(caller.callbacks)
-        frame = frame.f_back
-    return []

@@ -214,7 +214,6 @@ def relative_difference(one: Any, other: Any, at_least: float = 0.0) -> float:
     Equal infinities and two NaNs count as equal; a NaN against a number as infinite.
 
     Args:
-        one: An array or number.
         at_least: What to take the difference relative to if both are smaller.
     """
     one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)

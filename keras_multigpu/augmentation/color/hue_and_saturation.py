@@ -26,7 +26,6 @@ def change_hue_and_saturation(
         images: `float32[n, height, width, channels]` with 1 to 4 channels, nothing below black.
         shift: `float32[n]`, a part of the circle from -1 to 1, or None.
         factor: `float32[n]`, at least 0, or None.
-        on_host: Whether this is a pipeline on the CPU.
     """
     if color_channels(images.shape[3]) == 1 or (shift is None and factor is None):
         return images

@@ -134,7 +134,6 @@ def apply_matrices(
         images: `float32[n, height, width, channels]` with 1 to 4 channels.
         matrices: As in `ColorMap`. Of a matrix, gray images take what it does to the red of gray.
         bias: As in `ColorMap`.
-        on_host: Whether this is a pipeline on the CPU.
     """
     channels = images.shape[3]
     if color_channels(channels) == 1:

@@ -19,7 +19,6 @@ def from_batch(x: Any, y: Any, weight: Any) -> tuple[Example, Callable[[Example]
     Args:
         x: The inputs. Beside `images` there may be targets by the names that layers use.
         y: The targets or None.
-        weight: The sample weights or None.
     """
     place = place_of_images(x, keras.tree.flatten(x))
     images = keras.tree.flatten(x)[place]
@@ -45,11 +44,7 @@ def from_batch(x: Any, y: Any, weight: Any) -> tuple[Example, Callable[[Example]
 
 
 def require_one_of_each(beside: Example, targets: Example, weight: Any) -> None:
-    """Raise a `ValueError` where the same kind of target comes twice.
-
-    Args:
-        weight: The sample weights or None.
-    """
+    """Raise a `ValueError` where the same kind of target comes twice."""
     given = {*targets, *([] if weight is None else ["sample_weights"])}
     twice = sorted(beside.keys() & given)
     if twice:
@@ -129,11 +124,7 @@ def require_one_set_of_boxes(example: Example) -> None:
 
 
 def from_weights(weight: Any, y: Any, images: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Sample weights by the names of their targets where each target has its own; the way back.
-
-    Args:
-        weight: The sample weights or None.
-    """
+    """Sample weights by the names of their targets where each target has its own; the way back."""
     leaves = keras.tree.flatten(weight)
     targets: list[Any] = []
     each_target(y, targets.append)
@@ -153,11 +144,7 @@ def from_weights(weight: Any, y: Any, images: Any) -> tuple[Any, Callable[[Any],
 
 
 def kind_of(target: Any, images: Any) -> str:
-    """Whether a target has a value for each pixel, or belongs to an image as a whole.
-
-    Args:
-        target: A tensor, or boxes.
-    """
+    """Whether a target has a value for each pixel, or belongs to an image as a whole."""
     if isinstance(target, dict):
         return "bounding_boxes"
     if target.shape.rank != 3:

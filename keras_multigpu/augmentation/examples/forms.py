@@ -94,12 +94,7 @@ def with_channels(example: Example) -> Any:
 
 
 def of_the_images_size(mask: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
-    """A mask, once it is certain that it has as many pixels as the images.
-
-    Args:
-        mask: `[n, height, width, channels]`.
-        images: `[n, height, width, channels]`.
-    """
+    """A mask, once it is certain that it has as many pixels as the images."""
     sizes = mask.shape[1:3], images.shape[1:3]
     if mask.shape.rank != 4 or not sizes[0].is_compatible_with(sizes[1]):
         raise value_error(
@@ -119,9 +114,6 @@ def of_the_images_size(mask: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
 
 def opened_boxes(example: Example, box_format: str | None) -> dict[str, str]:
     """Bring boxes into the form that layers change, in place.
-
-    Args:
-        example: Examples, with boxes or without.
 
     Returns:
         What parts of the boxes were called before, by their names in this package. Empty

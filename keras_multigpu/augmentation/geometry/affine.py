@@ -31,8 +31,6 @@ def flip(horizontal: tf.Tensor, vertical: tf.Tensor, height: int, width: int) ->
     Args:
         horizontal: Whether left becomes right, `bool[n]`.
         vertical: Whether top becomes bottom, `bool[n]`.
-        height: Of the images; a tensor will do.
-        width: Of the images; a tensor will do.
     """
     x, y = tf.cast(horizontal, tf.float32), tf.cast(vertical, tf.float32)
     rows = (1 - 2 * x, 0, x * last(width)), (0, 1 - 2 * y, y * last(height))
@@ -44,8 +42,6 @@ def rotation(degrees: tf.Tensor, height: int, width: int) -> tf.Tensor:
 
     Args:
         degrees: How far, counterclockwise, `float32[n]`.
-        height: Of the images; a tensor will do.
-        width: Of the images; a tensor will do.
     """
     angle = degrees * (math.pi / 180)
     cosine, sine = tf.cos(angle), tf.sin(angle)
@@ -72,8 +68,6 @@ def zoom(x: tf.Tensor, y: tf.Tensor, height: int, width: int) -> tf.Tensor:
 
     Args:
         x: How much of the width the result shows, `float32[n]`; more than 1 makes things smaller.
-        height: Of the images; a tensor will do.
-        width: Of the images; a tensor will do.
     """
     rows = (x, 0, (1 - x) * (last(width) / 2)), (0, y, (1 - y) * (last(height) / 2))
     return matrix(rows, tf.shape(x)[0])
@@ -108,12 +102,7 @@ def window(
 
 
 def product(first: tf.Tensor, *later: tf.Tensor) -> tf.Tensor:
-    """The map of changes made one after another, with each image passing through `first` first.
-
-    Args:
-        first: `float32[n, 2, 3]`.
-        *later: The changes after it, in their order.
-    """
+    """The map of changes made one after another, with each image passing through `first` first."""
     for one in later:
         # Not `tf.matmul`, which rounds to ten bits on many GPUs.
         linear = tf.reduce_sum(first[:, :, :2, None] * one[:, None], axis=2)
@@ -122,11 +111,7 @@ def product(first: tf.Tensor, *later: tf.Tensor) -> tf.Tensor:
 
 
 def inverse(matrices: tf.Tensor) -> tf.Tensor:
-    """The maps from pixels of images to those of the results; zeros for maps without inverse.
-
-    Args:
-        matrices: `float32[n, 2, 3]`.
-    """
+    """The maps from pixels of images to those of the results; zeros for maps without inverse."""
     (a, b, x), (c, d, y) = (tf.unstack(row, axis=1) for row in tf.unstack(matrices, axis=1))
     size = a * d - b * c
     a, b, c, d = (tf.math.divide_no_nan(one, size) for one in (d, -b, -c, a))
@@ -134,12 +119,7 @@ def inverse(matrices: tf.Tensor) -> tf.Tensor:
 
 
 def moved_boxes(boxes: tf.Tensor, matrices: tf.Tensor) -> tf.Tensor:
-    """The smallest boxes that hold all corners of moved ones.
-
-    Args:
-        boxes: `float32[n, boxes, 4]`, as (left, top, right, bottom) in pixels.
-        matrices: The maps of the images, `float32[n, 2, 3]`.
-    """
+    """The smallest boxes that hold all corners of moved ones."""
     left, top, right, bottom = tf.unstack(boxes, axis=2)
     # In boxes the first pixel reaches from 0 to 1, in maps its middle is at 0.
     x = tf.stack([left, right, left, right], axis=2)[:, None] - 0.5

@@ -31,13 +31,9 @@ def resampled(
     even where the model is not, and then three to four times as fast as that operation.
 
     Args:
-        images: `float32[n, height, width, channels]`.
         matrices: `float32[n, 2, 3]`: where `(x, y, 1)` of the result comes from.
         size: Height and width of the result, integers or tensors.
-        interpolation: One of `INTERPOLATIONS`.
-        fill_mode: One of `FILL_MODES`.
         fill_value: The value of what lies outside, where the mode is `"constant"`.
-        on_host: Whether this is a pipeline on the CPU.
 
     Returns:
         `float32[n, *size, channels]`.
@@ -136,8 +132,6 @@ def brought_inside(positions: tf.Tensor, size: tf.Tensor, fill_mode: str) -> tf.
     """Positions on an axis, those outside replaced by where a fill mode finds their values.
 
     Args:
-        positions: `float32`, of any shape.
-        size: How many pixels the axis has.
         fill_mode: One of `FILL_MODES`. With `"constant"` positions stay outside.
     """
     size = tf.cast(size, tf.float32)
@@ -160,10 +154,6 @@ def wrapped(positions: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
 
     It jumps by whole sizes, but as often as the size less one fits: one pixel more at each
     repetition stays outside.
-
-    Args:
-        positions: `float32`, of any shape.
-        size: How many pixels the axis has.
     """
     last = size - 1
     left = positions + size * (tf.floor(tf.math.divide_no_nan(-positions, last)) + 1)

@@ -22,9 +22,7 @@ def shifted(
     """Images flipped, and then cut.
 
     Args:
-        images: `float32[n, height, width, channels]`.
         drawn: Any of `NAMES`; a crop needs both of its places.
-        on_host: Whether this is a pipeline on the CPU.
     """
     names = tuple(name for name in NAMES if name in drawn)
     if not names:
@@ -39,7 +37,6 @@ def shift(images: tf.Tensor, *arguments: Any) -> tf.Tensor:
     """Images flipped, and then cut.
 
     Args:
-        images: `float32[n, height, width, channels]`.
         *arguments: A tensor for each name, the names, and height and width of the window.
     """
     *values, names, crop = arguments

@@ -32,9 +32,6 @@ def drawn_window(draws: Draws, shape: Shape, result: Sides, settings: WindowSett
     """Windows at random places: `crop_top`, `crop_left`, `crop_height` and `crop_width`.
 
     The last two are left out where every window has the size `crop`.
-
-    Args:
-        shape: `(height, width, channels)` of the images.
     """
     if settings.crop is not None:
         return drawn_crop(draws, shape, settings.crop)
@@ -54,11 +51,7 @@ def drawn_window(draws: Draws, shape: Shape, result: Sides, settings: WindowSett
 
 
 def drawn_crop(draws: Draws, shape: Shape, crop: tuple[int, int]) -> Drawn:
-    """Windows of so many pixels, or the largest of this shape in smaller images.
-
-    Args:
-        shape: `(height, width, channels)` of the images.
-    """
+    """Windows of so many pixels, or the largest of this shape in smaller images."""
     names = "crop_top", "crop_left"
     free = [side - own for side, own in zip(shape[:2], crop, strict=True)]
     steps = [draws.integers(tf.maximum(one, 0) + 1) for one in free]
@@ -82,11 +75,7 @@ def drawn_crop(draws: Draws, shape: Shape, crop: tuple[int, int]) -> Drawn:
 
 
 def still_window(shape: Shape, result: Sides, settings: WindowSettings) -> Drawn:
-    """The window for inference, in the middle; scalars under the names of `drawn_window`.
-
-    Args:
-        shape: `(height, width, channels)` of the images.
-    """
+    """The window for inference, in the middle; scalars under the names of `drawn_window`."""
     height, width = floats(shape[:2])
     if settings == (None, None, None):
         return {}
@@ -113,11 +102,7 @@ def still_window(shape: Shape, result: Sides, settings: WindowSettings) -> Drawn
 
 
 def largest_window(shape: Shape, ratio: Any, area: Any) -> Sides:
-    """Height and width of a window in an image; smaller than asked for if it does not fit.
-
-    Args:
-        shape: `(height, width, channels)` of the image.
-    """
+    """Height and width of a window in an image; smaller than asked for if it does not fit."""
     height, width = floats(shape[:2])
     # Which part of the height and of the width: the product is the area.
     stretch = ratio * height / width

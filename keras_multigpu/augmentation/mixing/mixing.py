@@ -122,11 +122,7 @@ def beta(draws: Draws, alpha: float) -> tf.Tensor:
 
 
 def drawn_box(draws: Draws, alpha: float, shape: Shape) -> tf.Tensor:
-    """Boxes as CutMix draws them: centre anywhere, cut at the border; `int32[n, 4]`.
-
-    Args:
-        shape: `(height, width, channels)` of the images.
-    """
+    """Boxes as CutMix draws them: centre anywhere, cut at the border; `int32[n, 4]`."""
     half = tf.sqrt(1 - beta(draws, alpha)) / 2
     across, down = draws.numbers(), draws.numbers()
     height, width = tf.cast(shape[0], tf.float32), tf.cast(shape[1], tf.float32)
@@ -158,8 +154,6 @@ def blended(images: tf.Tensor, partners: tf.Tensor, share: tf.Tensor) -> tf.Tens
     """Images mixed with others.
 
     Args:
-        images: `float32[n, height, width, channels]`.
-        partners: The number of each image's partner, `int32[n]`.
         share: The share of `images`, `float32[n]`.
     """
     # In this order shares of 1 are exact.
@@ -167,13 +161,7 @@ def blended(images: tf.Tensor, partners: tf.Tensor, share: tf.Tensor) -> tf.Tens
 
 
 def pasted(images: tf.Tensor, partners: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
-    """Images with a box of others in them.
-
-    Args:
-        images: `[n, height, width, channels]`.
-        partners: The number of each image's partner, `int32[n]`.
-        box: `int32[n, 4]`, (left, top, right, bottom).
-    """
+    """Images with a box of others in them."""
     left, top, right, bottom = tf.unstack(box[:, :, None, None, None], axis=1)
     rows = tf.range(tf.shape(images)[1])[:, None, None]
     columns = tf.range(tf.shape(images)[2])[:, None]
@@ -182,11 +170,6 @@ def pasted(images: tf.Tensor, partners: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
 
 
 def area(box: tf.Tensor, shape: Shape) -> tf.Tensor:
-    """The share of an image that a box covers, `float32[n]`.
-
-    Args:
-        box: `int32[n, 4]`, (left, top, right, bottom).
-        shape: `(height, width, channels)` of the images.
-    """
+    """The share of an image that a box covers, `float32[n]`."""
     covered = (box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1])
     return tf.cast(covered, tf.float32) / tf.cast(shape[0] * shape[1], tf.float32)

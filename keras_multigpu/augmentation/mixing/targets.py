@@ -15,23 +15,13 @@ from keras_multigpu.checks import value_error
 
 
 def soft_labels(labels: Any, num_classes: int | None) -> Any:
-    """Labels that can be mixed: integers become one-hot vectors, floats stay.
-
-    Args:
-        labels: A tensor or a nested structure of them.
-        num_classes: The number of classes, or None.
-    """
+    """Labels that can be mixed: integers become one-hot vectors, floats stay."""
     require_some_classes(labels, num_classes)
     return keras.tree.map_structure(lambda leaf: soft(leaf, num_classes), labels)
 
 
 def soft(labels: Any, num_classes: int | None) -> tf.Tensor:
-    """One tensor of labels in a form that can be mixed.
-
-    Args:
-        labels: `[n, ...]`.
-        num_classes: The number of classes, or None.
-    """
+    """One tensor of labels in a form that can be mixed."""
     labels = tf.convert_to_tensor(labels)
     if labels.dtype.is_floating:
         return labels
@@ -60,10 +50,6 @@ def require_some_classes(labels: Any, num_classes: int | None) -> None:
 
     Class numbers that are floats would be blended: half of class 0 and half of class 2 are not
     class 1. Beside a label of classes, others may be those of a regression.
-
-    Args:
-        labels: A tensor or a nested structure of them.
-        num_classes: The number of classes, or None.
     """
     leaves = [tf.convert_to_tensor(leaf) for leaf in keras.tree.flatten(labels)]
     if num_classes is None or any(can_be_classes(leaf, num_classes) for leaf in leaves):
@@ -86,12 +72,7 @@ def can_be_classes(label: tf.Tensor, num_classes: int) -> bool:
 
 
 def require_classes(labels: tf.Tensor, num_classes: int | None) -> None:
-    """Raise a `ValueError` unless labels that are not floats can be made one-hot.
-
-    Args:
-        labels: `[n, ...]`.
-        num_classes: The number of classes, or None.
-    """
+    """Raise a `ValueError` unless labels that are not floats can be made one-hot."""
     if not (labels.dtype.is_integer or labels.dtype.is_bool) or num_classes is None:
         raise value_error(
             "Labels came that cannot be mixed as they are.",
@@ -151,11 +132,7 @@ def mixed(example: Example, own: tf.Tensor, partners: tf.Tensor) -> Example:
 
 
 def mixed_weight(weight: Any, own: tf.Tensor, partners: tf.Tensor) -> tf.Tensor:
-    """The weights of mixed images: those of both parts, by their shares.
-
-    Args:
-        weight: `[n, ...]`.
-    """
+    """The weights of mixed images: those of both parts, by their shares."""
     weight = as_float(weight)
     own = aligned(tf.cast(own, weight.dtype), weight.shape.rank)
     return own * weight + (1 - own) * tf.gather(weight, partners)
@@ -181,7 +158,6 @@ def mixed_label(label: tf.Tensor, share: tf.Tensor, partners: tf.Tensor) -> tf.T
     """Labels mixed with those of the partners.
 
     Args:
-        label: `[n, ...]`, floats.
         share: The share of each own label, `[n, ...]`.
     """
     share = aligned(tf.cast(share, label.dtype), label.shape.rank)
@@ -189,11 +165,7 @@ def mixed_label(label: tf.Tensor, share: tf.Tensor, partners: tf.Tensor) -> tf.T
 
 
 def weights_of(labels: list, weights: Any) -> list:
-    """The weights of each label: one for all of them, or one for each.
-
-    Args:
-        weights: The sample weights or None.
-    """
+    """The weights of each label: one for all of them, or one for each."""
     if isinstance(weights, dict) and "labels" in weights:
         weights = weights["labels"]
     leaves = [None] if weights is None else keras.tree.flatten(weights)
@@ -228,11 +200,7 @@ def rows_of(leaf: Any) -> tf.Tensor:
 
 
 def aligned(share: tf.Tensor, rank: int) -> tf.Tensor:
-    """Shares with as many axes as what they are multiplied with.
-
-    Args:
-        share: `[n, ...]`.
-    """
+    """Shares with as many axes as what they are multiplied with."""
     for _ in range(rank - share.shape.rank):
         share = share[..., None]
     for _ in range(share.shape.rank - rank):

@@ -110,11 +110,7 @@ def figure_of(blocks: list[Block]) -> Any:
 
 
 def rows_of(block: Block, columns: int, width: float) -> list[Row]:
-    """The rows of one layer: the original begins the first.
-
-    Args:
-        width: The width of the figure in inches.
-    """
+    """The rows of one layer: the original begins the first."""
     characters = int(width / CELL * CHARACTERS)
     arguments = textwrap.wrap(", ".join(block.arguments), characters, max_lines=4)
     rows = []
@@ -126,11 +122,7 @@ def rows_of(block: Block, columns: int, width: float) -> list[Row]:
 
 
 def draw_row(figure: Any, row: Row, top: float) -> None:
-    """Draw one row.
-
-    Args:
-        top: Where it begins, in inches from the upper border.
-    """
+    """Draw one row."""
     for number, line in enumerate(row.heading):
         style = {"fontsize": FONT, "color": GREY}
         if number == 0:
@@ -145,12 +137,7 @@ def draw_row(figure: Any, row: Row, top: float) -> None:
 
 
 def draw_cell(figure: Any, cell: Cell, left: float, top: float) -> None:
-    """Draw one image and its texts.
-
-    Args:
-        left: Where it begins, in inches from the left border.
-        top: Where it begins, in inches from the upper border.
-    """
+    """Draw one image and its texts."""
     width, height = figure.get_size_inches()
     high = height_of(cell.image)
     wide = min(CELL, high * cell.image.shape[1] / cell.image.shape[0])

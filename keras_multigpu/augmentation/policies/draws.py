@@ -76,11 +76,7 @@ def drawn_operation(
 
 
 def operation_text(operation: Any, magnitude: Any) -> str:
-    """An operation with its magnitude, such as `rotate 27`.
-
-    Args:
-        operation: Its place in `OPERATIONS`.
-    """
+    """An operation with its magnitude, such as `rotate 27`."""
     name = OPERATIONS[int(operation)]
     shown = name.replace("_", " ")
     return shown if name in WITHOUT_MAGNITUDE else f"{shown} {float(magnitude):.3g}"

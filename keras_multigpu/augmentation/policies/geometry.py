@@ -17,8 +17,6 @@ def geometric_matrices(kind: tf.Tensor, magnitude: tf.Tensor, shape: Shape) -> t
 
     Args:
         kind: Places in `GEOMETRIC_OPERATIONS`, `int32[n]`; any other number is not an operation.
-        magnitude: The operations' magnitudes, `float32[n]`.
-        shape: `(height, width, channels)` of the images.
     """
     degrees, shear_x, shear_y, x, y = (
         tf.where(kind == place, magnitude, 0.0) for place in range(len(GEOMETRIC_OPERATIONS))

@@ -75,11 +75,7 @@ class Policy(AugmentationLayer):
         self.supports_jit = False
 
     def magnitudes(self, shape: Shape) -> Mapping[str, Magnitudes]:
-        """The operations that can be drawn, and their magnitudes.
-
-        Args:
-            shape: `(height, width, channels)` of the images.
-        """
+        """The operations that can be drawn, and their magnitudes."""
         raise NotImplementedError
 
     def drawn_text(self, drawn: Drawn) -> str:
@@ -118,9 +114,6 @@ class Policy(AugmentationLayer):
         Args:
             levels: Whole numbers from 0 to 255, `float32[m, height, width, channels]`.
             places: The place of each image in `levels`, `int32[n]`.
-            kind: Places in `OPERATIONS`, `int32[n]`.
-            magnitude: The operations' magnitudes, `float32[n]`.
-            on_host: Whether this is a pipeline on the CPU, where Python may run.
         """
         move = moving(
             kind,
@@ -162,8 +155,6 @@ def moving(kind: tf.Tensor, magnitude: tf.Tensor, **settings: Any) -> Change:
     """The operations that move pixels, as one change.
 
     Args:
-        kind: Places in `OPERATIONS`, `int32[n]`.
-        magnitude: The operations' magnitudes, `float32[n]`.
         **settings: Passed on to `resampled`.
     """
 
@@ -188,11 +179,7 @@ def moving(kind: tf.Tensor, magnitude: tf.Tensor, **settings: Any) -> Change:
 
 
 def grouped(images: tf.Tensor, group: tf.Tensor, changes: Sequence[Change]) -> tf.Tensor:
-    """Images of which each is changed by one of several functions, and seen by no other.
-
-    Args:
-        group: The number of each image's function, `int32[n]`.
-    """
+    """Images of which each is changed by one of several functions, and seen by no other."""
     changed, places = regrouped(images, tf.range(tf.shape(images)[0]), group, changes)
     return tf.ensure_shape(tf.gather(changed, places), images.shape)
 
@@ -207,7 +194,6 @@ def regrouped(
     Args:
         images: Images in any order.
         places: The place of each image in `images`, `int32[n]`; they may repeat.
-        group: The number of each image's function, `int32[n]`.
     """
     rows = [tf.cast(tf.where(group == number)[:, 0], tf.int32) for number in range(len(changes))]
     parts = [

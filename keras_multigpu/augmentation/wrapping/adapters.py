@@ -13,12 +13,7 @@ from keras_multigpu.seeded_layers import is_keras_cv
 
 
 def as_layer(layer: Any, bounding_box_format: str | None = None) -> AugmentationLayer:
-    """A layer or function as a layer of this package.
-
-    Args:
-        layer: Any layer, or a function of images.
-        bounding_box_format: How boxes come, for layers that do not know it yet.
-    """
+    """A layer or function as a layer of this package."""
     if isinstance(layer, AugmentationLayer):
         return layer
     if isinstance(layer, keras.Layer):
@@ -39,10 +34,6 @@ def as_layers(layer: Any, bounding_box_format: str | None = None) -> list[Augmen
     """A layer or function as layers of this package; several where Keras puts layers in a row.
 
     One by one, targets pass by those that leave pixels in their place.
-
-    Args:
-        layer: Any layer, or a function of images.
-        bounding_box_format: How boxes come, for layers that do not know it yet.
     """
     if isinstance(layer, keras.layers.Pipeline | keras.Sequential):
         require_parts(layer)

@@ -64,11 +64,7 @@ class WrappedLayer(AugmentationLayer):
         return {"seeds": seeds}
 
     def obstacle(self, kind: str) -> str | Exception | None:
-        """Why boxes or masks cannot follow the images, None where they can.
-
-        Args:
-            kind: `"bounding_boxes"` or `"segmentation_masks"`.
-        """
+        """Why boxes or masks cannot follow the images, None where they can."""
         raise NotImplementedError
 
     def require_support(self, *kinds: str) -> None:
@@ -91,11 +87,7 @@ class WrappedLayer(AugmentationLayer):
 
 
 def require_instance(wrapped: Any) -> None:
-    """Raise a `ValueError` for a class, whose `()` was forgotten.
-
-    Args:
-        wrapped: A layer or function.
-    """
+    """Raise a `ValueError` for a class, whose `()` was forgotten."""
     if isinstance(wrapped, type):
         raise value_error(
             f"{wrapped.__name__} is a class, not a layer.",
@@ -106,11 +98,7 @@ def require_instance(wrapped: Any) -> None:
 
 
 def require_foreign(layer: Any, origin: str) -> None:
-    """Raise a `ValueError` unless a layer is of the package that its wrapper is for.
-
-    Args:
-        origin: `"Keras"` or `"keras-cv"`.
-    """
+    """Raise a `ValueError` unless a layer is of the package that its wrapper is for."""
     foreign = isinstance(layer, keras.Layer) and not isinstance(layer, AugmentationLayer)
     if foreign and is_keras_cv(layer) == (origin == "keras-cv"):
         return
@@ -156,11 +144,7 @@ def traced(call: Callable[[Any], Any], *kinds: str) -> tuple[tf.Graph, Any]:
 
 
 def trial_error(call: Callable[[Any], Any], kind: str) -> Exception | None:
-    """What a function of examples raises when boxes or masks come with the images.
-
-    Args:
-        kind: `"bounding_boxes"` or `"segmentation_masks"`.
-    """
+    """What a function of examples raises when boxes or masks come with the images."""
     try:
         traced(call, kind)
     except Exception as error:

@@ -21,7 +21,6 @@ def size_figure(tries: Sequence[Try], replicas: int, chosen: int) -> Any:
 
     Args:
         tries: What was tried, in any order. One of them did fit.
-        replicas: How many replicas took so many examples each.
         chosen: The size that was chosen, which need not have been tried.
     """
     figure = new_figure((7.2, 4.4))

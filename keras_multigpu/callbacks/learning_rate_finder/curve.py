@@ -65,7 +65,6 @@ def explodes(losses: list[float], first: float, smoothing: float, stop_at: float
 
     Args:
         smoothing: Over how many of the last losses, roughly, the mean goes.
-        stop_at: As for `LearningRateFinder`.
     """
     if not np.isfinite(losses[-1]):
         return True

@@ -49,8 +49,6 @@ class Together:
         in each step would slow all of them.
 
         Args:
-            signal: That which has reached this worker.
-            is_due: What this worker's clock says.
             now: Whether to ask now in any case.
         """
         if not self.is_spread:

@@ -23,11 +23,7 @@ UNSEEN = ". What happens inside your own `train_step` is not seen"
 
 
 def verdict_on(found: Throughput, model: keras.Model, data: Any) -> str:
-    """What limits the speed and what to try, in one sentence.
-
-    Args:
-        data: What `fit` was given as `x`.
-    """
+    """What limits the speed and what to try, in one sentence."""
     if not found.steps:
         return (
             "Nothing to tell: every step of the epoch was compiled. Train for more steps or epochs."

@@ -219,11 +219,7 @@ def throughput_of(epoch: int, devices: list[str], timing: Timing) -> Throughput:
 def unseen_throughput(
     epoch: int, devices: list[str], timing: Timing, batch_size: int | None
 ) -> Throughput:
-    """The same where nothing inside the step is seen; all batches count as full.
-
-    Args:
-        batch_size: The global batch size, if it is known.
-    """
+    """The same where nothing inside the step is seen; all batches count as full."""
     parts = fitted(timing.wall, {"data_wait": timing.data_wait, "step": timing.in_steps})
     examples = float(timing.steps * batch_size) if batch_size else math.nan
     return Throughput(epoch, devices, timing.steps, examples, timing.wall, parts, 0.0)

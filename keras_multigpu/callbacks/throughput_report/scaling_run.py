@@ -33,7 +33,6 @@ def scaling_of(model: Any, run: Any, steps: int) -> Scaling:
 
     Args:
         model: The model, which is left as it is, with the generators of random numbers.
-        run: Its `TrainingRun`.
     """
     replicas = run.replicas
     devices = run.devices

@@ -26,11 +26,7 @@ _lock = threading.Lock()
 
 
 def cached(source: Source, where: str | Path) -> Source:
-    """The source, each of whose examples is decoded once.
-
-    Args:
-        where: `"memory"` or a folder.
-    """
+    """The source, each of whose examples is decoded once."""
     if isinstance(source, Subset):
         whole = cached(source.source, where)
         assert isinstance(whole, CachedSource | CachedPart)

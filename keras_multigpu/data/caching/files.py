@@ -53,7 +53,6 @@ class Writer:
 
         Args:
             array: The file's `numpy.memmap`, which says where its rows are.
-            rows: The rows, in ascending order.
         """
         for low, high in runs(rows):
             data = memoryview(values[low:high].tobytes())
@@ -126,11 +125,7 @@ def size_of(shape: tuple[int, ...], dtype: np.dtype) -> int:
 
 
 def write_empty(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Make a file of zeros, which take no room on the disk until they are written.
-
-    Args:
-        shape: Its shape.
-    """
+    """Make a file of zeros, which take no room on the disk until they are written."""
     with path.open("wb") as file:
         file.write(header(shape, dtype))
         file.truncate(file.tell() + size_of(shape, dtype))

@@ -65,11 +65,7 @@ class Backend(Protocol):
 
 
 def backend(channels: int, interpolation: str) -> Backend:
-    """OpenCV if it is installed, otherwise TensorFlow.
-
-    Args:
-        channels: 1, 3 or 4.
-    """
+    """OpenCV if it is installed, otherwise TensorFlow."""
     tensorflow = TensorFlowBackend(channels, interpolation)
     try:
         import cv2
@@ -201,11 +197,7 @@ def viewed(tensor: tf.Tensor) -> np.ndarray:
 
 
 def smoothed(image: np.ndarray, kernel: str) -> tf.Tensor:
-    """An image resized to its own size, which `tf.image.resize` leaves out and Keras does not.
-
-    Args:
-        kernel: One of `SMOOTHING`.
-    """
+    """An image resized to its own size, which `tf.image.resize` leaves out and Keras does not."""
     return tf.raw_ops.ScaleAndTranslate(
         images=image[None],
         size=image.shape[:2],

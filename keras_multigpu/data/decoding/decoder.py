@@ -109,11 +109,7 @@ class ImageDecoder:
         return {"shape": list(self.shape), "interpolation": self._interpolation, "way": way}
 
     def decode_file(self, path: str, seed: np.ndarray) -> np.ndarray:
-        """The image in a file, as a `uint8` array of `shape`.
-
-        Args:
-            seed: Two non-negative integers that decide a random crop.
-        """
+        """The image in a file, as a `uint8` array of `shape`."""
         try:
             data = read_file(path)
         except OSError as error:
@@ -121,11 +117,7 @@ class ImageDecoder:
         return self.decode(data, seed, path)
 
     def decode(self, data: bytes, seed: np.ndarray, name: str = "") -> np.ndarray:
-        """An encoded image as a `uint8` array of `shape`.
-
-        Args:
-            seed: Two non-negative integers that decide a random crop.
-        """
+        """An encoded image as a `uint8` array of `shape`."""
         try:
             return self._decoded(data, seed)
         except DamagedExample as damage:

@@ -48,11 +48,7 @@ class Header(NamedTuple):
 
 
 def read_header(data: bytes, max_pixels: int = MOST_PIXELS) -> Header:
-    """Read the header; raise `DamagedExample` if this is not a whole image of a decent size.
-
-    Args:
-        max_pixels: The most pixels that an image may have.
-    """
+    """Read the header; raise `DamagedExample` if this is not a whole image of a decent size."""
     reader = reader_of(data)
     if reader is None:
         raise DamagedExample(

@@ -34,13 +34,7 @@ def image_folder(
     follow_links: bool,
     verbose: bool,
 ) -> ImageFiles:
-    """The source of all images in a folder.
-
-    Args:
-        labels: As in `from_directory`, like all others.
-        follow_links: Whether to visit folders that are links.
-        verbose: Whether to print what was found.
-    """
+    """The source of all images in a folder."""
     require_folder(path)
     labels, inferred = require_labels(labels, label_mode, class_names)
     classes = chosen_classes(path, class_names) if inferred else None

@@ -19,13 +19,7 @@ SEPARATOR = "|"
 
 
 def found_task(labels: np.ndarray, task: str | None, label_mode: str | None) -> str:
-    """What the labels are for, found from their values unless `task` says it.
-
-    Args:
-        labels: What `as_array` made of them.
-        task: One of `TASKS`.
-        label_mode: One of `LABEL_MODES`.
-    """
+    """What the labels are for, found from their values unless `task` says it."""
     require_choice("task", task, TASKS)
     require_choice("label_mode", label_mode, LABEL_MODES)
     found = task or task_of(labels)
@@ -140,8 +134,6 @@ def class_targets(
     """One class for each file.
 
     Args:
-        labels: Names or numbers of classes.
-        label_mode: As in `ClassTargets`.
         class_names: The names in the order of their numbers; if None, the sorted names.
     """
     names = None if class_names is None else [str(name) for name in class_names]
@@ -183,8 +175,6 @@ def value_targets(labels: np.ndarray, task: str, class_names: Sequence[str] | No
 
     Args:
         labels: Numbers; or names for `"multi_label"`: tuples of them, or texts that join them.
-        task: `"multi_label"` or `"regression"`.
-        class_names: The names of the classes in their order.
     """
     names = None if class_names is None else [str(name) for name in class_names]
     if labels.dtype != object:

@@ -188,11 +188,7 @@ def label_columns(
 
 
 def typed(values: Any) -> np.ndarray:
-    """Texts as integers or floats if all of them are, otherwise as they are; also other values.
-
-    Args:
-        values: A list of texts, or an array.
-    """
+    """Texts as integers or floats if all of them are, otherwise as they are; also other values."""
     if isinstance(values, np.ndarray):
         return values
     # Python takes "1_0" for a number; as the name of a class it is none.
@@ -225,7 +221,6 @@ def texts_of(paths: Iterable[Any], name: str) -> list[str]:
 
     Args:
         paths: Texts, or objects of `pathlib`.
-        name: The argument or the column that they come from.
     """
     texts = []
     for row, path in enumerate(paths):

@@ -47,7 +47,6 @@ def images_in(path: str, classes: Sequence[str] | None, follow_links: bool) -> F
 
     Args:
         classes: The class folders in it, in their order; None for everything in `path`.
-        follow_links: Whether to visit subfolders that are symbolic links.
     """
     tops = [path] if classes is None else [os.path.join(path, name) for name in classes]
     counts = np.zeros(len(tops), np.int64)
@@ -74,7 +73,6 @@ def sorted_images(top: str, follow_links: bool) -> list[tuple[str, str]]:
 
     Args:
         top: Where to begin; it may itself be a symbolic link.
-        follow_links: Whether to visit subfolders that are symbolic links.
     """
     # Joined names take a quarter of the memory of a list of them.
     return sorted(
@@ -91,9 +89,6 @@ def walk(
 
     Unlike `os.walk` it ends where a link leads back to a folder that it stands in, and it does
     not pass over a folder that cannot be read.
-
-    Args:
-        follow_links: Whether to visit subfolders that are symbolic links.
     """
     if follow_links:
         state = os.stat(folder)

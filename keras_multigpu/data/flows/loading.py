@@ -93,14 +93,7 @@ def loaded_by_keras(
     interpolation: str = "nearest",
     keep_aspect_ratio: bool = False,
 ) -> np.ndarray:
-    """What Keras loads from a file's content, as float32.
-
-    Args:
-        color_mode: As for `keras.utils.load_img`.
-        size: Its `target_size`.
-        interpolation: As for `keras.utils.load_img`.
-        keep_aspect_ratio: As for `keras.utils.load_img`.
-    """
+    """What Keras loads from a file's content, as float32."""
     try:
         image = keras.utils.load_img(
             io.BytesIO(data),
@@ -121,8 +114,6 @@ def resized_by_pillow(
     """A part of an image, resized with Pillow.
 
     Args:
-        image: `uint8[height, width, channels]`.
-        size: `(height, width)` of the result.
         box: `(left, top, right, bottom)` of the part.
     """
     from PIL import Image

@@ -76,11 +76,7 @@ class FlowParameters:
         return FlowParameters(UNCHANGED, self._shape)
 
     def draw(self, seeds: np.ndarray) -> Drawn:
-        """The parameters of some images, as `get_random_transform` names and distributes them.
-
-        Args:
-            seeds: `int32[n, 2]`, two integers for each image.
-        """
+        """The parameters of some images, as `get_random_transform` names and distributes them."""
         numbers = uniform_numbers(seeds)
         generator = self._generator
         rotation, shear = generator.rotation_range, generator.shear_range
@@ -121,10 +117,6 @@ def shift(limit: Any, size: int) -> Callable[[np.ndarray, np.ndarray], np.ndarra
 
     A list is chosen from, and so are the numbers below an integer, either with a random sign;
     a float is the end of a range. What is below one counts in images, the rest in pixels.
-
-    Args:
-        limit: `height_shift_range` or `width_shift_range`.
-        size: The height or width of the images.
     """
     if not np.any(limit):
         return lambda numbers, signs: np.zeros_like(numbers)
@@ -151,10 +143,6 @@ def choices_of(limit: Any) -> np.ndarray | None:
 
 def matrices(drawn: Drawn, height: int, width: int) -> np.ndarray:
     """Where each pixel comes from: `(x, y, 1)` of the result to `(x, y)` of the loaded image.
-
-    Args:
-        height: Of the images, in pixels.
-        width: Of the images, in pixels.
 
     Returns:
         `float64[n, 2, 3]`, flips included.

@@ -108,13 +108,7 @@ class FlowSource(Source):
     def change(
         self, image: np.ndarray, matrix: np.ndarray, parameters: dict[str, float], out: np.ndarray
     ) -> None:
-        """Fill `out` with a loaded image, changed and standardized.
-
-        Args:
-            image: As `load` returns it.
-            matrix: Of this image, from `matrices`.
-            parameters: Of this image, from `FlowParameters.draw`.
-        """
+        """Fill `out` with a loaded image, changed and standardized."""
         generator = self._generator
         moved = self.moved(image, matrix, parameters, out)
         only_scaled = not self.parameters.colors and is_only_scaled(generator)

@@ -26,7 +26,6 @@ def warp(
     Args:
         image: `[height, width, channels]`, of the size of `out`.
         matrix: `float64[2, 3]`: where `(x, y, 1)` of the result comes from.
-        fill_mode: One of `FILL_MODES`.
         cval: The value of what lies outside, where the mode is `"constant"`.
     """
     import cv2

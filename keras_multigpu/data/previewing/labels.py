@@ -16,7 +16,6 @@ def label_texts(y: Any, count: int, class_names: list[str] | None) -> list[str]:
 
     Args:
         y: The targets of a batch: an array or a structure of them, or None.
-        class_names: The names of the classes, if they are known.
     """
     texts: list[list[str]] = [[] for _ in range(count)]
     for path, leaf in keras.tree.flatten_with_path(y):
@@ -34,7 +33,6 @@ def target_text(value: np.ndarray, class_names: list[str] | None) -> str:
 
     Args:
         value: A class, a vector of zeros and ones for classes, numbers, or an image.
-        class_names: The names of the classes, if they are known.
     """
     if value.dtype == object:
         return value.item().decode(errors="replace") if value.ndim == 0 else "texts"

@@ -28,13 +28,7 @@ SMALLEST_SIDE = 8
 
 
 def draw(batches: Any, path: str | Path | None, count: int, augment: Augment | None) -> Any:
-    """Draw examples of `batches`, before and after augmentation; the figure.
-
-    Args:
-        batches: The `Batches`, whose first examples are drawn.
-        path: The PNG file, if one is to be written.
-        augment: What changes the images in training.
-    """
+    """Draw examples of `batches`, before and after augmentation; the figure."""
     require_positive_integer("count", count)
     path = None if path is None else checked_png(path)
     what = repr(batches.with_(augment=None)).removeprefix("Batches(").removesuffix(")")
@@ -42,12 +36,7 @@ def draw(batches: Any, path: str | Path | None, count: int, augment: Augment | N
 
 
 def examples_of(batches: Any, count: int, augment: Augment | None) -> Examples:
-    """The first examples of the first epoch.
-
-    Args:
-        batches: The `Batches`.
-        augment: What changes the images.
-    """
+    """The first examples of the first epoch."""
     plain = batches.with_(augment=None, global_batch_size=count, remainder="keep")
     try:
         batch = next(iter(plain.epoch(0).filter(has_examples)), None)

@@ -4,6 +4,6 @@
     examples in    which one     which ones    reads them     a tf.data        random
     any order      stands where  make a batch                 pipeline         changes
 
-`settings.py` checks what all sources share, `damage.py` names what cannot be read, `subsets.py`
-takes parts, and `example_names.py` says which file an example came from.
+`settings.py` checks what all sources share, `damage.py` names what cannot be read, and `subsets.py`
+takes parts.
 """

@@ -33,7 +33,6 @@ def augmentation(augment: Any, training: bool) -> Augment | None:
 
     Args:
         augment: A Keras layer, a function, or several of them, applied in turn; or None.
-        training: Whether layers draw at random, or do what they do at inference.
     """
     if augment is None:
         return None
@@ -53,9 +52,7 @@ def batch_step(augment: Any, position: int, training: bool) -> Augment:
     """One layer or function as a function of a batch.
 
     Args:
-        augment: The layer or function.
         position: Its place among several, so that equal layers draw differently.
-        training: Whether layers draw at random.
     """
     require_instance(augment)
     whole = getattr(augment, "augment_batch", None)
@@ -75,9 +72,7 @@ def one_step(augment: Any, position: int, training: bool) -> Step:
     """One layer or function as a `Step`.
 
     Args:
-        augment: The layer or function.
         position: Its place among several, so that equal layers draw differently.
-        training: Whether layers draw at random.
     """
     if isinstance(augment, keras.Layer):
         return layer_step(augment, position, training)
@@ -100,11 +95,7 @@ def one_step(augment: Any, position: int, training: bool) -> Step:
 
 
 def layer_step(layer: keras.Layer, position: int, training: bool) -> Step:
-    """A layer as a `Step`: image by image where it draws, so that each draw is its image's own.
-
-    Args:
-        training: Whether it draws at random.
-    """
+    """A layer as a `Step`: image by image where it draws, so that each draw is its image's own."""
     refuse_mixing(layer)
     refuse_keras_cv(layer)
     call = call_of(layer, training)

@@ -193,11 +193,7 @@ class Gate:
         """Nothing to do."""
 
     def close(self, patience: float = 10) -> None:
-        """Let nobody in any more, and wait until all are gone and nobody comes.
-
-        Args:
-            patience: How many seconds to wait at most.
-        """
+        """Let nobody in any more, and wait until all are gone and nobody comes."""
         with self._lock:
             self._closed = True
             # Whoever waits here is not waited for.

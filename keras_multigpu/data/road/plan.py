@@ -54,11 +54,7 @@ class Plan(NamedTuple):
         return np.arange(start + low, start + high, dtype=np.int64)
 
     def static_size(self, share: tuple[int, int], start: int = 0) -> int | None:
-        """The size of this share in every batch, None if it differs.
-
-        Args:
-            share: `(i, n)`.
-        """
+        """The size of this share in every batch, None if it differs."""
         size = self.global_batch_size
         whole = self.order.length % size == 0 and (self.order.length - start) % size == 0
         if self.remainder == "keep" and not whole:

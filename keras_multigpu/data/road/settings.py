@@ -93,11 +93,7 @@ def require_known(settings: Mapping[str, Any]) -> None:
 
 
 def completed(settings: dict[str, Any]) -> Batching:
-    """The settings with the defaults of those that are missing.
-
-    Args:
-        settings: Some of the arguments of `Batches`.
-    """
+    """The settings with the defaults of those that are missing."""
     require_known(settings)
     # NumPy's integers as Python's.
     plain = {
@@ -117,11 +113,7 @@ def changes_of(settings: Batching) -> list[str]:
 
 
 def require_valid(settings: Batching, source: Source | Stream) -> None:
-    """Raise a `ValueError` unless these settings can be used with a source.
-
-    Args:
-        settings: All arguments of `Batches`.
-    """
+    """Raise a `ValueError` unless these settings can be used with a source."""
     sizes = {name: settings[name] for name in ("global_batch_size", "replica_batch_size")}
     if None not in sizes.values():
         raise value_error(
@@ -173,11 +165,7 @@ def require_batches(plan: Plan) -> None:
 
 
 def require_place(epoch: Any, start: Any, length: int | None) -> None:
-    """Raise a `ValueError` unless an epoch can begin there.
-
-    Args:
-        length: How many there are; None if unknown.
-    """
+    """Raise a `ValueError` unless an epoch can begin there."""
     for name, value in (("epoch", epoch), ("start", start)):
         if not isinstance(value, int | np.integer) or value < 0:
             raise value_error(

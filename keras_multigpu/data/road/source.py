@@ -160,7 +160,6 @@ def fill_rows(
     """Read examples one by one into the rows of `out`; what `Source.read` returns.
 
     Args:
-        out: As for `Source.read`.
         read: Gives the example of a row, or raises `DamagedExample`.
     """
     damaged = []

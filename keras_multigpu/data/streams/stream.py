@@ -38,11 +38,7 @@ from keras_multigpu.data.streams.shapes import alike
 
 
 def prepared(stream: Stream, settings: Batching) -> Stream:
-    """The stream with its cache, if these settings ask for one; otherwise a `ValueError`.
-
-    Args:
-        settings: All arguments of `Batches`.
-    """
+    """The stream with its cache, if these settings ask for one; otherwise a `ValueError`."""
     if settings["balance"] is not None:
         raise value_error(
             f"Classes are to be balanced, but {stream.name} is a stream.",
@@ -62,11 +58,7 @@ def prepared(stream: Stream, settings: Batching) -> Stream:
 
 
 def steps(stream: Stream, global_batch_size: int, settings: Batching, start: int = 0) -> int | None:
-    """The number of batches in an epoch, None if unknown.
-
-    Args:
-        settings: All arguments of `Batches`.
-    """
+    """The number of batches in an epoch, None if unknown."""
     if stream.num_examples is None:
         return None
     left = max(stream.num_examples - start, 0)
@@ -90,10 +82,7 @@ def dataset(
     """The batches of a stream from `first` on.
 
     Args:
-        settings: All arguments of `Batches`.
         endless: Whether epoch follows on epoch; otherwise there is one.
-        share: `(i, n)`: which part of each batch.
-        marks_missing: As for `Loader`.
     """
     stream.report_to(quarantine)
     if isinstance(stream, CachedStream):

@@ -36,7 +36,6 @@ def builder_of(name_or_builder: Any, data_dir: Any, try_gcs: bool) -> Any:
     """The builder of a data set.
 
     Args:
-        name_or_builder: A name that TFDS knows, or a builder.
         data_dir: Where the data is, or shall be; None for TFDS's own place.
         try_gcs: Whether to read the data from TFDS's public bucket if it is there.
     """
