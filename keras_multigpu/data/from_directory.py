@@ -43,9 +43,7 @@ def from_directory(
     *,
     image_size: int | tuple[int, int] = (256, 256),
     interpolation: str = "bilinear",
-    crop_to_aspect_ratio: bool = False,
-    pad_to_aspect_ratio: bool = False,
-    crop: str | None = None,
+    resize: str = "stretch",
     max_pixels: int = MAX_PIXELS,
     validation_split: float | None = None,
     subset: Literal["training", "validation"] | None = None,
@@ -65,9 +63,7 @@ def from_directory(
     *,
     image_size: int | tuple[int, int] = (256, 256),
     interpolation: str = "bilinear",
-    crop_to_aspect_ratio: bool = False,
-    pad_to_aspect_ratio: bool = False,
-    crop: str | None = None,
+    resize: str = "stretch",
     max_pixels: int = MAX_PIXELS,
     validation_split: float | None = None,
     subset: str | None = None,
@@ -94,11 +90,10 @@ def from_directory(
         color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
         image_size: `(height, width)` of all images, or one integer for both.
         interpolation: How images are resized, as in Keras.
-        crop_to_aspect_ratio: Whether to cut images to the aspect ratio of `image_size` instead
-            of distorting them.
-        pad_to_aspect_ratio: Whether to fill images up to that aspect ratio, likewise.
-        crop: `"random"` cuts a part of random size and place out of each image, another one in
-            each epoch; of a large JPEG only that part is decoded.
+        resize: How an image comes to the aspect ratio of `image_size`: `"stretch"` distorts it,
+            `"crop"` cuts off what is too wide or too high, `"pad"` fills up with black.
+            `"random_crop"` cuts a part of random size and place out of it, another one in each
+            epoch; of a large JPEG only that part is decoded.
         validation_split: A share of the files, as in Keras, to be used with `subset`. Prefer
             `.split(0.2)` of the result, which splits each class in the same proportion.
         subset: `"training"`, `"validation"`, or `"both"` for a pair. With `shuffle` the seed
@@ -130,9 +125,7 @@ def from_directory(
         image_size,
         color_mode=color_mode,
         interpolation=interpolation,
-        crop_to_aspect_ratio=crop_to_aspect_ratio,
-        pad_to_aspect_ratio=pad_to_aspect_ratio,
-        crop=crop,
+        resize=resize,
         max_pixels=max_pixels,
     )
     source = image_folder(
@@ -198,6 +191,8 @@ def require_no_arguments_of_keras(batching: Any) -> None:
     for name, harmless, instead in (
         ("data_format", (None, "channels_last"), "images with the channels last"),
         ("format", (None, "tf"), "`Batches`, whose `.epoch(k)` is a tf.data.Dataset"),
+        ("crop_to_aspect_ratio", (None, False), 'resize="crop"'),
+        ("pad_to_aspect_ratio", (None, False), 'resize="pad"'),
     ):
         value = batching.pop(name, None)
         if value not in harmless:

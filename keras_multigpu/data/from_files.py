@@ -45,9 +45,7 @@ def from_files(
     mask_size: int | tuple[int, int] | None = None,
     color_mode: str = "rgb",
     interpolation: str = "bilinear",
-    crop_to_aspect_ratio: bool = False,
-    pad_to_aspect_ratio: bool = False,
-    crop: str | None = None,
+    resize: str = "stretch",
     max_pixels: int = MAX_PIXELS,
     **batching: Unpack[Batching],
 ) -> Batches:
@@ -86,11 +84,8 @@ def from_files(
         mask_size: Likewise for masks; None for `image_size`. Masks are never interpolated.
         color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
         interpolation: How images are resized, as in Keras.
-        crop_to_aspect_ratio: Whether to cut images to the aspect ratio of `image_size` instead
-            of distorting them.
-        pad_to_aspect_ratio: Whether to fill images up to that aspect ratio, likewise.
-        crop: `"random"` cuts a part of random size and place out of each image, another one in
-            each epoch; a mask must have the size of its image then and is cut alike.
+        resize: How an image comes to the aspect ratio of `image_size`, as in `from_directory`; for
+            `"random_crop"` a mask must have the size of its image, and is cut alike.
         max_pixels: The most pixels (height times width) that an image may have. A larger one
             counts as damaged and is not decoded: a file of a few kB can claim any size. The
             default takes a quarter of a gigabyte to decode.
@@ -104,12 +99,7 @@ def from_files(
     ```
     """
     require_known(batching)
-    fit: dict[str, Any] = {
-        "crop_to_aspect_ratio": crop_to_aspect_ratio,
-        "pad_to_aspect_ratio": pad_to_aspect_ratio,
-        "crop": crop,
-        "max_pixels": max_pixels,
-    }
+    fit: dict[str, Any] = {"resize": resize, "max_pixels": max_pixels}
     decoder = ImageDecoder(image_size, color_mode=color_mode, interpolation=interpolation, **fit)
     columns = Columns(path_column, label_columns, weight_column)
     files = listed(paths, labels, sample_weight, columns, root)

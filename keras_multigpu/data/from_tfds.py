@@ -34,9 +34,7 @@ def from_tfds(
     image_size: int | tuple[int, int] | None = None,
     color_mode: str | None = None,
     interpolation: str = "bilinear",
-    crop_to_aspect_ratio: bool = False,
-    pad_to_aspect_ratio: bool = False,
-    crop: str | None = None,
+    resize: str = "stretch",
     max_pixels: int = MAX_PIXELS,
     decoders: dict[str, Any] | None = None,
     read_config: Any = None,
@@ -68,10 +66,7 @@ def from_tfds(
             size already. Images are decoded as `from_directory` does.
         color_mode: `"rgb"`, `"rgba"` or `"grayscale"`; None for the images' own.
         interpolation: How images are resized, as in `from_directory`.
-        crop_to_aspect_ratio: Whether to cut images to the aspect ratio of `image_size`.
-        pad_to_aspect_ratio: Whether to fill images up to that aspect ratio.
-        crop: `"random"` cuts a part of random size and place out of each image, another one in
-            each epoch; of a large JPEG only that part is decoded.
+        resize: How an image comes to the aspect ratio of `image_size`, as in `from_directory`.
         decoders: TFDS decoders for some features, such as `tfds.decode.SkipDecoding()`.
         read_config: A `tfds.ReadConfig` for data that is a stream. Its `shuffle_seed` is replaced
             by one made of the seed and the epoch.
@@ -107,9 +102,7 @@ def from_tfds(
         image_size,
         color_mode,
         interpolation=interpolation,
-        crop_to_aspect_ratio=crop_to_aspect_ratio,
-        pad_to_aspect_ratio=pad_to_aspect_ratio,
-        crop=crop,
+        resize=resize,
         max_pixels=max_pixels,
     )
     source: Source | Stream

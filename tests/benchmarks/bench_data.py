@@ -61,7 +61,7 @@ KERAS, DECODING = list(PEERS)[:2]
 TARGETS = (  # What the project promises: whose rate is how many times that of whom.
     ("from_directory", KERAS, 1.3),
     ("from_directory", DECODING, 0.85),
-    ('from_directory, crop="random"', DECODING, 1.0),
+    ('from_directory, resize="random_crop"', DECODING, 1.0),
     ('from_directory, cache="memory"', KERAS, 8.0),
     ("from_directory, cache=folder", KERAS, 8.0),
     ("from_flow, warp", "ImageDataGenerator, warp", 6.0),
@@ -109,7 +109,7 @@ def ours(folder: Path, cache: Path) -> dict[str, Reader]:
 
     return {
         "from_directory": reader(),
-        'from_directory, crop="random"': reader(crop="random"),
+        'from_directory, resize="random_crop"': reader(resize="random_crop"),
         'from_directory, cache="memory"': reader(cache="memory"),
         "from_directory, cache=folder": reader(cache=cache),
     }

@@ -237,7 +237,9 @@ def test_a_random_crop_differs_from_epoch_to_epoch_and_can_be_replayed(tmp_path)
     for name, encode in (("a/1.jpg", tf.io.encode_jpeg), ("b/2.png", tf.io.encode_png)):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_bytes(encode(image).numpy())
-    batches = from_directory(tmp_path, image_size=16, crop="random", shuffle=False, verbose=False)
+    batches = from_directory(
+        tmp_path, image_size=16, resize="random_crop", shuffle=False, verbose=False
+    )
     first, again, second = (content(batches.epoch(number))[0] for number in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     for row in range(2):
@@ -298,10 +300,8 @@ def test_fit_trains_on_two_replicas(two_classes):
 def test_evaluation_takes_the_middle_instead_of_a_random_part(tmp_path):
     """Only training draws; a part of a split knows it, too."""
     folder = write_two_classes(tmp_path / "photos")
-    random = from_directory(folder, image_size=(2, 3), crop="random", verbose=False)
-    middle = from_directory(
-        folder, image_size=(2, 3), crop_to_aspect_ratio=True, shuffle=False, verbose=False
-    )
+    random = from_directory(folder, image_size=(2, 3), resize="random_crop", verbose=False)
+    middle = from_directory(folder, image_size=(2, 3), resize="crop", shuffle=False, verbose=False)
     expected, _ = content(middle.epoch(0))
     np.testing.assert_array_equal(content(random.evaluation().epoch(0))[0], expected)
     first, second = (content(part.evaluation().epoch(0))[0] for part in random.split(0.5))

@@ -225,7 +225,7 @@ def test_images_are_decoded_like_files(prepared, kind, tmp_path):
     contents = {int(e["number"]): e["image"].numpy() for e in records}
     for pixels, number in zip(x, y.numpy().tolist(), strict=True):
         np.testing.assert_array_equal(pixels, decoder.decode(contents[number], np.zeros(2)))
-    made = from_tfds("photos", "train[6:]", image_size=(7, 9), crop="random", **arguments)
+    made = from_tfds("photos", "train[6:]", image_size=(7, 9), resize="random_crop", **arguments)
     first, again, second = (np.concatenate([x for x, _ in made.epoch(k)]) for k in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert (np.sort(first.ravel()) != np.sort(second.ravel())).any()
@@ -362,7 +362,7 @@ def test_image_folder(tmp_path):
         ({"features": ("words", "label")}, "The shape of the feature 'words' differs"),
         ({"as_supervised": False}, "The shape of the feature 'words' differs"),
         ({"features": ("number", "label"), "image_size": (4, 4)}, "no image to be resized"),
-        ({"features": ("number", "label"), "crop": "random"}, "no image to be resized"),
+        ({"features": ("number", "label"), "resize": "random_crop"}, "no image to be resized"),
         ({"decoders": {"imgae": None}}, "no such feature"),
         ({"decoders": tfds.decode.PartialDecoding({"image": True})}, "`decoders` is not a dict"),
         ({"shuffle_buffer": 0}, "`shuffle_buffer` is not a positive integer"),

@@ -97,7 +97,7 @@ def test_files_count_by_name_and_size(folder, tmp_path):
         {"interpolation": "nearest"},
         {"image_size": (5, 4)},
         {"color_mode": "grayscale"},
-        {"crop_to_aspect_ratio": True},
+        {"resize": "crop"},
         {"label_mode": "categorical"},
         {"class_names": ["b", "a"]},
     ],

@@ -57,7 +57,7 @@ def faster_input(data: Any) -> list[str]:
         if "augment=" in settings:
             tries.append("the augmentation as first layers of the model")
         if data.file_paths:
-            tries.append("crop= or a smaller image_size= when the files are read")
+            tries.append('resize="random_crop" or a smaller image_size= when the files are read')
         return tries
     return [
         "the data through one of `kmg.data.from_*`, with cache=",

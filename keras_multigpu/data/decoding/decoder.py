@@ -31,6 +31,9 @@ INTERPOLATIONS = (
     "mitchellcubic",
 )
 
+RESIZES = {"stretch": "fit", "crop": "crop", "pad": "pad", "random_crop": "random"}
+"""How an image comes to its size; behind it the word that caches and checkpoints have for it."""
+
 MAX_BYTES = 2**31
 """No image of `MOST_PIXELS` takes more, even without compression."""
 
@@ -53,13 +56,11 @@ class ImageDecoder:
         image_size: `(height, width)` of the arrays, or one integer for both.
         color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
         interpolation: One of `INTERPOLATIONS`.
-        crop_to_aspect_ratio: Whether to cut off what is too wide or too high; otherwise images
-            are distorted.
-        pad_to_aspect_ratio: Whether to fill up with black instead.
-        crop: `"random"` takes a random part of each image, of 0.08 to 1 of its area and of an
-            aspect ratio of 3/4 to 4/3, as the training of Inception (Szegedy et al., "Going deeper
-            with convolutions", 2014) and most since. Of a JPEG that part alone is decoded where
-            this takes less time.
+        resize: `"stretch"`; `"crop"` cuts off what is too wide or too high; `"pad"` fills up with
+            black. `"random_crop"` takes a random part of each image, of 0.08 to 1 of its area and
+            of an aspect ratio of 3/4 to 4/3, as the training of Inception (Szegedy et al., "Going
+            deeper with convolutions", 2014) and most since. Of a JPEG that part alone is decoded
+            where this takes less time.
         max_pixels: The most pixels (height times width) that an image may have; a larger one
             counts as damaged, and is not decoded.
     """
@@ -70,23 +71,19 @@ class ImageDecoder:
         *,
         color_mode: str = "rgb",
         interpolation: str = "bilinear",
-        crop_to_aspect_ratio: bool = False,
-        pad_to_aspect_ratio: bool = False,
-        crop: str | None = None,
+        resize: str = "stretch",
         max_pixels: int = MAX_PIXELS,
     ) -> None:
         height, width = require_size(image_size)
         require_choice("color_mode", color_mode, CHANNELS)
         require_choice("interpolation", interpolation, INTERPOLATIONS)
-        require_choice("crop", crop, (None, "random"))
-        require_one(crop_to_aspect_ratio, pad_to_aspect_ratio, crop)
+        require_choice("resize", resize, RESIZES)
         require_limit(max_pixels)
         self.shape = (height, width, CHANNELS[color_mode])
-        self.draws = crop == "random"
+        self.draws = resize == "random_crop"
         self.max_pixels = max_pixels
         self._color_mode = color_mode
-        self._crops = crop_to_aspect_ratio
-        self._pads = pad_to_aspect_ratio
+        self._resize = resize
         self._interpolation = interpolation
         self._backend = backend(CHANNELS[color_mode], interpolation)
 
@@ -98,15 +95,18 @@ class ImageDecoder:
             self.shape[:2],
             color_mode=self._color_mode,
             interpolation=self._interpolation,
-            crop_to_aspect_ratio=True,
+            resize="crop",
             max_pixels=self.max_pixels,
         )
 
     @property
     def settings(self) -> dict[str, Any]:
         """What decides the pixels, besides the file."""
-        way = "random" if self.draws else "crop" if self._crops else "pad" if self._pads else "fit"
-        return {"shape": list(self.shape), "interpolation": self._interpolation, "way": way}
+        return {
+            "shape": list(self.shape),
+            "interpolation": self._interpolation,
+            "way": RESIZES[self._resize],
+        }
 
     def decode_file(self, path: str, seed: np.ndarray) -> np.ndarray:
         """The image in a file, as a `uint8` array of `shape`."""
@@ -133,9 +133,9 @@ class ImageDecoder:
         rows, columns, _ = image.shape
         if self.draws:
             image = cut(image, random_box(rows, columns, seed))
-        elif self._crops:
+        elif self._resize == "crop":
             image = cut(image, centred_box(rows, columns, height, width))
-        elif self._pads:
+        elif self._resize == "pad":
             return self._padded(image)
         return self._backend.resize(image, height, width)
 
@@ -227,19 +227,6 @@ def require_size(image_size: Any) -> tuple[int, int]:
             image_size=image_size,
         )
     return height, width
-
-
-def require_one(crop_to_aspect_ratio: bool, pad_to_aspect_ratio: bool, crop: str | None) -> None:
-    """Raise a `ValueError` if images shall be cropped or padded in more than one way."""
-    if bool(crop_to_aspect_ratio) + bool(pad_to_aspect_ratio) + (crop is not None) > 1:
-        raise value_error(
-            "Images shall be cropped or padded in more than one way.",
-            "Expected one of `crop_to_aspect_ratio`, `pad_to_aspect_ratio` and `crop`.",
-            "Leave out the others.",
-            crop_to_aspect_ratio=crop_to_aspect_ratio,
-            pad_to_aspect_ratio=pad_to_aspect_ratio,
-            crop=crop,
-        )
 
 
 def require_limit(max_pixels: Any) -> None:

@@ -30,7 +30,7 @@ class MaskTargets(Targets):
 
     Args:
         image_size: `(height, width)` of the arrays, or one integer for both.
-        pad_to_aspect_ratio: As for the images; what is filled up is class zero.
+        resize: As for the images; what `"pad"` fills up is class zero.
     """
 
     def __init__(
@@ -39,9 +39,7 @@ class MaskTargets(Targets):
         images: FileTable,
         image_size: int | tuple[int, int],
         *,
-        crop_to_aspect_ratio: bool,
-        pad_to_aspect_ratio: bool,
-        crop: str | None,
+        resize: str,
         max_pixels: int,
     ) -> None:
         self._masks = masks
@@ -52,9 +50,7 @@ class MaskTargets(Targets):
                 image_size,
                 color_mode=color_mode,
                 interpolation="nearest",
-                crop_to_aspect_ratio=crop_to_aspect_ratio,
-                pad_to_aspect_ratio=pad_to_aspect_ratio,
-                crop=crop,
+                resize=resize,
                 max_pixels=max_pixels,
             )
             for color_mode in ("grayscale", "rgb")
@@ -87,9 +83,7 @@ class MaskTargets(Targets):
             self._masks,
             self._images,
             self._image_size,
-            crop_to_aspect_ratio=True,
-            pad_to_aspect_ratio=False,
-            crop=None,
+            resize="crop",
             max_pixels=self._grey.max_pixels,
         )
 
@@ -125,7 +119,7 @@ def require_same_size(mask: bytes, image: bytes) -> None:
     if sizes[0] != sizes[1]:
         raise DamagedExample(
             f"it has {sizes[0][0]} x {sizes[0][1]} pixels and its image {sizes[1][0]} x "
-            f'{sizes[1][1]}; crop="random" needs the same'
+            f'{sizes[1][1]}; resize="random_crop" needs the same'
         )
 
 

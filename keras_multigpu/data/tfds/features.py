@@ -67,11 +67,11 @@ class Features:
             and is_plain_image(connector)
             and (image_size is not None or None not in connector.shape)
         }
-        if (image_size is not None or decoding["crop"]) and not self.images:
+        if (image_size is not None or decoding["resize"] == "random_crop") and not self.images:
             raise value_error(
                 f"{info.name} has no image to be resized.",
                 f"Expected an 8-bit image among {self.names}, without a decoder of its own.",
-                "Leave out `image_size` and `crop`, or choose other `features`.",
+                "Leave out `image_size` and `resize`, or choose other `features`.",
                 image_size=image_size,
             )
         skip = imported().decode.SkipDecoding()

@@ -74,4 +74,4 @@ def test_files_that_are_read_can_be_cropped(tmp_path):
         image = np.zeros((8, 8, 3))
         keras.utils.save_img(tmp_path / str(number % 2) / f"{number}.png", image, scale=False)
     data = kmg.data.from_directory(tmp_path, image_size=(8, 8))
-    assert "crop=" in verdict_on(shares(data_wait=61, compute=39), network(2), data)
+    assert "random_crop" in verdict_on(shares(data_wait=61, compute=39), network(2), data)

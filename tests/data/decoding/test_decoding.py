@@ -40,8 +40,8 @@ def differences(ours, theirs):
 CROPPED_BY_KERAS = ("bilinear", "nearest", "bicubic", "lanczos3", "lanczos5")
 WAYS = [
     *((interpolation, None) for interpolation in INTERPOLATIONS),
-    *((interpolation, "pad_to_aspect_ratio") for interpolation in INTERPOLATIONS),
-    *((interpolation, "crop_to_aspect_ratio") for interpolation in CROPPED_BY_KERAS),
+    *((interpolation, "pad") for interpolation in INTERPOLATIONS),
+    *((interpolation, "crop") for interpolation in CROPPED_BY_KERAS),
 ]
 
 
@@ -59,11 +59,11 @@ def test_resized_as_by_keras(interpolation, way, any_backend, tmp_path):
     sizes = [(75, 100), (33, 41), (20, 150), (120, 31), (40, 56), (1, 1)]
     for number, size in enumerate(sizes):
         (tmp_path / f"{number}.png").write_bytes(encoded(picture(*size)))
-    settings = {"interpolation": interpolation, **({way: True} if way else {})}
-    decoder = ImageDecoder((40, 56), **settings)
+    decoder = ImageDecoder((40, 56), interpolation=interpolation, resize=way or "stretch")
     ours = [decoder.decode_file(str(tmp_path / f"{i}.png"), SEED) for i in range(len(sizes))]
     assert all(image.dtype == np.uint8 and image.shape == (40, 56, 3) for image in ours)
-    theirs = by_keras(tmp_path, image_size=(40, 56), **settings)
+    settings = {f"{way}_to_aspect_ratio": True} if way else {}
+    theirs = by_keras(tmp_path, image_size=(40, 56), interpolation=interpolation, **settings)
     assert max(differences(ours, theirs)) <= 1
 
 
@@ -206,7 +206,7 @@ def test_a_random_crop_is_a_part_of_the_whole(kind, any_backend):
     for number in range(20):
         seed = np.array([number, 5], np.int32)
         top, left, height, width = random_box(75, 100, seed)
-        part = ImageDecoder((height, width), crop="random").decode(data, seed)
+        part = ImageDecoder((height, width), resize="random_crop").decode(data, seed)
         expected = whole[top : top + height, left : left + width]
         differs = np.abs(part.astype(int) - expected).max(axis=-1)
         assert differs[1:-1, 1:-1].max(initial=0) == 0
@@ -223,7 +223,7 @@ def test_of_a_large_jpeg_only_the_part_is_decoded(any_backend):
     for number in range(12):
         seed = np.array([number, 5], np.int32)
         top, left, height, width = random_box(*large.shape[:2], seed)
-        part = ImageDecoder((height, width), crop="random").decode(data, seed)
+        part = ImageDecoder((height, width), resize="random_crop").decode(data, seed)
         expected = whole[top : top + height, left : left + width]
         differs = np.abs(part.astype(int) - expected).max(axis=-1)
         assert differs[1:-1, 1:-1].max() == 0
@@ -259,7 +259,7 @@ def test_of_a_very_narrow_image_the_middle_is_taken(height, width, expected):
 def test_a_random_crop_depends_on_the_seed_alone(any_backend):
     """The same seed, the same pixels; another seed, others."""
     data = encoded(picture(), "JPEG")
-    decoder = ImageDecoder((32, 32), crop="random")
+    decoder = ImageDecoder((32, 32), resize="random_crop")
     first = decoder.decode(data, np.array([3, 4], np.int32))
     np.testing.assert_array_equal(first, decoder.decode(data, np.array([3, 4], np.int32)))
     assert (first != decoder.decode(data, np.array([4, 3], np.int32))).any()
@@ -305,9 +305,9 @@ def test_every_setting_is_among_the_settings():
         {"color_mode": "rgba"},
         {"color_mode": "grayscale"},
         {"interpolation": "nearest"},
-        {"crop_to_aspect_ratio": True},
-        {"pad_to_aspect_ratio": True},
-        {"crop": "random"},
+        {"resize": "crop"},
+        {"resize": "pad"},
+        {"resize": "random_crop"},
         {},
     ]
     texts = {str(ImageDecoder(**{"image_size": (8, 8), **each}).settings) for each in settings}
@@ -333,9 +333,7 @@ def test_a_size_of_one_integer_is_a_square():
     [
         ({"color_mode": "bgr"}, "`color_mode` has an unknown value. Expected one of 'grayscale'"),
         ({"interpolation": "cubic"}, "`interpolation` has an unknown value. Expected one of 'bil"),
-        ({"crop": "center"}, "`crop` has an unknown value. Expected one of None, 'random'."),
-        ({"crop": "random", "pad_to_aspect_ratio": True}, "in more than one way. Expected one of"),
-        ({"crop_to_aspect_ratio": True, "pad_to_aspect_ratio": True}, "in more than one way."),
+        ({"resize": "center"}, "`resize` has an unknown value. Expected one of 'stretch', 'crop',"),
     ],
 )
 def test_settings_that_do_not_exist(settings, message):

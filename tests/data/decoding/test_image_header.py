@@ -107,7 +107,7 @@ def test_whatever_happens_to_the_bytes(kind, any_backend):
     }
     content = {**WHOLE, **animated}[kind]
     random = np.random.default_rng(0)
-    decoders = [ImageDecoder((8, 9)), ImageDecoder((8, 9), color_mode="rgba", crop="random")]
+    decoders = [ImageDecoder((8, 9)), ImageDecoder((8, 9), color_mode="rgba", resize="random_crop")]
     for _ in range(40):
         changed = np.frombuffer(content, np.uint8).copy()
         places = random.integers(0, random.choice([60, len(content)]), 3)
@@ -160,7 +160,7 @@ def test_a_decompression_bomb_is_refused_by_its_header(content, pixels, any_back
     assert error.value.cause == f"it has {pixels} pixels, more than max_pixels=89,478,485"
 
 
-@pytest.mark.parametrize("settings", [{}, {"crop": "random"}])
+@pytest.mark.parametrize("settings", [{}, {"resize": "random_crop"}])
 def test_the_limit_is_an_argument(settings, any_backend):
     """Exactly so many pixels are decoded, in evaluation too."""
     content = encoded(picture(75, 100), "JPEG")

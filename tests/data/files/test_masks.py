@@ -85,7 +85,7 @@ def test_a_random_crop_cuts_an_image_and_its_mask_alike(tmp_path, suffix, size):
         [tmp_path / f"image.{suffix}"],
         [mask],
         image_size=size,
-        crop="random",
+        resize="random_crop",
         interpolation="nearest",
         global_batch_size=1,
     )
@@ -100,7 +100,7 @@ def test_a_random_crop_cuts_an_image_and_its_mask_alike(tmp_path, suffix, size):
 
 def test_a_random_crop_needs_masks_of_their_images_size(folder, tmp_path):
     mask = write_mask(tmp_path / "mask.png", np.zeros((4, 5)))
-    batches = from_files([folder / "00.png"], [mask], image_size=4, crop="random")
+    batches = from_files([folder / "00.png"], [mask], image_size=4, resize="random_crop")
     message = "its mask .* has 5 x 4 pixels and its image 4 x 4"
     with pytest.raises(tf.errors.OpError, match=message):
         list(batches.epoch(0))
