@@ -81,7 +81,7 @@ def test_it_logs_where_keras_is_told_not_to_print(two_classes, capsys, caplog):
         ({"validation_split": 0.2, "subset": "both", "seed": "a"}, "`seed` is not an integer"),
         ({"data_format": "channels_first"}, "`data_format` asks for something.*channels last"),
         ({"format": "grain"}, "`format` asks for something"),
-        ({"crop_to_aspect_ratio": True}, '`crop_to_aspect_ratio` asks for something.*resize="crop"'),
+        ({"crop_to_aspect_ratio": True}, '`crop_to_aspect_ratio` asks for.*resize="crop"'),
         ({"color_mode": "bgr"}, "color_mode"),
         ({"image_size": "large"}, "image_size"),
     ],
