@@ -470,6 +470,56 @@ def test_operations_of_one_graph_are_noted():
     assert attributes[attributes.index("keep_dims") + 1].b
 
 
+def test_calls_of_functions_are_noted_and_can_be_looked_into():
+    """A graph still gets such calls in `make_call_op_in_graph`, and knows its functions."""
+    kinds = []
+
+    def look(kind, inputs, attributes, outputs):
+        kinds.extend((kind, len(body.inputs)) for body in step_hooks.bodies(kind, outputs[0]))
+
+    inner = tf.function(lambda x: x + 1)
+
+    def outer(x):
+        with step_hooks.noted_operations(look, x.graph):
+            tf.cond(x > 0, lambda: inner(x), lambda: x)
+            tf.while_loop(lambda y: y < 3, lambda y: (y + x,), [x])
+            return inner(x)
+
+    tf.function(outer, autograph=False).get_concrete_function(tf.TensorSpec(()))
+    assert [kind.replace("Stateless", "") for kind, _ in kinds] == ["If", "If", "While"] + [
+        "PartitionedCall"
+    ]
+
+
+def test_operations_tell_who_made_them():
+    """A graph's operations still have the lines of Python that made them."""
+
+    def made(function):
+        spec = tf.TensorSpec((2,))
+        return tf.function(function, autograph=False).get_concrete_function(spec).graph
+
+    own, keras_own = (
+        made(function).get_operations()[1] for function in (lambda x: -x, keras.layers.ReLU())
+    )
+    assert step_hooks.user_line(own).startswith("test_keras_internals.py:")
+    assert step_hooks.user_line(keras_own) is None
+
+
+def test_a_caller_reads_variables_for_a_graph():
+    """TensorFlow's graphs still take values when they are called, and variables are read so."""
+    variable, table = tf.Variable(2.0), tf.Variable([[1.0], [5.0]])
+
+    def read():
+        with step_hooks.variables_read_outside():
+            rows = tf.nn.embedding_lookup(table, [1]) + tf.gather_nd(table, [[0]])
+            return variable * variable.read_value() + tf.squeeze(rows)
+
+    graph = tf.function(read, autograph=False).get_concrete_function()
+    assert not any(tensor.dtype == tf.resource for tensor in graph.captured_inputs)
+    variable.assign(3.0)
+    assert float(graph()) == 15
+
+
 def test_newer_versions_than_tested_are_told():
     """A version is compared by its first two numbers, as numbers."""
     assert newer_than_tested({"Keras": "3.9.2", "TensorFlow": "2.21.7"}) == ""

@@ -5,6 +5,8 @@ and none of them can be told of other replicas. So they are exchanged while the 
 """
 
 import contextlib
+import functools
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -17,12 +19,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.backend.common import global_state
+from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import op_callbacks
+from tensorflow.python.ops import embedding_ops
+from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 Exchange = tuple[Any, str, Callable[..., Any]]
 """Whose attribute, its name, and a function of the original that makes the replacement."""
 
+_thread = threading.local()
 _lock = threading.Lock()
 _users: dict[Any, int] = {}
 _saved: dict[Any, list[tuple[Any, str, Any]]] = {}
@@ -88,6 +94,56 @@ ASSIGNMENTS = tuple(
 """Where every `tf.Variable` gets a new value, whose class has no public name."""
 
 
+def outside(read: Callable[..., Any]) -> Callable[..., Any]:
+    """What exchanges a function of a `tf.Variable`: one that has its value from the caller.
+
+    Args:
+        read: What it does instead, given the value.
+    """
+
+    def exchange(original: Callable[..., Any]) -> Callable[..., Any]:
+        def from_caller(variable: tf.Variable, *args: Any, **kwargs: Any) -> Any:
+            graph = tf.compat.v1.get_default_graph()
+            while isinstance(graph, ControlFlowFuncGraph):
+                graph = graph.outer_graph
+            # A `tf.function` inside may be called from elsewhere too.
+            here = graph is getattr(_thread, "reads_outside", None)
+            if not here or not isinstance(variable, ResourceVariable):
+                return original(variable, *args, **kwargs)
+            spec = tf.TensorSpec(variable.shape, variable.dtype)
+            value = graph.capture_call_time_value(variable.read_value, spec, key=id(variable))
+            return read(value, *args, **kwargs)
+
+        return from_caller
+
+    return exchange
+
+
+READS: list[Exchange] = [
+    (ResourceVariable, "_read_variable_op", outside(lambda value, no_copy=False: value)),
+    (ResourceVariable, "sparse_read", outside(tf.gather)),
+    (ResourceVariable, "gather_nd", outside(tf.gather_nd)),
+    # By which TensorFlow looks up rows where the variable is.
+    (embedding_ops, "_colocate_with", outside(lambda value: contextlib.nullcontext())),
+]
+"""Where the value of every `tf.Variable` comes from."""
+
+
+@contextlib.contextmanager
+def variables_read_outside() -> Iterator[None]:
+    """Let the caller of the graph that is being made read TensorFlow's variables for it.
+
+    XLA compiles a graph for one device, which cannot read the variables of another.
+    """
+    before = getattr(_thread, "reads_outside", None)
+    _thread.reads_outside = tf.compat.v1.get_default_graph()
+    try:
+        with exchanged(READS):
+            yield
+    finally:
+        _thread.reads_outside = before
+
+
 def inside_a_layer() -> bool:
     """Whether a layer or model is being called on this thread.
 
@@ -123,9 +179,44 @@ def noted_operations(
     of_interest = graph
     op_callbacks.add_op_callback(callback)
     try:
-        yield
+        with exchanged(CALLS):
+            yield
     finally:
         op_callbacks.remove_op_callback(callback)
+
+
+def noted_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What exchanges the making of a call of a function: one that is noted like all operations."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        outputs = original(*args, **kwargs)
+        if outputs and op_callbacks.should_invoke_op_callbacks():
+            made = outputs[0].op
+            op_callbacks.invoke_op_callbacks(
+                made.type, tuple(made.inputs), (), outputs, made.name, made.graph
+            )
+        return outputs
+
+    return call
+
+
+CALLS: list[Exchange] = [(atomic_function, "make_call_op_in_graph", noted_call)]
+"""Where a graph gets a call of a function, the only operation that TensorFlow does not tell."""
+
+BODIES = {
+    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), ("f",)),
+    **dict.fromkeys(("If", "StatelessIf"), ("then_branch", "else_branch")),
+    **dict.fromkeys(("While", "StatelessWhile"), ("body",)),
+}
+"""Under which names operations keep the functions that they call."""
+
+
+def bodies(kind: str, output: tf.Tensor) -> list[Any]:
+    """The graphs of the functions that an operation calls, from one of its outputs."""
+    if kind not in BODIES or not tf.is_symbolic_tensor(output):
+        return []
+    names = [output.op.get_attr(name).name for name in BODIES[kind]]
+    return [output.graph._get_function(name).graph for name in names]
 
 
 def called_by_library(depth: int = 1) -> bool:
@@ -145,21 +236,48 @@ def called_by_library(depth: int = 1) -> bool:
     return module.startswith(("keras.", "tensorflow."))
 
 
-PASSED_THROUGH = ("tensorflow.", "keras.src.ops.", "keras.src.backend.", "keras.src.utils.")
-"""Modules that do what others ask them to do."""
+def folder_of(module: Any, *parts: str) -> str:
+    """The folder of a package, or one inside of it."""
+    return os.path.join(os.path.dirname(module.__file__), *parts, "")
 
 
-def user_line() -> str | None:
-    """The line of a user's code that makes the present operation; None if it is Keras's code."""
+KERAS = folder_of(keras)
+PASSED_THROUGH = (
+    folder_of(tf),
+    *(folder_of(keras, "src", name) for name in ("ops", "backend", "random", "utils")),
+    os.path.join(Path(__file__).parents[1], ""),
+    contextlib.__file__,
+    functools.__file__,
+)
+"""Where code stands that does what others ask it to do."""
+
+
+def user_line(operation: tf.Operation | None = None) -> str | None:
+    """The line of a user's code that makes an operation now; None if it is Keras's code.
+
+    Args:
+        operation: Instead, an operation that was made before.
+    """
+    frames = lines_now() if operation is None else lines_then(operation)
+    for file, line in frames:
+        if file.startswith(PASSED_THROUGH) or "__autograph_generated_file" in file:
+            continue
+        if file.startswith(KERAS):
+            made_by_functional = file == folder_of(keras, "src", "models") + "functional.py"
+            return "an operation of the functional model" if made_by_functional else None
+        return f"{Path(file).name}:{line}"
+    return None
+
+
+def lines_now() -> Iterator[tuple[str, int]]:
+    """The files and lines that run, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
-    own = ("keras_multigpu.", "contextlib", "functools")
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(
-        (*PASSED_THROUGH, *own)
-    ):
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
-    module = "" if frame is None else frame.f_globals.get("__name__", "")
-    if module == "keras.src.models.functional":
-        return "an operation of the functional model"
-    if frame is None or module.startswith("keras."):
-        return None
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def lines_then(operation: tf.Operation) -> Iterator[tuple[str, int]]:
+    """Those that ran when an operation was made."""
+    for frame in reversed(operation.traceback):
+        yield frame.filename, frame.lineno

@@ -8,6 +8,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.exchange.stages import Stages
 from keras_multigpu.training.exchange.stages import present_sum
 from keras_multigpu.training.exchange.stages import summing
@@ -26,9 +27,13 @@ def traced(function: Callable[..., Any], specs: Sequence[Any], jit_compile: bool
         return tensors
 
     def trace(part: Callable[..., Any], part_specs: Sequence[Any]) -> Any:
+        def reading(*args: Any) -> Any:
+            with step_hooks.variables_read_outside():
+                return part(*args)
+
         with keras_internals.single_device():
             return tf.function(
-                part, jit_compile=jit_compile, autograph=False
+                reading if jit_compile else part, jit_compile=jit_compile, autograph=False
             ).get_concrete_function(*part_specs)
 
     with summing(cut):
@@ -55,12 +60,13 @@ class TracedPass:
             layouts.append(layout)
             return tensors
 
-        self.graph = traced(outcome, specs, jit_compile)
+        self._function = traced(outcome, specs, jit_compile)
+        self.graph = self._function.graph
         self.layout = layouts[-1]
 
     def __call__(self, *args: Any) -> tuple[Any, Any]:
         """The outcome for one replica's arguments, and the layout of all outcomes."""
-        return self.graph(*args), self.layout
+        return self._function(*args), self.layout
 
 
 def called_directly(function: Callable[..., Any]) -> Callable[..., Any]:

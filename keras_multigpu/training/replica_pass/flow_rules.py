@@ -1,8 +1,9 @@
 """What operations of TensorFlow do with the batch's axis.
 
-A tensor is known by a `Trait`. It has the `rows` of the batch along one axis; is a `mean` or a
-`sum` over them, or the `total` over all replicas'; a `count` of them or a `part` of such a count,
-or the `shape` with one; or a list of `random` numbers. An operation that makes its result of
+A tensor is known by a `Trait`. It has the `rows` of the batch along one axis, or is one `row` of
+them in its turn; is a `mean` or a `sum` over them, or the `total` over all replicas'; a `count` of
+them or a `part` of such a count, or the `shape` with one; or a list of `random` numbers, or of the
+numbers of rows that a condition has `chosen`. An operation that makes its result of
 several rows, or takes some of them by their place, is `RELATED`: a share gives other numbers.
 """
 
@@ -18,7 +19,7 @@ class Trait(NamedTuple):
     """What a tensor is of the batch.
 
     Args:
-        kind: "rows", "mean", "sum", "total", "count", "part", "shape" or "random".
+        kind: "rows", "row", "mean", "sum", "total", "count", "part", "shape", "random", "chosen".
         axis: The axis of rows, or where a shape has their number.
         blocks: How many batches follow one another along the axis; 0 if they are mixed with
             others, None if that is not known.
@@ -33,6 +34,9 @@ class Trait(NamedTuple):
 
 RELATED = Trait("related")
 """The answer of a rule for an operation that relates rows."""
+
+ROW = Trait("row")
+"""Its answer for one that takes an example in its turn, as loops do."""
 
 
 class Operation(NamedTuple):
@@ -90,6 +94,10 @@ class Operation(NamedTuple):
         """The means and sums among the inputs."""
         return [t for t in self.traits if t and t.kind in ("mean", "sum")]
 
+    def has_row(self) -> bool:
+        """Whether an input is made of one example."""
+        return any(t and t.kind == "row" for t in self.traits)
+
     def counts(self) -> list[Trait]:
         """The numbers of rows among the inputs."""
         return [t for t in self.traits if t and t.kind in ("count", "part")]
@@ -115,6 +123,8 @@ def of_figures(op: Operation) -> Trait | None:
     """Operations on means, sums and counts: what is linear keeps them."""
     figures, counts = op.figures(), op.counts()
     first = next((t for t in figures if t.kind == "sum"), figures[0])
+    if op.has_row():
+        return RELATED
     if op.kind in DIVISIONS:
         if op.divides_by_rows and first.kind == "sum":
             return first._replace(kind="mean")
@@ -127,8 +137,10 @@ def of_figures(op: Operation) -> Trait | None:
 def of_others(op: Operation) -> Trait | None:
     """Operations on totals, of which a share's number makes no mean; on chance; on counts."""
     first = next(filter(None, op.traits))
-    if first.kind == "random":
-        return first
+    if op.has_row():
+        return ROW
+    if first.kind in ("random", "chosen"):
+        return chosen(op) if op.kind == "Where" else first
     if first.kind != "total":
         return of_counts(op)
     if op.kind in DIVISIONS and op.divides_by_rows:
@@ -164,7 +176,7 @@ def by_place(op: Operation) -> Trait | None:
 def elementwise(op: Operation) -> Trait | None:
     """Operations that broadcast."""
     rows = op.rows()
-    if op.figures():
+    if op.figures() or op.has_row():
         return RELATED
     if op.kind in DIVISIONS and op.counts():
         return RELATED
@@ -207,6 +219,17 @@ def along(index: int) -> Callable[[Operation], Trait | None]:
         return RELATED if axes and trait.axis in axes else trait
 
     return rule
+
+
+def chosen(op: Operation) -> Trait | None:
+    """The numbers of rows that fulfil a condition, which are like all others."""
+    return Trait("chosen")
+
+
+def shuffled(op: Operation) -> Trait | None:
+    """Another order along the first axis."""
+    trait = op.traits[0]
+    return trait if trait and trait.axis else RELATED
 
 
 def half_of_all_squares(op: Operation) -> Trait | None:
@@ -262,7 +285,7 @@ def unpacked(op: Operation) -> Trait | None:
     """A tensor taken apart along an axis."""
     trait, axis = op.rows()[0][1], op.attribute("axis") % (op.inputs[0].shape.rank or 1)
     if axis == trait.axis:
-        return RELATED
+        return ROW
     return trait._replace(axis=trait.axis - (axis < trait.axis))
 
 
@@ -326,7 +349,7 @@ def slice_of_strides(op: Operation) -> Trait | None:
             place += 1
         elif axis == trait.axis:
             found = of_range(op, trait, i, is_in)
-            return found if found in (None, RELATED) else found._replace(axis=place)
+            return found._replace(axis=place) if found and found.kind == "rows" else found
         else:
             axis, place = axis + 1, place + (not is_in["shrink_axis"])
     return trait._replace(axis=place + trait.axis - axis)
@@ -340,7 +363,7 @@ def of_range(op: Operation, trait: Trait, index: int, is_in: dict[str, bool]) ->
         for values in (begin, end, stride)
     )
     if is_in["shrink_axis"]:
-        return RELATED if first is not None and trait.blocks else None
+        return ROW if first is None else RELATED if trait.blocks else None
     if step not in (None, 1):
         return RELATED
     if is_in["begin"] or first == 0:
@@ -377,12 +400,11 @@ def gathered(op: Operation) -> Trait | None:
         rows = indices is not None and indices.kind == "rows"
         return indices._replace(axis=indices.axis + axes[0]) if indices and rows else None
     if axes[0] == table.axis:
-        # Rows that a condition or chance has chosen are like all others.
-        if indices is not None:
+        if indices is not None and indices.kind != "random":
             return table._replace(axis=indices.axis, blocks=None)
-        if op.is_in_vectorized_map:
-            return table if op.inputs[1].shape.rank else None
-        return RELATED
+        if op.inputs[1].shape.rank == 0 and op.value(1) is None:
+            return ROW
+        return table if indices is None and op.is_in_vectorized_map else RELATED
     if op.attribute("batch_dims"):
         return table
     rank = op.inputs[1].shape.rank
@@ -494,6 +516,8 @@ RULES: dict[str, Callable[[Operation], Trait | None]] = {
     **dict.fromkeys(("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"), along(1)),
     "Roll": along(2),
     "L2Loss": half_of_all_squares,
+    "RandomShuffle": shuffled,
+    "Where": chosen,
     "Transpose": transposed,
     "Reshape": reshaped,
     "ExpandDims": expanded,

@@ -125,18 +125,19 @@ class ReplicaPass:
         model: The model, built.
         metrics: The metrics that replicas update; None in prediction.
         keeps: Whether predictions are needed outside of the pass, whatever the metrics need.
+        micro_batches: In how many pieces the rows are taken.
     """
 
     def __init__(
         self, model: keras.Model, metrics: AdditiveMetrics | None, keeps: bool, pieces: int = 1
     ) -> None:
-        self.pure = PureModel(model)
+        self._several = model.replication.group.count > 1
+        self._in_parts = self._several or pieces > 1
+        self.pure = PureModel(model, self._in_parts)
         self.variables = self.pure.variables
         self.model = model
         self.metrics = metrics
         self._keeps = keeps or metrics is None or model.run_eagerly
-        self._several = model.replication.group.count > 1
-        self._in_parts = self._several or pieces > 1
         self._sent_as = model.replication.group.sent_as
 
     def outcome(
@@ -207,7 +208,7 @@ class TrainingPass(ReplicaPass):
         model: The compiled model.
         metrics: See `ReplicaPass`.
         keeps: See `ReplicaPass`.
-        micro_batches: In how many pieces the rows are taken.
+        micro_batches: See `ReplicaPass`.
         context: Makes a context for the forward pass over some rows.
         measures_pieces: Whether to note the square norm of each piece's gradient.
     """
@@ -267,8 +268,7 @@ class TrainingPass(ReplicaPass):
     def _piece(self, values: Values, share: Rows, loss_scale: Any, of_all: OfAll) -> Made:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(values.trainable)
-            again = self._micro_batches > 1
-            with self.pure.scope(values, share.fraction, again) as scope, self.context(share):
+            with self.pure.scope(values, share.fraction) as scope, self.context(share):
                 forward = self.pure.forward(share.x, True, scope)
                 losses, part = self.losses(forward, share, of_all)
                 end = self.pure.new_values(scope, values)

@@ -44,13 +44,14 @@ class PureModel:
 
     Args:
         model: A built model.
+        in_parts: Whether it is called for parts of a batch: on several replicas, or in pieces.
     """
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: keras.Model, in_parts: bool) -> None:
         self.model = model
         self.variables = Variables(model)
         self._untracked = model.replication.untracked
-        self._several = model.replication.group.count > 1
+        self._in_parts = in_parts
 
     def scope(self, values: Values, part: tf.Tensor, again: bool = False) -> CatchingScope:
         """A stateless scope in which the model has these values.
@@ -67,7 +68,7 @@ class PureModel:
             [*self.variables.all, *trackers],
             [*values.trainable, *values.others, values.global_seed, *zeros],
             part,
-            several=self._several or again,
+            several=self._in_parts or again,
         )
 
     def whole_scope(self, values: Values) -> CatchingScope:
@@ -76,7 +77,7 @@ class PureModel:
             self.variables.all,
             [*values.trainable, *values.others, values.global_seed],
             apart=loss_trackers(self.model),
-            several=self._several,
+            several=self._in_parts,
         )
 
     def forward(self, x: Any, training: bool, scope: CatchingScope) -> Forward:
@@ -109,7 +110,7 @@ class PureModel:
         return Forward(y_pred, added_losses, regularization, in_order)
 
     def _watched(self, x: Any, training: bool) -> Any:
-        return watched(self.model, x, training) if self._several else contextlib.nullcontext()
+        return watched(self.model, x, training) if self._in_parts else contextlib.nullcontext()
 
     def new_values(self, scope: CatchingScope, values: Values) -> Values:
         """The values that the variables have inside `scope`."""

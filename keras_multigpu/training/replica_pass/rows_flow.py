@@ -8,8 +8,10 @@ do, as BatchNormalization, is known and documented.
 """
 
 import contextlib
+import functools
 import logging
 import weakref
+from collections.abc import Callable
 from collections.abc import Iterator
 from typing import Any
 from typing import NamedTuple
@@ -26,9 +28,9 @@ from keras_multigpu.training.replica_pass.flow_rules import trait_of
 logger = logging.getLogger("keras_multigpu")
 
 RELATES = (
-    "%s relates examples of a batch to each other (%s: %s). A replica has its share of the batch, "
-    "so this gives other numbers than on one device. %s `keras_multigpu.verify` tells how much "
-    "they differ."
+    "%s relates examples of a batch to each other (%s: %s). A replica, or a micro-batch, has its "
+    "part of the batch, so this gives other numbers than on one device. %s `keras_multigpu.verify` "
+    "tells how much they differ."
 )
 
 ADVICE = (
@@ -71,6 +73,7 @@ class RowsFlow:
         self._length = lengths.pop() if len(lengths) == 1 else None
         self.found: list[Finding] = []
         self.quiet = False
+        self._line: Callable[[], str | None] = step_hooks.user_line
         self._traits: dict[Any, Trait] = {}
         self._kept: list[Any] = []
         for leaf in leaves:
@@ -101,7 +104,7 @@ class RowsFlow:
 
     def find(self, kind: str) -> None:
         """Note that the user's code relates rows here."""
-        where = step_hooks.user_line()
+        where = self._line()
         if where is not None:
             self.found.append(Finding(kind, where))
 
@@ -116,16 +119,37 @@ class RowsFlow:
         """Follow an operation that was made or run."""
         if not outputs:
             return
-        if "Random" in kind or "Shuffle" in kind:
+        traits = [self.trait(tensor) for tensor in inputs]
+        op = Operation(kind, inputs, attributes, outputs, traits, self._length)
+        if ("Random" in kind or "Shuffle" in kind) and not op.rows():
             self._keep_random(outputs)
             return
-        traits = [self.trait(tensor) for tensor in inputs]
         if not any(traits):
             return
-        op = Operation(kind, inputs, attributes, outputs, traits, self._length)
+        inside = self._inside(op)
         found = self._after(op)
-        for tensor in outputs:
-            self._keep(tensor, found or self._by_shape(op, tensor))
+        for tensor, trait in zip(outputs, inside, strict=True):
+            self._keep(tensor, trait or found or self._by_shape(op, tensor))
+
+    def _inside(self, op: Operation) -> list[Trait | None]:
+        """What the functions that an operation calls make of the batch, for each output."""
+        found: list[Trait | None] = [None] * len(op.outputs)
+        outer = self._line
+        for body in step_hooks.bodies(op.kind, op.outputs[0]):
+            for key in [key for key in self._traits if key[0] is body]:
+                del self._traits[key]  # It may be called again with others.
+            # A condition is handed over before what its branches are given.
+            given = op.traits[len(op.traits) - len(body.inputs) :]
+            for tensor, trait in zip(body.inputs, given, strict=True):
+                if trait is not None:
+                    self._set(tensor, trait)
+            for each in body.get_operations():
+                self._line = functools.partial(step_hooks.user_line, each)
+                attributes = [part for pair in each.node_def.attr.items() for part in pair]
+                self.note(each.type, each.inputs, attributes, each.outputs)
+            self._line = outer
+            found = [a or self.trait(b) for a, b in zip(found, body.outputs, strict=True)]
+        return found
 
     def _after(self, op: Operation) -> Trait | None:
         """What an operation makes; one that relates rows is noted."""
@@ -136,10 +160,10 @@ class RowsFlow:
         if found is None or self.quiet:
             return found if found and found.kind == "rows" else None
         if found.kind in ("mean", "sum") and not op.figures():
-            return found._replace(where=step_hooks.user_line())
+            return found._replace(where=self._line())
         if found == RELATED:
             origins = [t.where for t in op.figures()]
-            where = next(filter(None, origins), None) if origins else step_hooks.user_line()
+            where = next(filter(None, origins), None) if origins else self._line()
             if where is None:  # Keras's own doing, after which the rows are rows.
                 return op.rows()[0][1] if op.rows() else None
             self.found.append(Finding(op.kind, where))
@@ -188,8 +212,8 @@ class RowsFlow:
 
 
 def key_of(tensor: Any) -> Any:
-    """What tells tensors of one graph, or without a graph, from each other."""
-    return tensor.name if tf.is_symbolic_tensor(tensor) else id(tensor)
+    """What tells tensors of graphs, or without a graph, from each other."""
+    return (tensor.graph, tensor.name) if tf.is_symbolic_tensor(tensor) else (None, id(tensor))
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.checks import value_error
 from keras_multigpu.training.exchange.sparse_gradients import distinct_rows_noted
 from keras_multigpu.training.exchange.sparse_gradients import rows_of_all
 from keras_multigpu.training.exchange.sparse_gradients import rows_spec
@@ -119,6 +120,8 @@ class Step:
         values = Values(*map(specs_of, (known.trainable, known.others, known.global_seed)))
         rows = share_spec(self._spec, self._group.count)
         self._run_pass = run = TracedPass(self._pass.run, (values, rows, INTEGER, *pass_also), jit)
+        if jit:
+            refuse_elsewhere(run.graph, self._group)
         outcome = run.graph.structured_outputs
         summed = specs_of(outcome.packs), [rows_spec(gradient) for gradient in outcome.slices]
         update = functools.partial(self._pass.update, run.layout)
@@ -457,3 +460,19 @@ def computed_loss(model: keras.Model, batch: Batch, y_pred: Any, training: bool)
     loss = keras_internals.compute_loss(model, x, y, y_pred, sample_weight, training)
     loss = tf.convert_to_tensor(loss)
     return loss if loss.dtype.is_floating else tf.cast(loss, keras.config.floatx())
+
+
+def refuse_elsewhere(graph: Any, group: ReplicaGroup) -> None:
+    """Raise a `ValueError` where XLA would have to read a variable on another device."""
+    devices = {tf.DeviceSpec.from_string(replica.device) for replica in group.replicas}
+    captured = {id(outside) for outside, _ in graph.captures}
+    for variable in graph.variables:
+        is_here = {tf.DeviceSpec.from_string(variable.device)} == devices
+        if id(variable.handle) in captured and not is_here:
+            raise value_error(
+                "A `tf.Variable` is read inside a `tf.function` in a step that XLA compiles.",
+                "Expected a `keras.Variable`, which each replica has on its own device.",
+                "Make it with `self.add_weight(..., trainable=False)`, or compile the model with "
+                "`jit_compile=False`.",
+                variable=variable.name,
+            )

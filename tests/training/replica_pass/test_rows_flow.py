@@ -70,6 +70,22 @@ RELATING = {
     "covariances": lambda x: ops.square(ops.matmul(ops.transpose(x), x)),
     "the root of a mean": lambda x: ops.sqrt(ops.mean(ops.square(x))),
     "a sum to add": lambda x: ops.sum(ops.square(x)),
+    "in an order by chance": lambda x: x + tf.random.shuffle(x),
+    "the same by Keras's chance": lambda x: x + keras.random.shuffle(x),
+    "by a shuffled list": lambda x: ops.take(x, keras.random.shuffle(ops.arange(len_of(x))), 0),
+    "in the order of drawn numbers": lambda x: tf.gather(
+        x, tf.argsort(tf.random.uniform([len_of(x)]))
+    ),
+    "in a condition": lambda x: ops.cond(
+        tf.random.uniform(()) > 0.5, lambda: standardized(x), lambda: standardized(2 * x)
+    ),
+    "in a loop": lambda x: tf.while_loop(
+        lambda i, y: i < 2, lambda i, y: (i + 1, y / tf.reduce_sum(y, 0)), [0, x]
+    ),
+    "after a loop": lambda x: standardized(
+        tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, 2 * y), [0, x])[1]
+    ),
+    "row by row": lambda x: tf.map_fn(lambda row: row - tf.reduce_mean(x, 0), x),
     "rows of a class": lambda x: tf.math.unsorted_segment_sum(x, tf.cast(x[:, 0] > 0, "int32"), 2),
 }
 
@@ -80,6 +96,33 @@ def test_what_relates_rows_is_found_with_its_line(function, place):
     """Whether the length of the batch is open or fixed, and without a graph."""
     function(tf.ones((6, 4)))  # Layers are built.
     assert found(function, place)
+
+
+IN_GRAPHS = {
+    "row by row by Keras": lambda x: ops.vectorized_map(lambda row: row - ops.mean(x, 0), x),
+    "in a function": lambda x: in_a_function(in_a_function(x)),
+    "after a function": lambda x: standardized(scaled(x)),
+}
+
+
+@pytest.mark.parametrize("place", ["open", "fixed"])
+@pytest.mark.parametrize("function", IN_GRAPHS.values(), ids=IN_GRAPHS)
+def test_functions_that_a_graph_calls_are_looked_into(function, place):
+    """With their lines, although they are traced once for all graphs."""
+    function(tf.ones((6, 4)))
+    assert found(function, place)
+
+
+@tf.function(autograph=False)
+def in_a_function(x):
+    """What a function of TensorFlow's does, which is traced once for all graphs."""
+    return standardized(layer(layers.BatchNormalization, -1)(x, training=True))
+
+
+@tf.function(autograph=False)
+def scaled(x):
+    """Keras's own layers in a function."""
+    return 2 * layer(layers.BatchNormalization, -1)(x, training=True)
 
 
 @functools.cache
@@ -109,9 +152,29 @@ def each_by_itself(x):
     pooled = layer(layers.GroupNormalization, 1)(images)
     chosen = columns[columns[:, 0] > 0.1]
     noise = tf.random.normal(tf.shape(x))
-    mixed = x + tf.random.shuffle(x) + ops.take(x, keras.random.shuffle(ops.arange(len_of(x))), 0)
+    kept = tf.boolean_mask(x, tf.random.uniform([len_of(x)]) > 0.5)
     mapped = ops.vectorized_map(lambda row: ops.sum(row * row) - row, x)
-    return [hidden, heads, best, pooled, sequence, chosen, noise + mixed, mapped]
+    in_turn = tf.map_fn(lambda row: row / tf.reduce_max(row), x)
+    either = ops.cond(ops.sum(weights) > 0, lambda: layer(layers.GRU, 3)(squares), lambda: x[:, :3])
+    return [
+        *(hidden, heads, best, pooled, sequence, chosen, noise, mapped, kept, in_turn, either),
+        scaled(x),
+    ]
+
+
+def by_number(x):
+    """One row after another, as only a graph can tell."""
+    return tf.while_loop(
+        lambda i, total: i < len_of(x),
+        lambda i, total: (i + 1, total + ops.max(x[i]) * ops.max(tf.gather(x, i))),
+        [0, 0.0],
+    )
+
+
+@pytest.mark.parametrize("place", ["open", "fixed"])
+def test_of_rows_in_their_turn_nothing_is_said(place):
+    """Where a loop takes each by its number."""
+    assert not found(by_number, place)
 
 
 def two_batches(x):
@@ -153,13 +216,16 @@ class Statistics(layers.Layer):
         return x
 
 
-@pytest.mark.parametrize("eager", [False, True])
-def test_a_layer_of_ones_own_is_told_once(eager, caplog):
+@pytest.mark.parametrize(
+    ("replicas", "options"),
+    [(2, {}), (2, {"run_eagerly": True}), (1, {"micro_batches": 2})],
+)
+def test_a_layer_of_ones_own_is_told_once(replicas, options, caplog):
     """With its line and what to write, in `fit` and `predict` together."""
     inputs = keras.Input((4,))
     hidden = keras.layers.BatchNormalization()(Statistics()(inputs))
-    model = kmg.distribute(keras.Model(inputs, hidden), kmg.strategy("mirrored", devices=2))
-    model.compile("sgd", "mse", run_eagerly=eager)
+    model = kmg.distribute(keras.Model(inputs, hidden), kmg.strategy("mirrored", devices=replicas))
+    model.compile("sgd", "mse", **options)
     x = np.ones((5, 4), "float32")
     model.fit(x, x, verbose=0, batch_size=3)
     model.predict(x, verbose=0)

@@ -271,6 +271,51 @@ def test_variables_of_tensorflow_are_refused_where_code_runs_several_times(repli
         assert float(model.layers[0].calls) == 2
 
 
+class Reads(keras.layers.Layer):
+    """Reads variables of TensorFlow's, whole and by their rows."""
+
+    def __init__(self, in_a_function=False):
+        super().__init__()
+        self.factor = tf.Variable(2.0, trainable=False)
+        self.table = tf.Variable([[0.5], [1.5]], trainable=False)
+        self.scaled = lambda x: self.factor * x
+        if in_a_function:
+            self.scaled = tf.function(self.scaled)
+
+    def call(self, x):
+        x = ops.cond(self.factor > 2.5, lambda: x + self.factor, lambda: x - self.factor)
+        rows = tf.cast(x[:, 0] > 0, "int32")
+        return self.scaled(x) + tf.nn.embedding_lookup(self.table, rows) + self.table[1]
+
+
+@pytest.mark.parametrize("options", [{"jit_compile": True}, {}])
+@pytest.mark.slow
+def test_variables_of_tensorflow_may_be_read(options):
+    """Each replica has the values that they have when the step begins, compiled by XLA or not."""
+
+    def losses(place, options):
+        reads = Reads()
+        layers = [keras.Input((3,)), reads, keras.layers.Dense(1, kernel_initializer="ones")]
+        model = place(keras.Sequential(layers))
+        model.compile(keras.optimizers.SGD(0.01), "mse", **options)
+        found = []
+        for _ in range(2):
+            found.append(model.train_on_batch(X, Y))
+            reads.factor.assign_add(1.0)
+        return [*found, model.get_weights()]
+
+    found = losses(lambda model: kmg.distribute(model, devices=2), options)
+    require_equal(found, losses(lambda model: model, {"run_eagerly": True}))
+
+
+def test_xla_reads_no_variable_of_another_device_in_a_function():
+    """A `tf.function` may be called from elsewhere, so its variables are its own."""
+    model = kmg.distribute(keras.Sequential([keras.Input((3,)), Reads(True)]), devices=2)
+    model.compile(None, "mse", jit_compile=True)
+    with pytest.raises(ValueError, match="inside a `tf.function`.*Received: variable="):
+        model.test_on_batch(X, X)
+
+
 @pytest.mark.slow
 def test_a_state_holds_what_the_model_does_not_track():
     """A trial leaves no trace in a variable of a plain object either."""
