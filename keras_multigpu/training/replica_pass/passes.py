@@ -332,7 +332,7 @@ class TrainingPass(ReplicaPass):
         for index, gradient in zip(kinds.dense + kinds.sparse, known, strict=True):
             gradients[index] = added_up(gradient) if index in kinds.distinct else gradient
         new = [*values.trainable, *optimizer_values]
-        if known:
+        if gradients:
             new = updated(self.model.optimizer, self.variables.trainable, new, gradients)
         return complete(new[: len(gradients)], new[len(gradients) :], layout, values, sums)
 

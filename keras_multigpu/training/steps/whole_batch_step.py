@@ -106,8 +106,12 @@ class WholeBatchTrainStep(UpdatingStep):
         whole.compute(loss_scale(self._model.optimizer, optimizer_values))
 
         first, last = share_bounds(self._size(shares), replica.id, group.count)
-        arriving = [gradient[first:last] for gradient in whole.of_predictions] + whole.of_added
-        back = tape.gradient(own + added, start.trainable, arriving)
+        arriving = [g if g is None else g[first:last] for g in whole.of_predictions]
+        arriving += whole.of_added
+        targets = [t for t, g in zip(own + added, arriving, strict=True) if g is not None]
+        back = tape.gradient(
+            targets, start.trainable, [gradient for gradient in arriving if gradient is not None]
+        )
         gradients = [
             total(gradient, direct, rows.fraction)
             for gradient, direct in zip(back, whole.of_trainable, strict=True)
@@ -176,8 +180,8 @@ class WholeLoss:
         self.of_predictions, self.of_added, self.of_trainable = tape.gradient(
             scaled, [predictions, self._added, trainable]
         )
-        self.of_predictions = dense(self.of_predictions, predictions)
-        self.of_added = dense(self.of_added, self._added)
+        self.of_predictions = dense(self.of_predictions)
+        self.of_added = dense(self.of_added)
 
     def _compute(self) -> None:
         model = self._pure.model
@@ -197,15 +201,9 @@ def flat(structure: Any) -> list[Any]:
     return keras.tree.flatten(structure)
 
 
-def dense(gradients: list[Any], tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Gradients as dense tensors, or ragged as what they are of; zero where there is none."""
-
-    def full(gradient: Any, tensor: Any) -> Any:
-        if gradient is None:
-            return tf.zeros_like(tensor)
-        return gradient if is_ragged(gradient) else tf.convert_to_tensor(gradient)
-
-    return [full(*pair) for pair in zip(gradients, tensors, strict=True)]
+def dense(gradients: list[Any]) -> list[Any]:
+    """Gradients as dense tensors, or ragged as what they are of; None where there is none."""
+    return [g if g is None or is_ragged(g) else tf.convert_to_tensor(g) for g in gradients]
 
 
 def total(through_model: Any, direct: Any, fraction: tf.Tensor) -> Any:

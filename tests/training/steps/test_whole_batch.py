@@ -62,15 +62,15 @@ def test_the_loss_and_all_its_gradients(scale):
     assert [gradient.numpy().tolist() for gradient in whole.of_trainable] == [[[2 * scale]]]
 
 
-def test_predictions_that_a_loss_ignores_have_a_gradient_of_zero():
-    """So that each replica can take back the rows that are its own."""
+def test_predictions_that_a_loss_ignores_have_no_gradient():
+    """And no weight has one by way of them."""
 
     def sum_of_targets(y, y_pred):
         return tf.reduce_sum(y)
 
     whole = whole_loss(penalised(), tf.ones(2), tf.constant([3.0, 4.0]), loss=sum_of_targets)
     assert float(whole.loss) == 7 + 1
-    assert [gradient.numpy().tolist() for gradient in whole.of_predictions] == [[[0.0], [0.0]]]
+    assert whole.of_predictions == [None]
 
 
 def test_the_means_of_single_losses_have_those_of_the_whole_batch():
@@ -86,13 +86,12 @@ def test_the_means_of_single_losses_have_those_of_the_whole_batch():
 
 
 def test_gradients_become_dense():
-    """Zero where there is none, and rows of a table in their places; ragged ones stay ragged."""
+    """None where there is none, and rows of a table in their places; ragged ones stay ragged."""
     ragged = tf.ragged.constant([[1.0], []])
-    assert whole_batch.dense([ragged, None], [ragged] * 2)[0] is ragged
-    tensors = [tf.ones(2), tf.ones((2, 1)), tf.ones(1)]
     rows = tf.IndexedSlices(tf.constant([[3.0], [4.0]]), tf.constant([1, 1]), tf.constant([2, 1]))
-    found = whole_batch.dense([None, rows, tf.constant([5.0])], tensors)
-    assert [each.numpy().tolist() for each in found] == [[0, 0], [[0], [7]], [5]]
+    first, second, *others = whole_batch.dense([ragged, None, rows, tf.constant([5.0])])
+    assert (first is ragged, second) == (True, None)
+    assert [each.numpy().tolist() for each in others] == [[[0], [7]], [5]]
 
 
 @pytest.mark.parametrize(
@@ -108,3 +107,20 @@ def test_a_replica_adds_its_fraction_of_what_all_have(through_model, direct, exp
 def test_a_variable_without_any_gradient_has_none():
     """The loss does not depend on it."""
     assert whole_batch.total(None, None, tf.constant(0.25)) is None
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
+def test_weights_that_a_loss_does_not_depend_on_stay_as_they_are():
+    """In Keras too they are not even decayed."""
+
+    class OneHead(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.mean((y_pred[0] - y) ** 2)
+
+    x = keras.Input((1,))
+    heads = [keras.layers.Dense(1, kernel_initializer="ones")(x) for _ in range(2)]
+    model = kmg.distribute(OneHead(x, heads), devices=2)
+    model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.5))
+    model.train_on_batch(np.ones((3, 1)), np.zeros((3, 1)))
+    first, _, second, _ = model.get_weights()
+    assert first[0, 0] < 0.95 and second[0, 0] == 1
