@@ -9,6 +9,7 @@ import keras
 import numpy as np
 from replica_cases import ALL_REPLICAS
 
+from keras_multigpu.training.steps.steps_of_model import prepare
 from keras_multigpu.training.variables import model_state
 
 KEPT = ("weights", model_state.RATE, "optimizer", "seed")
@@ -29,8 +30,8 @@ def reused(build: Callable[..., keras.Model]) -> Callable[..., keras.Model]:
             return build(*args, **kwargs)
         if key not in kept:
             model = build(*args, **kwargs)
-            if hasattr(model, "prepare"):
-                model.prepare(None)
+            if hasattr(model, "replication"):
+                prepare(model, model.replication, None)
             elif model.optimizer is not None:
                 model.optimizer.build(model.trainable_variables)
             kept[key] = model, values_of(model), random.getstate(), np.random.get_state()

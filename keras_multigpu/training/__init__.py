@@ -1,7 +1,8 @@
 """Training on replicas: a Keras model whose batch is shared.
 
-    distribute ──> distributed_model ──> loops ───────> steps/ ──────────> callbacks
-                   Keras's methods       epochs, run    feed/ ahead        logs
+    distribute ──> distributed_model ──> loops ───────> replication ─────> steps/
+                   Keras's methods       epochs, run    steps, compiled    of a batch
+                                         feed/ ahead
 
 One step, on each replica:
 

@@ -9,7 +9,8 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training.distributed_model import DistributedModel
 from keras_multigpu.training.distributed_model import distributed_class
-from keras_multigpu.training.steps.steps_of_model import Replication
+from keras_multigpu.training.replication import Replication
+from keras_multigpu.training.steps.steps_of_model import prepare
 
 
 def distribute(
@@ -81,13 +82,11 @@ def distribute(
             sum_dtype=sum_dtype,
         )
     previous = vars(model).get("_replication")
-    replication = Replication(
-        strategy or default_strategy(devices), sync_batch_norm, sum_dtype == "bfloat16"
-    )
-    if previous is not None:
-        replication.micro_batches, replication.pieces = previous.micro_batches, previous.pieces
+    compiled = () if previous is None else (previous.micro_batches, previous.pieces)
+    strategy = strategy or default_strategy(devices)
+    replication = Replication(strategy, sync_batch_norm, sum_dtype == "bfloat16", *compiled)
     model.__class__ = distributed_class(type(model))
     model.replicate(replication)
     if model.built:
-        model.prepare(None)
+        prepare(model, replication, None)
     return model

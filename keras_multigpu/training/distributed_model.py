@@ -12,17 +12,16 @@ from keras_multigpu.training import fit_arguments
 from keras_multigpu.training import loops
 from keras_multigpu.training.feed.epoch_source import knows_epochs
 from keras_multigpu.training.feed.feed import Feed
-from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.logs import pythonic
+from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.shares import Shares
 from keras_multigpu.training.shares import normalized
 from keras_multigpu.training.steps.custom_step import share_of_loss
 from keras_multigpu.training.steps.custom_step import whole_losses
 from keras_multigpu.training.steps.present_step import present_rows
 from keras_multigpu.training.steps.present_step import step_of_user_code
-from keras_multigpu.training.steps.steps_of_model import Replication
+from keras_multigpu.training.steps.steps_of_model import prepare
 
 
 class DistributedModel(keras.Model):
@@ -68,11 +67,6 @@ class DistributedModel(keras.Model):
         """The strategy that the model runs under."""
         return self.replication.strategy
 
-    @property
-    def runs_in_graph(self) -> bool:
-        """Whether a graph of steps may read the batches itself."""
-        return not (self.run_eagerly or self.replication.micro_batches == "auto")
-
     def compile(self, *args: Any, micro_batches: int | str = 1, **kwargs: Any) -> None:
         """Configure the model for training, as `keras.Model.compile`.
 
@@ -100,13 +94,7 @@ class DistributedModel(keras.Model):
         """Compile the model as it was when it was saved."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built:
-            self.prepare(None)
-
-    def prepare(self, spec: Batch | None) -> None:
-        """Build the model and the optimizer, and move their variables to the replicas."""
-        if spec is not None:
-            fit_arguments.require_batches(self, spec)
-        self.replication.prepare(self, spec)
+            prepare(self, self.replication, None)
 
     def fit(
         self,
@@ -162,7 +150,9 @@ class DistributedModel(keras.Model):
             size = None if knows_epochs(parts[0]) else validation_batch_size or batch_size
             val_feed = Feed(cutter, parts[0], parts[1], parts[2], size, validation_steps)
             validation = loops.Validation(val_feed, validation_freq)
-        return loops.train(self, feed, validation, callbacks, verbose, epochs, initial_epoch)
+        return loops.train(
+            self, self.replication, feed, validation, callbacks, verbose, epochs, initial_epoch
+        )
 
     def evaluate(
         self,
@@ -182,7 +172,7 @@ class DistributedModel(keras.Model):
             raise ValueError(f"Arguments not recognized: {kwargs}")
         fit_arguments.require_whole_numbers(batch_size=batch_size, steps=steps)
         feed = Feed(self.replication.cutter, x, y, sample_weight, batch_size, steps)
-        logs = loops.evaluate(self, feed, callbacks, verbose)
+        logs = loops.evaluate(self, self.replication, feed, callbacks, verbose)
         return logs if return_dict else keras_internals.flatten_metrics(self, logs)
 
     def predict(
@@ -200,7 +190,7 @@ class DistributedModel(keras.Model):
         fit_arguments.require_whole_numbers(batch_size=batch_size, steps=steps)
         cutter = self.replication.cutter
         feed = Feed(cutter, x, None, None, batch_size, steps, predicting=True)
-        return loops.predict(self, feed, callbacks, verbose)
+        return loops.predict(self, self.replication, feed, callbacks, verbose)
 
     def train_on_batch(
         self,
@@ -238,46 +228,27 @@ class DistributedModel(keras.Model):
 
     def predict_on_batch(self, x: Any) -> Any:
         """Predict one global batch, as `keras.Model.predict_on_batch`."""
-        outputs = self.predict_one(self.replication.cutter(normalized((x, None, None))), None)
+        shares = self.replication.cutter(normalized((x, None, None)))
+        outputs = self.replication.prediction(self).run_one(shares)
         return keras.tree.map_structure(loops.as_array, outputs)
 
     def train_on(self, batch: Batch) -> dict[str, Any]:
         """Run one training step on a global batch; its logs, as tensors."""
-        return self.train_group(Group(1, 1, [self.replication.cutter(batch)], None), None)
-
-    def train_group(self, group: Group, spec: Batch | None) -> dict[str, Any]:
-        """Run training steps; the logs of the last one."""
-        if self.replication.micro_batches == "auto":
-            for shares in group.shares:
-                logs = self.replication.train_in_memory(self, shares, spec)
-            return logs
-        return self.replication.training(self).run(group, spec)
-
-    def test_group(self, group: Group, spec: Batch | None) -> dict[str, Any]:
-        """Run evaluation steps; the logs of the last one."""
-        return self.replication.evaluation(self).run(group, spec)
-
-    def predict_one(self, shares: Shares, spec: Batch | None) -> Any:
-        """The predictions for one global batch, as tensors."""
-        return self.replication.prediction(self).run_one(shares, spec)
+        return self.replication.train_on(self, batch)
 
     def __reduce__(self) -> Any:
         """Pickle the model as Keras does; it comes back on the default strategy."""
         load, arguments = super().__reduce__()
         # The class that `distribute` has made can be found under no name.
         original = next(cls for cls in type(self).__mro__ if cls not in _made.values())
-        ours = self.replication
-        settings = ours.sync_batch_norm, ours.half_sums, ours.micro_batches, ours.pieces
+        settings = self.replication.settings
         return distributed_again, (settings, getattr(original, load.__name__), *arguments)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedModel":
         """A model of its own, on the same strategy."""
         again, arguments = self.__reduce__()
         model = again(*arguments)
-        same = model.replication
-        ours = Replication(self.distribute_strategy, same.sync_batch_norm, same.half_sums)
-        ours.micro_batches, ours.pieces = same.micro_batches, same.pieces
-        model.replicate(ours)
+        model.replicate(Replication(self.distribute_strategy, *model.replication.settings))
         memo[id(self)] = model
         return model
 
@@ -391,8 +362,5 @@ def distributed_again(settings: tuple[Any, ...], load: Any, *arguments: Any) -> 
     """
     model = load(*arguments)
     model.__class__ = distributed_class(type(model))
-    sync_batch_norm, half_sums, micro_batches, pieces = settings
-    replication = Replication(default_strategy(), sync_batch_norm, half_sums)
-    replication.micro_batches, replication.pieces = micro_batches, pieces
-    model.replicate(replication)
+    model.replicate(Replication(default_strategy(), *settings))
     return model

@@ -7,8 +7,6 @@ steps run in one call.
 
 import math
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
@@ -18,20 +16,20 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.checks import warn
 from keras_multigpu.training.feed.epoch_source import knows_epochs
 from keras_multigpu.training.feed.feed import Feed
-from keras_multigpu.training.feed.feed import Group
+from keras_multigpu.training.fit_arguments import require_batches
 from keras_multigpu.training.fit_arguments import require_fitting_labels
 from keras_multigpu.training.logs import pythonic
+from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import gathered
 from keras_multigpu.training.steps.steps_of_model import is_overridden
+from keras_multigpu.training.steps.steps_of_model import prepare
 from keras_multigpu.training.workers import in_step
 from keras_multigpu.training.workers import may_stop_alone
 from keras_multigpu.training.workers import of_this_worker
 from keras_multigpu.training.workers import require_same_run
 from keras_multigpu.training.workers import together
-
-if TYPE_CHECKING:
-    from keras_multigpu.training.distributed_model import DistributedModel
 
 HOOKS = {mode: (f"on_{mode}_batch_begin", f"on_{mode}_batch_end") for mode in ("train", "test")}
 
@@ -40,7 +38,8 @@ HEARD = {**HOOKS, "train": (*HOOKS["train"], "on_batch_begin", "on_batch_end")}
 
 
 def train(
-    model: "DistributedModel",
+    model: keras.Model,
+    replication: Replication,
     feed: Feed,
     validate: "Validation | None",
     callbacks: Any,
@@ -53,16 +52,16 @@ def train(
     if most and most < epochs:
         warn(f"Limiting epochs to {most}", stacklevel=3)
         epochs = most
-    group = model.replication.group
+    group = replication.group
     require_same_run(group, model, feed, epochs=epochs, initial_epoch=initial_epoch)
-    prepare(model, feed)
+    build(model, replication, feed)
     if validate is not None:
-        validate.require_fitting_labels(model)
-    model.replication.announce(model)
+        require_labels(model, validate.feed)
+    replication.announce(model)
     callbacks = of_this_worker(callbacks, group)
-    callbacks = callback_list(model, callbacks, shown(model, verbose), epochs, feed.num_batches)
+    callbacks = callback_list(model, callbacks, shown(group, verbose), epochs, feed.num_batches)
     model.stop_training = False
-    run = TrainingRun(model, feed, callbacks, epochs, initial_epoch)
+    run = TrainingRun(model, replication, feed, callbacks, epochs, initial_epoch)
     logs: dict[str, Any] = {}
     with together(group), run.running(), feed.reading():
         callbacks.on_train_begin()
@@ -71,12 +70,13 @@ def train(
             run.begin_epoch(epoch)
             callbacks.on_epoch_begin(epoch)
             run.through("on_epoch_begin")
-            epoch_logs = run_epoch(model, feed, callbacks, "train", model.train_group, run)
+            epoch_logs = run_epoch(model, replication, feed, callbacks, "train", run)
             if not epoch_logs:
                 break
             logs = epoch_logs
             if validate is not None and validate.is_due(epoch):
-                logs.update(validate.logs(model, callbacks))
+                validation = evaluate(model, replication, validate.feed, callbacks, 0)
+                logs |= {f"val_{name}": value for name, value in validation.items()}
                 run.through("on_test_end")
             callbacks.on_epoch_end(epoch, logs)
             run.through("on_epoch_end")
@@ -87,13 +87,15 @@ def train(
     return model.history
 
 
-def prepare(model: "DistributedModel", feed: Feed) -> None:
+def build(model: keras.Model, replication: Replication, feed: Feed) -> None:
     """Build the model for the data, which must fit it."""
-    model.prepare(feed.spec)
+    if feed.spec is not None:
+        require_batches(model, feed.spec)
+    prepare(model, replication, feed.spec)
     require_labels(model, feed)
 
 
-def require_labels(model: "DistributedModel", feed: Feed) -> None:
+def require_labels(model: keras.Model, feed: Feed) -> None:
     """Raise a `ValueError` where data know their labels, and these cannot belong to the model."""
     own = any(is_overridden(model, name) for name in ("train_step", "test_step", "compute_loss"))
     if knows_epochs(feed.data) and feed.spec is not None and not own:
@@ -101,7 +103,7 @@ def require_labels(model: "DistributedModel", feed: Feed) -> None:
         require_fitting_labels(model, feed.spec[1], None if counts is None else len(counts))
 
 
-def finish(model: "DistributedModel", callbacks: Any, epochs: int, logs: dict[str, Any]) -> None:
+def finish(model: keras.Model, callbacks: Any, epochs: int, logs: dict[str, Any]) -> None:
     """What `fit` does after the last epoch."""
     if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
         model.optimizer.finalize_variable_values(model.trainable_weights)
@@ -109,37 +111,30 @@ def finish(model: "DistributedModel", callbacks: Any, epochs: int, logs: dict[st
 
 
 def run_epoch(
-    model: "DistributedModel",
+    model: keras.Model,
+    replication: Replication,
     feed: Feed,
     callbacks: Any,
     mode: str,
-    train_or_test: Callable[[Group, Any], dict[str, Any]],
     run: TrainingRun | None = None,
 ) -> dict[str, Any]:
-    """Run one epoch's steps of training or evaluation; the logs of the last one.
+    """Run one epoch's steps of training ("train") or evaluation ("test"); the logs of the last one.
 
-    They are empty where earlier epochs have left nothing to read.
-
-    Args:
-        model: The model.
-        feed: Where the batches come from.
-        callbacks: The callbacks.
-        mode: `"train"` or `"test"`.
-        train_or_test: Runs a group of batches.
-        run: Where training stands, and is told how it gets on.
+    They are empty where earlier epochs have left nothing to read. The run is told how training
+    gets on.
     """
     begin, end = (getattr(callbacks, name) for name in HOOKS[mode])
     listened = listens(callbacks, mode)
     logs: dict[str, Any] = {} if run is None or not run.step else run.logs
-    workers = model.replication.group
+    workers = replication.group
     asks = any(map(may_stop_alone, callbacks.callbacks)) and listened
-    groups = feed.epoch(model.steps_per_execution, model.runs_in_graph)
+    groups = feed.epoch(model.steps_per_execution, replication.reads_in_graph(model))
     for first, group in in_step(workers, feed, groups):
         if listened:
             begin(first)
         if run is not None:
             run.step_began = time.perf_counter()
-        logs = train_or_test(group, feed.spec)
+        logs = replication.run(model, mode, group, feed.spec)
         if run is not None:
             run.in_calls += time.perf_counter() - run.step_began
             run.step, run.logs = feed.done, logs
@@ -172,7 +167,7 @@ class Validation:
                 "Pass 2 for every second epoch, or [1, 5] for epochs 1 and 5.",
                 validation_freq=frequency,
             )
-        self._feed = feed
+        self.feed = feed
         self._frequency = frequency
 
     def is_due(self, epoch: int) -> bool:
@@ -181,53 +176,51 @@ class Validation:
             return (epoch + 1) % self._frequency == 0
         return epoch + 1 in self._frequency
 
-    def require_fitting_labels(self, model: "DistributedModel") -> None:
-        """Raise a `ValueError` where the data have labels that cannot belong to the model."""
-        require_labels(model, self._feed)
 
-    def logs(self, model: "DistributedModel", callbacks: Any) -> dict[str, Any]:
-        """Validate; the logs, each name with `val_` before it."""
-        logs = evaluate(model, self._feed, callbacks, 0)
-        return {f"val_{name}": value for name, value in logs.items()}
-
-
-def evaluate(model: "DistributedModel", feed: Feed, callbacks: Any, verbose: Any) -> dict[str, Any]:
+def evaluate(
+    model: keras.Model, replication: Replication, feed: Feed, callbacks: Any, verbose: Any
+) -> dict[str, Any]:
     """Run the loop of `evaluate`; its logs."""
+    group = replication.group
     if not isinstance(callbacks, keras.callbacks.CallbackList):
-        prepare(model, feed)
+        build(model, replication, feed)
         callbacks = callback_list(
-            model, callbacks, shown(model, verbose), 1, feed.num_batches, history=False
+            model, callbacks, shown(group, verbose), 1, feed.num_batches, history=False
         )
     feed.rewind()
     model.stop_evaluating = False
     callbacks.on_test_begin()
     model.reset_metrics()
-    with together(model.replication.group), feed.reading():
-        logs = run_epoch(model, feed, callbacks, "test", model.test_group)
+    with together(group), feed.reading():
+        logs = run_epoch(model, replication, feed, callbacks, "test")
     callbacks.on_test_end(logs)
     return logs
 
 
-def predict(model: "DistributedModel", feed: Feed, callbacks: Any, verbose: Any) -> Any:
+def predict(
+    model: keras.Model, replication: Replication, feed: Feed, callbacks: Any, verbose: Any
+) -> Any:
     """Run the loop of `predict`; the predictions, in the order of the inputs."""
-    model.prepare(feed.spec)
-    if not isinstance(callbacks, keras.callbacks.CallbackList):
-        callbacks = callback_list(
-            model, callbacks, shown(model, verbose), 1, feed.num_batches, history=False
-        )
+    group = replication.group
+    if feed.spec is not None:
+        require_batches(model, feed.spec)
+    prepare(model, replication, feed.spec)
+    callbacks = callback_list(
+        model, callbacks, shown(group, verbose), 1, feed.num_batches, history=False
+    )
     model.stop_predicting = False
     callbacks.on_predict_begin()
     outputs = []
-    with together(model.replication.group), feed.reading():
-        groups = feed.epoch(model.steps_per_execution)
-        for first, group in in_step(model.replication.group, feed, groups):
+    with together(group), feed.reading():
+        for first, some in in_step(group, feed, feed.epoch(model.steps_per_execution)):
             callbacks.on_predict_batch_begin(first)
-            parts = [model.predict_one(shares, feed.spec) for shares in group.shares]
+            steps = replication.prediction(model)
+            parts = [steps.run_one(shares, feed.spec) for shares in some.shares]
             if feed.marks_missing and feed.spec is not None:
-                present = [gathered(shares.rows, feed.spec)[2] for shares in group.shares]
+                present = [gathered(shares.rows, feed.spec)[2] for shares in some.shares]
                 parts = list(map(with_gaps, parts, present))
             outputs += parts
-            callbacks.on_predict_batch_end(first + group.size - 1, {"outputs": joined(parts)})
+            callbacks.on_predict_batch_end(first + some.size - 1, {"outputs": joined(parts)})
             if model.stop_predicting:
                 break
     callbacks.on_predict_end()
@@ -261,9 +254,9 @@ def with_gaps(outputs: Any, present: tf.Tensor) -> Any:
     return keras.tree.map_structure(with_nan, outputs)
 
 
-def shown(model: "DistributedModel", verbose: Any) -> Any:
+def shown(group: ReplicaGroup, verbose: Any) -> Any:
     """What a process shows: of several only the chief draws a progress bar."""
-    return verbose if model.replication.group.is_chief else 0
+    return verbose if group.is_chief else 0
 
 
 def callback_list(

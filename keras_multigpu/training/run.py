@@ -4,7 +4,6 @@ import contextlib
 import math
 from collections.abc import Callable
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 from typing import Any
 
 import keras
@@ -13,15 +12,13 @@ import numpy as np
 from keras_multigpu import keras_internals
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.logs import pythonic
+from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.shares import open_spec
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.steps_of_model import is_overridden
 from keras_multigpu.training.tracing import symbolic
 from keras_multigpu.training.variables.model_state import ModelState
-
-if TYPE_CHECKING:
-    from keras_multigpu.training.distributed_model import DistributedModel
 
 AFTER = ("on_epoch_begin", "on_train_batch_end", "on_test_end", "on_epoch_end")
 """The hooks after which `TrainingRun` can act."""
@@ -32,6 +29,7 @@ class TrainingRun:
 
     Args:
         model: The model that is trained.
+        replication: Its replicas and steps.
         feed: Where its batches come from.
         callbacks: The `keras.callbacks.CallbackList`.
         epochs: The epoch to stop before.
@@ -48,7 +46,8 @@ class TrainingRun:
 
     def __init__(
         self,
-        model: "DistributedModel",
+        model: keras.Model,
+        replication: Replication,
         feed: Feed,
         callbacks: Any,
         epochs: int,
@@ -60,8 +59,9 @@ class TrainingRun:
         self.logs: dict[str, Any] = {}
         self.step_began = 0.0
         self.in_calls = 0.0
-        self._waited_before = model.replication.waited_in_graph()
+        self._waited_before = replication.waited_in_graph()
         self._model = model
+        self._replication = replication
         self._feed = feed
         self._callbacks = callbacks
         self._after_begin: list[Callable[[], None]] = []
@@ -70,7 +70,7 @@ class TrainingRun:
         self._next_size: int | None = None
         self._largest_share: int | None = None
         self._begun = False
-        self._pieces = model.replication.pieces
+        self._pieces = replication.pieces
 
     @property
     def callbacks(self) -> list[keras.callbacks.Callback]:
@@ -89,12 +89,12 @@ class TrainingRun:
     @property
     def replicas(self) -> int:
         """The number of replicas."""
-        return self._model.replication.group.count
+        return self._replication.group.count
 
     @property
     def devices(self) -> list[str]:
         """The names of the devices of this process's replicas, in order."""
-        return [replica.device for replica in self._model.replication.group.replicas]
+        return [replica.device for replica in self._replication.group.replicas]
 
     @property
     def steps_per_epoch(self) -> int | None:
@@ -114,7 +114,7 @@ class TrainingRun:
     @property
     def micro_batches(self) -> int:
         """In how many pieces each replica takes its share of a batch."""
-        return self._model.replication.pieces
+        return self._replication.pieces
 
     @property
     def batch_spec(self) -> Batch | None:
@@ -133,7 +133,7 @@ class TrainingRun:
 
     @property
     def _waited_in_calls(self) -> float:
-        return self._model.replication.waited_in_graph() - self._waited_before
+        return self._replication.waited_in_graph() - self._waited_before
 
     @property
     def skips_by_reading(self) -> bool:
@@ -178,7 +178,7 @@ class TrainingRun:
 
     def watch(self, probe: Probe) -> None:
         """Let a probe into every training step until `fit` ends."""
-        self._model.replication.watch(probe)
+        self._replication.watch(probe)
 
     # Called at any time.
 
@@ -202,15 +202,14 @@ class TrainingRun:
         Args:
             batch: One of the batches to come, so that all variables are made before.
         """
-        replication = self._model.replication
-        pieces = replication.pieces
-        with replication.unwatched():
+        pieces = self._replication.pieces
+        with self._replication.unwatched():
             self._make_step(open_spec(batch))
             before = ModelState.of(self._model)
             try:
                 yield
             finally:
-                replication.pieces = pieces
+                self._replication.pieces = pieces
                 before.restore(self._model)
 
     def train_on(self, batch: Batch, micro_batches: int | None = None) -> dict[str, Any]:
@@ -221,9 +220,7 @@ class TrainingRun:
             micro_batches: In how many pieces each replica takes its share, whether they fit into
                 memory or not. As in `fit` if left out.
         """
-        if micro_batches is None:
-            return self._model.train_on(batch)
-        return self._model.replication.train_in_pieces(self._model, batch, micro_batches)
+        return self._replication.train_on(self._model, batch, micro_batches)
 
     # To stop and go on.
 
@@ -265,7 +262,7 @@ class TrainingRun:
         if self._largest_share and size is not None:
             # Fewer replicas than before have larger shares.
             pieces = max(pieces, self._pieces_of(size, self._largest_share))
-        self._model.replication.pieces = pieces
+        self._replication.pieces = pieces
         self._begun = True
         skipped = self._feed.go_to(self.epoch, self.step, state["anchor"])
         spec = self._feed.spec or skipped
@@ -277,14 +274,14 @@ class TrainingRun:
             with keras_internals.single_device():
                 keras_internals.build_model(self._model, symbolic(spec))
         else:
-            self._model.replication.training(self._model).make(spec)
+            self._replication.training(self._model).make(spec)
 
     # Called by the loop.
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """Where callbacks find the run; afterwards the model is as it was before."""
-        replication = self._model.replication
+        replication = self._replication
         # Not an attribute for Keras to track or save.
         self._model.__dict__["training_run"] = self
         try:
@@ -330,7 +327,7 @@ class TrainingRun:
             self._feed.rewind(self.epoch)
             self._tell_steps()
         largest = self._largest_share
-        self._model.replication.pieces = self._pieces_of(size, largest) if largest else self._pieces
+        self._replication.pieces = self._pieces_of(size, largest) if largest else self._pieces
 
     def _pieces_of(self, size: int, largest_share: int) -> int:
         """In how many pieces replicas take their shares of a batch."""

@@ -174,15 +174,15 @@ def test_steps_per_epoch_and_another_batch_size_leave_out_no_example():
     model = kmg.distribute(keras.Model(inputs, keras.layers.Dense(1)(inputs)), replicas_of(2))
 
     model.compile("sgd", "mae", run_eagerly=True)
-    train_group = model.train_group
+    run = model.replication.run
 
-    def spy(group, spec):
+    def spy(model, mode, group, spec):
         for shares in group.shares:
             x, _, _ = gathered(shares.rows, spec)
             read.append(x.numpy().ravel().astype(int).tolist())
-        return train_group(group, spec)
+        return run(model, mode, group, spec)
 
-    model.__dict__["train_group"] = spy
+    model.replication.run = spy
     model.fit(
         data,
         epochs=2,

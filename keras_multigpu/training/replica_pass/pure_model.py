@@ -50,7 +50,7 @@ class PureModel:
     def __init__(self, model: keras.Model, in_parts: bool) -> None:
         self.model = model
         self.variables = Variables(model)
-        self._untracked = model.replication.untracked
+        self._placement = model.replication.placement
         self._in_parts = in_parts
 
     def scope(self, values: Values, part: tf.Tensor, again: bool = False) -> CatchingScope:
@@ -115,7 +115,7 @@ class PureModel:
     def new_values(self, scope: CatchingScope, values: Values) -> Values:
         """The values that the variables have inside `scope`."""
         if scope.unknown:
-            raise NeedsVariables(self._untracked, scope.unknown.values())
+            raise NeedsVariables(self._placement, scope.unknown.values())
         require_no_weights(self.model, scope)
         return Values(
             values.trainable,

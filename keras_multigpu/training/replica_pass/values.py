@@ -60,7 +60,7 @@ class Variables:
     def __init__(self, model: keras.Model) -> None:
         self.trainable = list(model.trainable_variables)
         of_layers = [v for metric in keras_internals.owned_metrics(model) for v in metric.variables]
-        untracked = model.replication.untracked.variables
+        untracked = model.replication.placement.untracked
         self.others = [*model.non_trainable_variables, *of_layers, *untracked]
         self.global_seed = keras_internals.global_seed_state()
         known = {id(state) for state in keras_internals.seed_states(model)}

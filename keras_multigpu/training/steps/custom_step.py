@@ -86,11 +86,11 @@ class CustomStep:
         seeds = {id(state) for state in states}
         self._seeds = group.copies(states)
         # A replica without examples runs on a borrowed row, which must not be counted.
-        untracked = model.replication.untracked
-        self._metric_variables = [*model.metrics_variables, *untracked.metric_states]
+        placement = model.replication.placement
+        self._metric_variables = [*model.metrics_variables, *placement.metric_states]
         self._metrics = group.copies(self._metric_variables)
         apart = seeds | {id(variable) for variable in self._metric_variables}
-        others = [*model.non_trainable_variables, *untracked.variables]
+        others = [*model.non_trainable_variables, *placement.untracked]
         self._other_variables = [variable for variable in others if id(variable) not in apart]
         self._others = group.copies(self._other_variables)
         known = [*variables_of(model).values(), *self._metric_variables]

@@ -98,7 +98,7 @@ class PresentStep:
         # Each replica draws numbers of its own; from one state they come in turn.
         own = id(variable) in self._known or keras_internals.is_seed_state(variable)
         if self.group.count > 1 and not own:
-            raise NeedsVariables(self.model.replication.untracked, [variable])
+            raise NeedsVariables(self.model.replication.placement, [variable])
 
     def relates(self, what: str) -> None:
         """Note that the user's code relates rows, in a way that no operation shows."""

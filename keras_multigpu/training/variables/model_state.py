@@ -94,7 +94,7 @@ def variables_of(model: keras.Model) -> dict[str, keras.Variable]:
         "optimizer": [v for optimizer in optimizers_of(model) for v in optimizer.variables],
         "metrics": model.metrics_variables,
         # A model of Keras's own `fit` may have copies as well.
-        "untracked": replication.untracked.variables if replication else [],
+        "untracked": replication.placement.untracked if replication else [],
         "seed": [keras_internals.global_seed_state()],
     }
     named, seen = {}, set()

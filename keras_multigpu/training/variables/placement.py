@@ -247,52 +247,54 @@ def is_in_parts(storage: tf.Variable) -> bool:
     return isinstance(storage, tf.distribute.DistributedValues)
 
 
-class Untracked:
-    """The variables of this kind that the steps of a model have met.
-
-    Args:
-        strategy: Where the model lives.
-        metrics: Where the values of its metrics live.
+class Placement:
+    """Where the variables of one model live that steps meet as they are traced.
 
     Attributes:
-        variables: They, in the order in which they were met.
+        untracked: Those that the model does not track, in the order in which they were met.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, metrics: MetricStorages) -> None:
-        self.variables: list[keras.Variable] = []
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self.untracked: list[keras.Variable] = []
         self._strategy = strategy
-        self._metrics = metrics
+        self._metrics = MetricStorages(strategy)
+        self._in_parts: bool | None = None
 
     @property
     def metric_states(self) -> list[keras.Variable]:
-        """Those that metrics add up in."""
-        return [variable for variable in self.variables if is_metric_state(variable)]
+        """The untracked ones that metrics add up in."""
+        return [variable for variable in self.untracked if is_metric_state(variable)]
 
     def take(self, variables: Iterable[keras.Variable]) -> None:
-        """Give variables a copy on each replica; those of metrics need one only."""
-        known = {id(variable) for variable in self.variables}
+        """Give untracked variables a copy on each replica; those of metrics need one only."""
+        known = {id(variable) for variable in self.untracked}
         new = [variable for variable in variables if id(variable) not in known]
         metric_state = [v for v in new if is_metric_state(v)]
         self._metrics.use(metric_state, in_parts=False)
         place_variables([v for v in new if not is_metric_state(v)], self._strategy)
-        self.variables += new
+        self.untracked += new
+
+    def arrange_metrics(self, model: keras.Model, in_parts: bool | None = None) -> None:
+        """Let all metrics live once, or in parts from now on; new ones as the others do."""
+        if in_parts is not None:
+            if in_parts == self._in_parts:
+                return
+            self._in_parts = in_parts
+        given = [v for metric in keras_internals.given_metrics(model) for v in metric.variables]
+        variables = [*model.metrics_variables, *given, *self.metric_states]
+        self._metrics.use(variables, bool(self._in_parts))
 
 
 class NeedsVariables(MadeOutside):
-    """A step uses variables that it was made without.
+    """A step uses variables that it was made without."""
 
-    Args:
-        untracked: What the model has met so far.
-        variables: The new ones.
-    """
-
-    def __init__(self, untracked: Untracked, variables: Iterable[keras.Variable]) -> None:
-        self._untracked, self._variables = untracked, list(variables)
+    def __init__(self, placement: Placement, variables: Iterable[keras.Variable]) -> None:
+        self._placement, self._variables = placement, list(variables)
         super().__init__(*(variable.path for variable in self._variables))
 
     def build(self) -> None:
         """Take them up."""
-        self._untracked.take(self._variables)
+        self._placement.take(self._variables)
 
 
 def is_metric_state(variable: keras.Variable) -> bool:

@@ -88,13 +88,13 @@ def test_pieces_are_tried_before_they_are_used():
     model = kmg.distribute(keras.Sequential(layers), replicas_of(1))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("sgd", loss)
-    train_in_pieces = model.replication.train_in_pieces
+    train_on = model.replication.train_on
 
     def hungrier(model, batch, pieces):
         most[0] = 8 if pieces == 1 else 5
-        return train_in_pieces(model, batch, pieces)
+        return train_on(model, batch, pieces)
 
-    model.replication.train_in_pieces = hungrier
+    model.replication.train_on = hungrier
     seen = Remember()
     finder = BatchSizeFinder("micro_batches", margin=0.0, verbose=0)
     model.fit(batches(global_batch_size=16), verbose=0, callbacks=[finder, seen])

@@ -1,0 +1,227 @@
+"""Where one model trains, how, and the steps that were compiled for it."""
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals.versions import newer_than_tested
+from keras_multigpu.training.feed.cutter import Cutter
+from keras_multigpu.training.feed.feed import Group
+from keras_multigpu.training.replica_group import HOST
+from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_pass.sync_batch_norm import said_of_batch_norm
+from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.shares import Shares
+from keras_multigpu.training.steps.probes import Probe
+from keras_multigpu.training.steps.step_functions import StepFunctions
+from keras_multigpu.training.steps.steps_of_model import evaluation_step
+from keras_multigpu.training.steps.steps_of_model import is_overridden
+from keras_multigpu.training.steps.steps_of_model import prediction_step
+from keras_multigpu.training.steps.steps_of_model import training_step
+from keras_multigpu.training.update.adjusted_schedule import adjustments
+from keras_multigpu.training.variables.placement import Placement
+
+logger = logging.getLogger("keras_multigpu")
+
+
+class Replication:
+    """The replicas of one model, and the steps compiled for them.
+
+    Args:
+        strategy: The model's strategy.
+        sync_batch_norm: Whether BatchNorm takes its moments over all replicas.
+        half_sums: Whether gradients are summed in bfloat16.
+        micro_batches: In how many pieces replicas take their shares; "auto" finds out.
+        pieces: How many these are now.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        sync_batch_norm: bool = False,
+        half_sums: bool = False,
+        micro_batches: int | str = 1,
+        pieces: int = 1,
+    ) -> None:
+        self.group = ReplicaGroup(strategy, half_sums)
+        self.strategy = self.group.strategy
+        # Of several processes each keeps the rows of all replicas on the host: what one process
+        # computes of the whole batch needs no exchange then.
+        self.cutter = Cutter(
+            self.group.count, None if self.group.is_spread else self.group.replicas
+        )
+        self.sync_batch_norm = sync_batch_norm
+        self.half_sums = half_sums
+        self.micro_batches = micro_batches
+        self.pieces = pieces
+        self.probes: tuple[Probe, ...] = ()
+        self._data_wait: tf.Variable | None = None
+        self._announced = False
+        self.forget_steps()
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """What a copy of the model needs besides a strategy."""
+        return self.sync_batch_norm, self.half_sums, self.micro_batches, self.pieces
+
+    def forget_steps(self) -> None:
+        """Drop the compiled steps, because the model has changed."""
+        self._functions: dict[Any, StepFunctions] = {}
+        self.placement = Placement(self.strategy)
+
+    def announce(self, model: keras.Model) -> None:
+        """Log once where the model trains, and what becomes of its BatchNormalization layers."""
+        if self._announced:
+            return
+        self._announced = True
+        devices = [tf.DeviceSpec.from_string(replica.device) for replica in self.group.replicas]
+        names = ", ".join(f"{device.device_type}:{device.device_index}" for device in devices)
+        count = self.group.count
+        replicas = "1 replica" if count == 1 else f"{count} replicas"
+        if self.group.is_spread:
+            names = f"{names} on each of {count // len(devices)} workers"
+        batch_norm = said_of_batch_norm(model, self.sync_batch_norm) if count > 1 else ""
+        logger.info("Training on %s: %s.%s", replicas, names, batch_norm)
+        if untested := newer_than_tested():
+            logger.info(untested)
+
+    def agree_on_seeds(self) -> int | None:
+        """Take Keras's global seed from the chief; a seed that all workers have in common.
+
+        None where there is one process.
+        """
+        if not self.group.is_spread:
+            return None
+        state = keras_internals.global_seed_state()
+        own = tf.random.uniform((), maxval=2**31 - 1, dtype=tf.int32)
+        seed, *of_chief = self.group.of_processes([int(own), *map(int, state.numpy())])[0]
+        state.assign(of_chief)
+        return seed
+
+    def watch(self, probe: Probe) -> None:
+        """Let a probe into every training step.
+
+        The steps stay compiled for the next `fit` with the same probes, and for one without.
+        """
+        with tf.init_scope(), keras_internals.single_device():
+            probe.build(self.strategy)
+        self.probes += (probe,)
+
+    def watch_nothing(self) -> None:
+        """Take all probes out of the training step."""
+        self.probes = ()
+
+    @contextlib.contextmanager
+    def unwatched(self) -> Iterator[None]:
+        """Steps without probes."""
+        probes, self.probes = self.probes, ()
+        try:
+            yield
+        finally:
+            self.probes = probes
+
+    def waited_in_graph(self) -> float:
+        """For how many seconds graphs of training steps have waited for data."""
+        return 0.0 if self._data_wait is None else float(self._data_wait.numpy())
+
+    def training(self, model: keras.Model) -> StepFunctions:
+        """The compiled training steps; others where a schedule is adjusted, see `Rate`."""
+        adjusted = tuple(map(id, adjustments(getattr(model, "optimizer", None))))
+        if self._data_wait is None:
+            with tf.init_scope(), keras_internals.single_device(), tf.device(HOST):
+                self._data_wait = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+        key = self.pieces, self.probes, adjusted
+        return self._of(model, "train_step", training_step, key, self._data_wait)
+
+    def evaluation(self, model: keras.Model) -> StepFunctions:
+        """The compiled evaluation steps."""
+        return self._of(model, "test_step", evaluation_step)
+
+    def prediction(self, model: keras.Model) -> StepFunctions:
+        """The compiled prediction steps."""
+        return self._of(model, "predict_step", prediction_step)
+
+    def _of(
+        self,
+        model: keras.Model,
+        method: str,
+        make: Callable[..., Any],
+        more: tuple[Any, ...] = (),
+        data_wait: tf.Variable | None = None,
+    ) -> StepFunctions:
+        # Metrics live where the step that comes next updates them.
+        self.placement.arrange_metrics(model, is_overridden(model, method))
+        eager = bool(model.run_eagerly)
+        key = (method, eager, *more)
+        if key not in self._functions:
+            if self.probes:
+                # Steps with probes that are gone go, so that repeated `fit`s do not grow.
+                self._functions = {
+                    known: functions
+                    for known, functions in self._functions.items()
+                    if known[0] != "train_step" or known[3] in ((), self.probes)
+                }
+            replicas = self.group.count, len(self.cutter.devices)
+            step = functools.partial(make, model, self)
+            self._functions[key] = StepFunctions(step, replicas, eager, data_wait)
+        return self._functions[key]
+
+    def reads_in_graph(self, model: keras.Model) -> bool:
+        """Whether a graph of steps may read the batches itself."""
+        return not (model.run_eagerly or self.micro_batches == "auto")
+
+    def run(
+        self, model: keras.Model, mode: str, group: Group, spec: Batch | None
+    ) -> dict[str, Any]:
+        """Run steps of training ("train") or evaluation ("test"); the logs of the last one."""
+        logs: dict[str, Any] = {}
+        if mode == "test" or self.micro_batches != "auto":
+            steps = self.evaluation(model) if mode == "test" else self.training(model)
+            logs = steps.run(group, spec)
+            return logs
+        for shares in group.shares:
+            logs = self._train_in_memory(model, shares, spec)
+        return logs
+
+    def train_on(
+        self, model: keras.Model, batch: Batch, pieces: int | None = None
+    ) -> dict[str, Any]:
+        """Run one training step on a global batch, in so many pieces, this once."""
+        group = Group(1, 1, [self.cutter(batch)], None)
+        if pieces is None:
+            return self.run(model, "train", group, None)
+        before, self.pieces = self.pieces, pieces
+        try:
+            logs: dict[str, Any] = self.training(model).run(group, None)
+            return logs
+        finally:
+            self.pieces = before
+
+    def _train_in_memory(self, model: keras.Model, shares: Shares, spec: Batch | None) -> Any:
+        """Train on a batch; where memory runs out, again in twice as many pieces.
+
+        A step changes no variable before all replicas have their new values, so a step
+        that failed has left nothing behind.
+        """
+        while True:
+            try:
+                return self.training(model).run_one(shares, spec)
+            except tf.errors.ResourceExhaustedError:
+                # The others are in the middle of the step.
+                largest = max(int(rows.examples) for rows in shares.rows)
+                if self.group.is_spread or self.pieces >= largest:
+                    raise
+                self.pieces *= 2
+                logger.warning(
+                    "Out of memory: every replica now takes its share in %d micro-batches. "
+                    "Pass `micro_batches=%d` to `compile` to start with that.",
+                    self.pieces,
+                    self.pieces,
+                )
