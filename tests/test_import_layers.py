@@ -18,6 +18,7 @@ LAYERS = (
     {"cluster"},
     {"host_memory", "identities", "replicas", "seeded_layers", "writing"},
     {"pictures"},
+    {"image_grid"},
     {"data", "augmentation", "training"},
     {"callbacks", "separately", "verification"},
     {"__init__"},

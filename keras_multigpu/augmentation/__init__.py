@@ -7,7 +7,7 @@ Every layer is an `AugmentationLayer` (`augmentation_layer.py`): it draws parame
 integers for each image, and changes images by parameters. In a pipeline the integers come with
 the batch (`examples/`), in a model from the layer's own generator; the rest is the same.
 `geometry/`, `color/`, `policies/` and `mixing/` hold the arithmetic. `Sequence` puts layers in a
-row, and `wrapping/` lets those of Keras and keras-cv join. `pages/` draws the gallery.
+row, and `wrapping/` lets those of Keras and keras-cv join. `gallery.py` draws what they do.
 
 Some names mean the same everywhere and are not explained again: `images` are
 `float32[n, height, width, channels]`, `masks` have the same axes, `shape` is `(height, width,

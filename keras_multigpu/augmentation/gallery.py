@@ -1,5 +1,6 @@
 """`gallery`: a picture of what layers do to an image."""
 
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,19 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import require_seed
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.pages.gallery import Block
-from keras_multigpu.augmentation.pages.gallery import Cell
-from keras_multigpu.augmentation.pages.gallery import figure_of
-from keras_multigpu.augmentation.pages.texts import argument_texts
-from keras_multigpu.augmentation.pages.texts import drawn_texts
-from keras_multigpu.augmentation.pages.texts import label_text
+from keras_multigpu.augmentation.gallery_texts import argument_texts
+from keras_multigpu.augmentation.gallery_texts import drawn_texts
+from keras_multigpu.augmentation.gallery_texts import label_text
 from keras_multigpu.augmentation.random_numbers import folded
 from keras_multigpu.augmentation.sequence import Sequence
 from keras_multigpu.augmentation.wrapping.adapters import as_layer
 from keras_multigpu.checks import value_error
+from keras_multigpu.image_grid import CELL
+from keras_multigpu.image_grid import CHARACTERS
+from keras_multigpu.image_grid import Cell
+from keras_multigpu.image_grid import Row
+from keras_multigpu.image_grid import grid_of
+from keras_multigpu.image_grid import width_of
 from keras_multigpu.pictures import checked_png
 from keras_multigpu.pictures import finished
 
@@ -35,6 +39,26 @@ MOST_IMAGES = 1 + ALONE
 
 BRIGHT = 1.5
 """Floats from 0 to 255 have larger values than that, those from 0 to 1 have not."""
+
+
+COLUMNS = {1: 4, 2: 5}
+"""How many augmentations stand side by side: of one layer, of each of several."""
+
+
+class Block(NamedTuple):
+    """What is drawn of one layer.
+
+    Attributes:
+        title: Its name.
+        arguments: How it was made; stands below the title.
+        original: The image as it was.
+        cells: The augmentations.
+    """
+
+    title: str
+    arguments: list[str]
+    original: Cell
+    cells: list[Cell]
 
 
 class Request(NamedTuple):
@@ -79,6 +103,24 @@ def gallery(layers: Any, images: Any, path: str | Path | None = None, *, seed: i
     count = ALONE if len(titled) == 1 else TOGETHER
     blocks = [block(title, layer, request, count) for title, layer in titled.items()]
     return finished(figure_of(blocks), path)
+
+
+def figure_of(blocks: list[Block]) -> Any:
+    """A figure of several layers: originals at the left, augmentations in rows beside them."""
+    columns = COLUMNS[min(len(blocks), 2)]
+    return grid_of([row for block in blocks for row in rows_of(block, columns)])
+
+
+def rows_of(block: Block, columns: int) -> list[Row]:
+    """The rows of one layer: the original begins the first."""
+    characters = int(width_of(columns + 1) / CELL * CHARACTERS)
+    arguments = textwrap.wrap(", ".join(block.arguments), characters, max_lines=4)
+    rows = []
+    for begin in range(0, len(block.cells), columns):
+        first = block.original if begin == 0 else None
+        heading = [block.title, *arguments] if begin == 0 else []
+        rows.append(Row([first, *block.cells[begin : begin + columns]], heading, apart=True))
+    return rows
 
 
 def titled_layers(layers: Any) -> dict[str, AugmentationLayer]:

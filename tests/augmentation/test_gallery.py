@@ -11,18 +11,18 @@ import keras_multigpu as kmg
 from keras_multigpu.augmentation.gallery import Request
 from keras_multigpu.augmentation.gallery import batch_of
 from keras_multigpu.augmentation.gallery import block
+from keras_multigpu.augmentation.gallery import figure_of
 from keras_multigpu.augmentation.gallery import gallery
 from keras_multigpu.augmentation.gallery import titled_layers
 from keras_multigpu.augmentation.gallery import value_range_of
-from keras_multigpu.augmentation.pages.gallery import figure_of
-from keras_multigpu.augmentation.pages.gallery import wrapped
-from keras_multigpu.augmentation.pages.texts import argument_texts
-from keras_multigpu.augmentation.pages.texts import drawn_texts
-from keras_multigpu.augmentation.pages.texts import flattened
-from keras_multigpu.augmentation.pages.texts import label_text
-from keras_multigpu.augmentation.pages.texts import parameter_texts
+from keras_multigpu.augmentation.gallery_texts import argument_texts
+from keras_multigpu.augmentation.gallery_texts import drawn_texts
+from keras_multigpu.augmentation.gallery_texts import flattened
+from keras_multigpu.augmentation.gallery_texts import label_text
+from keras_multigpu.augmentation.gallery_texts import parameter_texts
 from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.augmentation.sequence import Sequence
+from keras_multigpu.image_grid import wrapped
 
 RED = np.full((12, 16, 3), (255, 0, 0), np.uint8)
 

@@ -1,4 +1,4 @@
 """`Batches.preview`: what training will see.
 
-preview   which examples      labels   what they are called      figure   draws them
+preview   which examples      labels   what they are called
 """

@@ -1,7 +1,9 @@
 """Draws examples with their labels."""
 
+import textwrap
 from pathlib import Path
 from typing import Any
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -9,13 +11,20 @@ import tensorflow as tf
 
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.checks import value_error
-from keras_multigpu.data.previewing.figure import Examples
-from keras_multigpu.data.previewing.figure import drawn
 from keras_multigpu.data.previewing.labels import label_texts
 from keras_multigpu.data.road.augmenting import Augment
 from keras_multigpu.data.road.order import draw_seeds
+from keras_multigpu.image_grid import CELL
+from keras_multigpu.image_grid import CHARACTERS
+from keras_multigpu.image_grid import Cell
+from keras_multigpu.image_grid import Row
+from keras_multigpu.image_grid import grid_of
+from keras_multigpu.image_grid import width_of
 from keras_multigpu.pictures import checked_png
 from keras_multigpu.pictures import finished
+
+COLUMNS = 8
+"""How many images stand side by side."""
 
 DRAWS = 3
 """How often each image is augmented."""
@@ -27,12 +36,41 @@ SMALLEST_SIDE = 8
 """A grid of numbers with shorter sides and no channels is hardly an image."""
 
 
+class Examples(NamedTuple):
+    """What is drawn.
+
+    Attributes:
+        labels: A text for each example.
+        rows: `(title, images)`: the originals, then each augmentation of them.
+    """
+
+    labels: list[str]
+    rows: list[tuple[str, np.ndarray]]
+
+
 def draw(batches: Any, path: str | Path | None, count: int, augment: Augment | None) -> Any:
     """Draw examples of `batches`, before and after augmentation; the figure."""
     require_positive_integer("count", count)
     path = None if path is None else checked_png(path)
     what = repr(batches.with_(augment=None)).removeprefix("Batches(").removesuffix(")")
     return finished(drawn(examples_of(batches, count, augment), what), path)
+
+
+def drawn(examples: Examples, subtitle: str) -> Any:
+    """A figure of the examples: each row of originals, with its augmentations below it."""
+    title = "Examples before and after augmentation" if len(examples.rows) > 1 else "Examples"
+    columns = min(len(examples.labels), COLUMNS)
+    characters = int(width_of(columns) / CELL * CHARACTERS)
+    lines = [title, *textwrap.wrap(subtitle, characters, max_lines=2)]
+    rows = []
+    for begin in range(0, len(examples.labels), columns):
+        some = slice(begin, begin + columns)
+        labels = examples.labels[some]
+        for name, images in examples.rows:
+            cells = [Cell(image, [text]) for image, text in zip(images[some], labels, strict=True)]
+            rows.append(Row([*cells], [*lines, *filter(None, [name])]))
+            lines, labels = [], [""] * len(labels)
+    return grid_of(rows)
 
 
 def examples_of(batches: Any, count: int, augment: Augment | None) -> Examples:

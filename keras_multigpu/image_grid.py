@@ -1,4 +1,4 @@
-"""The figure of a gallery: originals at the left, augmentations in rows beside them."""
+"""Images in rows, each with lines of text below it."""
 
 import textwrap
 from typing import Any
@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from keras_multigpu.pictures import GREY
+from keras_multigpu.pictures import INK
 from keras_multigpu.pictures import new_figure
 
-INK, GREY, BOX = "#1d2730", "#6b7783", "#ffd60a"
+BOX = "#ffd60a"
 
 # All in inches.
 CELL = 1.62
@@ -23,9 +25,6 @@ CHARACTERS = 30
 
 MOST_LINES = 8
 """How many lines stand below an image; more would push the images apart."""
-
-COLUMNS = {1: 4, 2: 5}
-"""How many augmentations stand side by side: of one layer, of each of several."""
 
 DPI = 100
 PIXELATED = 64
@@ -47,24 +46,8 @@ class Cell(NamedTuple):
 
     image: np.ndarray
     texts: list[str]
-    boxes: np.ndarray
-    mask: np.ndarray | None
-
-
-class Block(NamedTuple):
-    """What is drawn of one layer.
-
-    Attributes:
-        title: Its name.
-        arguments: How it was made; stands below the title.
-        original: The image as it was.
-        cells: The augmentations.
-    """
-
-    title: str
-    arguments: list[str]
-    original: Cell
-    cells: list[Cell]
+    boxes: np.ndarray = np.zeros((0, 4))
+    mask: np.ndarray | None = None
 
 
 class Row(NamedTuple):
@@ -73,10 +56,12 @@ class Row(NamedTuple):
     Attributes:
         cells: A cell for each column from the left, None where there is none.
         heading: The lines above.
+        apart: Whether a wider gap sets the first column apart.
     """
 
     cells: list[Cell | None]
     heading: list[str]
+    apart: bool = False
 
     @property
     def image_height(self) -> float:
@@ -95,11 +80,15 @@ class Row(NamedTuple):
         return heading + self.image_height + LINE * self.lines + 2 * GAP
 
 
-def figure_of(blocks: list[Block]) -> Any:
-    """A figure of several layers."""
-    columns = COLUMNS[min(len(blocks), 2)]
-    width = 2 * MARGIN + (columns + 1) * (CELL + GAP) + GAP
-    rows = [row for block in blocks for row in rows_of(block, columns, width)]
+def width_of(columns: int) -> float:
+    """The width of a grid, in inches."""
+    return 2 * MARGIN + columns * (CELL + GAP)
+
+
+def grid_of(rows: list[Row]) -> Any:
+    """A figure of rows of images."""
+    # Where there are few images their titles need room.
+    width = max(width_of(max(len(row.cells) for row in rows)) + GAP, 5.0)
     height = 2 * MARGIN + sum(row.height for row in rows)
     figure = new_figure((width, height), layout=None, dpi=DPI)
     top = MARGIN
@@ -107,18 +96,6 @@ def figure_of(blocks: list[Block]) -> Any:
         draw_row(figure, row, top)
         top += row.height
     return figure
-
-
-def rows_of(block: Block, columns: int, width: float) -> list[Row]:
-    """The rows of one layer: the original begins the first."""
-    characters = int(width / CELL * CHARACTERS)
-    arguments = textwrap.wrap(", ".join(block.arguments), characters, max_lines=4)
-    rows = []
-    for begin in range(0, len(block.cells), columns):
-        first = block.original if begin == 0 else None
-        heading = [block.title, *arguments] if begin == 0 else []
-        rows.append(Row([first, *block.cells[begin : begin + columns]], heading))
-    return rows
 
 
 def draw_row(figure: Any, row: Row, top: float) -> None:
@@ -131,8 +108,7 @@ def draw_row(figure: Any, row: Row, top: float) -> None:
     images_top = top + row.height - (row.image_height + LINE * row.lines + 2 * GAP)
     for column, cell in enumerate(row.cells):
         if cell is not None:
-            # A wider gap sets the original apart.
-            left = MARGIN + column * (CELL + GAP) + (GAP if column else 0)
+            left = MARGIN + column * (CELL + GAP) + (GAP if column and row.apart else 0)
             draw_cell(figure, cell, left, images_top)
 
 
@@ -200,11 +176,6 @@ def wrapped(texts: list[str]) -> list[str]:
 
 
 def write(figure: Any, left: float, top: float, text: str, **style: Any) -> None:
-    """Write a line.
-
-    Args:
-        left: In inches from the left border.
-        top: Of the line's foot, in inches from the upper border.
-    """
+    """Write a line whose foot is so many inches from the left and the upper border."""
     width, height = figure.get_size_inches()
     figure.text(left / width, 1 - top / height, text, parse_math=False, **style)

@@ -1,1 +1,0 @@
-"""The pages of `gallery`: texts and figure."""
