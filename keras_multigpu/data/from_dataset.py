@@ -1,5 +1,6 @@
 """An existing `tf.data.Dataset` as `Batches`."""
 
+import copy
 from typing import Any
 from typing import Unpack
 
@@ -14,12 +15,14 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.batches import with_settings
 from keras_multigpu.data.from_arrays import weight_type
+from keras_multigpu.data.road.damage import Quarantine
 from keras_multigpu.data.road.settings import Batching
 from keras_multigpu.data.road.settings import require_known
 from keras_multigpu.data.road.source import Stream
 from keras_multigpu.data.streams.order import buffer_shuffled
 from keras_multigpu.data.streams.order import in_python
 from keras_multigpu.data.streams.order import mapped
+from keras_multigpu.data.streams.served import ServedDataset
 from keras_multigpu.data.streams.stream import require_sliceable
 from keras_multigpu.identities import identity_of
 from keras_multigpu.keras_internals import dataset_internals
@@ -78,6 +81,7 @@ class DatasetStream(Stream):
     """
 
     name = "a dataset"
+    is_graph = True
 
     def __init__(self, dataset: tf.data.Dataset, batched: bool | None, shuffle_buffer: int) -> None:
         require_dataset(dataset)
@@ -90,6 +94,7 @@ class DatasetStream(Stream):
             require_rows(dataset.element_spec)
         self._batched = is_batched(dataset) if batched is None else batched
         self._buffer = shuffle_buffer
+        self._served: ServedDataset | None = None
         self._reshuffles = dataset_internals.reshuffles(dataset)
         self._caches = dataset_internals.caches(dataset)
         self._readings = 0
@@ -102,9 +107,22 @@ class DatasetStream(Stream):
         made = identity_of(dataset_internals.recipe(self._dataset))
         return {**super().identity(), "made": made, "shuffle_buffer": self._buffer}
 
+    def served(self, service: str) -> "DatasetStream":
+        """As `Stream.served`."""
+        stream = copy.copy(self)
+        stream._served = ServedDataset(self._dataset, service)
+        return stream
+
+    def report_to(self, quarantine: Quarantine) -> None:
+        """As `Stream.report_to`."""
+        if self._served is not None:
+            self._served.quarantine = quarantine
+
     def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
         """As `Stream.examples`."""
         dataset = self._in_order_of(epoch) if self._reshuffles else self._dataset
+        if self._served is not None:
+            dataset = self._served.elements()
         examples = dataset.map(tf.autograph.experimental.do_not_convert(as_example))
         if self._batched:
             examples = examples.unbatch()

@@ -103,6 +103,7 @@ class Stream(abc.ABC):
         class_names: The names of the classes, or None.
         draws: Whether `finish` draws at random, so that what it gives must not be cached.
         names_damage: Whether `finish` finds damaged examples and names them.
+        is_graph: Whether TensorFlow makes the examples, so that other hosts can.
         memory: The cache of the stream, once there is one.
     """
 
@@ -112,6 +113,7 @@ class Stream(abc.ABC):
     class_names: list[str] | None = None
     draws: bool = False
     names_damage: bool = False
+    is_graph: bool = False
     memory: Any = None
 
     @abc.abstractmethod
@@ -135,6 +137,14 @@ class Stream(abc.ABC):
 
     def still(self) -> "Stream":
         """The same stream without random draws, for evaluation."""
+        return self
+
+    def served(self, service: str) -> "Stream":
+        """The same stream, whose examples a tf.data service makes; asked of those of TensorFlow's.
+
+        Args:
+            service: Its address.
+        """
         return self
 
     def finish(self, examples: Any, seeds: tf.Tensor) -> tuple[Example, tf.Tensor | None]:

@@ -1,6 +1,7 @@
 """Sources that can only be read from front to end.
 
 stream, order     batches of one, through a shuffle buffer
+served            a dataset that other hosts make
 shapes, cache     what it yields, and how that is kept
 python_batches    generators and Keras's own batches
 """
