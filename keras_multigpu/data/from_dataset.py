@@ -78,6 +78,7 @@ class DatasetStream(Stream):
 
     Attributes:
         batch_size: The dataset's own batch size; None if it has none, or it is unknown.
+        service: What makes its elements on other hosts, if any does.
     """
 
     name = "a dataset"
@@ -94,7 +95,7 @@ class DatasetStream(Stream):
             require_rows(dataset.element_spec)
         self._batched = is_batched(dataset) if batched is None else batched
         self._buffer = shuffle_buffer
-        self._served: ServedDataset | None = None
+        self.service: ServedDataset | None = None
         self._reshuffles = dataset_internals.reshuffles(dataset)
         self._caches = dataset_internals.caches(dataset)
         self._readings = 0
@@ -110,19 +111,19 @@ class DatasetStream(Stream):
     def served(self, service: str) -> "DatasetStream":
         """As `Stream.served`."""
         stream = copy.copy(self)
-        stream._served = ServedDataset(self._dataset, service)
+        stream.service = ServedDataset(self._dataset, service)
         return stream
 
     def report_to(self, quarantine: Quarantine) -> None:
         """As `Stream.report_to`."""
-        if self._served is not None:
-            self._served.quarantine = quarantine
+        if self.service is not None:
+            self.service.quarantine = quarantine
 
     def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
         """As `Stream.examples`."""
         dataset = self._in_order_of(epoch) if self._reshuffles else self._dataset
-        if self._served is not None:
-            dataset = self._served.elements()
+        if self.service is not None:
+            dataset = self.service.elements()
         examples = dataset.map(tf.autograph.experimental.do_not_convert(as_example))
         if self._batched:
             examples = examples.unbatch()
