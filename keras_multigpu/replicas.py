@@ -301,6 +301,11 @@ def _let_gpu_memory_grow(late_is_an_error: bool) -> None:
 # Devices
 
 
+def short_name(device: str) -> str:
+    """`GPU:0` of `/job:localhost/replica:0/task:0/device:GPU:0`."""
+    return device.rpartition("device:")[2].lstrip("/")
+
+
 def device_names(devices: object) -> tuple[str, ...]:
     """`devices` as distinct names of one type: `("GPU:0", "GPU:1")`."""
     if isinstance(devices, int):

@@ -3,6 +3,8 @@
 A batch's images must not share a stream of numbers: what an image gets would depend on its
 neighbours, and so on how the batch was cut into shares. So each number is a hash of
 `(seed, seed, which number)`, in integer arithmetic that every device does alike.
+`tf.random.stateless_uniform` takes one seed for a whole call, and mapping it over images would
+cost a call for each.
 """
 
 import tensorflow as tf

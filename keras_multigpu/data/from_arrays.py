@@ -69,13 +69,11 @@ class ArraySource(Source):
     def read(
         self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
     ) -> list[tuple[int, str]]:
-        """As `Source.read`."""
         for target, array in zip(out, self._arrays, strict=True):
             target[...] = array[indices]
         return []
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        """As `Source.identity`."""
         arrays = [of_array(array, whole=exact) for array in self._arrays]
         return {"spec": identity_of(self.spec), "arrays": arrays}
 

@@ -120,7 +120,6 @@ class DatasetStream(Stream):
             self.service.quarantine = quarantine
 
     def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
-        """As `Stream.examples`."""
         dataset = self._in_order_of(epoch) if self._reshuffles else self._dataset
         if self.service is not None:
             dataset = self.service.elements()

@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.callbacks.nan_guard.probe import ROWS
 from keras_multigpu.checks import printable
+from keras_multigpu.replicas import short_name
 from keras_multigpu.training.replica_group import copies_of
 
 ARRAYS = {
@@ -191,7 +192,7 @@ def layers_of(paths: Sequence[str]) -> list[str]:
 def device_of(model: keras.Model, replica: int) -> str:
     """A replica's device, as `GPU:1`."""
     devices = {one.id: one.device for one in model.replication.group.replicas}
-    return devices[replica].rpartition("device:")[2]
+    return short_name(devices[replica])
 
 
 def weights_not_finite(model: keras.Model) -> list[str]:
@@ -208,7 +209,7 @@ def copies_not_finite(model: keras.Model) -> list[tuple[str, dict[int, str]]]:
             continue
         parts = copies_of(variable)
         bad = {
-            replica: part.device.rpartition("device:")[2]
+            replica: short_name(part.device)
             for replica, part in enumerate(parts)
             if not tf.reduce_all(tf.math.is_finite(part))
         }

@@ -17,7 +17,6 @@ from keras_multigpu.callbacks.throughput_report.report import Throughput
 from keras_multigpu.callbacks.throughput_report.report import throughput_of
 from keras_multigpu.callbacks.throughput_report.report import unseen_throughput
 from keras_multigpu.callbacks.throughput_report.scaling_run import scaling_of
-from keras_multigpu.callbacks.timing.replica_window import short_name
 from keras_multigpu.callbacks.timing.step_clock import StepClock
 from keras_multigpu.callbacks.timing.step_probe import StepProbe
 from keras_multigpu.callbacks.timing.step_probe import TraceProbe
@@ -27,6 +26,7 @@ from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.checks import value_error
 from keras_multigpu.pictures import picture_file
 from keras_multigpu.pictures import write_png
+from keras_multigpu.replicas import short_name
 from keras_multigpu.training.feed.feed import is_generator
 from keras_multigpu.writing import require_writable
 from keras_multigpu.writing import whole

@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_multigpu.callbacks.timing.step_clock import Timing
 from keras_multigpu.callbacks.timing.step_probe import Sums
+from keras_multigpu.replicas import short_name
 from keras_multigpu.training.replica_group import ReplicaGroup
 
 NOTABLE_LAG = 0.05
@@ -39,11 +40,6 @@ class Place(NamedTuple):
         resolver = group.strategy.cluster_resolver
         worker = int(getattr(resolver, "task_id", None) or 0)
         return cls(worker, group.replicas[0].id, devices)
-
-
-def short_name(device: str) -> str:
-    """`GPU:0` of `/job:localhost/replica:0/task:0/device:GPU:0`."""
-    return device.rpartition("device:")[2].lstrip("/")
 
 
 class Window(NamedTuple):

@@ -74,15 +74,12 @@ class CachedSource(Source):
     def read(
         self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
     ) -> list[tuple[int, str]]:
-        """As `Source.read`."""
         return self._cache.read(self._source, out, indices)
 
     def example_name(self, index: int) -> str:
-        """As `Source.example_name`."""
         return self._source.example_name(index)
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        """As `Source.identity`."""
         return self._source.identity(exact)
 
 
@@ -105,7 +102,6 @@ class CachedPart(Subset):
             self._prepared = True
 
     def prepare_rows(self, rows: np.ndarray) -> None:
-        """As `CachedSource.prepare_rows`."""
         self._whole.prepare_rows(self.indices[rows])
 
 

@@ -2,6 +2,7 @@
 
 Read before anything is decoded: an image that would take all memory is refused while it is still a
 file, and one that was cut off is found out even where the decoder would fill the rest with grey.
+Neither OpenCV nor TensorFlow says so before it has decoded, and Pillow is not required.
 """
 
 import struct

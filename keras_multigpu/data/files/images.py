@@ -60,7 +60,6 @@ class ImageFiles(Source):
     def read(
         self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
     ) -> list[tuple[int, str]]:
-        """As `Source.read`."""
         damaged = []
         rest = iter(out)
         images = next(rest)

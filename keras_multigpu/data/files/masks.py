@@ -60,7 +60,6 @@ class MaskTargets(Targets):
     def read(
         self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray
     ) -> list[tuple[int, str]]:
-        """As `Targets.read`."""
         damaged = []
         for row, (index, seed) in enumerate(zip(indices.tolist(), seeds, strict=True)):
             path = self._masks.path(index)
@@ -76,7 +75,6 @@ class MaskTargets(Targets):
         return damaged
 
     def still(self) -> Targets:
-        """As `Targets.still`."""
         if not self._grey.draws:
             return self
         return MaskTargets(
@@ -104,7 +102,6 @@ class MaskTargets(Targets):
         return pixels[..., :1]
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        """As `Targets.identity`."""
         return {"files": state_of(self._masks, exact), "masks": self._grey.settings}
 
 

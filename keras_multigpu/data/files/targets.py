@@ -73,7 +73,6 @@ class ClassTargets(Targets):
     def read(
         self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray
     ) -> list[tuple[int, str]]:
-        """As `Targets.read`."""
         assert self.labels is not None
         labels = self.labels[indices]
         if self._mode == "categorical":
@@ -84,7 +83,6 @@ class ClassTargets(Targets):
         return []
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        """As `Targets.identity`."""
         labels = of_array(self.labels, whole=exact)
         return {"mode": self._mode, "classes": self._classes, "labels": labels}
 
@@ -112,12 +110,10 @@ class ValueTargets(Targets):
     def read(
         self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray
     ) -> list[tuple[int, str]]:
-        """As `Targets.read`."""
         out[...] = self._values[indices]
         return []
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        """As `Targets.identity`."""
         return {"values": of_array(self._values, whole=exact)}
 
 

@@ -86,7 +86,6 @@ class FlowSource(Source):
     def read(
         self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
     ) -> list[tuple[int, str]]:
-        """As `Source.read`."""
         images, *rest = out
         drawn = self.parameters.draw(seeds)
         places = matrices(drawn, *images.shape[1:3])
@@ -177,7 +176,6 @@ class FlowFiles(FlowSource):
         )
 
     def load(self, index: int) -> np.ndarray:
-        """As `FlowSource.load`."""
         return self._loading.load(self._files.path(index))
 
     def example_name(self, index: int) -> str:
@@ -199,9 +197,7 @@ class FlowArrays(FlowSource):
         self._x = flow.x
 
     def load(self, index: int) -> np.ndarray:
-        """As `FlowSource.load`."""
         return self._x[index]
 
     def content(self, exact: bool) -> Any:
-        """As `FlowSource.content`."""
         return of_array(self._x, whole=exact)

@@ -87,7 +87,6 @@ class ExampleSource(Source):
     def read(
         self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
     ) -> list[tuple[int, str]]:
-        """As `Source.read`."""
         return fill_rows(
             out, len(indices), lambda row: self.read_one(int(indices[row]), seeds[row])
         )

@@ -48,25 +48,20 @@ class Subset(Source):
         return None if labels is None else labels[self.indices]
 
     def prepare(self) -> None:
-        """As `Source.prepare`."""
         self.source.prepare()
 
     def read(
         self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
     ) -> list[tuple[int, str]]:
-        """As `Source.read`."""
         return self.source.read(out, self.indices[indices], seeds)
 
     def still(self) -> Source:
-        """As `Source.still`."""
         return Subset(self.source.still(), self.indices) if self.draws else self
 
     def example_name(self, index: int) -> str:
-        """As `Source.example_name`."""
         return self.source.example_name(int(self.indices[index]))
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        """As `Source.identity`."""
         return {"part": of_array(self.indices, whole=exact), "of": self.source.identity(exact)}
 
 

@@ -49,11 +49,9 @@ class CachedStream(Stream):
                 self._examples = examples.cache()
 
     def identity(self) -> dict[str, Any]:
-        """As `Stream.identity`."""
         return self.stream.identity()
 
     def report_to(self, quarantine: Quarantine) -> None:
-        """As `Stream.report_to`."""
         self.stream.report_to(quarantine)
 
     def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
@@ -65,7 +63,6 @@ class CachedStream(Stream):
         return buffer_shuffled(self._examples, tf.data.UNKNOWN_CARDINALITY, epoch, seed)
 
     def finish(self, examples: Any, seeds: tf.Tensor) -> tuple[Example, tf.Tensor | None]:
-        """As `Stream.finish`."""
         return examples
 
 

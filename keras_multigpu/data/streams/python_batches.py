@@ -44,11 +44,9 @@ class PythonBatches(Stream):
         self._quarantine = Quarantine()
 
     def report_to(self, quarantine: Quarantine) -> None:
-        """As `Stream.report_to`."""
         self._quarantine = quarantine
 
     def identity(self) -> dict[str, Any]:
-        """As `Stream.identity`."""
         return {**super().identity(), "spec": identity_of(self.spec)}
 
     @abc.abstractmethod
@@ -56,7 +54,6 @@ class PythonBatches(Stream):
         """One epoch's batches, in Python."""
 
     def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
-        """As `Stream.examples`."""
         leaves = present(self.spec)
         signature = tuple(tf.TensorSpec((None, *leaf.shape), leaf.dtype) for leaf in leaves)
 
@@ -124,7 +121,6 @@ class PyDatasetStream(PythonBatches):
             )
 
     def batches(self, epoch: int, shuffle: bool, seed: int) -> Iterator[Any]:
-        """As `PythonBatches.batches`."""
         dataset = self._dataset
         numbers = np.arange(self._length)
         if self._is_endless:
@@ -199,7 +195,6 @@ class GeneratorStream(PythonBatches):
             ) from None
 
     def batches(self, epoch: int, shuffle: bool, seed: int) -> Iterator[Any]:
-        """As `PythonBatches.batches`."""
         count = 0
         iterator = self._iterator(epoch)
         for count, batch in enumerate(iterator, start=1):

@@ -58,7 +58,6 @@ class TfdsRecords(Source):
     def read(
         self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
     ) -> list[tuple[int, str]]:
-        """As `Source.read`."""
         records = self._fetched(indices.tolist())
         return fill_rows(out, len(records), lambda row: self._decoded(records[row], seeds[row]))
 
@@ -85,17 +84,14 @@ class TfdsRecords(Source):
         return keras.tree.map_structure(as_leaf, self._features.example(values))
 
     def still(self) -> Source:
-        """As `Source.still`."""
         if not self.draws:
             return self
         return TfdsRecords(self._builder, self._split, self._features.still())
 
     def example_name(self, index: int) -> str:
-        """As `Source.example_name`."""
         return f"example {index} of {self.name}"
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        """As `Source.identity`."""
         if exact and self._features.has_functions():
             raise value_error(
                 f"{self.name} cannot be cached in a folder.",

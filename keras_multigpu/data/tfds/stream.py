@@ -48,7 +48,6 @@ class TfdsStream(Stream):
         self._spec = features.spec(self._element_spec)
 
     def identity(self) -> dict[str, Any]:
-        """As `Stream.identity`."""
         features = self._features.identity()
         return {**super().identity(), "features": features, "shuffle_buffer": self._buffer}
 
@@ -82,7 +81,6 @@ class TfdsStream(Stream):
         return buffer_shuffled(dataset, self._buffer, epoch, seed) if shuffle else dataset
 
     def still(self) -> Stream:
-        """As `Stream.still`."""
         if not self.draws:
             return self
         features = self._features.still()
@@ -111,7 +109,6 @@ class EncodedImages(Source):
     def read(
         self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
     ) -> list[tuple[int, str]]:
-        """As `Source.read`."""
         damaged = []
         for row, index in enumerate(indices.tolist()):
             try:
