@@ -4,6 +4,7 @@ import logging
 import math
 import numbers
 import warnings
+from collections.abc import Callable
 from collections.abc import Iterable
 
 
@@ -75,6 +76,24 @@ def real_number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return math.nan
     return float(value)
+
+
+def require_number(
+    name: str, value: object, fits: Callable[[float], bool], expected: str, fix: str
+) -> None:
+    """Raise a `ValueError` unless a value is a number that fits.
+
+    Args:
+        fits: A comparison, which NaN does not pass.
+        expected: The range, as the end of "Expected a number ...".
+    """
+    if not fits(real_number(value)):
+        raise value_error(
+            f"`{name}` is not a number in its range.",
+            f"Expected a number {expected}.",
+            fix,
+            **{name: value},
+        )
 
 
 def require_positive_integer(name: str, value: object) -> None:

@@ -16,6 +16,7 @@ from keras_multigpu.callbacks.trial_batches import run_to_try
 from keras_multigpu.callbacks.trial_batches import same_draws
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import require_number
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.checks import value_error
 from keras_multigpu.pictures import picture_file
@@ -75,7 +76,8 @@ class BatchSizeFinder(keras.callbacks.Callback):
         if maximum is not None:
             require_positive_integer("maximum", maximum)
             require_order(minimum, maximum)
-        require_part(margin)
+        fix = "Pass 0.1 to leave a tenth unused."
+        require_number("margin", margin, lambda part: 0 <= part < 1, "from 0 to below 1", fix)
         self.best_replica_batch_size: int | None = None
         self.largest_replica_batch_size: int | None = None
         self.tries: list[Try] = []
@@ -196,17 +198,6 @@ def require_order(minimum: int, maximum: int) -> None:
             "Change one of them.",
             minimum=minimum,
             maximum=maximum,
-        )
-
-
-def require_part(margin: Any) -> None:
-    """Raise a `ValueError` unless `margin` is a part of a whole."""
-    if not isinstance(margin, (int, float)) or not 0 <= margin < 1:
-        raise value_error(
-            "`margin` is not a part of the size that fits.",
-            "Expected a number from 0 up to 1, without 1.",
-            "Pass 0.1 to leave a tenth unused.",
-            margin=margin,
         )
 
 

@@ -12,6 +12,7 @@ from keras_multigpu.callbacks.gradient_noise_scale.figure import draw
 from keras_multigpu.callbacks.gradient_noise_scale.probe import Noise
 from keras_multigpu.callbacks.gradient_noise_scale.probe import NoiseProbe
 from keras_multigpu.callbacks.log_readers import require_before_readers
+from keras_multigpu.checks import require_number
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.checks import value_error
 from keras_multigpu.pictures import picture_file
@@ -72,13 +73,8 @@ class GradientNoiseScale(keras.callbacks.Callback):
         picture: str | Path | None = None,
     ) -> None:
         super().__init__()
-        if not (isinstance(smoothing, (int, float)) and 0 <= smoothing < 1):
-            raise value_error(
-                "`smoothing` is not the part of a mean that is kept.",
-                "Expected a number from 0 to below 1.",
-                "Pass 0.99 to average over the last hundred steps or so.",
-                smoothing=smoothing,
-            )
+        fix = "Pass 0.99 to average over the last hundred steps or so."
+        require_number("smoothing", smoothing, lambda n: 0 <= n < 1, "from 0 to below 1", fix)
         require_positive_integer("every_steps", every_steps)
         self.picture = picture_file(picture)
         self.smoothing = float(smoothing)

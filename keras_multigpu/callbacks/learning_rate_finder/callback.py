@@ -20,6 +20,7 @@ from keras_multigpu.callbacks.trial_batches import batches_going_round
 from keras_multigpu.callbacks.trial_batches import run_to_try
 from keras_multigpu.callbacks.trial_batches import same_draws
 from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import require_number
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.checks import value_error
 from keras_multigpu.pictures import picture_file
@@ -82,10 +83,11 @@ class LearningRateFinder(keras.callbacks.Callback):
         require_range(low, high)
         require_choice("apply", apply, ["learning_rate", None])
         require_enough(steps)
-        require_between(
-            "smoothing_steps", smoothing_steps, 1 <= smoothing_steps <= steps, "from 1 to `steps`"
+        fix = "Leave it out for a value that suits most trainings."
+        require_number(
+            "smoothing_steps", smoothing_steps, lambda n: 1 <= n <= steps, "from 1 to `steps`", fix
         )
-        require_between("stop_at", stop_at, 1 < stop_at < np.inf, "above 1")
+        require_number("stop_at", stop_at, lambda n: 1 < n < np.inf, "above 1", fix)
         self.suggested_rate: float | None = None
         self.lowest_rate: float | None = None
         self.exploded_rate: float | None = None
@@ -242,17 +244,6 @@ def require_enough(steps: Any) -> None:
             f"Expected at least {FEWEST}.",
             "Pass 100, or for a coarse look 30.",
             steps=steps,
-        )
-
-
-def require_between(name: str, value: float, fits: bool, expected: str) -> None:
-    """Raise a `ValueError` where a number is out of its range."""
-    if not fits:
-        raise value_error(
-            f"`{name}` is out of range.",
-            f"Expected a number {expected}.",
-            f"Leave out `{name}` for a value that suits most trainings.",
-            **{name: value},
         )
 
 

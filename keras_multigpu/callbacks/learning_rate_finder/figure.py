@@ -6,9 +6,13 @@ import numpy as np
 
 from keras_multigpu.callbacks.learning_rate_finder.curve import RateCurve
 from keras_multigpu.callbacks.learning_rate_finder.curve import Suggestion
+from keras_multigpu.pictures import GREY
+from keras_multigpu.pictures import INK
 from keras_multigpu.pictures import new_figure
+from keras_multigpu.pictures import plain_axes
+from keras_multigpu.pictures import title
 
-INK, GREY, BLUE, RED = "#1d2730", "#9aa5af", "#1f6fb2", "#c43c39"
+PALE, BLUE, RED = "#9aa5af", "#1f6fb2", "#c43c39"
 
 
 def drawn(curve: RateCurve, found: Suggestion | None, exploded_at: float | None) -> Any:
@@ -20,7 +24,7 @@ def drawn(curve: RateCurve, found: Suggestion | None, exploded_at: float | None)
     figure = new_figure((7.2, 4.4))
     axes = figure.add_subplot()
     axes.set_xscale("log")
-    axes.plot(curve.rates, curve.losses, color=GREY, linewidth=1, label="loss of each batch")
+    axes.plot(curve.rates, curve.losses, color=PALE, linewidth=1, label="loss of each batch")
     axes.plot(curve.rates, curve.smoothed, color=BLUE, linewidth=2, label="smoothed")
     if found is not None:
         mark(axes, curve, found.steepest, f"suggested: {found.steepest:.2g}", "o", BLUE)
@@ -29,11 +33,10 @@ def drawn(curve: RateCurve, found: Suggestion | None, exploded_at: float | None)
         label = f"loss explodes: {exploded_at:.2g}"
         axes.axvline(exploded_at, color=RED, linewidth=1.2, linestyle="--", label=label)
     axes.set_ylim(*visible(curve))
-    axes.set_xlabel("learning rate")
-    axes.set_ylabel("loss of the next batch")
-    axes.set_title("Learning rate range test", loc="left", fontweight="bold", color=INK)
-    axes.grid(color="#e6eaed", linewidth=0.8)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("learning rate", color=GREY)
+    axes.set_ylabel("loss of the next batch", color=GREY)
+    plain_axes(axes)
+    title(figure, "Learning rate range test", f"{len(curve.rates)} steps")
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
 

@@ -5,7 +5,6 @@ from typing import Any
 from typing import NoReturn
 
 import keras
-import numpy as np
 
 from keras_multigpu.callbacks.fit_run import run_to_see
 from keras_multigpu.callbacks.log_readers import require_before_readers
@@ -25,8 +24,8 @@ from keras_multigpu.callbacks.nan_guard.probe import FiniteProbe
 from keras_multigpu.callbacks.rates.rates import Rate
 from keras_multigpu.checks import problem
 from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import require_number
 from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
 from keras_multigpu.checks import warn
 
 UNSEEN = "elsewhere a step is seen only when its weights are there, and cannot be skipped"
@@ -88,7 +87,10 @@ class NaNGuard(keras.callbacks.Callback):
         require_positive_integer("max_rollbacks", max_rollbacks)
         if snapshot_every_steps is not None:
             require_positive_integer("snapshot_every_steps", snapshot_every_steps)
-        require_factor(rate_factor)
+        fix = "Pass 0.5 to halve the rate each time."
+        require_number(
+            "rate_factor", rate_factor, lambda one: 0 < one <= 1, "above 0 and not above 1", fix
+        )
         self.action = action
         self.every_steps = every_steps
         self.patience = patience
@@ -294,14 +296,3 @@ def give_up(finding: Finding, why: str, **received: Any) -> NoReturn:
             **received,
         )
     )
-
-
-def require_factor(rate_factor: Any) -> None:
-    """Raise a `ValueError` unless the factor lowers a rate."""
-    if not isinstance(rate_factor, (int, float, np.floating)) or not 0 < rate_factor <= 1:
-        raise value_error(
-            "`rate_factor` does not lower a rate.",
-            "Expected a number above 0 and not above 1.",
-            "Pass 0.5 to halve the rate each time.",
-            rate_factor=rate_factor,
-        )

@@ -24,7 +24,7 @@ from keras_multigpu.callbacks.timing.step_clock import Timing
 from keras_multigpu.callbacks.timing.step_clock import no_time
 from keras_multigpu.callbacks.timing.step_probe import Sums
 from keras_multigpu.callbacks.timing.step_probe import no_sums
-from keras_multigpu.checks import real_number
+from keras_multigpu.checks import require_number
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
@@ -84,7 +84,8 @@ class ReplicaMetrics(keras.callbacks.Callback):
         if every_steps is not None:
             require_positive_integer("every_steps", every_steps)
         require_positive_integer("slow_windows", slow_windows)
-        require_larger_than_one(slow_factor)
+        fix = "Pass for example slow_factor=1.25."
+        require_number("slow_factor", slow_factor, lambda n: 1 < n < math.inf, "above 1", fix)
         self.metrics = metrics_of(metrics)
         self.every_steps = every_steps
         self.slow_factor = slow_factor
@@ -276,17 +277,6 @@ def metrics_of(metrics: Any) -> Any:
             if isinstance(metric, str) and metric.lower() not in ("accuracy", "acc"):
                 keras.metrics.get(metric)
     return metrics if isinstance(metrics, dict) else list(metrics)
-
-
-def require_larger_than_one(slow_factor: object) -> None:
-    """Raise a `ValueError` unless the factor makes a replica slower than others."""
-    if not 1 < real_number(slow_factor) < math.inf:
-        raise value_error(
-            "`slow_factor` makes no replica slower than the others.",
-            "Expected a number above 1.",
-            "Pass for example slow_factor=1.25.",
-            slow_factor=slow_factor,
-        )
 
 
 def add_to_history(history: dict[str, list[Any]], window: Window) -> None:

@@ -21,6 +21,7 @@ from keras_multigpu.callbacks.resumable_checkpoint.states import restore_states
 from keras_multigpu.callbacks.resumable_checkpoint.states import states_of
 from keras_multigpu.callbacks.resumable_checkpoint.together import Together
 from keras_multigpu.callbacks.resumable_checkpoint.writer import BackgroundWriter
+from keras_multigpu.checks import require_number
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.checks import value_error
 from keras_multigpu.training.run import TrainingRun
@@ -78,7 +79,9 @@ class ResumableCheckpoint(keras.callbacks.Callback):
             if value is not None:
                 require_positive_integer(name, value)
         require_positive_integer("keep", keep)
-        require_minutes(every_minutes)
+        if every_minutes is not None:
+            fix = "Pass for example 10, or 0.5."
+            require_number("every_minutes", every_minutes, lambda n: n > 0, "above zero", fix)
         require_signals(signals)
         self.folder = Path(folder)
         self.every_steps = every_steps
@@ -271,17 +274,6 @@ class ResumableCheckpoint(keras.callbacks.Callback):
         if error is not None:
             _log.warning("The last checkpoint was not written. %s", error)
         self._signals.close()
-
-
-def require_minutes(minutes: Any) -> None:
-    """Raise a `ValueError` unless this is a positive number, or None."""
-    if minutes is not None and not (isinstance(minutes, (int, float)) and minutes > 0):
-        raise value_error(
-            "`every_minutes` is not a time.",
-            "Expected a positive number, or None.",
-            "Pass for example 10, or 0.5.",
-            every_minutes=minutes,
-        )
 
 
 def require_signals(names: Any) -> None:

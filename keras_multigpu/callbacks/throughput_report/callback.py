@@ -20,8 +20,8 @@ from keras_multigpu.callbacks.throughput_report.scaling_run import scaling_of
 from keras_multigpu.callbacks.timing.step_clock import StepClock
 from keras_multigpu.callbacks.timing.step_probe import StepProbe
 from keras_multigpu.callbacks.timing.step_probe import TraceProbe
-from keras_multigpu.checks import real_number
 from keras_multigpu.checks import require_choice
+from keras_multigpu.checks import require_number
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.checks import value_error
 from keras_multigpu.pictures import picture_file
@@ -75,7 +75,9 @@ class ThroughputReport(keras.callbacks.Callback):
         if scaling_steps is not None:
             require_positive_integer("scaling_steps", scaling_steps)
         require_choice("verbose", verbose, (0, 1, 2))
-        require_positive("peak_flops", peak_flops)
+        if peak_flops is not None:
+            fix = "Leave it out where it is not known."
+            require_number("peak_flops", peak_flops, lambda n: 0 < n < math.inf, "above zero", fix)
         self.scaling_steps = scaling_steps
         self.peak_flops = None if peak_flops is None else float(peak_flops)
         self.verbose = verbose
@@ -221,14 +223,3 @@ def checked_json(path: str | Path) -> Path:
         )
     require_writable(path)
     return path
-
-
-def require_positive(name: str, value: object) -> None:
-    """Raise a `ValueError` unless a number is above zero."""
-    if value is not None and not 0 < real_number(value) < math.inf:
-        raise value_error(
-            f"`{name}` is not a number, or not positive.",
-            "Expected the operations a second of one device, for example 312e12.",
-            "Leave it out where it is not known.",
-            **{name: value},
-        )

@@ -237,8 +237,8 @@ def test_ragged_and_sparse_rows_are_repeated():
         ({"maximum": 2.5}, "`maximum` is not a positive integer.*Received: maximum=2.5"),
         ({"minimum": 8, "maximum": 4}, "`maximum` is smaller.*Received: minimum=8, maximum=4"),
         ({"steps": 0}, "`steps` is not a positive integer.*Received: steps=0"),
-        ({"margin": 1.0}, "`margin` is not a part.*Received: margin=1.0"),
-        ({"margin": "10%"}, "`margin` is not a part.*Received: margin='10%'"),
+        ({"margin": 1.0}, "`margin` is not a number.*Received: margin=1.0"),
+        ({"margin": "10%"}, "`margin` is not a number.*Received: margin='10%'"),
         ({"picture": "sizes.jpg"}, "file is not a PNG.*Received: path='sizes.jpg'"),
     ],
 )

@@ -266,7 +266,7 @@ def test_the_picture_is_drawn(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"smoothing": 1}, "`smoothing` is not the part of a mean.*Received: smoothing=1"),
+        ({"smoothing": 1}, "`smoothing` is not a number in its range.*Received: smoothing=1"),
         ({"smoothing": "much"}, "`smoothing` is not.*Received: smoothing='much'"),
         ({"every_steps": 0}, "`every_steps` is not a positive integer.*Received: every_steps=0"),
         ({"picture": "noise.jpg"}, "The picture's file is not a PNG"),

@@ -319,9 +319,9 @@ def test_the_steepest_descent_is_suggested():
         ({"steps": 20.0}, "`steps` is not a positive integer.*Received: steps=20.0"),
         (
             {"smoothing_steps": 0.5},
-            "`smoothing_steps` is out of range.*Received: smoothing_steps=0.5",
+            "`smoothing_steps` is not a number in its range.*Received: smoothing_steps=0.5",
         ),
-        ({"stop_at": 1.0}, "`stop_at` is out of range.*Received: stop_at=1.0"),
+        ({"stop_at": 1.0}, "`stop_at` is not a number in its range.*Received: stop_at=1.0"),
         ({"picture": "curve.jpg"}, "file is not a PNG.*Received: path='curve.jpg'"),
     ],
 )

@@ -238,8 +238,11 @@ def test_loss_scaling_does_not_hide_bad_data_or_gradients_that_are_always_infini
         ({"patience": 1.5}, "`patience` is not a positive integer"),
         ({"max_rollbacks": 0}, "`max_rollbacks` is not a positive integer"),
         ({"snapshot_every_steps": -1}, "`snapshot_every_steps` is not a positive integer"),
-        ({"rate_factor": 1.5}, "`rate_factor` does not lower a rate.*Received: rate_factor=1.5"),
-        ({"rate_factor": "half"}, "`rate_factor` does not lower a rate"),
+        (
+            {"rate_factor": 1.5},
+            "`rate_factor` is not a number in its range.*Received: rate_factor=1.5",
+        ),
+        ({"rate_factor": "half"}, "`rate_factor` is not a number in its range"),
     ],
 )
 def test_bad_arguments_are_named(arguments, error):

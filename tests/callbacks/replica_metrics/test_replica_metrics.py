@@ -322,7 +322,7 @@ def test_the_progress_bar_shows_nothing_of_it(capsys):
     [
         ({"every_steps": 0}, "`every_steps` is not a positive integer.*Received: every_steps=0"),
         ({"slow_windows": 0}, "`slow_windows` is not.*Received: slow_windows=0"),
-        ({"slow_factor": 1.0}, "no replica slower.*above 1.*Received: slow_factor=1.0"),
+        ({"slow_factor": 1.0}, "is not a number in its range.*above 1.*Received: slow_factor=1.0"),
         ({"path": "a.txt"}, r"not a CSV file.*\.csv.*Received: path='a.txt'"),
         ({"picture": "a.jpg"}, r"not a PNG.*Received: path='a.jpg'"),
         ({"metrics": "accuracy"}, "not a metric.*list of names.*Received: metrics='accuracy'"),

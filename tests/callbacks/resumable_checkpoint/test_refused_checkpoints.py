@@ -139,7 +139,7 @@ def test_a_state_that_cannot_be_saved_is_named(tmp_path):
         ({"every_steps": 0}, "`every_steps` is not a positive integer"),
         ({"every_epochs": 1.5}, "`every_epochs` is not a positive integer"),
         ({"keep": 0}, "`keep` is not a positive integer"),
-        ({"every_minutes": -1}, "`every_minutes` is not a time"),
+        ({"every_minutes": -1}, "`every_minutes` is not a number in its range"),
         ({"signals": "SIGTERM"}, "`signals` holds what is not a signal .*'SIGTERM'"),
         ({"signals": ["SIGNOTHING"]}, "`signals` holds what is not a signal .*'SIGNOTHING'"),
     ],

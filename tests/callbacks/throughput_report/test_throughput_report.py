@@ -333,7 +333,7 @@ def test_files(tmp_path):
         ({"path": "a.csv"}, r"not a JSON file.*ends in \.json.*Received: path='a.csv'"),
         ({"picture": "a.jpg"}, r"not a PNG.*Received: path='a.jpg'"),
         ({"scaling_steps": 0}, "`scaling_steps` is not a positive.*Received: scaling_steps=0"),
-        ({"peak_flops": -1.0}, "not positive.*Received: peak_flops=-1.0"),
+        ({"peak_flops": -1.0}, "above zero.*Received: peak_flops=-1.0"),
         ({"verbose": 3}, "`verbose` has an unknown value.*0, 1, 2.*Received: verbose=3"),
     ],
 )
