@@ -75,16 +75,6 @@ def test_metrics_get_what_belongs_to_them_from_keras():
     assert float(model.get_metrics_result()["mae"]) == 0.0
 
 
-def test_loss_weights_are_known():
-    """Keras still keeps compiled losses with their weights in `_flat_losses`."""
-    x = keras.Input((3,))
-    model = keras.Model(x, [keras.layers.Dense(2)(x), keras.layers.Dense(1)(x)])
-    model.compile("sgd", ["mse", "mae"], loss_weights=[0.3, 2.0])
-    y = [tf.ones((2, 2)), tf.ones((2, 1))]
-    keras_internals.compile_loss(model)(y, y)
-    assert keras_internals.loss_weights(model) == [0.3, 2.0]
-
-
 def test_a_strategy_can_be_left_for_a_while():
     """TensorFlow still keeps open strategies in `_distribution_strategy_stack`."""
     strategy = tf.distribute.OneDeviceStrategy("CPU:1")
@@ -98,7 +88,7 @@ def test_a_strategy_can_be_left_for_a_while():
 def test_a_variable_can_change_its_storage():
     """A Keras variable still keeps its value in `_value` and reads it from there."""
     variable = keras.Variable(np.zeros(2, "float32"))
-    keras_internals.set_variable_storage(variable, tf.Variable([1.0, 2.0]))
+    keras_internals.set_storages([variable], [tf.Variable([1.0, 2.0])])
     np.testing.assert_array_equal(variable.numpy(), [1, 2])
     variable.assign([3.0, 4.0])
     np.testing.assert_array_equal(keras_internals.variable_storage(variable).numpy(), [3, 4])
@@ -199,10 +189,12 @@ def test_compiled_parts_are_found():
     model.evaluate(np.zeros((2, 3)), np.zeros((2, 2)), verbose=0)
     assert keras_internals.loss_tracker(model).name == "loss"
     assert keras_internals.owned_metrics(model) == []
-    called = []
-    with keras_internals.flat_losses(model, lambda loss: called.append(loss.name) or loss):
-        keras_internals.compile_loss(model)(tf.zeros((2, 2)), tf.zeros((2, 2)))
-    assert called == ["mse"]
+    keras_internals.compile_loss(model)(tf.zeros((2, 2)), tf.zeros((2, 2)))
+    (loss,) = keras_internals.losses_of(model)
+    assert loss.name == "mse"
+    with keras_internals.losses_exchanged(model, [lambda *data: tf.constant(7.0)]):
+        assert float(keras_internals.compile_loss(model)(tf.ones((2, 2)), tf.zeros((2, 2)))) == 7.0
+    assert keras_internals.losses_of(model) == [loss]
 
 
 def test_losses_can_be_reported_in_a_stateless_scope():

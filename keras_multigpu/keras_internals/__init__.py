@@ -67,20 +67,30 @@ def variable_storage(variable: keras.Variable) -> Any:
     return variable._value
 
 
-def set_variable_storage(variable: keras.Variable, storage: tf.Variable) -> None:
-    """Let a Keras variable keep its value in another `tf.Variable`."""
-    variable._value = storage
+def storages_of(variables: list[keras.Variable]) -> list[Any]:
+    """What `variable_storage` says of each."""
+    return [variable._value for variable in variables]
 
 
-def make_convertible(storage: tf.Variable) -> None:
-    """Let `float()` and `int()` take a scalar of this kind of variable.
+def set_storages(variables: list[keras.Variable], storages: list[tf.Variable]) -> None:
+    """Let each Keras variable keep its value in another `tf.Variable`."""
+    for variable, storage in zip(variables, storages, strict=True):
+        variable._value = storage
 
-    Keras offers both on its variables and hands them on to the storage; TensorFlow's mirrored
-    variables lack them, so that `float(model.optimizer.learning_rate)` would fail.
+
+def make_usual(storages: list[tf.Variable]) -> None:
+    """Let storages do what Keras and optimizers expect of any `tf.Variable`.
+
+    They take `float()` and `int()` of a scalar. Keras offers both on its variables and hands them
+    on to the storage; TensorFlow's mirrored variables lack them, so that
+    `float(model.optimizer.learning_rate)` would fail.
     """
-    for name, kind in (("__float__", float), ("__int__", int)):
-        if not hasattr(type(storage), name):
-            setattr(type(storage), name, lambda self, kind=kind: kind(self.numpy()))
+    for storage in storages:
+        for name, kind in (("__float__", float), ("__int__", int)):
+            if not hasattr(type(storage), name):
+                setattr(type(storage), name, lambda self, kind=kind: kind(self.numpy()))
+        if isinstance(storage, tf.distribute.DistributedValues):
+            updated_by_others(storage)
 
 
 class EveryCopy:
@@ -277,25 +287,27 @@ def given_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
     return [metric for metric in given if isinstance(metric, keras.metrics.Metric)]
 
 
+def losses_of(model: keras.Model) -> list[keras.losses.Loss]:
+    """The compiled losses, one by one."""
+    return [entry.loss for entry in model._compile_loss._flat_losses]
+
+
 @contextlib.contextmanager
-def flat_losses(model: keras.Model, wrap: Any) -> Iterator[None]:
-    """Pass every compiled loss through `wrap` while the context lasts.
+def losses_exchanged(model: keras.Model, losses: list[Any]) -> Iterator[None]:
+    """Let the compiled losses be others while the context lasts, in the order of `losses_of`.
 
     Keras matches losses with outputs, weights and nested structures in
-    `CompileLoss`; wrapping its list of losses keeps that logic in one place.
+    `CompileLoss`; exchanging its list of losses keeps that logic in one place.
     """
     compiled = model._compile_loss
     saved = compiled._flat_losses
-    compiled._flat_losses = [entry._replace(loss=wrap(entry.loss)) for entry in saved]
+    compiled._flat_losses = [
+        entry._replace(loss=loss) for entry, loss in zip(saved, losses, strict=True)
+    ]
     try:
         yield
     finally:
         compiled._flat_losses = saved
-
-
-def loss_weights(model: keras.Model) -> list[Any]:
-    """What `compile(loss_weights=...)` has for each compiled loss, None included."""
-    return [entry.loss_weights for entry in model._compile_loss._flat_losses]
 
 
 def flatten_metrics(model: keras.Model, logs: dict[str, Any]) -> Any:

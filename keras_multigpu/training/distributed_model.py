@@ -10,8 +10,8 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training import fit_arguments
 from keras_multigpu.training import loops
-from keras_multigpu.training.feed.epoch_source import knows_epochs
 from keras_multigpu.training.feed.feed import Feed
+from keras_multigpu.training.feed.sources import knows_epochs
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.run import TrainingRun

@@ -47,7 +47,7 @@ def suggestion(value: Any) -> int:
 
 def require_fraction(validation_split: Any) -> None:
     """Raise a `ValueError` unless this is a part of the examples, and not all of them."""
-    if validation_split is not None and not 0 <= real_number(validation_split) < 1:
+    if validation_split and not 0 <= real_number(validation_split) < 1:
         raise value_error(
             "`validation_split` is not a part of the examples.",
             "Expected a number from 0 to less than 1.",

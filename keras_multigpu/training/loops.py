@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.checks import warn
-from keras_multigpu.training.feed.epoch_source import knows_epochs
 from keras_multigpu.training.feed.feed import Feed
+from keras_multigpu.training.feed.sources import knows_epochs
 from keras_multigpu.training.fit_arguments import require_batches
 from keras_multigpu.training.fit_arguments import require_fitting_labels
 from keras_multigpu.training.logs import pythonic

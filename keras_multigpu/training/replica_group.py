@@ -157,7 +157,7 @@ class ReplicaGroup:
 
     def copies(self, variables: Sequence[keras.Variable]) -> list[Copies]:
         """The copies of variables that live in this process."""
-        found = [copies_of(variable) for variable in variables]
+        found = [copies_in(storage) for storage in keras_internals.storages_of(list(variables))]
         for variable, parts in zip(variables, found, strict=True):
             if len(parts) not in (1, len(self.replicas)):
                 raise value_error(
@@ -305,7 +305,11 @@ def local_ids(strategy: tf.distribute.Strategy) -> list[int]:
 
 def copies_of(variable: keras.Variable) -> Copies:
     """A variable's copies in this process."""
-    storage = keras_internals.variable_storage(variable)
+    return copies_in(keras_internals.variable_storage(variable))
+
+
+def copies_in(storage: Any) -> Copies:
+    """The copies of which a storage is made."""
     if isinstance(storage, tf.distribute.DistributedValues):
         return tuple(storage.values)
     return (storage,)

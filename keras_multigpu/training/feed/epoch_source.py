@@ -1,7 +1,7 @@
 """Reads batches that know their epochs, such as `keras_multigpu.data.Batches`.
 
 This part of the package does not know where data comes from, so such an object is told by what it
-offers.
+offers, see `sources.knows_epochs`.
 """
 
 from collections.abc import Iterator
@@ -18,26 +18,6 @@ from keras_multigpu.training.feed.sources import BatchSource
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.shares import Shares
 from keras_multigpu.training.shares import normalized
-
-OFFERED = (
-    "epoch",
-    "epochs",
-    "evaluation",
-    "example_at",
-    "failure_in",
-    "for_replicas",
-    "global_batch_size",
-    "identity",
-    "position_after",
-    "prediction",
-    "steps_per_epoch",
-    "with_",
-)
-
-
-def knows_epochs(x: Any) -> bool:
-    """Whether `x` offers its batches epoch by epoch."""
-    return all(hasattr(type(x), name) for name in OFFERED)
 
 
 class EpochSource(BatchSource):

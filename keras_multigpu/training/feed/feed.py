@@ -26,7 +26,6 @@ from keras_multigpu.keras_internals import dataset_internals
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.cutter import SharesInGraph
 from keras_multigpu.training.feed.epoch_source import EpochSource
-from keras_multigpu.training.feed.epoch_source import knows_epochs
 from keras_multigpu.training.feed.epoch_source import refuse_what_batches_bring
 from keras_multigpu.training.feed.sources import Anchor
 from keras_multigpu.training.feed.sources import BatchSource
@@ -34,6 +33,7 @@ from keras_multigpu.training.feed.sources import DatasetSource
 from keras_multigpu.training.feed.sources import DistributedSource
 from keras_multigpu.training.feed.sources import Order
 from keras_multigpu.training.feed.sources import PythonSource
+from keras_multigpu.training.feed.sources import knows_epochs
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.shares import Shares
 

@@ -26,6 +26,26 @@ from keras_multigpu.training.shares import Shares
 from keras_multigpu.training.shares import batch_size_of
 from keras_multigpu.training.shares import normalized
 
+OFFERED = (
+    "epoch",
+    "epochs",
+    "evaluation",
+    "example_at",
+    "failure_in",
+    "for_replicas",
+    "global_batch_size",
+    "identity",
+    "position_after",
+    "prediction",
+    "steps_per_epoch",
+    "with_",
+)
+
+
+def knows_epochs(x: Any) -> bool:
+    """Whether `x` offers its batches epoch by epoch."""
+    return all(hasattr(type(x), name) for name in OFFERED)
+
 
 class Anchor(NamedTuple):
     """Where an epoch of `fit` begins, since the batches have their present size.

@@ -163,7 +163,7 @@ class AdditiveMetrics:
 
     def build(self, y_pred: Any) -> None:
         """Create the metrics' variables, for symbolic predictions."""
-        x, y, sample_weight = (symbolic(specs) for specs in self._spec)
+        x, y, sample_weight = symbolic(self._spec)
         with tf.init_scope(), keras_internals.single_device():
             keras_internals.build_metrics(self._model, x, y, y_pred, sample_weight)
 
@@ -185,8 +185,11 @@ class AdditiveMetrics:
             y_pred: The predictions for them.
             in_common: Whether some of these are the same for all rows.
         """
-        if self._at_once or (in_common and keras_internals.has_metrics(self._model)):
+        has_metrics = keras_internals.has_metrics(self._model)
+        if self._at_once or (in_common and has_metrics):
             return [], Additive(True, [], [])
+        if not has_metrics:
+            return [], NO_METRICS
         self.build_for(rows.data, y_pred)
         answers = self._tried(rows, y_pred)
         metrics = keras_internals.compiled_metrics(self._model)

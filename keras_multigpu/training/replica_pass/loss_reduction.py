@@ -95,7 +95,8 @@ class LossShares:
         compiled = keras_internals.compile_loss(self._model)
         if not compiled.built:
             compiled(y, y_pred, sample_weight)
-        with keras_internals.flat_losses(self._model, self._share_of):
+        wrapped = [self._share_of(loss) for loss in keras_internals.losses_of(self._model)]
+        with keras_internals.losses_exchanged(self._model, wrapped):
             total = compiled(y, y_pred, sample_weight)
         return tf.zeros(()) if total is None else tf.cast(total, tf.float32)
 

@@ -161,11 +161,10 @@ class ReplicaPass:
         leaves, size = keras.tree.flatten(forward.y_pred), batch_size_of(share.data)
         size = size if isinstance(size, int) else None
         # Where shapes leave doubts, somebody has to look at the predictions.
-        odd, counts = may_be_odd(leaves, size), Counts()
-        if self._in_parts:
-            doubtful = odd or not forward.in_order
-            x = specs_of(share.x)
-            counts = counted(self.model, x, leaves, size) if doubtful else [1] * len(leaves)
+        odd = may_be_odd(leaves, size)
+        counts: Counts = [1] * len(leaves) if self._in_parts else []
+        if self._in_parts and (odd or not forward.in_order):
+            counts = counted(self.model, specs_of(share.x), leaves, size)
             if not tf.executing_eagerly():
                 refuse_computed(counts, [leaves], leaves, tensors_of(share.data))
         if self.metrics is None:

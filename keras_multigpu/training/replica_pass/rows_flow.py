@@ -134,6 +134,8 @@ class RowsFlow:
     def _inside(self, op: Operation) -> list[Trait | None]:
         """What the functions that an operation calls make of the batch, for each output."""
         found: list[Trait | None] = [None] * len(op.outputs)
+        if op.kind not in step_hooks.BODIES:
+            return found
         outer = self._line
         for body in step_hooks.bodies(op.kind, op.outputs[0]):
             for key in [key for key in self._traits if key[0] is body]:

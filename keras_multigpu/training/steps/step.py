@@ -22,6 +22,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.training.exchange.sparse_gradients import distinct_rows_noted
 from keras_multigpu.training.exchange.sparse_gradients import rows_of_all
 from keras_multigpu.training.exchange.sparse_gradients import rows_spec
+from keras_multigpu.training.replica_group import Copies
 from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_pass.layout import Layout
@@ -96,6 +97,7 @@ class Step:
         self._variables = replica_pass.variables
         self._trainable = group.copies(self._variables.trainable)
         self._others = group.copies(self._variables.others)
+        self._updated: list[Copies] = []
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Run the step on each replica's rows of one batch, in cross-replica context."""
@@ -117,7 +119,7 @@ class Step:
             return
         jit = bool(self._model.jit_compile)
         known = self._variables
-        values = Values(*map(specs_of, (known.trainable, known.others, known.global_seed)))
+        values = specs_of(Values(known.trainable, known.others, known.global_seed))
         rows = share_spec(self._spec, self._group.count)
         self._run_pass = run = TracedPass(self._pass.run, (values, rows, INTEGER, *pass_also), jit)
         if jit:
@@ -152,12 +154,12 @@ class Step:
         return self._group.run(on_replica)
 
     def _assign(self, results: list[Result]) -> None:
-        """Give the variables that every pass may change their new values."""
-        changed = [self._others[index] for index in results[0].layout.changed]
-        seeds = [self._others[index] for index in self._variables.seeds]
-        for replica, result in zip(self._group.replicas, results, strict=True):
-            self._group.assign(changed, result.update.others, replica)
-            self._group.assign(seeds, result.outcome.seeds, replica)
+        """Give variables their new values."""
+        others = [*results[0].layout.changed, *self._variables.seeds]
+        places = [*self._updated, *(self._others[index] for index in others)]
+        for replica, (update, outcome, *_) in zip(self._group.replicas, results, strict=True):
+            new = [*update.trainable, *update.optimizer, *update.others, *outcome.seeds]
+            self._group.assign(places, new, replica)
         self._variables.global_seed.assign(results[0].outcome.global_seed)
 
     def _predictions(self, results: list[Result]) -> Any:
@@ -242,6 +244,7 @@ class UpdatingStep(Step):
         self._update = replica_pass.update
         self._optimizer_variables = state_of(model.optimizer)
         self._optimizer = group.copies(self._optimizer_variables)
+        self._updated = [*self._trainable, *self._optimizer]
 
     def __call__(self, shares: Sequence[Rows]) -> dict[str, Any]:
         """Train on one global batch; the logs so far in this epoch."""
@@ -253,10 +256,7 @@ class UpdatingStep(Step):
         # fails, because memory runs out for example, leaves nothing half done. A control
         # dependency on the call itself would not wait for a pure function's results.
         with tf.control_dependencies([tf.identity(result.update.done) for result in results]):
-            measured = self._measured(results)
-            with tf.device(self._group.hub):
-                allowed = verdict(self._probes, measured)
-                collect(self._probes, measured, allowed)
+            allowed = self._verdict(results) if self._probes else None
             if allowed is None:
                 self._assign(results)
                 return self._tracked(shares, results, whole)
@@ -268,20 +268,18 @@ class UpdatingStep(Step):
             logs = self._tracked(shares, results, whole)
             return self._kept(logs, before, allowed)
 
-    def _assign(self, results: list[Result]) -> None:
-        for replica, result in zip(self._group.replicas, results, strict=True):
-            self._group.assign(self._trainable, result.update.trainable, replica)
-            self._group.assign(self._optimizer, result.update.optimizer, replica)
-        super()._assign(results)
-
     def _assigned(self, results: list[Result]) -> bool:
         self._assign(results)
         return True
 
-    def _measured(self, results: list[Result]) -> list[list[list[tf.Tensor]]]:
-        """What probes have measured on all replicas, so that they decide alike everywhere."""
+    def _verdict(self, results: list[Result]) -> tf.Tensor | None:
+        """Whether all probes allow the step, which see all replicas and so decide alike."""
         flat = self._group.everyones([tf.nest.flatten(result.measured) for result in results])
-        return [tf.nest.pack_sequence_as(results[0].measured, tensors) for tensors in flat]
+        measured = [tf.nest.pack_sequence_as(results[0].measured, tensors) for tensors in flat]
+        with tf.device(self._group.hub):
+            allowed = verdict(self._probes, measured)
+            collect(self._probes, measured, allowed)
+        return allowed
 
     def _tracked(
         self, shares: Sequence[Rows], results: list[Result], whole: tuple[Batch, Any]

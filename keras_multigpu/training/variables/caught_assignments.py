@@ -83,8 +83,10 @@ class CatchingScope(keras.StatelessScope):
         return super().get_current_value(variable)
 
     def _meet(self, variable: keras.Variable) -> None:
-        made = keras_internals.variable_storage(variable) is not None
-        if made and id(variable) not in self._known:
+        if (
+            id(variable) not in self._known
+            and keras_internals.variable_storage(variable) is not None
+        ):
             self.unknown[id(variable)] = variable
 
 

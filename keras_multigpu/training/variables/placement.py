@@ -139,39 +139,36 @@ class NeedsOptimizer(MadeOutside):
 
 def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Strategy) -> None:
     """Give each variable a storage under `strategy`, starting from its value."""
-    for variable in variables:
-        storage = keras_internals.variable_storage(variable)
-        if storage is None or lives_under(storage, strategy):
-            continue
-        value = storage.numpy()
-        keras_internals.set_variable_storage(variable, copied(variable, value, strategy))
+    home = home_device(strategy)
+    known = zip(variables, keras_internals.storages_of(variables), strict=True)
+    values = [
+        (variable, storage.numpy())
+        for variable, storage in known
+        if storage is not None and not lives_under(storage, strategy, home)
+    ]
+    if values:
+        moved = [variable for variable, _ in values]
+        keras_internals.set_storages(moved, copied(values, strategy))
 
 
 def copied(
-    variable: keras.Variable, value: np.ndarray, strategy: tf.distribute.Strategy
-) -> tf.Variable:
-    """A storage for a variable under `strategy`: a copy on each replica."""
-    with tf.init_scope(), variable_scope(strategy):
-        storage = tf.Variable(
-            value, dtype=value.dtype, trainable=variable.trainable, name=variable.name
-        )
-    keras_internals.make_convertible(storage)
-    if isinstance(storage, tf.distribute.DistributedValues):
-        keras_internals.updated_by_others(storage)
-    return storage
-
-
-def variable_scope(strategy: tf.distribute.Strategy) -> contextlib.AbstractContextManager[object]:
-    """Where a new variable of this strategy is made."""
+    values: Sequence[tuple[keras.Variable, np.ndarray]], strategy: tf.distribute.Strategy
+) -> list[tf.Variable]:
+    """Storages for variables with these values under `strategy`: a copy on each replica."""
     home = home_device(strategy)
-    return scope_of(strategy) if home is None else tf.device(home)
+    with tf.init_scope(), scope_of(strategy) if home is None else tf.device(home):
+        storages = [
+            tf.Variable(value, dtype=value.dtype, trainable=v.trainable, name=v.name)
+            for v, value in values
+        ]
+    keras_internals.make_usual(storages)
+    return storages
 
 
-def lives_under(storage: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
+def lives_under(storage: tf.Variable, strategy: tf.distribute.Strategy, home: str | None) -> bool:
     """Whether a variable is already where `place_variables` would put it."""
     if isinstance(storage, tf.distribute.DistributedValues):
         return storage.distribute_strategy is strategy
-    home = home_device(strategy)
     return home is not None and tf.DeviceSpec.from_string(
         storage.device
     ) == tf.DeviceSpec.from_string(home)
@@ -206,7 +203,7 @@ class MetricStorages:
                 self._made[id(variable), in_parts] = variable, self._new(variable, in_parts)
             _, storage = self._made[id(variable), in_parts]
             give(storage, value, everywhere=self._is_spread)
-            keras_internals.set_variable_storage(variable, storage)
+            keras_internals.set_storages([variable], [storage])
 
     def _new(self, variable: keras.Variable, in_parts: bool) -> tf.Variable:
         zeros = np.zeros(
@@ -214,7 +211,7 @@ class MetricStorages:
         )
         if in_parts and self._is_spread:
             # Processes would have to meet whenever one of them reads a value in parts.
-            return copied(variable, zeros, self._strategy)
+            return copied([(variable, zeros)], self._strategy)[0]
         options = {"dtype": zeros.dtype, "name": variable.name}
         if not in_parts:
             with tf.init_scope(), keras_internals.single_device():

@@ -67,7 +67,7 @@ def test_an_optimizer_made_inside_a_scope_moves_to_the_models_strategy():
     placement.build_optimizer(optimizer, [weight], STRATEGY)
     assert values(optimizer.variables[1]) == [0.5, 0.5]
     storages = [keras_internals.variable_storage(v) for v in optimizer.variables]
-    assert all(placement.lives_under(storage, STRATEGY) for storage in storages)
+    assert all(placement.lives_under(storage, STRATEGY, None) for storage in storages)
 
 
 def test_values_move_to_and_fro_between_the_same_storages():
