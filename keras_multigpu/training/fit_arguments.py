@@ -68,11 +68,9 @@ def require_class_weights(class_weight: Any) -> None:
 
 
 def require_batches(model: keras.Model, spec: Any) -> None:
-    """Raise a `ValueError` where a dataset's elements are single examples.
+    """Raise a `ValueError` where a dataset's elements, of these specs, are single examples.
 
-    Args:
-        model: The model. Only a functional or Sequential one tells what it takes.
-        spec: The specs of an element: `(x, y, sample_weight)`.
+    Only a functional or Sequential model tells what it takes.
     """
     inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
     leaves = keras.tree.flatten(spec[0])
@@ -95,13 +93,7 @@ def lacks_batch_axis(rank: int | None, wanted: Sequence[int | None]) -> bool:
 
 
 def require_fitting_labels(model: keras.Model, labels: Any, classes: int | None) -> None:
-    """Raise a `ValueError` where the labels do not fit the loss and the units of the model.
-
-    Args:
-        model: The compiled model, built.
-        labels: The spec of a batch's labels.
-        classes: How many classes there are, if that is known.
-    """
+    """Raise a `ValueError` where the labels do not fit the loss and the units of the model."""
     units, loss = units_of(model), name_of(model.loss)
     shape = getattr(labels, "shape", None)
     if units is None or loss is None or shape is None or shape.rank not in (1, 2):
@@ -122,11 +114,7 @@ def require_fitting_labels(model: keras.Model, labels: Any, classes: int | None)
 def mistake(loss: str, width: int, units: int, classes: int | None) -> tuple[str, str] | None:
     """What came and how to mend it; None where all may be well.
 
-    Args:
-        loss: One of `LOSSES`.
-        width: How many numbers an example has as its label.
-        units: How many numbers the model returns for it.
-        classes: How many classes there are, if that is known.
+    An example has so many numbers as its label, and the model returns so many units for it.
     """
     if loss == "sparse_categorical_crossentropy":
         if width > 1:

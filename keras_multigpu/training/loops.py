@@ -152,12 +152,7 @@ def run_epoch(
 
 
 class Validation:
-    """When and with what `fit` validates.
-
-    Args:
-        feed: The validation data.
-        frequency: Every how many epochs, or the epochs (counted from one) to validate after.
-    """
+    """When and with what `fit` validates: every so many epochs, or after some, counted from one."""
 
     def __init__(self, feed: Feed, frequency: Any) -> None:
         if not isinstance(frequency, (int, list, tuple)) or frequency == 0:
@@ -230,12 +225,7 @@ def predict(
 
 
 def with_gaps(outputs: Any, present: tf.Tensor) -> Any:
-    """Predictions with NaN in the rows of the examples that could not be read.
-
-    Args:
-        outputs: The predictions for a batch.
-        present: For each row one, or zero if its example is missing.
-    """
+    """Predictions with NaN in the rows of the examples that are not present: could not be read."""
     read = present > 0
     if bool(tf.reduce_all(read)):
         return outputs

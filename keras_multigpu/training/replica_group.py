@@ -40,13 +40,7 @@ Copies = tuple[tf.Variable, ...]
 
 
 class Replica(NamedTuple):
-    """One replica of this process.
-
-    Attributes:
-        id: Its number among all replicas.
-        place: Its number among those of this process.
-        device: The name of its device.
-    """
+    """One replica of this process: its number among all replicas, and among those that are here."""
 
     id: int
     place: int
@@ -56,8 +50,7 @@ class Replica(NamedTuple):
 class MovedBytes:
     """How many bytes steps have moved, as the sizes of results: a sum counts once.
 
-    Attributes:
-        KINDS: `summed` over replicas, `gathered` from them, `copied` to their devices.
+    They are `summed` over replicas, `gathered` from them, or `copied` to their devices.
     """
 
     KINDS = ("summed", "gathered", "copied")
@@ -219,11 +212,7 @@ class ReplicaGroup:
         return gathered
 
     def joined(self, parts: Sequence[Sequence[Any]]) -> list[Any]:
-        """The rows of all replicas on the hub, from what `run` returned for those here.
-
-        Args:
-            parts: For each replica of this process its rows of some tensors.
-        """
+        """The rows of all replicas on the hub, from what `run` returned for those here."""
         if self.is_spread:
             return self._from_all(lambda replica: self.gather(here(parts[replica.place])))
         with tf.device(self.hub):
@@ -232,10 +221,9 @@ class ReplicaGroup:
         return everyones
 
     def everyones(self, values: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
-        """What all replicas have, in the order of their ids.
+        """What all replicas have, in the order of their ids, from what those here have.
 
-        Args:
-            values: For each replica of this process some tensors, of the same shapes on all.
+        The tensors have the same shapes on all.
         """
         if not self.is_spread or not values[0]:
             return [list(each) for each in values] * (1 if not self.is_spread else self.count)
@@ -361,12 +349,6 @@ def rows_by_sums(
     """The rows of all replicas, by sums in which each adds its own rows at their place.
 
     A sum works wherever replicas are, with a graph and without, and one does for many tensors.
-
-    Args:
-        tensors: The rows of one replica, as many of each tensor as it likes.
-        replica: Its id.
-        replicas: The number of replicas.
-        total: Sums each of some tensors over all replicas.
     """
     refuse_to_send(tensors)
     lengths = tf.stack([tf.shape(tensor)[0] for tensor in tensors])

@@ -50,11 +50,9 @@ class Rows(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """A batch as the rows of the replicas of this process.
+    """A batch as the rows of the replicas of this process, by place.
 
-    Attributes:
-        rows: The replicas' rows, by place.
-        spec: The specs of the global batch; None where its source has one spec for all.
+    The specs are those of the global batch; None where its source has one spec for all.
     """
 
     rows: tuple[Rows, ...]
@@ -77,9 +75,7 @@ def filled(structure: Any, leaves: Sequence[Any]) -> Any:
 def gathered(shares: Sequence[Rows], spec: Batch) -> Batch:
     """The global batch again, from the rows of all replicas.
 
-    Args:
-        shares: Each replica's rows.
-        spec: The specs of the global batch, which tell what belongs to all examples.
+    Its specs tell what belongs to all examples.
     """
     if len(shares) == 1:
         return shares[0].data

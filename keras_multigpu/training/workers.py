@@ -49,8 +49,7 @@ def together(group: ReplicaGroup) -> Iterator[None]:
 def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **arguments: Any) -> None:
     """Raise a `ValueError` where processes train different models, or on batches of other kinds.
 
-    Args:
-        arguments: More of which each process must have the same.
+    Of further arguments, too, each process must have the same.
     """
     if not group.is_spread:
         return

@@ -29,13 +29,10 @@ LARGE = 4 * 2**20
 
 
 class Packing:
-    """The layout of a list of tensors inside a shorter list of packs.
+    """The layout of a list of tensors, whose shapes are static, inside a shorter list of packs.
 
-    Args:
-        tensors: The tensors, or anything with their `shape` and `dtype`; the shapes
-            are static.
-        order: Their indices in the order in which they come to be; by default that of the list.
-        sent_as: The dtype with which each travels; by default its own.
+    They come to be in an order, by default that of the list, and each travels as some dtype, by
+    default its own.
     """
 
     def __init__(
@@ -70,12 +67,7 @@ class Packing:
         return [parts[0] if len(parts) == 1 else tf.concat(parts, axis=0) for parts in flat]
 
     def summed(self, packs: Sequence[tf.Tensor], total: SumAll) -> list[tf.Tensor]:
-        """The sums of packs over replicas, each on its way as soon as its bucket is full.
-
-        Args:
-            packs: The packs.
-            total: Sums tensors over replicas.
-        """
+        """The sums of packs over replicas, each on its way as soon as its bucket is full."""
         return [
             tf.cast(total([tf.cast(pack, dtype)])[0], pack.dtype)
             for pack, dtype in zip(packs, self._sent_as, strict=True)

@@ -25,13 +25,7 @@ _thread = threading.local()
 
 
 def rows_of_all(group: ReplicaGroup, gradient: tf.IndexedSlices, present: Any) -> tf.IndexedSlices:
-    """The rows of all replicas; a replica without examples has none.
-
-    Args:
-        group: The replicas.
-        gradient: This replica's rows.
-        present: Whether this replica has examples.
-    """
+    """The rows of all replicas; a replica without examples has none."""
     if group.count == 1:
         return gradient
     own = tf.where(present, tf.shape(gradient.indices)[0], 0)

@@ -39,13 +39,7 @@ AHEAD = 2
 
 
 def shares_of(batch: Batch, replicas: int, ids: Sequence[int] | None = None) -> tuple[Rows, ...]:
-    """The rows of a global batch that belong to each replica.
-
-    Args:
-        batch: The batch.
-        replicas: The number of all replicas.
-        ids: The replicas whose rows are wanted; all of them if left out.
-    """
+    """The rows of a global batch that belong to each replica, or to those with some ids."""
     size = batch_size_of(batch)
     total = tf.constant(size, COUNT) if isinstance(size, int) else tf.cast(size, COUNT)
     if replicas == 1:
@@ -59,11 +53,7 @@ def shares_of(batch: Batch, replicas: int, ids: Sequence[int] | None = None) -> 
 
 
 def joined_shares(parts: Sequence[Batch]) -> Shares:
-    """The shares of a batch that somebody else has cut; of no examples, with a borrowed row.
-
-    Args:
-        parts: Each replica's rows.
-    """
+    """The shares of a batch that somebody else has cut; of no examples, with a borrowed row."""
     sizes: list[Any] = [batch_size_of(part) for part in parts]
     donor = parts[int(np.argmax(sizes))]
     total = tf.constant(sum(sizes), COUNT)
@@ -75,14 +65,9 @@ def joined_shares(parts: Sequence[Batch]) -> Shares:
 
 
 class Bounds:
-    """Where some replicas' rows begin in a batch, and how many they are.
+    """Where the rows of the replicas with some ids begin in a batch, and how many they are.
 
     A replica without examples borrows the first row, if there is one.
-
-    Args:
-        size: The number of examples, an integer or a tensor.
-        replicas: The number of replicas.
-        ids: Those whose rows are wanted.
     """
 
     def __init__(self, size: int | tf.Tensor, replicas: int, ids: Sequence[int]) -> None:
@@ -125,9 +110,7 @@ class Bounds:
 class Cutter:
     """Cuts whatever batches come for the replicas of this process, always in the same way.
 
-    Args:
-        replicas: The number of all replicas.
-        local: Those of this process; all of them, on the host, if left out.
+    Without any named as local these are all, and their rows stay on the host.
     """
 
     def __init__(self, replicas: int, local: Sequence[Replica] | None = None) -> None:
@@ -172,12 +155,7 @@ class Cutter:
 
 
 class WaitingShares:
-    """Batches of shares that are made ahead of the step, on the replicas' devices.
-
-    Args:
-        dataset: Yields the shares of a batch, on the host.
-        devices: The replicas' devices, by place.
-    """
+    """A dataset's batches of shares, made ahead of the step and on the replicas' devices."""
 
     def __init__(self, dataset: tf.data.Dataset, devices: Sequence[str]) -> None:
         self._devices = list(devices)
@@ -193,11 +171,7 @@ class WaitingShares:
 
 
 class SharesInGraph:
-    """The shares of a dataset's batches, one batch after another.
-
-    Args:
-        iterator: What yields them, inside a graph too.
-    """
+    """The shares of a dataset's batches, one after another; in a graph `iterator` yields them."""
 
     def __init__(self, iterator: Any) -> None:
         self.iterator = iterator

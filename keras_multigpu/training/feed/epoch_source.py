@@ -25,14 +25,7 @@ class EpochSource(BatchSource):
 
     In training one dataset goes on from epoch to epoch, so that the next epoch's first batches
     are being read while this one's last are in use. Evaluation reads one epoch, always the same.
-
-    Args:
-        cutter: Cuts the batches.
-        batches: The object; otherwise than in training what its `evaluation()` or `prediction()`
-            returned.
-        training: Whether epochs follow one another.
-        steps: How many batches make an epoch of `fit`, if not those of an epoch of the data.
-        class_weight: Weights of classes, which become sample weights.
+    So many steps make an epoch of `fit`, if not those of an epoch of the data.
     """
 
     def __init__(

@@ -45,13 +45,9 @@ RAN_OUT = (
 
 
 class Group(NamedTuple):
-    """Some batches that are run between two callbacks.
+    """Some batches that are run between two callbacks, of which a feed has so many at most.
 
     Either `shares` holds them, or `iterator` yields them inside the graph.
-
-    Attributes:
-        size: How many there are.
-        most: How many a group of this feed may have.
     """
 
     size: int
@@ -158,12 +154,9 @@ class Feed:
         return self._source.spec
 
     def rewind(self, epoch: int = 0) -> None:
-        """Start anew, as Keras does before it trains and before each evaluation.
+        """Start anew with this epoch, as Keras does before it trains and before each evaluation.
 
         A generator cannot, and goes on.
-
-        Args:
-            epoch: The epoch that comes first, for data whose epochs have numbers.
         """
         self._iterator = None
         self._source.start(epoch)
@@ -224,10 +217,7 @@ class Feed:
     def go_to(self, epoch: int, step: int, anchor: Sequence[int] | None = None) -> Batch | None:
         """Begin in the middle of an epoch; the specs of the last batch that was read and skipped.
 
-        Args:
-            epoch: The epoch of `fit`.
-            step: How many of its batches to leave out.
-            anchor: What `anchor` was when training stood there.
+        The anchor is what `anchor` was when training stood there.
         """
         self._iterator, self._begin = None, step
         if not self._source.skips_by_reading:
@@ -269,11 +259,9 @@ class Feed:
             self._iterator = None
 
     def epoch(self, group_size: int, in_graph: bool = False) -> Iterator[tuple[int, Group]]:
-        """One epoch's batches in groups, each with the index of its first batch.
+        """One epoch's batches in groups, each with the index of its first one.
 
-        Args:
-            group_size: How many batches a group has; the last one may have fewer.
-            in_graph: Whether groups may be read inside the graph, where that is possible.
+        Groups may be read inside the graph, where that is wanted and possible.
         """
         self._source.on_epoch_begin()
         first, self._begin = self._begin, 0

@@ -143,10 +143,8 @@ Cut = tuple[int | None, int | None]
 class DatasetSource(BatchSource):
     """Batches from whatever Keras can turn into a `tf.data.Dataset`.
 
-    Args:
-        cutter: Cuts them.
-        order: The order of arrays that are shuffled; None for TensorFlow's own.
-        **arguments: The arguments of Keras's `get_data_adapter`.
+    The arguments are those of Keras's `get_data_adapter`; without an order arrays are shuffled in
+    TensorFlow's own.
     """
 
     def __init__(self, cutter: Cutter, order: "Order | None" = None, **arguments: Any) -> None:
@@ -233,8 +231,7 @@ class DatasetSource(BatchSource):
 class Order:
     """The orders in which arrays are shuffled, one after another: a function of a seed.
 
-    Args:
-        seed: The same in all processes.
+    The seed is the same in all processes.
     """
 
     def __init__(self, seed: int) -> None:
@@ -260,11 +257,6 @@ class PythonSource(BatchSource):
 
     None is read ahead: a run may stop early, and what was read of a generator is gone. Where
     steps run on a device of their own, Python is back before they end, and reads meanwhile.
-
-    Args:
-        cutter: Cuts the batches.
-        make: Returns the iterator.
-        class_weight: Weights of classes, which become sample weights.
     """
 
     def __init__(

@@ -150,10 +150,7 @@ NO_METRICS = Additive(False, [], [])
 class AdditiveMetrics:
     """The metrics of `compile`, as far as replicas update them from their own rows.
 
-    Args:
-        model: The compiled model.
-        spec: The specs of a global batch.
-        at_once: Whether the model has a `compute_metrics` of its own, which sees the whole batch.
+    They see the whole batch at once where the model has a `compute_metrics` of its own.
     """
 
     def __init__(self, model: keras.Model, spec: tuple[Any, Any, Any], at_once: bool) -> None:
@@ -180,10 +177,7 @@ class AdditiveMetrics:
     def of_rows(self, rows: Rows, y_pred: Any, in_common: bool) -> tuple[list[tf.Tensor], Additive]:
         """What some rows add to the variables of additive metrics, and which these are.
 
-        Args:
-            rows: The rows.
-            y_pred: The predictions for them.
-            in_common: Whether some of these are the same for all rows.
+        Some predictions may be the same for all rows, which then have them in common.
         """
         has_metrics = keras_internals.has_metrics(self._model)
         if self._at_once or (in_common and has_metrics):
@@ -206,13 +200,9 @@ class AdditiveMetrics:
     def logs(
         self, additive: Additive, totals: Sequence[tf.Tensor], batch: Any, y_pred: Any
     ) -> dict[str, Any]:
-        """Update all metrics, once; the logs.
+        """Update all metrics, once, with what all replicas' rows have added; the logs.
 
-        Args:
-            additive: What `of_rows` said.
-            totals: What all replicas' rows have added.
-            batch: The global batch.
-            y_pred: The predictions for it, where metrics are `gathered`.
+        The global batch and its predictions are there where metrics are `gathered`.
         """
         x, y, sample_weight = batch
         if additive.at_once:

@@ -201,11 +201,6 @@ def relates_rows(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> bool:
 
     It is tried once for each loss and form of targets and predictions. A loss that cannot be
     tried on random numbers, or draws some of its own, counts as one that does not.
-
-    Args:
-        loss: The loss object.
-        y_true: The targets, of which only the shapes and dtypes are used.
-        y_pred: The predictions.
     """
     specs = [
         (tuple(leaf.shape[1:]), tf.as_dtype(leaf.dtype)) if tried(leaf) else None

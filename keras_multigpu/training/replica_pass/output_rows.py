@@ -38,11 +38,9 @@ class Blocks(int):
 
 
 def may_be_odd(outputs: Any, rows: int | None) -> bool:
-    """Whether shapes leave open if outputs have one row for each example.
+    """Whether shapes leave open if a replica's outputs have one row for each of its rows.
 
-    Args:
-        outputs: What a replica predicts for its rows: tensors or specs.
-        rows: The number of rows; None if it is open.
+    The number of rows is None if it is open.
     """
     shapes = [leaf.shape for leaf in keras.tree.flatten(outputs) if leaf is not None]
     return rows == 1 or any(
@@ -54,11 +52,8 @@ def may_be_odd(outputs: Any, rows: int | None) -> bool:
 def counted(function: Callable[..., Any], x: Any, leaves: Any, rows: int | None) -> Counts:
     """How many rows each of a replica's outputs has for an example; see `rows_per_example`.
 
-    Args:
-        function: The model, or what else makes the outputs of inputs.
-        x: The specs of its inputs.
-        leaves: What it has made of a replica's rows: a flat list of tensors and None.
-        rows: The number of these rows; None if it is open.
+    The leaves are what the function has made of a replica's rows; their number is None if it is
+    open.
     """
     try:
         with tf.init_scope(), keras_internals.single_device():
@@ -72,13 +67,9 @@ def counted(function: Callable[..., Any], x: Any, leaves: Any, rows: int | None)
 
 
 def rows_per_example(function: Callable[..., Any], x: Any) -> Counts:
-    """How many rows each output has for an example; 0 where it has none.
+    """How many rows each output of a function has for an example of `x`; 0 where it has none.
 
     Found by running the model on the shape of a batch of many; None where shapes do not tell.
-
-    Args:
-        function: The model, or what else makes the outputs of inputs.
-        x: The specs of its inputs.
     """
     return in_order(counts_of_many(outputs_of_many(function, x)), function, x)
 

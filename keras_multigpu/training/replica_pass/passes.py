@@ -84,8 +84,7 @@ class Seen(NamedTuple):
     """What is found in the predictions for some rows.
 
     Attributes:
-        summands: What they add to metrics.
-        metrics: To which.
+        summands: What they add to metrics, and to which.
         predictions: They, and what Keras has attached; None where nobody needs them.
         counts: How many rows each has for an example; see `Layout`.
     """
@@ -204,10 +203,6 @@ class TrainingPass(ReplicaPass):
     """Forward and backward pass over a replica's rows, in pieces if asked.
 
     Args:
-        model: The compiled model.
-        metrics: See `ReplicaPass`.
-        keeps: See `ReplicaPass`.
-        micro_batches: See `ReplicaPass`.
         context: Makes a context for the forward pass over some rows.
         measures_pieces: Whether to note the square norm of each piece's gradient.
     """
@@ -337,13 +332,7 @@ class TrainingPass(ReplicaPass):
 
 
 class EvaluationPass(ReplicaPass):
-    """Forward pass over a replica's rows in inference mode.
-
-    Args:
-        model: The model.
-        metrics: See `ReplicaPass`.
-        has_loss: Whether to compute the loss, too.
-    """
+    """Forward pass over a replica's rows in inference mode, with the loss or without."""
 
     def __init__(
         self,

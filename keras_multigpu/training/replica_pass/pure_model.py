@@ -40,12 +40,7 @@ class Forward(NamedTuple):
 
 
 class PureModel:
-    """Runs a model on given values of its variables.
-
-    Args:
-        model: A built model.
-        in_parts: Whether it is called for parts of a batch: on several replicas, or in pieces.
-    """
+    """Runs a built model on given values of its variables, on all of a batch or on parts."""
 
     def __init__(self, model: keras.Model, in_parts: bool) -> None:
         self.model = model
@@ -54,12 +49,9 @@ class PureModel:
         self._in_parts = in_parts
 
     def scope(self, values: Values, part: tf.Tensor, again: bool = False) -> CatchingScope:
-        """A stateless scope in which the model has these values.
+        """A stateless scope in which the model has these values, and sees this part of the batch.
 
-        Args:
-            values: The values.
-            part: The part of the batch that the model sees.
-            again: Whether the model is called more than once for a step.
+        It may be called again for the same step.
         """
         # The running means of single losses are updated with global values, elsewhere.
         trackers = loss_trackers(self.model)
@@ -83,12 +75,9 @@ class PureModel:
     def forward(self, x: Any, training: bool, scope: CatchingScope) -> Forward:
         """The forward pass inside `scope`.
 
-        Args:
-            x: The inputs.
-            training: Whether to train.
-            scope: The scope the call is made in. Losses that layers add are taken for means
-                over examples and weighed with its part of the batch, penalties of activity
-                regularisers for sums; so their sum over replicas is one device's value.
+        Losses that layers add are taken for means over examples and weighed with the part of the
+        batch, penalties of activity regularisers for sums; so their sum over replicas is one
+        device's value.
         """
         penalties_seen = remembered_activity_penalties(self.model)
         with (
@@ -154,9 +143,6 @@ class RememberingRegularizer:
 
     Keras sums these penalties over the batch, whereas a loss that a layer adds is mostly a
     mean; the two are weighed differently, and afterwards they look alike.
-
-    Args:
-        regularizer: The layer's regulariser.
     """
 
     penalties = threading.local()

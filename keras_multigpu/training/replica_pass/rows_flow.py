@@ -46,12 +46,7 @@ _seen: "weakref.WeakKeyDictionary[keras.Model, dict[bool, bool]]" = weakref.Weak
 
 
 class Finding(NamedTuple):
-    """Where a user's code relates rows.
-
-    Args:
-        kind: The operation that does it, by TensorFlow's name.
-        where: The line.
-    """
+    """Where a user's code relates rows: the operation that does it, and the line."""
 
     kind: str
     where: str
@@ -60,9 +55,7 @@ class Finding(NamedTuple):
 class RowsFlow:
     """What is known of the tensors that some rows become.
 
-    Args:
-        rows: The rows, as tensors.
-        answer: What `keeps_order` says, if it is known.
+    What `keeps_order` says is the answer, if it is known.
     """
 
     def __init__(self, rows: Any, answer: bool | None = None) -> None:

@@ -57,15 +57,10 @@ from keras_multigpu.training.variables.placement import own_optimizers
 
 
 class CustomStep:
-    """A step that runs the user's function on each replica.
+    """A step that runs the user's `train_step`, `test_step` or `predict_step` on each replica.
 
-    Args:
-        model: The model, built and placed.
-        group: Its replicas.
-        function: The user's `train_step`, `test_step` or `predict_step`.
-        layers: BatchNorm layers to synchronise.
-        probes: What callbacks want to do before each step. What the user's code computes they
-            cannot see.
+    Some BatchNorm layers are synchronised in it. Probes do something before it; what the user's
+    code computes they cannot see.
     """
 
     def __init__(
@@ -277,14 +272,7 @@ def refuse_to_measure(probes: Sequence[Probe]) -> None:
 
 
 class CustomPrediction(CustomStep):
-    """A prediction step that runs the user's `predict_step` on each replica.
-
-    Args:
-        model: The model, built and placed.
-        group: Its replicas.
-        function: The user's `predict_step`.
-        spec: The specs of a global batch.
-    """
+    """A prediction step that runs the user's `predict_step` on each replica."""
 
     def __init__(
         self,
@@ -419,14 +407,7 @@ def of_all_replicas(step: PresentStep, trainable: list[Any], gradients: list[Any
 
 
 def share_of_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
-    """The loss of the global batch.
-
-    Args:
-        model: The compiled model.
-        y: The targets of the replica's rows.
-        y_pred: Their predictions.
-        sample_weight: Their sample weights.
-    """
+    """The loss of the global batch, from a replica's rows."""
     step = present_step()
     step.require_outermost("`compute_loss` is called")
     with left_alone():

@@ -28,13 +28,8 @@ _thread = threading.local()
 class PresentStep:
     """A step of the user's own on one replica.
 
-    Args:
-        model: The model.
-        rows: The replica's rows.
-        group: The replicas.
-        replica: The one that runs it.
-        known: The variables that are looked after, by identity.
-        flow: Follows the rows, if somebody is to.
+    The known variables, by identity, are looked after. If somebody is to follow the rows, the flow
+    does.
     """
 
     def __init__(
@@ -106,12 +101,7 @@ class PresentStep:
             self.flow.find(what)
 
     def shared(self, tensor: tf.Tensor, is_total: bool = False) -> tf.Tensor:
-        """The tensor, remembered as a value that all replicas have in common.
-
-        Args:
-            tensor: The tensor.
-            is_total: Whether it is a sum over all rows.
-        """
+        """The tensor, remembered as a value that all replicas have in common, such as a total."""
         tensor = tf.identity(tensor)
         self._come_from(tensor, frozenset({"shared"}))
         if self.flow is not None:

@@ -23,8 +23,7 @@ DIFFERS = (
 def require_same_batch(group: ReplicaGroup, shares: Sequence[Rows]) -> None:
     """Let the step fail where one of several processes has read another batch.
 
-    Args:
-        shares: The rows of all replicas, also of those in other processes.
+    The shares are those of all replicas, also of those in other processes.
     """
     with tf.device(HOST):
         own = fingerprint([rows.data for rows in shares])

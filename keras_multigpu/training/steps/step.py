@@ -76,11 +76,7 @@ class Result(NamedTuple):
 class Step:
     """What training, evaluation and prediction steps have in common.
 
-    Args:
-        model: The model, built and placed.
-        group: Its replicas.
-        spec: The specs of a global batch.
-        replica_pass: The pass that each replica runs over its rows.
+    Its model is built and placed; the specs are those of a global batch.
     """
 
     def __init__(
@@ -208,11 +204,8 @@ class Step:
     ) -> dict[str, Any]:
         """Update all metrics, once; the logs.
 
-        Args:
-            shares: Each replica's rows.
-            results: Those of all replicas, of which each has the sums.
-            losses: The loss, and the single losses of which it is made, if they are known.
-            whole: The global batch and the predictions for it, where metrics need them.
+        The losses are the loss, and the single ones of which it is made, if these are known. The
+        whole batch and its predictions are there where metrics need them.
         """
         loss, *parts = losses
         size = self._size(shares)
@@ -382,11 +375,7 @@ class TrainStep(UpdatingStep):
 
 
 class EvaluationStep(Step):
-    """A step of `evaluate` or `predict`.
-
-    Args:
-        whole: Whether the loss is computed once, from all predictions, and not in the pass.
-    """
+    """A step of `evaluate` or `predict`; its loss may be one of all predictions at once."""
 
     def __init__(
         self,

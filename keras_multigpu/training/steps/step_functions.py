@@ -70,12 +70,7 @@ class StepFunctions:
         return result
 
     def run_one(self, shares: Shares, spec: Batch | None = None) -> Any:
-        """Run one batch.
-
-        Args:
-            shares: Its shares.
-            spec: The specs that all batches of its source share, if they are known.
-        """
+        """Run one batch, with the specs that all batches of its source share, if they are known."""
         if shares.spec is not None:
             spec = self._common_spec(shares.spec)
         assert spec is not None
@@ -126,12 +121,7 @@ class StepFunctions:
 
 
 class CompiledStep:
-    """A step as one graph, called with the leaves of replicas' rows.
-
-    Args:
-        step: The step.
-        spec: The specs of the rows.
-    """
+    """A step as one graph, called with the leaves of replicas' rows."""
 
     def __init__(self, step: RunStep, spec: Sequence[Rows]) -> None:
         def on_leaves(*leaves: Any) -> Any:

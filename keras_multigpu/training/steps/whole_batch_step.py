@@ -145,12 +145,8 @@ class WholeBatchTrainStep(UpdatingStep):
 class WholeLoss:
     """The loss of a global batch and its gradients, computed by each replica alike.
 
-    Args:
-        pure: The model.
-        batch: The global batch.
-        values: The values of the model's variables, with the seeds of one device.
-        predictions: The predictions for the whole batch, and what Keras attaches to them.
-        added_losses: The losses that layers have added, summed over replicas.
+    The values are those of the model's variables, with the seeds of one device. The losses that
+    layers have added are summed over replicas.
     """
 
     def __init__(

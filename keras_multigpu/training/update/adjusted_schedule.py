@@ -17,9 +17,7 @@ from keras_multigpu.training.variables.placement import with_inner
 class AdjustedSchedule(keras.optimizers.schedules.LearningRateSchedule):
     """`factor * schedule(step) + offset`, saved as if it were the schedule itself.
 
-    Args:
-        schedule: The user's schedule, or a function without arguments.
-        strategy: Where the model lives.
+    The user's schedule may be a function without arguments.
     """
 
     def __init__(self, schedule: Any, strategy: tf.distribute.Strategy) -> None:

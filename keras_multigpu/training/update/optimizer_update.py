@@ -40,13 +40,9 @@ def updated(
     values: Sequence[tf.Tensor],
     gradients: Sequence[tf.Tensor | None],
 ) -> list[tf.Tensor]:
-    """New values of `[*trainable, *state_of(optimizer)]`.
+    """New values of `[*trainable, *state_of(optimizer)]`, from the present ones.
 
-    Args:
-        optimizer: The optimizer, built.
-        trainable: The variables it updates.
-        values: The present values, in the order of the result.
-        gradients: One for each of `trainable`, None where the loss does not depend on it.
+    A gradient is None where the loss does not depend on its variable.
     """
     variables = [*trainable, *state_of(optimizer)]
     update = loss_scaled_update if is_loss_scaled(optimizer) else plain_update
@@ -110,11 +106,7 @@ ELEMENTWISE = frozenset(
 
 
 class JoinedVariable:
-    """Several variables as one flat variable, inside a stateless scope.
-
-    Args:
-        parts: The variables, of one dtype.
-    """
+    """Several variables of one dtype as one flat variable, inside a stateless scope."""
 
     index_in_slots = 0
     """Where the optimizer finds the slots that belong to this variable."""
@@ -177,14 +169,7 @@ def update_jointly(
     variables: Sequence[keras.Variable],
     learning_rate: Any,
 ) -> None:
-    """Update the variables, the small ones of each dtype together.
-
-    Args:
-        optimizer: The optimizer.
-        gradients: One for each variable.
-        variables: The variables to update.
-        learning_rate: The present learning rate.
-    """
+    """Update the variables, the small ones of each dtype together."""
     groups: dict[str, list[tuple[tf.Tensor, keras.Variable]]] = {}
     for gradient, variable in zip(gradients, variables, strict=True):
         joinable = is_elementwise(optimizer) and not is_sparse(gradient)

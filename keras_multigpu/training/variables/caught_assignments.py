@@ -24,8 +24,6 @@ class CatchingScope(keras.StatelessScope):
     """A stateless scope that notes what is assigned in it, and what it was given no value for.
 
     Args:
-        variables: The variables whose values are known.
-        values: Their values.
         part: The rows' fraction of the global batch. A `Mean` that is updated with a single
             number takes it for a mean over the rows, so it weighs as much. None where the rows
             are the global batch.

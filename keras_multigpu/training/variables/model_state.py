@@ -28,11 +28,7 @@ Value = np.ndarray | tuple[np.ndarray, ...]
 
 
 class ModelState(NamedTuple):
-    """The values of a model's weights, seeds, optimizers and metrics.
-
-    Attributes:
-        values: The value of each variable, under the name that `variables_of` gives it.
-    """
+    """The values of a model's weights, seeds, optimizers and metrics; see `variables_of`."""
 
     values: dict[str, Value]
 
@@ -155,8 +151,7 @@ COMPILED = ("loss", "loss_weights", "metrics", "weighted_metrics")
 def identity_of_model(model: keras.Model) -> dict[str, Any]:
     """What has to be the same for a state to mean the same; see `keras_multigpu.identities`.
 
-    Args:
-        model: A compiled model that is built.
+    The model is compiled and built.
     """
     given = compile_arguments(model)
     return {

@@ -115,13 +115,7 @@ class MadeOutside(Exception):
 
 
 class NeedsOptimizer(MadeOutside):
-    """An optimizer that a step uses has no variables, and inside a step none can be made.
-
-    Args:
-        optimizer: The optimizer.
-        trainable: The variables that it is to update.
-        strategy: Where they live.
-    """
+    """An optimizer that a step uses has no variables, and inside a step none can be made."""
 
     def __init__(
         self,
@@ -178,9 +172,6 @@ class MetricStorages:
     """The two storages of each metric variable, made when they are first needed.
 
     Steps are compiled for one of the two, so none is ever made twice.
-
-    Args:
-        strategy: Where the model lives.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
@@ -226,13 +217,7 @@ class MetricStorages:
 
 
 def give(storage: tf.Variable, value: np.ndarray, everywhere: bool = False) -> None:
-    """Let a storage have a value; where it is in parts, the first has it all.
-
-    Args:
-        storage: The storage.
-        value: The value.
-        everywhere: Whether each part is a copy.
-    """
+    """Let a storage have a value: each part, where these are copies, and otherwise the first."""
     first, *others = storage.values if is_in_parts(storage) else [storage]
     first.assign(value)
     for part in others:
@@ -247,8 +232,7 @@ def is_in_parts(storage: tf.Variable) -> bool:
 class Placement:
     """Where the variables of one model live that steps meet as they are traced.
 
-    Attributes:
-        untracked: Those that the model does not track, in the order in which they were met.
+    Those that the model does not track stand in the order in which they were met.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
