@@ -115,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def require_usable(folder: Path, target: Path | None) -> None:
-    """Raise a `UsageError` if a folder is none, or damaged files would stay in it."""
+    """Raise a `UsageError` if a folder is not one, or damaged files would stay in it."""
     try:
         with os.scandir(folder):
             pass

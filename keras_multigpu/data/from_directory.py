@@ -80,7 +80,7 @@ def from_directory(
 
     Args:
         path: The folder. With `labels="inferred"` each of its subfolders is a class, with images
-            at any depth; hidden subfolders are none.
+            at any depth; hidden subfolders do not count.
         labels: `"inferred"` from the subfolders; None; or one integer for each file, sorted by
             folder and then by name.
         label_mode: `"int"`: `int32` numbers. `"categorical"`: `float32` vectors with a one at the

@@ -29,7 +29,7 @@ OF_A_CLUSTER = ("TF_CONFIG", "SLURM_PROCID", "SLURM_STEP_NODELIST")
 def environment(**variables: str) -> dict[str, str]:
     """The environment of a process that trains on CPUs and finds the same modules as this one.
 
-    It is no worker, even if this process is one.
+    It does not count as a worker, even if this process does.
     """
     # An empty entry stands for the working folder, and a clone is on the path only by that.
     path = os.pathsep.join([*filter(None, sys.path), FOUND_HERE])

@@ -60,7 +60,7 @@ class RowFile:
     def _refuse_columns(self, found: str) -> None:
         raise value_error(
             "The file has other columns than the rows that are to be added to it.",
-            "Expected the columns of the run that is gone on with.",
+            "Expected the columns of the run that is continued.",
             "Choose another path, or the same metrics as before.",
             path=str(self.path),
             found=found,

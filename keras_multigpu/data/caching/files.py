@@ -105,7 +105,7 @@ def mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
 
 
 def regular(path: Path) -> Path:
-    """The path of a regular file; a `ValueError` where it is none. A pipe would be waited for."""
+    """The path of a regular file; a `ValueError` if it is not one. A pipe would be waited for."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path.name} is not a regular file")
     return path

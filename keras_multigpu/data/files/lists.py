@@ -191,7 +191,7 @@ def typed(values: Any) -> np.ndarray:
     """Texts as integers or floats if all of them are, otherwise as they are; also other values."""
     if isinstance(values, np.ndarray):
         return values
-    # Python takes "1_0" for a number; as the name of a class it is none.
+    # Python takes "1_0" for a number, which it is not as the name of a class.
     plain = not any("_" in value for value in values)
     for kind in (np.int64, np.float64) if plain else ():
         try:

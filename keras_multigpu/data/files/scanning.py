@@ -122,7 +122,7 @@ def readable_entries(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder, or a link to one; a broken link is none."""
+    """Whether an entry is a folder, or a link to one; a broken link is not one."""
     try:
         return entry.is_dir()
     except OSError:
