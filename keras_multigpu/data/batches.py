@@ -259,15 +259,16 @@ class Batches:
         return self._dataset(Place(number, start), endless=False, share=shard)
 
     def epochs(
-        self, position: tuple[int, int] = (0, 0), shard: tuple[int, int] = (0, 1)
+        self, number: int = 0, start: int = 0, shard: tuple[int, int] = (0, 1)
     ) -> tf.data.Dataset:
-        """The batches of all epochs, one after another, without an end.
+        """The batches of an epoch and of all that follow it, without an end.
 
         Args:
-            position: `(epoch, examples)`: where to begin.
+            number: The epoch to begin with.
+            start: As for `epoch`, of that epoch.
             shard: As for `epoch`.
         """
-        return self._dataset(Place(*position), endless=True, share=shard)
+        return self._dataset(Place(number, start), endless=True, share=shard)
 
     def position_after(self, position: tuple[int, int], batches: int) -> tuple[int, int]:
         """Where reading stands, as `(epoch, examples)`, some batches after a position."""

@@ -51,7 +51,7 @@ def test_an_epoch_of_full_batches_starts_in_the_middle_of_one(start):
     batches = numbered(8, global_batch_size=4)
     rest = list(itertools.chain(*numbers(batches.epoch(0))))[start:]
     assert list(itertools.chain(*numbers(batches.epoch(0, start=start)))) == rest
-    follow = numbers(batches.epochs((0, start)).take(4))
+    follow = numbers(batches.epochs(0, start).take(4))
     assert list(itertools.chain(*follow))[: len(rest)] == rest
 
 
@@ -64,7 +64,7 @@ def test_impossible_places_are_named(place, message):
     with pytest.raises(ValueError, match=message):
         numbered(10).epoch(*place)
     with pytest.raises(ValueError, match=message):
-        numbered(10).epochs(place)
+        numbered(10).epochs(*place)
     with pytest.raises(ValueError, match="behind the epoch's 10 examples"):
         numbered(10).epoch(0, start=11)
 
@@ -73,7 +73,7 @@ def test_epochs_follow_one_another():
     """The endless dataset is the epochs one after another, from any position on."""
     batches = numbered(10, global_batch_size=4)
     expected = numbers(batches.epoch(2))[1:] + numbers(batches.epoch(3)) + numbers(batches.epoch(4))
-    assert numbers(batches.epochs((2, 4)).take(8)) == expected
+    assert numbers(batches.epochs(2, 4).take(8)) == expected
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_the_order_goes_on_anywhere(spots):
         made = spots(kind, global_batch_size=5)
         order = sum(numbers(made.epoch(2)), [])
         assert sum(numbers(made.epoch(2, start=12)), []) == order[12:]
-        assert numbers(made.epochs((1, 20)).take(6)) == [
+        assert numbers(made.epochs(1, 20).take(6)) == [
             *numbers(made.epoch(1, start=20)),
             *numbers(made.epoch(2)),
         ]

@@ -147,7 +147,7 @@ def test_a_dataset_that_shuffles_goes_on_with_the_same_examples(dataset, setting
     """Made anew, as in another process, and begun in its second and third epoch."""
     whole = numbers(batches_of(dataset(), **settings).epochs(), 9)
     for place, batches in (((1, 0), whole[3:]), ((2, 5), whole[7:])):
-        again = numbers(batches_of(dataset(), **settings).epochs(place), len(batches))
+        again = numbers(batches_of(dataset(), **settings).epochs(*place), len(batches))
         assert again == batches
 
 

@@ -115,7 +115,7 @@ class EpochSource(BatchSource):
         epoch, step = self._place
         if self._steps is not None and self.num_batches is None:
             return self._batches.epochs().skip(epoch * self._steps + step)
-        return self._batches.epochs(self._position(epoch, step))
+        return self._batches.epochs(*self._position(epoch, step))
 
     def _position(self, epoch: int, step: int) -> tuple[int, int]:
         """Where a step of an epoch of `fit` begins: the epoch of the data, and examples."""

@@ -132,14 +132,14 @@ def test_endless_epochs_are_the_epochs_in_turn():
     made = Batches(stream, global_batch_size=4)
     expected = lists(made.epoch(1, start=4)) + lists(made.epoch(2)) + lists(made.epoch(3))
     stream.traced = 0
-    assert lists(made.epochs((1, 4)).take(8)) == expected
+    assert lists(made.epochs(1, 4).take(8)) == expected
     assert stream.traced == 1
 
 
 def test_endless_epochs_after_the_end_of_one():
     """A run that stopped exactly at an epoch's end goes on with the next one."""
     made = batches()
-    assert lists(made.epochs((0, 10)).take(3)) == lists(made.epoch(1))
+    assert lists(made.epochs(0, 10).take(3)) == lists(made.epoch(1))
 
 
 @pytest.mark.parametrize("settings", [{"count": 0}, {"count": 3, "remainder": "drop"}])

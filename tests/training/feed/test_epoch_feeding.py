@@ -73,7 +73,7 @@ def test_the_same_place_is_made_once():
     for step in (0, 0, 1, 1):
         source.start(0, step)
         taken(source, 1)
-    assert made == [((0, 0),), ((0, 2),)]
+    assert made == [(0, 0), (0, 2)]
 
 
 def test_epochs_of_so_many_steps_go_on_where_one_ended():
