@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from keras_multigpu.commands import check_images
 from keras_multigpu.commands import demo
 from keras_multigpu.commands import launch
+from keras_multigpu.commands import plan
 from keras_multigpu.commands import verify
 from keras_multigpu.commands.usage import UsageError
 
-COMMANDS = (demo, verify, launch, check_images)
+COMMANDS = (demo, verify, launch, plan, check_images)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

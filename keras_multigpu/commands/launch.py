@@ -152,7 +152,7 @@ def usage(what: str, expected: str, fix: str, **received: object) -> UsageError:
     return UsageError(problem(what, f"Expected {expected}.", fix, **received))
 
 
-def checked(kind: Callable[[str], Any], least: int) -> Callable[[str], Any]:
+def checked(kind: Callable[[str], Any], least: float) -> Callable[[str], Any]:
     """A reader of numbers that are not too small."""
 
     def read(text: str) -> Any:

@@ -1,0 +1,193 @@
+"""`keras-multigpu plan`: how fast a training will be on N GPUs, and what will be in the way."""
+
+import argparse
+import re
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from keras_multigpu.checks import problem
+from keras_multigpu.commands.launch import checked
+from keras_multigpu.commands.launch import usage
+from keras_multigpu.commands.plan_prediction import Link
+from keras_multigpu.commands.plan_prediction import Prediction
+from keras_multigpu.commands.plan_prediction import Training
+from keras_multigpu.commands.plan_prediction import predicted
+from keras_multigpu.commands.usage import UsageError
+
+RATES = {"nvlink": "160gbit", "pcie": "80gbit"}
+"""What sums reach of it in a host of eight GPUs, about."""
+
+MUCH = 0.1
+"""The part of a step from which a loss gets a sentence."""
+
+STEPS = 5
+"""How many steps are timed."""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Describe the command."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="predict how fast a training will be on N GPUs",
+        description="Predict step time, examples a second, efficiency and the input that each host "
+        "needs, from the step of one GPU and a model of the links.",
+        epilog="The prediction comes within 10% of most published measurements; the page of this "
+        "command in the documentation lists them.",
+    )
+    add = parser.add_argument
+    whole, positive = checked(int, 1), checked(float, 0.001)
+    add("--gpus", default="1..1024", metavar="A..B", help="powers of two, or numbers with commas")
+    add("--model", metavar="NAME", help="of keras.applications: its gradients, and its step here")
+    add("--batch", type=whole, default=64, metavar="N", help="examples of a GPU (default: 64)")
+    add("--step-ms", type=positive, metavar="MS", help="a step of one GPU; measured if left out")
+    add("--gradient-mb", type=positive, metavar="MB", help="all gradients, 4 bytes a weight")
+    add("--gpus-per-host", type=whole, default=8, metavar="N", help="default: 8")
+    add("--link", default="25gbit", metavar="RATE", help="of a host, as 25gbit (the default)")
+    add(
+        "--latency-us", type=positive, default=20.0, metavar="US", help="of that link (default: 20)"
+    )
+    add("--inside", default="nvlink", metavar="RATE", help="nvlink (the default), pcie, or a rate")
+    add("--input-rate", type=positive, metavar="N", help="examples a second that a host can read")
+    add("--picture", metavar="PNG", help="draw it")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Predict and print."""
+    training = training_of(arguments)
+    predictions = [predicted(training, gpus) for gpus in numbers_of_gpus(arguments.gpus)]
+    print(table(predictions))
+    print("\n".join(sentences(predictions)))
+    if arguments.picture:
+        from keras_multigpu.commands.plan_picture import draw
+
+        try:
+            draw(predictions, Path(arguments.picture))
+        except (ImportError, ValueError) as error:
+            raise UsageError(str(error)) from error
+        print(f"See {arguments.picture}.")
+    return 0
+
+
+def training_of(arguments: argparse.Namespace) -> Training:
+    """What the arguments say, completed by the model that they name."""
+    step, gradient = arguments.step_ms, arguments.gradient_mb
+    if arguments.model:
+        model = application(arguments.model)
+        weights = sum(variable.shape.num_elements() for variable in model.trainable_variables)
+        gradient = gradient or weights * 4 / 1e6
+        step = step or measured(model, arguments.batch) * 1e3
+        print(f"{arguments.model}: {gradient:.1f} MB of gradients, {step:.1f} ms a step.\n")
+    if not step or not gradient:
+        raise usage(
+            "It is not known what is to be trained.",
+            "`--model`, or both `--step-ms` and `--gradient-mb`",
+            "Write for example `--step-ms 250 --gradient-mb 102`.",
+            step_ms=step,
+            gradient_mb=gradient,
+        )
+    latency = arguments.latency_us / 1e6
+    return Training(
+        step / 1e3,
+        gradient * 1e6,
+        arguments.batch,
+        arguments.gpus_per_host,
+        # Inside a host there is no network to wait for.
+        Link(rate_of("inside", arguments.inside), min(latency, 1e-5)),
+        Link(rate_of("link", arguments.link), latency),
+        arguments.input_rate or float("inf"),
+    )
+
+
+def rate_of(name: str, text: str) -> float:
+    """Bytes a second of a rate such as `25gbit`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([mg])bit", RATES.get(text, text))
+    if match is None or not float(match[1]):
+        raise usage(
+            f"`--{name}` is not a rate.",
+            f"bits a second, or one of {', '.join(RATES)} with `--inside`",
+            "Write for example `25gbit` or `200mbit`.",
+            **{name: text},
+        )
+    return float(match[1]) * {"m": 1e6, "g": 1e9}[match[2]] / 8
+
+
+def numbers_of_gpus(text: str) -> list[int]:
+    """`1..8` as `[1, 2, 4, 8]`, and `1,3,8` as it is."""
+    found: set[int] = set()
+    if match := re.fullmatch(r"(\d+)\.\.(\d+)", text):
+        first, last = int(match[1]), int(match[2])
+        powers = {2**power for power in range(last.bit_length())}
+        found = {first, *(each for each in powers if first <= each), last}
+    elif re.fullmatch(r"\d+(,\d+)*", text):
+        found = set(map(int, text.split(",")))
+    if not found or min(found) < 1 or (match and first > last):
+        raise usage(
+            "`--gpus` names no numbers of GPUs.",
+            "two numbers with `..` between them, or some with commas",
+            "Write for example `1..1024`, or `1,8,24`.",
+            gpus=text,
+        )
+    return sorted(found)
+
+
+def application(name: str) -> Any:
+    """A model of `keras.applications`, without its weights."""
+    import keras
+
+    builder = getattr(keras.applications, name, None)
+    if not callable(builder):
+        known = [each for each in dir(keras.applications) if each[0].isupper()]
+        raise UsageError(
+            problem(
+                "There is no such model in `keras.applications`.",
+                f"Expected one of {', '.join(known)}.",
+                "Check the spelling, or give `--step-ms` and `--gradient-mb` of your own.",
+                model=name,
+            )
+        )
+    return builder(weights=None)
+
+
+def measured(model: Any, batch: int) -> float:
+    """Seconds of a training step on the first device of this machine."""
+    import numpy as np
+
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    random = np.random.default_rng(0)
+    shape = [size or 224 for size in model.input_shape[1:]]
+    images = random.random((batch, *shape), np.float32)
+    labels = np.zeros(batch, np.int32)
+    seconds = []
+    for _ in range(STEPS + 1):
+        start = time.perf_counter()
+        model.train_on_batch(images, labels)
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[1:])  # The first one compiles.
+
+
+def table(predictions: Sequence[Prediction]) -> str:
+    """A line for each number of GPUs."""
+    lines = ["  GPUs  hosts    step ms  examples/s  efficiency  input of a host  bottleneck"]
+    for one in predictions:
+        lines.append(
+            f"{one.gpus:6}{one.hosts:7}{one.step * 1e3:11.1f}{one.examples:12,.0f}"
+            f"{one.efficiency:12.2f}{one.host_examples:15,.0f}/s  {one.bottleneck}"
+        )
+    return "\n".join(lines)
+
+
+def sentences(predictions: Sequence[Prediction]) -> list[str]:
+    """From how many GPUs on something costs much."""
+    found = [""]
+    for cause in dict.fromkeys(cause for one in predictions for cause in one.lost):
+        from_here = [one for one in predictions if one.lost.get(cause, 0) > MUCH * one.step]
+        if from_here:
+            found.append(
+                f"Waiting for {cause} takes more than a tenth of a step from "
+                f"{from_here[0].gpus} GPUs on."
+            )
+    return found if found[1:] else ["", "Nothing takes more than a tenth of a step away."]

@@ -1,0 +1,147 @@
+"""How long a step will take on N GPUs: what each computes, and what all wait for.
+
+A message over a link takes its latency and its bytes over the link's rate (the alpha-beta model).
+Gradients are summed in buckets while the backward pass still runs, in whichever of two ways is
+faster: around a ring of all GPUs, or inside each host first and then between hosts.
+"""
+
+import math
+from typing import NamedTuple
+
+BUCKET = 25 * 2**20
+"""The bytes that are summed together."""
+
+BACKWARD = 2 / 3
+"""The part of a step in which gradients become ready."""
+
+USABLE = 0.65
+"""The part of a link's rate that sums of gradients reach."""
+
+SPREAD = 0.02
+"""How much steps of equal GPUs differ: their standard deviation. All wait for the slowest."""
+
+NOTICED = 0.05
+"""The part of a step from which a loss is worth a word."""
+
+
+class Link(NamedTuple):
+    """What connects GPUs, or hosts.
+
+    Attributes:
+        rate: Bytes a second.
+        latency: Seconds.
+    """
+
+    rate: float
+    latency: float
+
+
+class Training(NamedTuple):
+    """What is to be trained, on what.
+
+    Attributes:
+        step: Seconds of a step on one GPU.
+        gradient: Bytes of all gradients.
+        batch: Examples of a GPU's batch.
+        gpus_per_host: GPUs of a host.
+        inside: The link between the GPUs of a host.
+        between: The link of a host to the others.
+        input_rate: How many examples a second a host can read and decode.
+    """
+
+    step: float
+    gradient: float
+    batch: int
+    gpus_per_host: int
+    inside: Link
+    between: Link
+    input_rate: float = math.inf
+
+
+class Prediction(NamedTuple):
+    """A step on some GPUs, in seconds.
+
+    Attributes:
+        gpus: How many.
+        hosts: In how many hosts.
+        step: All of it.
+        lost: What is lost, by its cause.
+        examples: Examples a second of all GPUs.
+        efficiency: Those of one GPU, times the GPUs, are 1.
+        host_examples: Examples a second that each host has to read.
+    """
+
+    gpus: int
+    hosts: int
+    step: float
+    lost: dict[str, float]
+    examples: float
+    efficiency: float
+    host_examples: float
+
+    @property
+    def bottleneck(self) -> str:
+        """What costs most, if it is worth a word."""
+        cause, seconds = max(self.lost.items(), key=lambda item: item[1])
+        return cause if seconds > NOTICED * self.step else "the GPUs"
+
+
+def predicted(training: Training, gpus: int) -> Prediction:
+    """A step of a training on some GPUs."""
+    hosts = math.ceil(gpus / training.gpus_per_host)
+    slowest = training.step * (1 + SPREAD * math.sqrt(2 * math.log(gpus)))
+    summed = end_of_sums(training, gpus, slowest)
+    of_host = min(gpus, training.gpus_per_host) * training.batch
+    step = max(summed, of_host / training.input_rate)
+    link = "the link between hosts" if hosts > 1 else "the link inside a host"
+    lost = {
+        "the slowest GPU": slowest - training.step,
+        link: summed - slowest,
+        "the input": step - summed,
+    }
+    efficiency = training.step / step
+    examples = gpus * training.batch / step
+    return Prediction(gpus, hosts, step, lost, examples, efficiency, of_host / step)
+
+
+def end_of_sums(training: Training, gpus: int, step: float) -> float:
+    """When all buckets are summed; they become ready one after another in the backward pass.
+
+    Args:
+        step: Seconds that the slowest GPU computes.
+    """
+    if gpus == 1:
+        return step
+    buckets = math.ceil(training.gradient / BUCKET)
+    inside, between = sum_of_bucket(training, training.gradient / buckets, gpus)
+    left_hosts = end = 0.0
+    for bucket in range(1, buckets + 1):
+        ready = step * (1 - BACKWARD + BACKWARD * bucket / buckets)
+        # One bucket is inside the hosts while another one is between them.
+        left_hosts = max(left_hosts, ready) + inside
+        end = max(end, left_hosts) + between
+    return end
+
+
+def sum_of_bucket(training: Training, size: float, gpus: int) -> tuple[float, float]:
+    """Seconds that a sum over all GPUs takes inside hosts and between them, the faster way."""
+    inside, between = training.inside, training.between
+    in_host = min(gpus, training.gpus_per_host)
+    hosts = math.ceil(gpus / in_host)
+    if hosts == 1:
+        return ring(size, gpus, inside), 0.0
+    slower = Link(min(inside.rate, between.rate), max(inside.latency, between.latency))
+    around_all = 0.0, ring(size, gpus, slower)
+    return min(around_all, (ring(size, in_host, inside), halving(size, hosts, between)), key=max)
+
+
+def ring(size: float, ranks: int, link: Link) -> float:
+    """A sum around a ring: each rank sends a piece to its neighbour `2 (ranks - 1)` times."""
+    return 2 * (ranks - 1) * (link.latency + size / ranks / (USABLE * link.rate))
+
+
+def halving(size: float, ranks: int, link: Link) -> float:
+    """A sum by halves with ever nearer ranks, and back: as many bytes as a ring, fewer messages."""
+    messages = 2 * math.ceil(math.log2(ranks))
+    sent = 2 * (ranks - 1) / ranks * size
+    return messages * link.latency + sent / (USABLE * link.rate)
