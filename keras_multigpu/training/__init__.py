@@ -1,7 +1,7 @@
 """Training on replicas: a Keras model whose batch is shared.
 
-    distribute ──> distributed_model ──> loops ───────> replication ─────> steps/
-                   Keras's methods       epochs, run    steps, compiled    of a batch
+    distribute ──> distributed_model ──> loops ───────> replication ──────> steps/
+                   Keras's methods       epochs, run    steps, compiled     of a batch
                                          feed/ ahead
 
 One step, on each replica:

@@ -211,7 +211,7 @@ def predict(
             callbacks.on_predict_batch_begin(first)
             steps = replication.prediction(model)
             parts = [steps.run_one(shares, feed.spec) for shares in some.shares]
-            if feed.marks_missing and feed.spec is not None:
+            if feed.source.marks_missing and feed.spec is not None:
                 present = [gathered(shares.rows, feed.spec)[2] for shares in some.shares]
                 parts = list(map(with_gaps, parts, present))
             outputs += parts

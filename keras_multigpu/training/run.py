@@ -104,12 +104,12 @@ class TrainingRun:
     @property
     def global_batch_size(self) -> int | None:
         """The number of examples of a step; None where only the batches can tell."""
-        return self._feed.batch_size
+        return self._feed.source.batch_size
 
     @property
     def num_examples(self) -> int | None:
         """The number of examples of the data; None if unknown."""
-        return self._feed.num_examples
+        return self._feed.source.num_examples
 
     @property
     def micro_batches(self) -> int:
@@ -138,7 +138,7 @@ class TrainingRun:
     @property
     def skips_by_reading(self) -> bool:
         """Whether beginning at a later step means to read all batches before it."""
-        return self._feed.skips_by_reading
+        return self._feed.source.skips_by_reading
 
     @property
     def has_own_train_step(self) -> bool:
@@ -152,7 +152,7 @@ class TrainingRun:
             step: The step, from zero.
             row: The example's place in the global batch, from zero.
         """
-        return self._feed.example_at(self.epoch, step, row)
+        return self._feed.source.example_at(self.epoch, step, row)
 
     # Called in `on_train_begin`.
 
@@ -193,7 +193,7 @@ class TrainingRun:
 
     def first_batches(self, global_batch_size: int | None = None) -> Iterator[Batch]:
         """Batches from the beginning of the data, to try things on; `fit` does not miss them."""
-        return self._feed.first_batches(global_batch_size)
+        return self._feed.source.first_batches(global_batch_size)
 
     @contextlib.contextmanager
     def trial(self, batch: Batch) -> Iterator[None]:
@@ -227,7 +227,7 @@ class TrainingRun:
     @property
     def state(self) -> dict[str, Any]:
         """Where training stands, in numbers, lists and arrays; see `restore`."""
-        anchor = self._feed.anchor
+        anchor = self._feed.source.anchor
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -251,7 +251,7 @@ class TrainingRun:
         """
         self.epoch, self.step, self.logs = state["epoch"], state["step"], dict(state["logs"])
         size = state["global_batch_size"]
-        if size is not None and size != self._feed.batch_size:
+        if size is not None and size != self._feed.source.batch_size:
             self._feed.resize(size, self.epoch)
             self._tell_steps()
         self._next_size = state["next_batch_size"]
@@ -322,7 +322,7 @@ class TrainingRun:
         size, self._next_size = self._next_size, None
         if size is None:
             return
-        if size != self._feed.batch_size:
+        if size != self._feed.source.batch_size:
             self._feed.resize(size, self.epoch)
             self._feed.rewind(self.epoch)
             self._tell_steps()

@@ -56,7 +56,7 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
     settings = {
         "the model": identity_of_model(model),
         "the form of a batch": str(feed.spec),
-        "the batch size": feed.batch_size,
+        "the batch size": feed.source.batch_size,
         "the number of steps of an epoch": feed.num_batches,
         **{f"`{name}`": value for name, value in arguments.items()},
     }
@@ -84,7 +84,7 @@ def in_step(
 
     Where nobody knows beforehand how many there are, the processes tell each other before each.
     """
-    if not group.is_spread or feed.is_countable:
+    if not group.is_spread or feed.source.is_countable:
         yield from batches
         return
     while True:

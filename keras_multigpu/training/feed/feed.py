@@ -75,6 +75,7 @@ class Feed:
 
     Attributes:
         data: What came as `x`.
+        source: Reads it.
         waited: For how many seconds batches were waited for.
         done: How many batches of the epoch have come, those without examples too.
         has_come: Whether there was any batch with examples, in whichever epoch.
@@ -96,7 +97,7 @@ class Feed:
     ) -> None:
         most = keras.config.max_steps_per_epoch()
         self._steps = steps if most is None else min(steps or most, most)
-        self._source: BatchSource
+        self.source: BatchSource
         if x is None:
             raise value_error(
                 "There is no data.",
@@ -107,16 +108,16 @@ class Feed:
         if knows_epochs(x):
             refuse_what_batches_bring(x, y=y, sample_weight=sample_weight, batch_size=batch_size)
             batches = x if training else x.prediction() if predicting else x.evaluation()
-            self._source = EpochSource(cutter, batches, training, self._steps, class_weight)
+            self.source = EpochSource(cutter, batches, training, self._steps, class_weight)
         elif isinstance(x, tf.distribute.DistributedDataset):
-            self._source = DistributedSource(cutter, lambda: x, class_weight)
+            self.source = DistributedSource(cutter, lambda: x, class_weight)
         elif is_generator(x):
             refuse_separate_targets(x, y, sample_weight)
             if self._steps is None and hasattr(x, "__len__"):
                 self._steps = len(x)
-            self._source = PythonSource(cutter, lambda: x, class_weight)
+            self.source = PythonSource(cutter, lambda: x, class_weight)
         else:
-            self._source = DatasetSource(
+            self.source = DatasetSource(
                 cutter,
                 None if order_seed is None else Order(order_seed),
                 x=x,
@@ -141,17 +142,12 @@ class Feed:
     @property
     def num_batches(self) -> int | None:
         """The number of batches of an epoch; None while it is not known."""
-        return self._steps or self._source.num_batches or self._counted
-
-    @property
-    def is_countable(self) -> bool:
-        """Whether it is known beforehand when an epoch ends, and that no batch is left out."""
-        return self._source.is_countable
+        return self._steps or self.source.num_batches or self._counted
 
     @property
     def spec(self) -> Batch | None:
         """The specs of a batch, None where only the data can tell."""
-        return self._source.spec
+        return self.source.spec
 
     def rewind(self, epoch: int = 0) -> None:
         """Start anew with this epoch, as Keras does before it trains and before each evaluation.
@@ -159,18 +155,8 @@ class Feed:
         A generator cannot, and goes on.
         """
         self._iterator = None
-        self._source.start(epoch)
-        self._source.on_epoch_end()
-
-    @property
-    def batch_size(self) -> int | None:
-        """The global batch size; None where only the batches themselves can tell."""
-        return self._source.batch_size
-
-    @property
-    def num_examples(self) -> int | None:
-        """The number of examples of the data; None if unknown."""
-        return self._source.num_examples
+        self.source.start(epoch)
+        self.source.on_epoch_end()
 
     def identity(self) -> dict[str, Any]:
         """What decides which examples come in which order, as far as it can be known."""
@@ -183,36 +169,13 @@ class Feed:
         return {**known, **identity_of(self._brought)}
 
     @property
-    def marks_missing(self) -> bool:
-        """Whether the weights of a batch only say which of its examples could be read."""
-        return self._source.marks_missing
-
-    @property
-    def anchor(self) -> Anchor | None:
-        """Where the data stood when the batch size last changed."""
-        return self._source.anchor
-
-    @property
     def _caches(self) -> bool:
         return isinstance(self.data, tf.data.Dataset) and dataset_internals.caches(self.data)
 
-    @property
-    def skips_by_reading(self) -> bool:
-        """Whether the way to a later step leads through all batches before it."""
-        return self._source.skips_by_reading
-
-    def example_at(self, epoch: int, step: int, row: int) -> str | None:
-        """The name of the example in a row of a batch, where its place tells."""
-        return self._source.example_at(epoch, step, row)
-
     def resize(self, batch_size: int, epoch: int) -> None:
         """Take batches of another size from this epoch on; `rewind` or `go_to` has to follow."""
-        self._source.resize(batch_size, epoch)
+        self.source.resize(batch_size, epoch)
         self._counted = None
-
-    def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
-        """Global batches from the beginning of the data on; `fit` goes on unaffected."""
-        return self._source.first_batches(batch_size)
 
     def go_to(self, epoch: int, step: int, anchor: Sequence[int] | None = None) -> Batch | None:
         """Begin in the middle of an epoch; the specs of the last batch that was read and skipped.
@@ -220,20 +183,20 @@ class Feed:
         The anchor is what `anchor` was when training stood there.
         """
         self._iterator, self._begin = None, step
-        if not self._source.skips_by_reading:
-            self._source.anchor = Anchor(*(anchor or (0, 0, 0)))
-            self._source.start(epoch, step)
+        if not self.source.skips_by_reading:
+            self.source.anchor = Anchor(*(anchor or (0, 0, 0)))
+            self.source.start(epoch, step)
             return None
-        self._source.on_epoch_end()  # As `rewind` does.
+        self.source.on_epoch_end()  # As `rewind` does.
         for earlier in range(epoch if self._steps is None else 0):
             # Data that are shuffled anew for each epoch count their iterators.
-            self._source.on_epoch_begin()
-            batches = self._source.iterator()
+            self.source.on_epoch_begin()
+            batches = self.source.iterator()
             next(batches, None)
             if not earlier and self._caches:
                 # What is cached keeps the order in which it was first read whole.
                 collections.deque(batches, maxlen=0)
-            self._source.on_epoch_end()
+            self.source.on_epoch_end()
         last: Shares | None = None
         for _ in range(step if self._steps is None else epoch * self._steps + step):
             if self._iterator is None or self._left() == 0:
@@ -248,7 +211,7 @@ class Feed:
         try:
             yield
         except tf.errors.OpError as error:
-            cause = self._source.cause(error)
+            cause = self.source.cause(error)
             if cause is None:
                 raise
             # Their frames keep the iterator, whose end waits for what is being read: it must not
@@ -263,12 +226,12 @@ class Feed:
 
         Groups may be read inside the graph, where that is wanted and possible.
         """
-        self._source.on_epoch_begin()
+        self.source.on_epoch_begin()
         first, self._begin = self._begin, 0
-        anew = self._steps is None and not self._source.endless and not first
+        anew = self._steps is None and not self.source.endless and not first
         if self._iterator is None or anew:
             self._restart()
-        total = self._steps or self._source.num_batches
+        total = self._steps or self.source.num_batches
         while total is None or first < total:
             size = group_size if total is None else min(group_size, total - first)
             asked = time.perf_counter()
@@ -288,21 +251,21 @@ class Feed:
         self._counted = first or self._counted
         if self._left() == 0:
             self._iterator = None
-        self._source.on_epoch_end()
+        self.source.on_epoch_end()
 
     def _restart(self) -> None:
-        self._iterator = self._source.iterator()
+        self._iterator = self.source.iterator()
         self._drawn = 0
 
     def _left(self) -> int | None:
         """How many batches the iterator still has, if that is known."""
-        if self._source.num_batches is None or self._source.endless:
+        if self.source.num_batches is None or self.source.endless:
             return None
-        return max(self._source.num_batches - self._drawn, 0)
+        return max(self.source.num_batches - self._drawn, 0)
 
     def _without_empty(self, group: Group) -> Group:
         """A group without the batches of which no example is left."""
-        if not self._source.may_be_empty:
+        if not self.source.may_be_empty:
             return group
         shares = [shares for shares in group.shares if int(shares.rows[0].global_batch_size)]
         return Group(len(shares), group.most, shares, None)
@@ -311,7 +274,7 @@ class Feed:
         left = self._left()
         size = size if left is None else min(size, left)
         iterator = self._iterator
-        if in_graph and size and self._source.is_countable and isinstance(iterator, SharesInGraph):
+        if in_graph and size and self.source.is_countable and isinstance(iterator, SharesInGraph):
             group = Group(size, most, [], iterator.iterator)
         else:
             shares = list(itertools.islice(iterator, max(size, 0)))

@@ -17,7 +17,7 @@ from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized_la
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.steps.custom_step import CustomPrediction
 from keras_multigpu.training.steps.custom_step import CustomStep
-from keras_multigpu.training.steps.step import EvaluationStep
+from keras_multigpu.training.steps.evaluation_step import EvaluationStep
 from keras_multigpu.training.steps.step import TrainStep
 from keras_multigpu.training.steps.step_functions import RunStep
 from keras_multigpu.training.steps.whole_batch_step import WholeBatchTrainStep

@@ -172,7 +172,7 @@ def update_jointly(
     """Update the variables, the small ones of each dtype together."""
     groups: dict[str, list[tuple[tf.Tensor, keras.Variable]]] = {}
     for gradient, variable in zip(gradients, variables, strict=True):
-        joinable = is_elementwise(optimizer) and not is_sparse(gradient)
+        joinable = optimizer.keras_class in ELEMENTWISE and not is_sparse(gradient)
         if joinable and math.prod(variable.shape) < SMALL:
             groups.setdefault(variable.dtype, []).append((gradient, variable))
         else:
@@ -214,11 +214,6 @@ def joined_slots(optimizer: Any, members: list[keras.Variable]) -> Iterator[None
         vars(optimizer).update(saved)
     for slot in whole.values():
         slot.give_back()
-
-
-def is_elementwise(optimizer: Any) -> bool:
-    """Whether the optimizer treats every element of a variable alike."""
-    return optimizer.keras_class in ELEMENTWISE
 
 
 def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -1,0 +1,87 @@
+"""The step of `evaluate` and `predict`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu import keras_internals
+from keras_multigpu.training.replica_group import Replica
+from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_pass.passes import EvaluationPass
+from keras_multigpu.training.replica_pass.pure_model import require_no_weights
+from keras_multigpu.training.replica_pass.values import Values
+from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.shares import Rows
+from keras_multigpu.training.steps.step import Result
+from keras_multigpu.training.steps.step import Step
+from keras_multigpu.training.steps.step import computed_loss
+from keras_multigpu.training.variables.caught_assignments import CatchingScope
+
+
+class EvaluationStep(Step):
+    """A step of `evaluate` or `predict`; its loss may be one of all predictions at once."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        group: ReplicaGroup,
+        spec: Batch,
+        replica_pass: EvaluationPass,
+        whole: bool = False,
+    ) -> None:
+        super().__init__(model, group, spec, replica_pass)
+        self._is_whole = whole
+        self._compile()
+
+    def __call__(self, shares: Sequence[Rows]) -> dict[str, Any]:
+        """Evaluate one global batch; the logs so far."""
+        results = self._run(shares)
+        self._assign(results)
+        losses = results[0].update.losses
+        if not self._is_whole:
+            return self._logs(shares, results, losses, self._whole_if_needed(shares, results))
+        whole = self._whole(shares, results)
+        with tf.device(self._group.hub):
+            loss = whole_loss(self._model, *whole, losses, self._group)
+        return self._logs(shares, results, [loss], whole)
+
+    def predict(self, shares: Sequence[Rows]) -> Any:
+        """The predictions for one global batch."""
+        results = self._run(shares)
+        self._assign(results)
+        return self._predictions(results)
+
+    def _on_replica(
+        self, values: Values, rows: Rows, replica: Replica, shares: Sequence[Rows]
+    ) -> Result:
+        outcome, layout = self._run_pass(values, rows, tf.constant(replica.id))
+        packs = layout.packing.summed(outcome.packs, self._group.sum)
+        update = self._update(layout, values, packs, outcome.slices)
+        return Result(update, outcome, layout, rows.examples)
+
+
+def whole_loss(
+    model: keras.Model,
+    batch: Batch,
+    y_pred: Any,
+    added_losses: list[tf.Tensor],
+    group: ReplicaGroup,
+) -> tf.Tensor:
+    """`model.compute_loss` of a global batch in inference, as one device computes it.
+
+    What it assigns is assigned on all replicas.
+    """
+    with keras_internals.single_device():
+        # Keras takes the penalties of weights from the scope.
+        weights = model.trainable_variables
+        with CatchingScope(weights, [tf.convert_to_tensor(v) for v in weights]) as scope:
+            keras_internals.tracked_losses(model, added_losses)
+            loss = computed_loss(model, batch, y_pred, training=False)
+        require_no_weights(model, scope)
+        assigned = list(scope.assigned.values())
+        values = [scope.get_current_value(variable) for variable in assigned]
+        for replica in group.replicas:
+            group.assign(group.copies(assigned), values, replica)
+    return loss
