@@ -117,9 +117,9 @@ def test_the_dataset_is_made_once_for_each_place(steps, grown, resumed, monkeypa
 
     epochs = kmg.data.Batches.epochs
 
-    def counted(batches, position):
+    def counted(batches, *position):
         made.append(position)
-        return epochs(batches, position)
+        return epochs(batches, *position)
 
     monkeypatch.setattr(kmg.data.Batches, "epochs", counted)
     taken = []
