@@ -134,7 +134,6 @@ def compared(folder: Path) -> Results:
     # To optimise graphs of trainings as short as these takes longer than the trainings.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     two_replicas = kmg.strategy(devices=2)
-    stock = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     digits = kmg.data.from_directory(
         folder, color_mode="grayscale", image_size=SIZE, global_batch_size=BATCH_SIZE, verbose=False
     )
@@ -143,7 +142,8 @@ def compared(folder: Path) -> Results:
     for case in CASES:
         some = training.take(case.examples)
         for way in WAYS:
-            with stock.scope() if way == "stock" else contextlib.nullcontext():
+            # The same object: collectives of a second MirroredStrategy would mix with its own.
+            with two_replicas.scope() if way == "stock" else contextlib.nullcontext():
                 model = build(case)
                 if way == "ours":
                     model = kmg.distribute(model, two_replicas, sync_batch_norm=True)

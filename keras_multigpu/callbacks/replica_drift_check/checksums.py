@@ -124,7 +124,7 @@ def words_of(value: tf.Tensor) -> tf.Tensor:
 
 
 def odd_ones(checks: Sequence[int]) -> tuple[int, list[int]]:
-    """A replica to believe, and those that differ from it: the fewer against the most.
+    """A replica that agrees with the most others, and those that differ from it.
 
     Where two groups are of one size, the one with the first replica is believed.
     """

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_multigpu.callbacks.replica_drift_check.checksums import Copied
 from keras_multigpu.callbacks.replica_drift_check.checksums import odd_ones
+from keras_multigpu.replicas import short_name
 
 
 class Drift(NamedTuple):
@@ -47,7 +48,7 @@ class Drift(NamedTuple):
 def drift_of(variable: Copied, checks: Sequence[int], epoch: int, step: int) -> Drift:
     """What has happened to a variable whose checksums differ."""
     believed, odd = odd_ones(checks)
-    names = [device_name(part) for part in variable.copies]
+    names = [short_name(part.device) for part in variable.copies]
     right = variable.copies[believed].numpy()
     compared = [difference(right, variable.copies[replica].numpy()) for replica in odd]
     most = len(checks) - len(odd)
@@ -81,9 +82,3 @@ def repair(variable: Copied, checks: Sequence[int]) -> None:
     for replica in odd:
         with tf.device(variable.copies[replica].device):
             variable.copies[replica].assign(variable.copies[believed].read_value())
-
-
-def device_name(variable: tf.Variable) -> str:
-    """The device of a copy as people write it, such as `GPU:1`."""
-    spec = tf.DeviceSpec.from_string(variable.device)
-    return f"{spec.device_type}:{spec.device_index}"
