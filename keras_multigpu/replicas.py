@@ -329,13 +329,11 @@ def device_names(devices: object) -> tuple[str, ...]:
 
 
 def _devices_error(what: str, devices: object) -> ValueError:
-    return ValueError(
-        problem(
-            what,
-            'Expected a number, or distinct names of one type, such as ["GPU:0", "GPU:1"].',
-            "Leave `devices` out to use all GPUs.",
-            devices=devices,
-        )
+    return value_error(
+        what,
+        'Expected a number, or distinct names of one type, such as ["GPU:0", "GPU:1"].',
+        "Leave `devices` out to use all GPUs.",
+        devices=devices,
     )
 
 
@@ -417,14 +415,12 @@ def _cluster_resolver(kind: str) -> Any:
 
 
 def _cluster_error(kind: str, expected: str) -> ValueError:
-    return ValueError(
-        problem(
-            f"{kind!r} needs a cluster, and none was found.",
-            f"Expected {expected}.",
-            'Set it before Python starts, or use kind="auto" for the devices of this machine.',
-            kind=kind,
-            TF_CONFIG=os.environ.get("TF_CONFIG"),
-        )
+    return value_error(
+        f"{kind!r} needs a cluster, and none was found.",
+        f"Expected {expected}.",
+        'Set it before Python starts, or use kind="auto" for the devices of this machine.',
+        kind=kind,
+        TF_CONFIG=os.environ.get("TF_CONFIG"),
     )
 
 

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 
 CHIEFS = ("chief", "master")
 """The roles of a first worker that has a name of its own; Kubeflow has both."""
@@ -115,11 +115,9 @@ def _task(task: Any, addresses: dict[str, tuple[str, ...]], text: str) -> tuple[
 
 
 def _error(what: str, text: str) -> ValueError:
-    return ValueError(
-        problem(
-            f"The environment variable TF_CONFIG {what}.",
-            f"Expected JSON such as {EXAMPLE}.",
-            "Correct TF_CONFIG, or unset it to use this machine alone.",
-            TF_CONFIG=text,
-        )
+    return value_error(
+        f"The environment variable TF_CONFIG {what}.",
+        f"Expected JSON such as {EXAMPLE}.",
+        "Correct TF_CONFIG, or unset it to use this machine alone.",
+        TF_CONFIG=text,
     )

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 
 
 def visible_gpus() -> list[str]:
@@ -37,16 +37,14 @@ def shared_out(gpus: Sequence[str], workers: int, each: int | None) -> list[dict
         return [{"KERAS_MULTIGPU_CPU_DEVICES": str(each)} if each else {}] * workers
     count = each or len(gpus) // workers
     if not count or count * workers > len(gpus):
-        raise ValueError(
-            problem(
-                "There are too few GPUs for the workers.",
-                f"Expected at least {workers * (each or 1)}, since no two workers share one.",
-                "Start fewer workers, or give each fewer devices; CUDA_VISIBLE_DEVICES=-1 hides "
-                "all GPUs.",
-                gpus=list(gpus),
-                workers=workers,
-                devices_per_worker=each,
-            )
+        raise value_error(
+            "There are too few GPUs for the workers.",
+            f"Expected at least {workers * (each or 1)}, since no two workers share one.",
+            "Start fewer workers, or give each fewer devices; CUDA_VISIBLE_DEVICES=-1 hides "
+            "all GPUs.",
+            gpus=list(gpus),
+            workers=workers,
+            devices_per_worker=each,
         )
     parts = [gpus[index * count : (index + 1) * count] for index in range(workers)]
     return [{"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]

@@ -3,7 +3,7 @@
 import os
 from typing import NamedTuple
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 
 
 class Settings(NamedTuple):
@@ -36,12 +36,10 @@ def _number(setting: str, usual: int) -> int:
     name = f"KERAS_MULTIGPU_{setting.upper()}"
     text = os.environ.get(name, str(usual))
     if not text.isdecimal() or int(text) == 0:
-        raise ValueError(
-            problem(
-                f"The environment variable {name} is not a positive whole number.",
-                f"Expected for example {usual}.",
-                "Correct it, or unset it.",
-                **{name: text},
-            )
+        raise value_error(
+            f"The environment variable {name} is not a positive whole number.",
+            f"Expected for example {usual}.",
+            "Correct it, or unset it.",
+            **{name: text},
         )
     return int(text)

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping
 from collections.abc import Sequence
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.cluster import gpus
 from keras_multigpu.cluster.environment import Cluster
 
@@ -182,15 +182,13 @@ def number(variables: Mapping[str, str], name: str, missing: int | None = None) 
 
 def slurm_error(what: str, name: str, variables: Mapping[str, str]) -> ValueError:
     """The error for a variable that makes no sense."""
-    return ValueError(
-        problem(
-            f"SLURM's variable {name} cannot be used: {what}.",
-            "Expected the variables that `srun` sets for each task, with tasks laid out by block, "
-            "cyclic or in planes.",
-            "Start the script with `srun`, and pass on its variables; or set TF_CONFIG, which "
-            "comes first.",
-            **{name: variables.get(name)},
-        )
+    return value_error(
+        f"SLURM's variable {name} cannot be used: {what}.",
+        "Expected the variables that `srun` sets for each task, with tasks laid out by block, "
+        "cyclic or in planes.",
+        "Start the script with `srun`, and pass on its variables; or set TF_CONFIG, which "
+        "comes first.",
+        **{name: variables.get(name)},
     )
 
 

@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 
 SCRIPT = "__verified_script__"
 """The name under which the other process imports the script."""
@@ -55,15 +56,13 @@ def pickled(argument: str, function: Callable[..., Any], why: str) -> bytes:
 
 
 def _unreachable(argument: str, function: object, why: str) -> ValueError:
-    return ValueError(
-        problem(
-            f"`{argument}` cannot be imported by another process, which is needed because {why}.",
-            "Expected a function that stands at the top level of a .py file, and no lambda, no "
-            "function inside another one, and none typed into a notebook.",
-            "Move it to a file and import it (in a notebook: a cell that starts with "
-            "`%%writefile my_model.py`).",
-            **{argument: function},
-        )
+    return value_error(
+        f"`{argument}` cannot be imported by another process, which is needed because {why}.",
+        "Expected a function that stands at the top level of a .py file, and no lambda, no "
+        "function inside another one, and none typed into a notebook.",
+        "Move it to a file and import it (in a notebook: a cell that starts with "
+        "`%%writefile my_model.py`).",
+        **{argument: function},
     )
 
 

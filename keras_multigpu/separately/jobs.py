@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.processes import functions
 from keras_multigpu.processes import new_process
 from keras_multigpu.processes.groups import Group
@@ -171,14 +172,12 @@ def script_words(number: int, job: Any) -> list[str]:
 
 def job_error(number: int, job: object, what: str) -> ValueError:
     """The error for a job that cannot be started."""
-    return ValueError(
-        problem(
-            f"`jobs[{number - 1}]` {what}.",
-            "Expected a function without arguments, the path of a script, or a list of a path and "
-            "arguments.",
-            "Write for example `functools.partial(train, fold=3)` or `['train.py', '--fold=3']`.",
-            job=job,
-        )
+    return value_error(
+        f"`jobs[{number - 1}]` {what}.",
+        "Expected a function without arguments, the path of a script, or a list of a path and "
+        "arguments.",
+        "Write for example `functools.partial(train, fold=3)` or `['train.py', '--fold=3']`.",
+        job=job,
     )
 
 

@@ -224,25 +224,21 @@ def number_of(path: Path) -> int:
 
 def not_plain(path: Path) -> ValueError:
     """The error of a link, a pipe or a folder that has the name of a file of this package."""
-    return ValueError(
-        problem(
-            f"{path} is a link, a pipe or a folder, or a file that has other names.",
-            "Expected a file of its own: nothing else is read, written or waited for.",
-            "Look at where it comes from and remove it, or choose another folder.",
-            file=str(path),
-        )
+    return value_error(
+        f"{path} is a link, a pipe or a folder, or a file that has other names.",
+        "Expected a file of its own: nothing else is read, written or waited for.",
+        "Look at where it comes from and remove it, or choose another folder.",
+        file=str(path),
     )
 
 
 def in_use(folder: Path, holder: str) -> ValueError:
     """The error of two runs in one folder."""
-    return ValueError(
-        problem(
-            f"Another run keeps its checkpoints in this folder: {holder}.",
-            "Expected a folder for each run.",
-            "Wait until the other run has ended, or choose another folder.",
-            folder=str(folder),
-        )
+    return value_error(
+        f"Another run keeps its checkpoints in this folder: {holder}.",
+        "Expected a folder for each run.",
+        "Wait until the other run has ended, or choose another folder.",
+        folder=str(folder),
     )
 
 
@@ -272,24 +268,20 @@ def unreadable(path: Path, error: OSError) -> OSError:
 
 def of_other_format(path: Path, cause: str) -> ValueError:
     """The error of a checkpoint that another version has written."""
-    return ValueError(
-        problem(
-            f"Another version of keras_multigpu has written this checkpoint: {cause}.",
-            f"Expected format {NUMBER}.",
-            "Use that version, or choose another folder to begin anew.",
-            file=str(path),
-        )
+    return value_error(
+        f"Another version of keras_multigpu has written this checkpoint: {cause}.",
+        f"Expected format {NUMBER}.",
+        "Use that version, or choose another folder to begin anew.",
+        file=str(path),
     )
 
 
 def all_damaged(folder: Path, found: list[Path]) -> ValueError:
     """The error of a folder with checkpoints, none of them whole."""
-    return ValueError(
-        problem(
-            "All checkpoints of this run are damaged, and now end in .damaged.",
-            "Expected at least one that is whole.",
-            "Run again to begin anew in this folder, and check the disk.",
-            folder=str(folder),
-            checkpoints=[path.name for path in found],
-        )
+    return value_error(
+        "All checkpoints of this run are damaged, and now end in .damaged.",
+        "Expected at least one that is whole.",
+        "Run again to begin anew in this folder, and check the disk.",
+        folder=str(folder),
+        checkpoints=[path.name for path in found],
     )

@@ -23,7 +23,6 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.caching import files as cache_files
 from keras_multigpu.data.caching import filling as cache_filling
@@ -126,14 +125,12 @@ class FolderCache:
 
     def _untrusted(self, rows: np.ndarray) -> ValueError:
         """The error for cached examples that are wrong and cannot be written anew."""
-        return ValueError(
-            problem(
-                "The cache holds other bytes than were written, and they cannot be replaced.",
-                "Expected examples whose checksums fit.",
-                "Check the disk, and remove the cache's folder: it is made anew.",
-                cache=str(self._folder),
-                examples=rows[:5].tolist(),
-            )
+        return value_error(
+            "The cache holds other bytes than were written, and they cannot be replaced.",
+            "Expected examples whose checksums fit.",
+            "Check the disk, and remove the cache's folder: it is made anew.",
+            cache=str(self._folder),
+            examples=rows[:5].tolist(),
         )
 
     def _missing(self, rows: np.ndarray) -> np.ndarray:

@@ -139,14 +139,12 @@ def require_valid(settings: Batching, source: Source | Stream) -> None:
             seed=settings["seed"],
         )
     if settings["service"] is not None and not (isinstance(source, Stream) and source.is_graph):
-        raise ValueError(
-            problem(
-                f"A tf.data service cannot read {source.name}: Python reads it.",
-                "Expected `service` with `from_dataset` only.",
-                "Make a `tf.data.Dataset` of files and functions of TensorFlow's and pass it to "
-                "`from_dataset`, or leave `service` out.",
-                service=settings["service"],
-            )
+        raise value_error(
+            f"A tf.data service cannot read {source.name}: Python reads it.",
+            "Expected `service` with `from_dataset` only.",
+            "Make a `tf.data.Dataset` of files and functions of TensorFlow's and pass it to "
+            "`from_dataset`, or leave `service` out.",
+            service=settings["service"],
         )
     if source.num_examples == 0:
         raise value_error(

@@ -15,7 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.cluster.settings import settings
 from keras_multigpu.data.road.damage import Quarantine
 from keras_multigpu.data.road.loader import GATE
@@ -225,23 +225,19 @@ def require_listener(service: str) -> None:
         host = match[1].strip("[]")
         socket.create_connection((host, int(match[2])), settings().heartbeat_timeout).close()
     except OSError as error:
-        raise ValueError(
-            problem(
-                f"There is no tf.data service at `service`: {error}.",
-                "Expected the address of a `tf.data.experimental.service.DispatchServer`.",
-                "Start it, with at least one `WorkerServer`, or leave `service` out.",
-                service=service,
-            )
+        raise value_error(
+            f"There is no tf.data service at `service`: {error}.",
+            "Expected the address of a `tf.data.experimental.service.DispatchServer`.",
+            "Start it, with at least one `WorkerServer`, or leave `service` out.",
+            service=service,
         ) from error
 
 
 def refused(what: str, fix: str) -> ValueError:
     """The error for a dataset that a service cannot make."""
-    return ValueError(
-        problem(
-            f"The dataset {what}.",
-            "Expected with `service` steps of TensorFlow that can be read at any place, such as "
-            "`from_tensor_slices`, `map`, `batch` and `zip`.",
-            f"{fix} Or leave `service` out.",
-        )
+    return value_error(
+        f"The dataset {what}.",
+        "Expected with `service` steps of TensorFlow that can be read at any place, such as "
+        "`from_tensor_slices`, `map`, `batch` and `zip`.",
+        f"{fix} Or leave `service` out.",
     )

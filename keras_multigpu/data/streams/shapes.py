@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.streams.order import in_python
 
 
@@ -26,14 +26,12 @@ def alike(
 
     def differ(first: np.ndarray, shapes: np.ndarray) -> np.ndarray:
         raise failed(
-            ValueError(
-                problem(
-                    f"The examples of {name} differ in shape.",
-                    "Expected one shape for all examples of a batch.",
-                    "Resize, crop or pad them in `dataset.map`, or make them ragged tensors.",
-                    first=split_again(first),
-                    another=split_again(shapes),
-                )
+            value_error(
+                f"The examples of {name} differ in shape.",
+                "Expected one shape for all examples of a batch.",
+                "Resize, crop or pad them in `dataset.map`, or make them ragged tensors.",
+                first=split_again(first),
+                another=split_again(shapes),
             )
         )
 
