@@ -22,6 +22,7 @@ from keras_multigpu.training.steps.custom_step import whole_losses
 from keras_multigpu.training.steps.present_step import present_rows
 from keras_multigpu.training.steps.present_step import step_of_user_code
 from keras_multigpu.training.steps.steps_of_model import prepare
+from keras_multigpu.training.workers import agreed_seed
 
 
 class DistributedModel(keras.Model):
@@ -142,7 +143,7 @@ class DistributedModel(keras.Model):
             shuffle,
             class_weight,
             training=True,
-            order_seed=self.replication.agree_on_seeds(),
+            order_seed=agreed_seed(self.replication.group),
         )
         validation = None
         if validation_data is not None:

@@ -92,19 +92,6 @@ class Replication:
         if untested := newer_than_tested():
             logger.info(untested)
 
-    def agree_on_seeds(self) -> int | None:
-        """Take Keras's global seed from the chief; a seed that all workers have in common.
-
-        None where there is one process.
-        """
-        if not self.group.is_spread:
-            return None
-        state = keras_internals.global_seed_state()
-        own = tf.random.uniform((), maxval=2**31 - 1, dtype=tf.int32)
-        seed, *of_chief = self.group.of_processes([int(own), *map(int, state.numpy())])[0]
-        state.assign(of_chief)
-        return seed
-
     def watch(self, probe: Probe) -> None:
         """Let a probe into every training step.
 

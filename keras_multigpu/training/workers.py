@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
 from keras_multigpu.cluster.failures import ending_together
 from keras_multigpu.cluster.failures import name_of
@@ -44,6 +45,20 @@ def together(group: ReplicaGroup) -> Iterator[None]:
             if DIFFERS in str(error):
                 raise ValueError(DIFFERS) from error
             raise
+
+
+def agreed_seed(group: ReplicaGroup) -> int | None:
+    """A seed that all processes have in common, and with it the chief's global seed of Keras.
+
+    None where there is one process.
+    """
+    if not group.is_spread:
+        return None
+    state = keras_internals.global_seed_state()
+    own = tf.random.uniform((), maxval=2**31 - 1, dtype=tf.int32)
+    seed, *of_chief = group.of_processes([int(own), *map(int, state.numpy())])[0]
+    state.assign(of_chief)
+    return seed
 
 
 def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **arguments: Any) -> None:

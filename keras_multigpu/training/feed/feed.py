@@ -96,40 +96,15 @@ class Feed:
         order_seed: int | None = None,
     ) -> None:
         most = keras.config.max_steps_per_epoch()
-        self._steps = steps if most is None else min(steps or most, most)
-        self.source: BatchSource
-        if x is None:
-            raise value_error(
-                "There is no data.",
-                "Expected `x`: arrays, a dataset, a `PyDataset` or a generator.",
-                "Pass the inputs as the first argument.",
-                x=x,
-            )
-        if knows_epochs(x):
-            refuse_what_batches_bring(x, y=y, sample_weight=sample_weight, batch_size=batch_size)
-            batches = x if training else x.prediction() if predicting else x.evaluation()
-            self.source = EpochSource(cutter, batches, training, self._steps, class_weight)
-        elif isinstance(x, tf.distribute.DistributedDataset):
-            self.source = DistributedSource(cutter, lambda: x, class_weight)
-        elif is_generator(x):
-            refuse_separate_targets(x, y, sample_weight)
-            if self._steps is None and hasattr(x, "__len__"):
-                self._steps = len(x)
-            self.source = PythonSource(cutter, lambda: x, class_weight)
-        else:
-            self.source = DatasetSource(
-                cutter,
-                None if order_seed is None else Order(order_seed),
-                x=x,
-                y=y,
-                sample_weight=sample_weight,
-                batch_size=batch_size,
-                steps_per_epoch=self._steps,
-                shuffle=False if isinstance(x, tf.data.Dataset) else shuffle,
-                class_weight=class_weight,
-            )
-        self.data = x
+        steps = steps if most is None else min(steps or most, most)
+        if steps is None and is_generator(x) and hasattr(x, "__len__"):
+            steps = len(x)
+        self._steps = steps
         self._brought = {"y": y, "sample_weight": sample_weight, "class_weight": class_weight}
+        given = {"batch_size": batch_size, "steps_per_epoch": steps, "shuffle": shuffle}
+        arguments = {"x": x, **self._brought, **given}
+        self.source = source_of(cutter, training, predicting, order_seed, **arguments)
+        self.data = x
         self._shuffle = shuffle
         self.waited = 0.0
         self._iterator: Any = None
@@ -281,6 +256,35 @@ class Feed:
             group = Group(len(shares), most, shares, None)
         self._drawn += group.size
         return group
+
+
+def source_of(
+    cutter: Cutter, training: bool, predicting: bool, order_seed: int | None, **arguments: Any
+) -> BatchSource:
+    """What reads the data that `Feed` was given, whose arguments Keras names so."""
+    x, y, sample_weight = (arguments[name] for name in ("x", "y", "sample_weight"))
+    steps, class_weight = arguments["steps_per_epoch"], arguments["class_weight"]
+    if x is None:
+        raise value_error(
+            "There is no data.",
+            "Expected `x`: arrays, a dataset, a `PyDataset` or a generator.",
+            "Pass the inputs as the first argument.",
+            x=x,
+        )
+    if knows_epochs(x):
+        size = arguments["batch_size"]
+        refuse_what_batches_bring(x, y=y, sample_weight=sample_weight, batch_size=size)
+        batches = x if training else x.prediction() if predicting else x.evaluation()
+        return EpochSource(cutter, batches, training, steps, class_weight)
+    if isinstance(x, tf.distribute.DistributedDataset):
+        return DistributedSource(cutter, lambda: x, class_weight)
+    if is_generator(x):
+        refuse_separate_targets(x, y, sample_weight)
+        return PythonSource(cutter, lambda: x, class_weight)
+    if isinstance(x, tf.data.Dataset):
+        arguments["shuffle"] = False
+    order = None if order_seed is None else Order(order_seed)
+    return DatasetSource(cutter, order, **arguments)
 
 
 def is_generator(x: Any) -> bool:

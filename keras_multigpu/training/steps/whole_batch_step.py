@@ -25,6 +25,7 @@ from keras_multigpu.training.replica_pass.output_rows import rows_per_example
 from keras_multigpu.training.replica_pass.passes import Made
 from keras_multigpu.training.replica_pass.passes import TrainingPass
 from keras_multigpu.training.replica_pass.passes import with_attached
+from keras_multigpu.training.replica_pass.pure_model import Forward
 from keras_multigpu.training.replica_pass.pure_model import PureModel
 from keras_multigpu.training.replica_pass.pure_model import loss_trackers
 from keras_multigpu.training.replica_pass.values import Values
@@ -83,16 +84,7 @@ class WholeBatchTrainStep(UpdatingStep):
         start = self._variables.seeded(values, index)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(start.trainable)
-            with (
-                self._pass.pure.scope(start, rows.fraction) as scope,
-                self._pass.context(rows),
-            ):
-                forward = self._pass.pure.forward(rows.x, True, scope)
-                end = self._pass.pure.new_values(scope, start)
-            refuse_ragged(forward.y_pred, group.count)
-            if group.count > 1 and tf.executing_eagerly():
-                leaves, size = flat(forward.y_pred), rows_count(rows)
-                refuse_several_rows(leaves, [rows_for_each(leaf, size) for leaf in leaves])
+            forward, end = self._forward(start, rows)
             predictions = with_attached(forward.y_pred)
             own = [t for t in flat(first_rows(predictions, rows.examples)) if t is not None]
             added = [tf.where(rows.examples > 0, loss, 0.0) for loss in forward.added_losses]
@@ -126,6 +118,17 @@ class WholeBatchTrainStep(UpdatingStep):
             (values, optimizer_values), rows, replica, made, started, whole.loss
         )
         return self._with_whole(result, values, whole)
+
+    def _forward(self, start: Values, rows: Rows) -> tuple[Forward, Values]:
+        """The forward pass of a replica, whose predictions all others can be given."""
+        with self._pass.pure.scope(start, rows.fraction) as scope, self._pass.context(rows):
+            forward = self._pass.pure.forward(rows.x, True, scope)
+            end = self._pass.pure.new_values(scope, start)
+        refuse_ragged(forward.y_pred, self._group.count)
+        if self._group.count > 1 and tf.executing_eagerly():
+            leaves, size = flat(forward.y_pred), rows_count(rows)
+            refuse_several_rows(leaves, [rows_for_each(leaf, size) for leaf in leaves])
+        return forward, end
 
     def _with_whole(self, result: Result, values: Values, whole: "WholeLoss") -> Result:
         """A result with the loss of the whole batch, and the values of variables after it."""
