@@ -1,4 +1,4 @@
 """`BatchSizeFinder`: the largest batch that fits.
 
-callback ───> search, largest_size ───> out_of_memory        figure
+callback ───> search ───> out_of_memory        figure
 """

@@ -8,9 +8,9 @@ from typing import NoReturn
 import keras
 
 from keras_multigpu.callbacks.batch_size_finder.figure import size_figure
-from keras_multigpu.callbacks.batch_size_finder.largest_size import largest_size
 from keras_multigpu.callbacks.batch_size_finder.search import SizeSearch
 from keras_multigpu.callbacks.batch_size_finder.search import Try
+from keras_multigpu.callbacks.batch_size_finder.search import largest_size
 from keras_multigpu.callbacks.trial_batches import batches_going_round
 from keras_multigpu.callbacks.trial_batches import run_to_try
 from keras_multigpu.callbacks.trial_batches import same_draws

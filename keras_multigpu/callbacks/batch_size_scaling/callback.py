@@ -9,10 +9,10 @@ import numpy as np
 from keras_multigpu.callbacks.batch_size_scaling.schedule import BatchSchedule
 from keras_multigpu.callbacks.batch_size_scaling.schedule import known_size
 from keras_multigpu.callbacks.fit_run import run_of
-from keras_multigpu.callbacks.rates.momentum_correction import corrects_momentum
 from keras_multigpu.callbacks.rates.probe import RateProbe
 from keras_multigpu.callbacks.rates.probe import multiply_velocities
 from keras_multigpu.callbacks.rates.rates import Rate
+from keras_multigpu.callbacks.rates.rates import corrects_momentum
 from keras_multigpu.callbacks.scaling_order import refuse_scheduler
 from keras_multigpu.callbacks.scaling_order import require_order
 from keras_multigpu.callbacks.scaling_order import warmup_of

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import keras
 
+from keras_multigpu.callbacks.fit_run import require_before_readers
 from keras_multigpu.callbacks.fit_run import run_to_see
 from keras_multigpu.callbacks.gradient_noise_scale.figure import draw
 from keras_multigpu.callbacks.gradient_noise_scale.probe import Noise
 from keras_multigpu.callbacks.gradient_noise_scale.probe import NoiseProbe
-from keras_multigpu.callbacks.log_readers import require_before_readers
 from keras_multigpu.checks import require_number
 from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.checks import value_error

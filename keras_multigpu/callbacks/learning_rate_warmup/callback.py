@@ -8,11 +8,11 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.callbacks.rates.momentum_correction import corrects_momentum
 from keras_multigpu.callbacks.rates.probe import CURVES
 from keras_multigpu.callbacks.rates.probe import WarmupProbe
 from keras_multigpu.callbacks.rates.probe import multiply_velocities
 from keras_multigpu.callbacks.rates.rates import Rate
+from keras_multigpu.callbacks.rates.rates import corrects_momentum
 from keras_multigpu.callbacks.scaling_order import require_order
 from keras_multigpu.callbacks.scaling_order import scaling_of
 from keras_multigpu.checks import real_number

@@ -6,8 +6,8 @@ from typing import NoReturn
 
 import keras
 
+from keras_multigpu.callbacks.fit_run import require_before_readers
 from keras_multigpu.callbacks.fit_run import run_to_see
-from keras_multigpu.callbacks.log_readers import require_before_readers
 from keras_multigpu.callbacks.nan_guard.findings import Facts
 from keras_multigpu.callbacks.nan_guard.findings import Finding
 from keras_multigpu.callbacks.nan_guard.findings import finding_between_steps

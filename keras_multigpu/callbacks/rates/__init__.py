@@ -1,4 +1,4 @@
 """Learning rates that callbacks change together.
 
-rates ───> probe, momentum_correction
+rates ───> probe
 """

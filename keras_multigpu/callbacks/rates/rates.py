@@ -164,3 +164,21 @@ def innermost(model: keras.Model) -> keras.optimizers.Optimizer:
             optimizer=optimizer,
         )
     return optimizer
+
+
+def corrects_momentum(choice: bool | str, rate: Rate) -> bool:
+    """Whether the velocity of SGD follows the rate; a `ValueError` if it shall and there is none.
+
+    Keras keeps the rate inside the velocity: `v = momentum * v - rate * gradient`. Where the rate
+    changes, the old gradients in `v` would go on with the old one (Goyal et al. 2017, 3.3).
+    """
+    optimizer = rate.optimizer
+    has_velocity = isinstance(optimizer, keras.optimizers.SGD) and bool(optimizer.momentum)
+    if choice is True and not has_velocity:
+        raise value_error(
+            "`momentum_correction=True` came to an optimizer whose state is free of the rate.",
+            "Expected `keras.optimizers.SGD` with momentum.",
+            'Leave it out, which means "auto".',
+            optimizer=type(optimizer).__name__,
+        )
+    return has_velocity and choice is not False

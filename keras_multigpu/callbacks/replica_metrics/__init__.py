@@ -1,4 +1,4 @@
 """`ReplicaMetrics`: what each replica does.
 
-callback ───> scores ───> row_file, figure
+callback ───> scores ───> window ───> row_file, figure
 """

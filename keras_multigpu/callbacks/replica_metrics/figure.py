@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.callbacks.timing.replica_window import Window
+from keras_multigpu.callbacks.replica_metrics.window import Window
 from keras_multigpu.pictures import GREY
 from keras_multigpu.pictures import INK
 from keras_multigpu.pictures import LIGHT

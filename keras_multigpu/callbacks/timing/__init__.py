@@ -1,4 +1,4 @@
 """When steps begin and end.
 
-step_probe ───> step_clock ───> replica_window
+step_probe ───> step_clock
 """

@@ -21,9 +21,9 @@ from hungry_models import sizes
 import keras_multigpu as kmg
 from keras_multigpu.callbacks.batch_size_finder.callback import BatchSizeFinder
 from keras_multigpu.callbacks.batch_size_finder.figure import size_figure
-from keras_multigpu.callbacks.batch_size_finder.largest_size import largest_size
 from keras_multigpu.callbacks.batch_size_finder.out_of_memory import is_out_of_memory
 from keras_multigpu.callbacks.batch_size_finder.search import Try
+from keras_multigpu.callbacks.batch_size_finder.search import largest_size
 from keras_multigpu.callbacks.trial_batches import of_size
 from keras_multigpu.pictures import write_png
 from keras_multigpu.training.variables.model_state import ModelState

@@ -12,9 +12,9 @@ from test_replica_metrics import line
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ReplicaMetrics
-from keras_multigpu.callbacks.timing.replica_window import Place
-from keras_multigpu.callbacks.timing.replica_window import Window
-from keras_multigpu.callbacks.timing.replica_window import behind
+from keras_multigpu.callbacks.replica_metrics.window import Place
+from keras_multigpu.callbacks.replica_metrics.window import Window
+from keras_multigpu.callbacks.replica_metrics.window import behind
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from keras_multigpu.callbacks.timing.replica_window import Place
-from keras_multigpu.callbacks.timing.replica_window import Window
-from keras_multigpu.callbacks.timing.replica_window import behind
+from keras_multigpu.callbacks.replica_metrics.window import Place
+from keras_multigpu.callbacks.replica_metrics.window import Window
+from keras_multigpu.callbacks.replica_metrics.window import behind
 
 
 @pytest.mark.parametrize(
