@@ -33,7 +33,7 @@ def errors(tmp_path_factory):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=180,
+        timeout=600,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
