@@ -4,12 +4,12 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from example_source import ExampleSource
 from reused_models import reused
 
 import keras_multigpu as kmg
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.road.damage import DamagedExample
-from keras_multigpu.data.road.source import ExampleSource
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(29, 8)).astype("float32")

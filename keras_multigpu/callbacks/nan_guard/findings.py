@@ -14,12 +14,6 @@ from keras_multigpu.checks import printable
 from keras_multigpu.replicas import short_name
 from keras_multigpu.training.replica_group import copies_of
 
-ARRAYS = {
-    "x": "input",
-    "y": "target",
-    "sample_weight": "sample weight",
-    "y_pred": "prediction",
-}
 LISTED = 3
 """So many layers are named; the others are counted."""
 

@@ -17,8 +17,6 @@ NOTABLE_LAG = 0.05
 WHERE = ("epoch", "step", "replica", "worker", "device")
 """What comes before the values in a row of a file."""
 
-TIMES = ("examples_per_second", "compute_time", "sync_time", "step_time", "data_wait")
-
 
 class Place(NamedTuple):
     """Which replicas run in this process.

@@ -4,6 +4,7 @@ import math
 from typing import Any
 from typing import NamedTuple
 
+from keras_multigpu.callbacks.throughput_report.forward_flops import TRAINING
 from keras_multigpu.callbacks.timing.step_clock import Timing
 
 
@@ -99,7 +100,7 @@ class Throughput(NamedTuple):
         """The model's operations a second in training; None if unknown."""
         if self.forward_flops is None:
             return None
-        return 3 * self.forward_flops * self.examples_per_second
+        return TRAINING * self.forward_flops * self.examples_per_second
 
     @property
     def utilisation(self) -> float | None:

@@ -11,18 +11,6 @@ from keras_multigpu.data.road.order import hashed
 Drawn = dict[str, np.ndarray]
 """One array for each parameter of `ImageDataGenerator.get_random_transform`."""
 
-IDENTITY = {
-    "theta": 0.0,
-    "tx": 0.0,
-    "ty": 0.0,
-    "shear": 0.0,
-    "zx": 1.0,
-    "zy": 1.0,
-    "flip_horizontal": 0.0,
-    "flip_vertical": 0.0,
-}
-"""The parameters that move pixels, where they leave them in their places."""
-
 _DRAWS = 12
 """How many random numbers an image needs, at most."""
 

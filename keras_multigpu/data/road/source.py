@@ -77,21 +77,6 @@ class Source(abc.ABC):
         return {"kind": type(self).__name__, "examples": self.num_examples}
 
 
-class ExampleSource(Source):
-    """A source that reads one example at a time."""
-
-    @abc.abstractmethod
-    def read_one(self, index: int, seed: np.ndarray) -> Example:
-        """Read one example as arrays of `spec`'s shapes; raise `DamagedExample` if it cannot be."""
-
-    def read(
-        self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
-    ) -> list[tuple[int, str]]:
-        return fill_rows(
-            out, len(indices), lambda row: self.read_one(int(indices[row]), seeds[row])
-        )
-
-
 class Stream(abc.ABC):
     """Examples that come one after another, without random access.
 

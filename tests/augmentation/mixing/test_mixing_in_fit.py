@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from example_source import ExampleSource
 from reused_models import reused
 
 import keras_multigpu as kmg
@@ -12,7 +13,6 @@ from keras_multigpu.augmentation.mix_up import MixUp
 from keras_multigpu.augmentation.mix_up_or_cut_mix import MixUpOrCutMix
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.road.damage import DamagedExample
-from keras_multigpu.data.road.source import ExampleSource
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.uniform(-1, 1, (29, 4, 4, 1)).astype("float32")

@@ -5,11 +5,11 @@ import time
 
 import numpy as np
 import tensorflow as tf
+from example_source import ExampleSource
 
 from keras_multigpu.data.caching import folder as cache_folder
 from keras_multigpu.data.caching.cached_source import cached
 from keras_multigpu.data.road.damage import DamagedExample
-from keras_multigpu.data.road.source import ExampleSource
 
 NOBODY = 65534
 

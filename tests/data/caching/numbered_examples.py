@@ -2,9 +2,9 @@
 
 import numpy as np
 import tensorflow as tf
+from example_source import ExampleSource
 
 from keras_multigpu.data.road.damage import DamagedExample
-from keras_multigpu.data.road.source import ExampleSource
 
 
 class Numbers(ExampleSource):

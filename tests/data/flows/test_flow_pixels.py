@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import tensorflow as tf
+from unmoved import IDENTITY
 
-from keras_multigpu.data.flows.parameters import IDENTITY
 from keras_multigpu.data.flows.parameters import matrices
 from keras_multigpu.data.from_flow import from_flow
 
