@@ -25,6 +25,7 @@ their place among them.
 
 import weakref
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -68,23 +69,23 @@ class LossShares:
     Args:
         model: The compiled model.
         fraction: The replica's examples divided by the global batch size.
-        of_all: The divisor of all replicas, from the replica's own: the number of its values that
-            are not masked, or the sum of its sample weights.
+        known: The divisors of all replicas, of those losses that have some; by default its own.
 
     Attributes:
         shares: The contributions to the single losses, before their weights.
-        divisors: The own divisors of those losses that have some.
+        divisors: The replica's own divisors: the number of its values that are not masked, or the
+            sum of its sample weights.
     """
 
     def __init__(
         self,
         model: keras.Model,
         fraction: tf.Tensor,
-        of_all: Callable[[tf.Tensor], tf.Tensor],
+        known: Sequence[tf.Tensor] | None = None,
     ) -> None:
         self._model = model
         self._fraction = fraction
-        self._of_all = of_all
+        self._known = known
         self._parts: list[tf.Tensor | None] = []
         self.shares: list[tf.Tensor] = []
         self.divisors: list[tf.Tensor] = []
@@ -135,11 +136,31 @@ class LossShares:
             return tf.reduce_mean(values) * self._fraction, self._fraction
         own = tf.cast(divisor, tf.float32)
         self.divisors.append(own)
-        whole = self._of_all(own)
+        whole = own if self._known is None else self._known[len(self.divisors) - 1]
         return (
             tf.math.divide_no_nan(tf.reduce_sum(values), whole),
             tf.math.divide_no_nan(own, whole),
         )
+
+
+def divided(
+    model: keras.Model,
+    fraction: tf.Tensor,
+    data: tuple[Any, Any, Any],
+    y_pred: Any,
+    of_all: Callable[[list[tf.Tensor]], list[tf.Tensor]],
+) -> tuple[tf.Tensor, LossShares]:
+    """A replica's contribution to the loss, and to the single losses.
+
+    Divisors are made those `of_all` replicas while no loss is exchanged: in the middle of a sum
+    another replica may have its turn, with the same model.
+    """
+    shares = LossShares(model, fraction)
+    total = shares.total(data, y_pred)
+    if shares.divisors:
+        shares = LossShares(model, fraction, of_all(shares.divisors))
+        total = shares.total(data, y_pred)
+    return total, shares
 
 
 def updates_so_far() -> int:

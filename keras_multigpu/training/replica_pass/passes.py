@@ -29,6 +29,7 @@ from keras_multigpu.training.replica_pass.layout import Summands
 from keras_multigpu.training.replica_pass.layout import connected
 from keras_multigpu.training.replica_pass.layout import packed
 from keras_multigpu.training.replica_pass.loss_reduction import LossShares
+from keras_multigpu.training.replica_pass.loss_reduction import divided
 from keras_multigpu.training.replica_pass.output_rows import Counts
 from keras_multigpu.training.replica_pass.output_rows import counted
 from keras_multigpu.training.replica_pass.output_rows import joined
@@ -45,8 +46,8 @@ from keras_multigpu.training.tracing import specs_of
 from keras_multigpu.training.tracing import tensors_of
 from keras_multigpu.training.update.optimizer_update import updated
 
-OfAll = Callable[[tf.Tensor], tf.Tensor]
-"""Makes a divisor of a loss, as its own rows have it, that of the whole batch."""
+OfAll = Callable[[list[tf.Tensor]], list[tf.Tensor]]
+"""Makes the divisors of losses, as the rows of a pass have them, those of the whole batch."""
 
 
 class Outcome(NamedTuple):
@@ -185,18 +186,20 @@ class ReplicaPass:
             *forward.added_losses,
             *(value * share.fraction for value in forward.regularization),
         ]
-        compiled = LossShares(self.model, share.fraction, of_all)
+        shares = LossShares(self.model, share.fraction)
         if keras_internals.compile_loss(self.model) is not None:
-            terms.append(compiled.total(share.data, forward.y_pred))
+            data = share.data, forward.y_pred
+            total, shares = divided(self.model, share.fraction, *data, of_all)
+            terms.append(total)
         if not terms:
             raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
-        return [tf.add_n(terms), *compiled.shares], compiled.part
+        return [tf.add_n(terms), *shares.shares], shares.part
 
     def of_replicas(self, share: Rows) -> OfAll:
-        """Sums a number of the rows over replicas, in the middle of the pass."""
+        """Sums numbers of the rows over replicas, in the middle of the pass."""
         if not self._several:
-            return tf.identity
-        return lambda own: totals([zero_unless(share.examples > 0, own)])[0]
+            return list
+        return lambda own: totals([zero_unless(share.examples > 0, each) for each in own])
 
 
 class TrainingPass(ReplicaPass):
@@ -226,38 +229,34 @@ class TrainingPass(ReplicaPass):
     ) -> tuple[Outcome, Layout]:
         """The pass itself; of the loss times `loss_scale` the gradient is taken."""
         start = self.variables.seeded(values, replica)
+        ahead = self._micro_batches > 1 or (self._several and self.model.jit_compile)
+        of_all = refuse_to_sum if ahead else self.of_replicas(share)
         try:
-            made, norms = self._made(start, share, loss_scale, self._asked(share))
+            made, norms = self._made(start, share, loss_scale, of_all)
         except NeedsDivisors:
             # Of the first try, and of the pass that finds the divisors, only these are left in the
             # graph. All else waits for them: XLA cannot hand the lists of a loop from what comes
             # before a sum to what comes after it.
             divisors = self._divisors(start, share)
             with tf.control_dependencies(divisors):
-                made, norms = self._made(start, share, loss_scale, lambda: in_turn(divisors))
+                made, norms = self._made(start, share, loss_scale, lambda own: divisors)
         outcome, layout = self.outcome(made, start, share, replica)
         return outcome._replace(pieces=norms), layout
 
     def _made(
-        self, values: Values, share: Rows, loss_scale: Any, of_all: Callable[[], OfAll]
+        self, values: Values, share: Rows, loss_scale: Any, of_all: OfAll
     ) -> tuple[Made, list[tf.Tensor]]:
         if self._micro_batches > 1:
             return self._pieces(values, share, loss_scale, of_all)
-        return self._piece(values, share, loss_scale, of_all()), []
-
-    def _asked(self, share: Rows) -> Callable[[], OfAll]:
-        """Lets losses ask for their divisors where the pass can sum in its middle."""
-        if self._micro_batches > 1 or (self._several and self.model.jit_compile):
-            return lambda: refuse_to_sum
-        return lambda: self.of_replicas(share)
+        return self._piece(values, share, loss_scale, of_all), []
 
     def _divisors(self, values: Values, share: Rows) -> list[tf.Tensor]:
         """What the losses of the whole batch are divided by, before the first piece is taken."""
         with self.pure.scope(values, share.fraction, again=True) as scope, self.context(share):
             forward = self.pure.forward(share.x, True, scope)
-            shares = LossShares(self.model, share.fraction, tf.identity)
+            shares = LossShares(self.model, share.fraction)
             shares.total(share.data, forward.y_pred)
-        return [self.of_replicas(share)(own) for own in shares.divisors]
+        return self.of_replicas(share)(shares.divisors)
 
     def _piece(self, values: Values, share: Rows, loss_scale: Any, of_all: OfAll) -> Made:
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -273,7 +272,7 @@ class TrainingPass(ReplicaPass):
         return Made(Summands(losses, [], seen.summands, gradients), end, seen, kinds, part)
 
     def _pieces(
-        self, values: Values, share: Rows, loss_scale: Any, of_all: Callable[[], OfAll]
+        self, values: Values, share: Rows, loss_scale: Any, of_all: OfAll
     ) -> tuple[Made, list[tf.Tensor]]:
         """Take the rows piece by piece; each waits for the one before, to save memory."""
         size = rows_count(share)
@@ -282,7 +281,7 @@ class TrainingPass(ReplicaPass):
         for index in range(self._micro_batches):
             with tf.control_dependencies(total.losses):
                 piece, taken = piece_of(share, size, index, self._micro_batches)
-                made = self._piece(values, piece, loss_scale, of_all())
+                made = self._piece(values, piece, loss_scale, of_all)
                 present = piece.examples > 0
                 more = Summands(
                     *([zero_unless(present, t) for t in part] for part in made.summands)
@@ -384,15 +383,9 @@ def complete(
     return Update(trainable, optimizer, others, sums.losses, sums.metrics, done)
 
 
-def refuse_to_sum(own: tf.Tensor) -> tf.Tensor:
+def refuse_to_sum(own: list[tf.Tensor]) -> list[tf.Tensor]:
     """Asks for divisors that are known before losses are computed."""
     raise NeedsDivisors
-
-
-def in_turn(divisors: Sequence[tf.Tensor]) -> OfAll:
-    """Hands out divisors in the order in which losses ask for them."""
-    known = iter(divisors)
-    return lambda own: next(known)
 
 
 def with_attached(y_pred: Any) -> tuple[Any, list[Any]]:

@@ -26,8 +26,8 @@ from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.replica_pass import output_rows
-from keras_multigpu.training.replica_pass.loss_reduction import LossShares
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
+from keras_multigpu.training.replica_pass.loss_reduction import divided
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
 from keras_multigpu.training.replica_pass.rows_flow import tell
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
@@ -446,9 +446,11 @@ def compiled_part(
     """The compiled losses: this replica's part of them, or all of them, and one by one."""
     y, y_pred, sample_weight = data
     fraction = step.rows.fraction
-    shares = LossShares(model, fraction, lambda own: sum_of_all(step, [own])[0])
     try:
-        return [shares.total((None, y, sample_weight), y_pred)], [], shares.shares
+        total, shares = divided(
+            model, fraction, (None, y, sample_weight), y_pred, lambda own: sum_of_all(step, own)
+        )
+        return [total], [], shares.shares
     except NeedsWholeBatch:
         everyones = everyones_rows(step, data)
         with keras_internals.single_device():

@@ -9,8 +9,8 @@ import tensorflow as tf
 from keras import losses
 from keras import ops
 
-from keras_multigpu.training.replica_pass.loss_reduction import LossShares
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
+from keras_multigpu.training.replica_pass.loss_reduction import divided
 from keras_multigpu.training.replica_pass.loss_reduction import refuse_ragged
 from keras_multigpu.training.replica_pass.loss_reduction import relates_rows
 
@@ -32,8 +32,8 @@ def shares_of(loss, weights=None, divisor=None):
     for share in SHARES:
         rows = tf.constant(VALUES[share])[:, tf.newaxis]
         weight = None if weights is None else tf.constant(weights[share])
-        shares = LossShares(model, tf.constant(len(rows) / 5), lambda own: divisor)
-        total = shares.total((None, tf.zeros_like(rows), weight), rows)
+        data = (None, tf.zeros_like(rows), weight), rows
+        total, shares = divided(model, tf.constant(len(rows) / 5), *data, lambda own: [divisor])
         results.append((float(total), [float(d) for d in shares.divisors], shares.part))
     return results
 
