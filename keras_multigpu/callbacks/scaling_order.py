@@ -9,33 +9,36 @@ from keras_multigpu.checks import value_error
 
 SCALING, WARMUP = "BatchSizeScaling", "LearningRateWarmup"
 
+Callbacks = Sequence[keras.callbacks.Callback]
 
-def named(callbacks: Sequence[keras.callbacks.Callback], name: str) -> list[Any]:
-    """The callbacks of a class of this package, or of a class derived from it."""
-    return [
-        callback
-        for callback in callbacks
-        if any(
-            cls.__name__ == name and cls.__module__.startswith("keras_multigpu.")
-            for cls in type(callback).__mro__
-        )
-    ]
+
+def scalings_among(callbacks: Callbacks) -> list[Any]:
+    """Each `BatchSizeScaling`."""
+    # Not above: its module imports this one.
+    from keras_multigpu.callbacks.batch_size_scaling.callback import BatchSizeScaling
+
+    return [callback for callback in callbacks if isinstance(callback, BatchSizeScaling)]
+
+
+def warmups_among(callbacks: Callbacks) -> list[Any]:
+    """Each `LearningRateWarmup`."""
+    from keras_multigpu.callbacks.learning_rate_warmup.callback import LearningRateWarmup
+
+    return [callback for callback in callbacks if isinstance(callback, LearningRateWarmup)]
 
 
 def scaling_of(model: keras.Model) -> Any:
     """The `BatchSizeScaling` of the present `fit`, or None."""
     run = getattr(model, "training_run", None)
-    found = [] if run is None else named(run.callbacks, SCALING)
-    return found[0] if found else None
+    return None if run is None else next(iter(scalings_among(run.callbacks)), None)
 
 
 def warmup_of(model: keras.Model) -> Any:
     """The `LearningRateWarmup` of the present `fit`, or None."""
-    found = named(model.training_run.callbacks, WARMUP)
-    return found[0] if found else None
+    return next(iter(warmups_among(model.training_run.callbacks)), None)
 
 
-def refuse_scheduler(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+def refuse_scheduler(callbacks: Callbacks) -> None:
     """Raise a `ValueError` where Keras's scheduler would set rates that are not scaled."""
     if any(isinstance(callback, keras.callbacks.LearningRateScheduler) for callback in callbacks):
         raise value_error(
@@ -46,9 +49,9 @@ def refuse_scheduler(callbacks: Sequence[keras.callbacks.Callback]) -> None:
         )
 
 
-def require_order(callbacks: Sequence[keras.callbacks.Callback]) -> None:
+def require_order(callbacks: Callbacks) -> None:
     """Raise a `ValueError` unless each is there at most once, and scaling comes first."""
-    found = [*named(callbacks, SCALING), *named(callbacks, WARMUP)]
+    found = [*scalings_among(callbacks), *warmups_among(callbacks)]
     names = [SCALING, WARMUP]
     if len(found) > len({type(callback) for callback in found}):
         raise value_error(
