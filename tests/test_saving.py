@@ -124,6 +124,8 @@ class Unregistered(replica_models.Subclassed):
 x, y, _ = replica_models.regression()
 for path in Path(sys.argv[1]).glob("*.keras"):
     model = keras.saving.load_model(path, custom_objects={"Unregistered": Unregistered})
+    # To trace takes longer than these few steps.
+    model.run_eagerly = True
     np.save(path.with_suffix(".npy"), model.predict(x, verbose=0))
     assert int(model.optimizer.iterations) in (4, 8)
     model.fit(x, y, verbose=0)
