@@ -104,8 +104,22 @@ def join_cluster() -> None:
     Called when the package is imported: after the first layer or tensor it would be too late, and a
     script that was written for one process makes these before it asks for a strategy.
     """
-    if not cluster_internals.has_started() and _choose(None)[0] == "multi_worker":
+    if cluster_internals.has_started():
+        return
+    config = environment.tf_config()
+    if config and config.addresses.get("ps") and config.role in ("ps", "worker"):
+        serve(config)
+    if _choose(None)[0] in ("multi_worker", "parameter_server"):
         obtained("auto")
+
+
+def serve(config: environment.TFConfig) -> None:
+    """Do what the coordinator says, until the process is ended: its script is not run."""
+    cluster = tf.train.ClusterSpec(config.addresses)
+    server = tf.distribute.Server(cluster, config.role, config.index)
+    keep_to_loopback(Cluster(config.addresses[config.role], config.index))
+    _log.info("Serving as %s %d.", config.role, config.index)
+    server.join()
 
 
 def device_count(device_type: str) -> int:
@@ -218,6 +232,8 @@ def _build(kind: str, names: tuple[str, ...], resolver: Any) -> tf.distribute.St
                 keep_to_loopback(cluster)  # Now that it listens.
             return workers
         case "parameter_server":
+            if cluster_internals.has_started():
+                raise _joined_too_late(resolver.cluster_spec().as_dict())
             return tf.distribute.ParameterServerStrategy(resolver)
         case _:
             return tf.distribute.TPUStrategy(resolver)
@@ -238,15 +254,19 @@ def _multi_worker(resolver: Any) -> tf.distribute.Strategy:
                 cluster_resolver=resolver, communication_options=options
             )
     except RuntimeError as error:
-        raise RuntimeError(
-            problem(
-                "TensorFlow started before this process could join the other workers.",
-                "Expected to join them before TensorFlow's first operation.",
-                "Move `import keras_multigpu` to the top of the script, before the first model, "
-                "tensor or dataset, and set TF_CONFIG before Python starts.",
-                workers=workers,
-            )
-        ) from error
+        raise _joined_too_late(workers) from error
+
+
+def _joined_too_late(workers: Any) -> RuntimeError:
+    return RuntimeError(
+        problem(
+            "TensorFlow started before this process could join the other workers.",
+            "Expected to join them before TensorFlow's first operation.",
+            "Move `import keras_multigpu` to the top of the script, before the first model, "
+            "tensor or dataset, and set TF_CONFIG before Python starts.",
+            workers=workers,
+        )
+    )
 
 
 def _cross_device_ops(names: tuple[str, ...]) -> tf.distribute.CrossDeviceOps | None:

@@ -552,6 +552,15 @@ def test_arrays_can_be_shuffled_by_another_function():
     assert batch.numpy().tolist() == [3, 2, 1, 0], "workers would shuffle apart"
 
 
+def test_parameter_servers_know_their_workers():
+    """`ParameterServerStrategy` counts them when it is made, and shows them nowhere."""
+    strategy = object.__new__(tf.distribute.ParameterServerStrategy)
+    strategy._num_workers = 3
+    assert cluster_internals.workers_of_servers(strategy) == 3
+    made = inspect.getsource(tf.distribute.ParameterServerStrategy.__init__)
+    assert "self._num_workers =" in made
+
+
 def test_a_worker_may_have_several_cpus():
     """`MultiWorkerMirroredStrategy` asks this method for its devices, and has a service to set."""
     local_devices = cluster_internals.Extended._initialize_local_devices

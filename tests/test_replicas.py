@@ -228,6 +228,9 @@ def test_tf_config_reaches_the_strategies_of_a_cluster(monkeypatch):
     workers = replicas.strategy("multi_worker").kwargs["cluster_resolver"]
     assert workers.cluster_spec().as_dict() == TWO_WORKERS["cluster"]
     monkeypatch.setenv("TF_CONFIG", json.dumps(PARAMETER_SERVER))
+    with pytest.raises(RuntimeError, match="TensorFlow started before .*`import keras_multigpu`"):
+        replicas.strategy("parameter_server")
+    monkeypatch.setattr(replicas.cluster_internals, "has_started", lambda: False)
     servers = replicas.strategy("parameter_server").args[0]
     assert servers.cluster_spec().as_dict() == PARAMETER_SERVER["cluster"]
 

@@ -55,3 +55,9 @@ def cpu_devices(count: int) -> Iterator[None]:
 def report_error(message: str) -> None:
     """Let all other workers fail with this message, in the exchange they are in or the next one."""
     context.context().report_error_to_cluster(errors.INTERNAL, message)
+
+
+def workers_of_servers(strategy: Any) -> int:
+    """How many workers a `ParameterServerStrategy` has, of which it shows no resolver."""
+    workers: int = strategy._num_workers
+    return workers

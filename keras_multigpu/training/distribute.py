@@ -20,6 +20,7 @@ def distribute(
     devices: Sequence[str] | int | None = None,
     sync_batch_norm: bool = False,
     sum_dtype: str = "float32",
+    asynchronous: bool = False,
 ) -> DistributedModel:
     """Let a Keras model train on all replicas of a strategy.
 
@@ -40,6 +41,8 @@ def distribute(
         sum_dtype: "bfloat16" halves the bytes in which gradients travel, and rounds them to two or
             three digits: training then no longer equals one device. Weights, optimizer state and
             all other sums stay as they are. With "float32" nothing is rounded.
+        asynchronous: With parameter servers: each worker takes whole batches and waits for nobody,
+            so training no longer equals one device.
 
     Returns:
         The model, now a `DistributedModel`.
@@ -84,7 +87,10 @@ def distribute(
     previous = vars(model).get("_replication")
     compiled = () if previous is None else (previous.micro_batches, previous.pieces)
     strategy = strategy or default_strategy(devices)
-    replication = Replication(strategy, sync_batch_norm, sum_dtype == "bfloat16", *compiled)
+    half_sums = sum_dtype == "bfloat16"
+    replication = Replication(
+        strategy, sync_batch_norm, half_sums, *compiled, asynchronous=asynchronous
+    )
     model.__class__ = distributed_class(type(model))
     model.replicate(replication)
     if model.built:

@@ -146,6 +146,7 @@ def run_epoch(
         if workers.agree(stops) if asks else stops:
             model.stop_training |= mode == "train"
             break
+    logs = replication.settle() or logs
     if not logs and not feed.has_come:
         raise_no_data("fit" if mode == "train" else "evaluate")
     return pythonic(logs)

@@ -402,16 +402,13 @@ def refuse_to_send(tensors: Sequence[Any]) -> None:
 
 def refuse_remote_replicas(strategy: tf.distribute.Strategy) -> None:
     """Raise a `ValueError` for strategies whose replicas no process runs by itself."""
-    if isinstance(
-        strategy, (tf.distribute.TPUStrategy, tf.distribute.experimental.ParameterServerStrategy)
-    ):
+    if isinstance(strategy, tf.distribute.TPUStrategy):
         raise value_error(
             f"{type(strategy).__name__} has replicas outside of all processes that train.",
             "Expected a strategy whose devices are those of this machine, or of several "
             "workers that run the same script.",
-            "Use `kmg.strategy()` with workers or without a cluster; parameter servers and "
-            "TPUs are not supported yet.",
-            replicas=strategy.num_replicas_in_sync,
+            "Use `kmg.strategy()` on GPUs; TPUs are not supported.",
+            strategy=type(strategy).__name__,
         )
 
 

@@ -11,12 +11,15 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals.versions import newer_than_tested
+from keras_multigpu.replicas import obtained
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_pass.sync_batch_norm import said_of_batch_norm
+from keras_multigpu.training.servers.connection import Servers
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.shares import Shares
 from keras_multigpu.training.steps.probes import Probe
@@ -40,6 +43,7 @@ class Replication:
         half_sums: Whether gradients are summed in bfloat16.
         micro_batches: In how many pieces replicas take their shares; "auto" finds out.
         pieces: How many these are now.
+        asynchronous: Whether workers of parameter servers wait for nobody.
     """
 
     def __init__(
@@ -49,7 +53,20 @@ class Replication:
         half_sums: bool = False,
         micro_batches: int | str = 1,
         pieces: int = 1,
+        *,
+        asynchronous: bool = False,
     ) -> None:
+        self.servers: Servers | None = None
+        if isinstance(strategy, tf.distribute.ParameterServerStrategy):
+            self.servers = Servers(strategy, asynchronous)
+            strategy = obtained("one_device")
+        elif asynchronous:
+            raise value_error(
+                "`asynchronous` came without parameter servers.",
+                "Expected a strategy of the kind 'parameter_server' with it.",
+                "Leave it out: replicas that exchange sums wait for each other.",
+                strategy=type(strategy).__name__,
+            )
         self.group = ReplicaGroup(strategy, half_sums)
         self.strategy = self.group.strategy
         # Of several processes each keeps the rows of all replicas on the host: what one process
@@ -157,12 +174,19 @@ class Replication:
                 }
             replicas = self.group.count, len(self.cutter.devices)
             step = functools.partial(make, model, self)
-            self._functions[key] = StepFunctions(step, replicas, eager, data_wait)
+            # A coordinator does not compute what workers do.
+            direct = eager or (self.servers is not None and method == "train_step")
+            self._functions[key] = StepFunctions(step, replicas, direct, data_wait)
         return self._functions[key]
 
     def reads_in_graph(self, model: keras.Model) -> bool:
         """Whether a graph of steps may read the batches itself."""
-        return not (model.run_eagerly or self.micro_batches == "auto")
+        own = model.run_eagerly or self.micro_batches == "auto" or self.servers is not None
+        return not own
+
+    def settle(self) -> dict[str, Any]:
+        """Wait for what workers still do; the logs then, if there are other ones."""
+        return self.servers.settle() if self.servers is not None else {}
 
     def run(
         self, model: keras.Model, mode: str, group: Group, spec: Batch | None

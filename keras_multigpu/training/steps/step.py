@@ -101,6 +101,10 @@ class Step:
     ) -> Result:
         raise NotImplementedError
 
+    @property
+    def _shares_of_batch(self) -> int:
+        return self._group.count
+
     def _compile(self, pass_also: Sequence[Any] = (), update_also: Sequence[Any] = ()) -> None:
         """Trace the pass, and the update for the layout that it has; the specs say what both take.
 
@@ -113,7 +117,7 @@ class Step:
         jit = bool(self._model.jit_compile)
         known = self._variables
         values = specs_of(Values(known.trainable, known.others, known.global_seed))
-        rows = share_spec(self._spec, self._group.count)
+        rows = share_spec(self._spec, self._shares_of_batch)
         self._run_pass = run = TracedPass(self._pass.run, (values, rows, INTEGER, *pass_also), jit)
         if jit:
             refuse_elsewhere(run.graph, self._group)

@@ -14,6 +14,7 @@ from keras_multigpu.training.replica_pass.passes import EvaluationPass
 from keras_multigpu.training.replica_pass.passes import TrainingPass
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized_layers
+from keras_multigpu.training.servers.step import ServedTrainStep
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.steps.custom_step import CustomPrediction
 from keras_multigpu.training.steps.custom_step import CustomStep
@@ -72,6 +73,8 @@ def training_step(
 ) -> RunStep:
     """The training step for batches of these specs; with the first of them, if it is at hand."""
     prepare(model, replication, spec, batch)
+    if replication.servers is not None:
+        return served_step(model, replication, spec)
     group, probes, pieces = replication.group, replication.probes, replication.pieces
     layers = synchronized_layers(model, replication.sync_batch_norm)
     if is_overridden(model, "train_step"):
@@ -95,6 +98,34 @@ def training_step(
     if is_overridden(model, "compute_loss"):
         return whole_batch()
     return SumOrWhole(sum_of_examples, whole_batch)
+
+
+def served_step(model: keras.Model, replication: "Replication", spec: Batch) -> RunStep:
+    """The training step of workers and parameter servers; a `ValueError` if there is none."""
+    assert replication.servers is not None
+    reasons = {
+        "a `train_step` of its own": is_overridden(model, "train_step"),
+        "a `compute_loss` of its own": is_overridden(model, "compute_loss"),
+        "`run_eagerly=True`": model.run_eagerly,
+        "`sync_batch_norm=True`": replication.sync_batch_norm,
+        "a callback that looks into steps": replication.probes,
+    }
+    try:
+        found = [reason for reason, applies in reasons.items() if applies]
+        if not found:
+            pieces = replication.pieces
+            replica_pass = TrainingPass(model, metrics_of(model, spec), False, pieces, None, False)
+            return ServedTrainStep(
+                model, replication.group, spec, replica_pass, replication.servers
+            )
+    except NeedsWholeBatch:
+        found = ["a loss that is not a sum over examples"]
+    raise value_error(
+        f"Workers of parameter servers cannot train a model with {found[0]}.",
+        "Expected Keras's own training step, with losses and metrics that are sums over examples.",
+        "Change the model, or train it with the kind 'multi_worker'.",
+        model=type(model).__name__,
+    )
 
 
 def evaluation_step(

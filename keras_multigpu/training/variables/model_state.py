@@ -35,6 +35,7 @@ class ModelState(NamedTuple):
     @classmethod
     def of(cls, model: keras.Model) -> "ModelState":
         """The present values."""
+        settle(model)
         return cls({name: value_of(variable) for name, variable in variables_of(model).items()})
 
     def restore(self, model: keras.Model) -> None:
@@ -42,6 +43,7 @@ class ModelState(NamedTuple):
 
         Nothing is changed unless every variable finds its value.
         """
+        settle(model)
         variables = variables_of(model)
         if differences := self.differences(model):
             raise value_error(
@@ -68,6 +70,13 @@ class ModelState(NamedTuple):
         gone = self.values.keys() - variables.keys()
         found += [f"{name} is gone" for name in sorted(gone) if not is_rate(name)]
         return found
+
+
+def settle(model: keras.Model) -> None:
+    """Wait until nobody else changes the model's values."""
+    replication = getattr(model, "replication", None)
+    if replication is not None:
+        replication.settle()
 
 
 def is_rate(name: str) -> bool:

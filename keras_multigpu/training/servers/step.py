@@ -1,0 +1,143 @@
+"""A training step whose passes are computed by workers; see `ServedTrainStep`."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.checks import value_error
+from keras_multigpu.training.feed.cutter import shares_of
+from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_pass.passes import Outcome
+from keras_multigpu.training.replica_pass.passes import TrainingPass
+from keras_multigpu.training.replica_pass.passes import Update
+from keras_multigpu.training.replica_pass.values import Values
+from keras_multigpu.training.servers.connection import Servers
+from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.shares import Rows
+from keras_multigpu.training.shares import filled
+from keras_multigpu.training.shares import present
+from keras_multigpu.training.shares import share_spec
+from keras_multigpu.training.steps.step import Result
+from keras_multigpu.training.steps.step import TrainStep
+from keras_multigpu.training.update.optimizer_update import loss_scale
+
+
+class ServedTrainStep(TrainStep):
+    """A training step on workers that a coordinator tells what to do.
+
+    Synchronously each worker passes over its share of a batch, with values that the parameter
+    servers hold; the coordinator sums what they return and updates. Asynchronously a worker takes a
+    whole batch, computes the update as well, and adds the differences to what the servers hold by
+    then: an assignment would undo the updates of others.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        group: ReplicaGroup,
+        spec: Batch,
+        replica_pass: TrainingPass,
+        servers: Servers,
+    ) -> None:
+        self._servers = servers
+        self._count = 1 if servers.asynchronous else servers.workers
+        super().__init__(model, group, spec, replica_pass)
+        self._traced: Any = self._run_pass
+        self._refuse_whole_batches()
+        known = self._variables
+        self._places = [known.trainable, self._optimizer_variables, known.others]
+        self._stored = [servers.stored(part) for part in self._places]
+        self._rows = share_spec(spec, self._count)
+        function = self._updated_on_worker if servers.asynchronous else self._passed_on_worker
+        self._function = tf.function(function, autograph=False)
+
+    @property
+    def _shares_of_batch(self) -> int:
+        return self._count
+
+    def __call__(self, shares: Sequence[Rows]) -> dict[str, Any]:
+        """Train on one batch; asynchronously the logs are those of a batch that is done by now."""
+        self._servers.push()
+        seed = tf.convert_to_tensor(self._variables.global_seed)
+        if self._servers.asynchronous:
+            arguments = tf.constant(self._servers.steps), seed, *present(shares[0])
+            return self._servers.schedule(
+                self._function, arguments, lambda found: self._added(shares, found)
+            )
+        rows = shares_of(shares[0].data, self._count)
+        found = self._servers.results(
+            self._function, [(tf.constant(i), seed, *present(each)) for i, each in enumerate(rows)]
+        )
+        outcomes = [self._as_outcome(each) for each in found]
+        layout = self._traced.layout
+        packs = [tf.add_n(parts) for parts in zip(*(each.packs for each in outcomes), strict=True)]
+        slices = [
+            tf.IndexedSlices(
+                tf.concat([part.values for part in parts], 0),
+                tf.concat([part.indices for part in parts], 0),
+                parts[0].dense_shape,
+            )
+            for parts in zip(*(each.slices for each in outcomes), strict=True)
+        ]
+        here = [[tf.convert_to_tensor(variable) for variable in part] for part in self._places]
+        values = Values(here[0], here[2], seed)
+        update = self._update(layout, values, packs, slices, here[1])
+        result = Result(update, outcomes[0], layout, shares[0].examples)
+        self._assign([result])
+        return self._tracked(shares, [result], ((None, None, None), None))
+
+    def _passed_on_worker(self, number: tf.Tensor, seed: tf.Tensor, *leaves: Any) -> list[Any]:
+        trainable, optimizer, others = self._read()
+        scale = loss_scale(self._model.optimizer, optimizer)
+        rows = filled(self._rows, leaves)
+        outcome, _ = self._run_pass(Values(trainable, others, seed), rows, number, scale)
+        tensors = tf.nest.flatten(outcome, expand_composites=True)
+        return [tensor for tensor in tensors if tensor is not None]
+
+    def _updated_on_worker(self, number: tf.Tensor, seed: tf.Tensor, *leaves: Any) -> Any:
+        trainable, optimizer, others = self._read()
+        scale = loss_scale(self._model.optimizer, optimizer)
+        rows, values = filled(self._rows, leaves), Values(trainable, others, seed)
+        # The number of the step takes the place of a replica's: each draws anew.
+        outcome, layout = self._run_pass(values, rows, number, scale)
+        update = self._update(layout, values, outcome.packs, outcome.slices, optimizer)
+        changed = [[part[index] for index in layout.changed] for part in (self._stored[2], others)]
+        for copies, old, new in (
+            (self._stored[0], trainable, update.trainable),
+            (self._stored[1], optimizer, update.optimizer),
+            (*changed, update.others),
+        ):
+            for copy, before, after in zip(copies, old, new, strict=True):
+                copy.assign_add(after - before)
+        return update.losses, update.metrics
+
+    def _read(self) -> list[list[tf.Tensor]]:
+        return [[tf.convert_to_tensor(copy) for copy in part] for part in self._stored]
+
+    def _added(self, shares: Sequence[Rows], found: Any) -> dict[str, Any]:
+        """The logs, with what a batch has added."""
+        losses, metrics = tf.nest.map_structure(tf.convert_to_tensor, found)
+        update = Update([], [], [], losses, metrics, tf.zeros(()))
+        outcome = self._traced.graph.structured_outputs  # Of which nothing is asked.
+        result = Result(update, outcome, self._traced.layout, shares[0].examples)
+        return self._tracked(shares, [result], ((None, None, None), None))
+
+    def _as_outcome(self, found: Any) -> Outcome:
+        structure, remaining = self._traced.graph.structured_outputs, iter(found)
+        tensors = [
+            None if leaf is None else tf.convert_to_tensor(next(remaining))
+            for leaf in tf.nest.flatten(structure, expand_composites=True)
+        ]
+        outcome: Outcome = tf.nest.pack_sequence_as(structure, tensors, expand_composites=True)
+        return outcome
+
+    def _refuse_whole_batches(self) -> None:
+        if self._traced.layout.metrics.gathered:
+            raise value_error(
+                "A metric needs all predictions of a batch at once, and workers have them.",
+                "Expected with parameter servers metrics that are sums over examples.",
+                "Compile the model without it, and use it in `evaluate` on one device.",
+                metrics=[metric.name for metric in self._model.metrics],
+            )

@@ -1,0 +1,99 @@
+"""A coordinator with a parameter server and a worker in its process, and a worker in another one.
+
+    parameter_servers.py FOLDER
+
+It leaves `synchronous.npz` with all that a training left behind, and prints as JSON what became of
+an asynchronous one whose second worker was killed.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+
+def model_and_data(middle=(), momentum=0.9):
+    """A model with a penalty, and 41 examples, for batches of 8: the last has one."""
+    keras.utils.set_random_seed(1)
+    layers = [
+        keras.layers.Dense(8, "relu"),
+        *middle,
+        keras.layers.Dense(1, kernel_regularizer="l2"),
+    ]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    x = np.random.default_rng(0).normal(size=(41, 4)).astype("float32")
+    model.compile(keras.optimizers.SGD(0.05, momentum), "mse", metrics=["mae"])
+    return model, x, x[:, :1] - 2 * x[:, 1:2]
+
+
+def numbers(model, history, x):
+    """All that training has left behind."""
+    found = {variable.path: variable.numpy() for variable in model.variables}
+    logs = {f"log {name}": np.array(values) for name, values in history.history.items()}
+    return {**found, **logs, "predictions": model.predict(x, verbose=0)}
+
+
+class Kill(keras.callbacks.Callback):
+    """Kills a process in the middle of an epoch."""
+
+    def __init__(self, process):
+        super().__init__()
+        self.process = process
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.params["epochs"] > 3 and batch == 3:
+            self.process.kill()
+
+
+def main(folder):
+    """Train in both ways."""
+    from worker_processes import free_ports
+
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(4)]
+    cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
+
+    def config(role, index):
+        return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
+
+    served = [sys.executable, "-c", "import keras_multigpu"]
+    other = subprocess.Popen(served, env={**os.environ, "TF_CONFIG": config("worker", 1)})
+    spec = tf.train.ClusterSpec(cluster)
+    here = [tf.distribute.Server(spec, role, 0) for role in ("ps", "worker")]
+    os.environ["TF_CONFIG"] = config("chief", 0)
+    import keras_multigpu as kmg
+
+    try:
+        model, x, y = model_and_data()
+        model = kmg.distribute(model, kmg.strategy("parameter_server"))
+        history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        np.savez(folder / "synchronous.npz", **numbers(model, history, x))
+
+        drawn = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.1)]
+        model, x, y = model_and_data(drawn, momentum=0.0)
+        model = kmg.distribute(model, kmg.strategy("parameter_server"), asynchronous=True)
+        before = model.evaluate(x, y, verbose=0)[0]
+        history = model.fit(x, y, batch_size=8, epochs=20, verbose=0, callbacks=[Kill(other)])
+        found = {
+            "before": before,
+            "after": model.evaluate(x, y, verbose=0)[0],
+            "steps": int(model.optimizer.iterations),
+            "losses": history.history["loss"],
+            "killed": other.wait(),
+        }
+        print("result", json.dumps(found), flush=True)
+    finally:
+        other.kill()
+        other.wait()
+        del here
+    os._exit(0)  # The servers in this process have no end.
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

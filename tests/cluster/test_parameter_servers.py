@@ -1,0 +1,99 @@
+"""Workers and parameter servers, in real processes: synchronous as one device, or asynchronous."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import parameter_servers
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.training.steps.steps_of_model import training_step
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def left_behind(tmp_path_factory):
+    """The numbers of a synchronous training, and what became of an asynchronous one."""
+    folder = tmp_path_factory.mktemp("servers")
+    path = os.pathsep.join([str(TESTS.parent), str(TESTS), str(TESTS / "cluster")])
+    ended = subprocess.run(
+        [sys.executable, parameter_servers.__file__, str(folder)],
+        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    found = re.search(r"^result (.*)$", ended.stdout, re.MULTILINE)
+    assert ended.returncode == 0 and found, ended.stdout + ended.stderr
+    with np.load(folder / "synchronous.npz") as numbers:
+        return dict(numbers), json.loads(found[1])
+
+
+@pytest.mark.slow
+def test_synchronous_workers_end_where_one_device_does(left_behind):
+    """Also where a worker has no example of the last batch."""
+    found, _ = left_behind
+    model, x, y = parameter_servers.model_and_data()
+    history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    expected = parameter_servers.numbers(model, history, x)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+@pytest.mark.slow
+def test_asynchronous_workers_lose_no_step_though_one_is_killed(left_behind):
+    """Each batch has updated the model: 20 epochs of 6 batches, of which one worker did most."""
+    _, found = left_behind
+    assert found["killed"] == -9
+    assert found["steps"] == 20 * 6
+    assert found["after"] < found["before"] / 4
+    assert found["losses"][-1] < found["losses"][0] / 2
+
+
+class Own(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "what"),
+    [
+        (Own, {}, "with a `train_step` of its own"),
+        (keras.Sequential, {"run_eagerly": True}, "with `run_eagerly=True`"),
+        (keras.Sequential, {"loss": lambda y, p: tf.reduce_max(y - p)}, "is not a sum over"),
+        (keras.Sequential, {"metrics": ["r2_score"]}, "needs all predictions of a batch at once"),
+    ],
+)
+def test_what_workers_cannot_do_is_refused_by_name(model, settings, what):
+    """Before any of them is asked."""
+    model = kmg.distribute(model([keras.Input((2,)), keras.layers.Dense(1)]))
+    model.compile(**{"optimizer": "sgd", "loss": "mse", **settings})
+    spec = (tf.TensorSpec((None, 2)), tf.TensorSpec((None, 1)), None)
+    model.replication.servers = SimpleNamespace(asynchronous=True, workers=2)
+    with pytest.raises(ValueError, match=what):
+        training_step(model, model.replication, spec, None)
+
+
+def test_tpus_are_refused():
+    with pytest.raises(
+        ValueError, match="TPUStrategy has replicas outside.*TPUs are not supported"
+    ):
+        kmg.distribute(
+            keras.Sequential([keras.layers.Dense(1)]), object.__new__(tf.distribute.TPUStrategy)
+        )
+
+
+def test_asynchronous_replicas_are_refused():
+    with pytest.raises(ValueError, match="`asynchronous` came without parameter servers"):
+        kmg.distribute(keras.Sequential([keras.layers.Dense(1)]), asynchronous=True)
