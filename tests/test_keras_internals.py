@@ -5,6 +5,7 @@ changed; `keras_multigpu/keras_internals` is the only folder to mend.
 """
 
 import functools
+import inspect
 import random
 
 import keras

@@ -1,9 +1,9 @@
-"""A coordinator with a parameter server and a worker in its process, and a worker in another one.
+"""A chief with a parameter server and a worker in its process, and two workers that are killed.
 
     parameter_servers.py FOLDER
 
 It leaves `synchronous.npz` with all that a training left behind, and prints as JSON what became of
-an asynchronous one whose second worker was killed.
+an asynchronous one.
 """
 
 import json
@@ -48,7 +48,7 @@ class Kill(keras.callbacks.Callback):
         self.process = process
 
     def on_train_batch_end(self, batch, logs=None):
-        if self.params["epochs"] > 3 and batch == 3:
+        if batch == 3:
             self.process.kill()
 
 
@@ -56,14 +56,17 @@ def main(folder):
     """Train in both ways."""
     from worker_processes import free_ports
 
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(4)]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(5)]
     cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
 
     def config(role, index):
         return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
 
     served = [sys.executable, "-c", "import keras_multigpu"]
-    other = subprocess.Popen(served, env={**os.environ, "TF_CONFIG": config("worker", 1)})
+    others = [
+        subprocess.Popen(served, env={**os.environ, "TF_CONFIG": config("worker", index)})
+        for index in (1, 2)
+    ]
     spec = tf.train.ClusterSpec(cluster)
     here = [tf.distribute.Server(spec, role, 0) for role in ("ps", "worker")]
     os.environ["TF_CONFIG"] = config("chief", 0)
@@ -72,25 +75,27 @@ def main(folder):
     try:
         model, x, y = model_and_data()
         model = kmg.distribute(model, kmg.strategy("parameter_server"))
-        history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        kill = [Kill(others[0])]
+        history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=kill)
         np.savez(folder / "synchronous.npz", **numbers(model, history, x))
 
         drawn = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.1)]
         model, x, y = model_and_data(drawn, momentum=0.0)
         model = kmg.distribute(model, kmg.strategy("parameter_server"), asynchronous=True)
         before = model.evaluate(x, y, verbose=0)[0]
-        history = model.fit(x, y, batch_size=8, epochs=20, verbose=0, callbacks=[Kill(other)])
+        history = model.fit(x, y, batch_size=8, epochs=20, verbose=0, callbacks=[Kill(others[1])])
         found = {
             "before": before,
             "after": model.evaluate(x, y, verbose=0)[0],
             "steps": int(model.optimizer.iterations),
             "losses": history.history["loss"],
-            "killed": other.wait(),
+            "killed": [each.wait() for each in others],
         }
         print("result", json.dumps(found), flush=True)
     finally:
-        other.kill()
-        other.wait()
+        for each in others:
+            each.kill()
+            each.wait()
         del here
     os._exit(0)  # The servers in this process have no end.
 
