@@ -558,7 +558,7 @@ def test_parameter_servers_know_their_workers():
     strategy = object.__new__(tf.distribute.ParameterServerStrategy)
     strategy._num_workers = 3
     assert cluster_internals.workers_of_servers(strategy) == 3
-    made = inspect.getsource(tf.distribute.ParameterServerStrategy.__init__)
+    made = inspect.getsource(inspect.getmodule(tf.distribute.ParameterServerStrategy))
     assert "self._num_workers =" in made
 
 
