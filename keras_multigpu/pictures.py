@@ -8,6 +8,7 @@ from keras_multigpu.checks import problem
 from keras_multigpu.checks import value_error
 from keras_multigpu.writing import require_writable
 from keras_multigpu.writing import whole
+from keras_multigpu.writing import writes_here
 
 INK, GREY, LIGHT = "#1d2730", "#6b7783", "#e3e7ea"
 
@@ -81,9 +82,13 @@ def png_of(figure: Any) -> bytes:
 def write_png(figure: Any, path: Path) -> None:
     """Write a figure whole or not at all: a reader never sees half a picture.
 
+    Of several processes that train together one does.
+
     Args:
         path: The file. Folders that do not exist are made.
     """
+    if not writes_here():
+        return
     with whole(path) as partial:
         figure.savefig(partial, format="png")
 

@@ -1,6 +1,10 @@
-"""Files: written whole, by one process at a time, and refused early where they cannot be."""
+"""Files: written whole, by one process at a time, and refused early where they cannot be.
+
+Of several processes that train together one writes and prints for all, see `left_to_another`.
+"""
 
 import contextlib
+import contextvars
 import logging
 import os
 import tempfile
@@ -10,6 +14,29 @@ from pathlib import Path
 from keras_multigpu.checks import value_error
 
 _log = logging.getLogger("keras_multigpu")
+
+_left_to_another = contextvars.ContextVar("left_to_another", default=False)
+
+
+@contextlib.contextmanager
+def left_to_another(left: bool) -> Iterator[None]:
+    """Print nothing and draw nothing in this context, where another process does it for all."""
+    token = _left_to_another.set(left)
+    try:
+        yield
+    finally:
+        _left_to_another.reset(token)
+
+
+def writes_here() -> bool:
+    """Whether this process is the one that prints and draws."""
+    return not _left_to_another.get()
+
+
+def say(text: str) -> None:
+    """Print a line for the user; of several processes one does."""
+    if writes_here():
+        print(text, flush=True)  # noqa: T201
 
 
 @contextlib.contextmanager

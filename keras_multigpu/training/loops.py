@@ -29,6 +29,7 @@ from keras_multigpu.training.workers import in_step
 from keras_multigpu.training.workers import may_stop_alone
 from keras_multigpu.training.workers import of_this_worker
 from keras_multigpu.training.workers import require_same_run
+from keras_multigpu.training.workers import require_same_start
 from keras_multigpu.training.workers import together
 
 HOOKS = {mode: (f"on_{mode}_batch_begin", f"on_{mode}_batch_end") for mode in ("train", "test")}
@@ -66,6 +67,7 @@ def train(
     with together(group), run.running(), feed.reading():
         callbacks.on_train_begin()
         run.begin()
+        require_same_start(group, run.epoch)
         for epoch in range(run.epoch, epochs):
             run.begin_epoch(epoch)
             callbacks.on_epoch_begin(epoch)
@@ -127,7 +129,8 @@ def run_epoch(
     listened = listens(callbacks, mode)
     logs: dict[str, Any] = {} if run is None or not run.step else run.logs
     workers = replication.group
-    asks = any(map(may_stop_alone, callbacks.callbacks)) and listened
+    # The chief may have callbacks that others have not, and all must ask or none.
+    asks = workers.agree(any(map(may_stop_alone, callbacks.callbacks)) and listened)
     groups = feed.epoch(model.steps_per_execution, replication.reads_in_graph(model))
     for first, group in in_step(workers, feed, groups):
         if listened:
@@ -181,7 +184,12 @@ def evaluate(
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         build(model, replication, feed)
         callbacks = callback_list(
-            model, callbacks, shown(group, verbose), 1, feed.num_batches, history=False
+            model,
+            of_this_worker(callbacks, group),
+            shown(group, verbose),
+            1,
+            feed.num_batches,
+            history=False,
         )
     feed.rewind()
     model.stop_evaluating = False
@@ -201,6 +209,7 @@ def predict(
     if feed.spec is not None:
         require_batches(model, feed.spec)
     prepare(model, replication, feed.spec)
+    callbacks = of_this_worker(callbacks, group)
     callbacks = callback_list(
         model, callbacks, shown(group, verbose), 1, feed.num_batches, history=False
     )

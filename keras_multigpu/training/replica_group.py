@@ -26,6 +26,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
 from keras_multigpu.replicas import obtained
+from keras_multigpu.replicas import short_name
 from keras_multigpu.training.exchange.stages import summing
 
 T = TypeVar("T")
@@ -128,6 +129,12 @@ class ReplicaGroup:
     def is_chief(self) -> bool:
         """Whether this process is the one that writes files and speaks for all."""
         return self.replicas[0].id == 0
+
+    def name_of(self, replica: int) -> str:
+        """A replica's device, as `GPU:1`, or `GPU:1 of worker 2`; all workers have as many."""
+        worker, place = divmod(replica, len(self.replicas))
+        name = short_name(self.replicas[place].device)
+        return f"{name} of worker {worker}" if self.is_spread else name
 
     def run(self, function: Callable[[Replica], T]) -> list[T]:
         """Run a function on each replica of this process; the results by place."""

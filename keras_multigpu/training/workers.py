@@ -22,6 +22,7 @@ from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.steps.same_batch import DIFFERS
 from keras_multigpu.training.variables.model_state import identity_of_model
+from keras_multigpu.writing import left_to_another
 
 ONLY_WRITE = (
     keras.callbacks.CSVLogger,
@@ -38,7 +39,7 @@ def together(group: ReplicaGroup) -> Iterator[None]:
     if not group.is_spread:
         yield
         return
-    with ending_together(group.workers, group.worker):
+    with ending_together(group.workers, group.worker), left_to_another(not group.is_chief):
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
@@ -141,14 +142,50 @@ def of_this_worker(callbacks: Any, group: ReplicaGroup) -> Any:
     flat = [callback for callback in keras.tree.flatten(callbacks or []) if callback is not None]
     for callback in flat:
         refuse_where_spread(callback)
-    return flat if group.is_chief else [each for each in flat if not isinstance(each, ONLY_WRITE)]
+    if group.is_chief:
+        return flat
+    return [
+        OnlyReads(each) if isinstance(each, keras.callbacks.BackupAndRestore) else each
+        for each in flat
+        if not isinstance(each, ONLY_WRITE)
+    ]
+
+
+class OnlyReads(keras.callbacks.Callback):
+    """What other workers do of the chief's `BackupAndRestore`: begin with what was saved.
+
+    All have read before the first step, and the chief writes after it.
+
+    Args:
+        backup: The callback.
+    """
+
+    def __init__(self, backup: keras.callbacks.BackupAndRestore) -> None:
+        super().__init__()
+        self._backup = backup
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Restore weights, optimizer and epoch."""
+        self._backup.set_model(self.model)
+        self._backup.on_train_begin(logs)
+
+
+def require_same_start(group: ReplicaGroup, epoch: int) -> None:
+    """Raise a `ValueError` where processes would begin in different epochs."""
+    epochs = [epoch for (epoch,) in group.of_processes([epoch])]
+    if len({*epochs}) > 1:
+        raise value_error(
+            "The workers begin in different epochs.",
+            "Expected each to read the backup that the chief has written.",
+            "Give `BackupAndRestore` a folder that all workers share.",
+            epochs=epochs,
+        )
 
 
 def refuse_where_spread(callback: keras.callbacks.Callback) -> None:
     """Raise a `ValueError` for a callback that only knows the replicas of one process."""
-    backup = isinstance(callback, keras.callbacks.BackupAndRestore)
     ours = type(callback).__module__.startswith("keras_multigpu.")
-    if backup or (ours and not getattr(callback, "on_several_workers", False)):
+    if ours and not getattr(callback, "on_several_workers", False):
         raise value_error(
             f"{type(callback).__name__} does not work on several workers yet.",
             "Expected callbacks that steer by the logs, which are the same on all workers, or "

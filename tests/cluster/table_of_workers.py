@@ -35,6 +35,8 @@ def main(folder, names):
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     found = {}
     for name in names:
+        sys.stdout.write(f"{name}\n")  # What to look at where it never ends.
+        sys.stdout.flush()
         try:
             found[name] = numbers(name)
         except (ValueError, TypeError, RuntimeError, NotImplementedError, tf.errors.OpError):

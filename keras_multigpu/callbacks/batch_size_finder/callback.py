@@ -22,6 +22,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.pictures import picture_file
 from keras_multigpu.pictures import write_png
 from keras_multigpu.training.run import TrainingRun
+from keras_multigpu.writing import say
 
 
 class BatchSizeFinder(keras.callbacks.Callback):
@@ -176,7 +177,7 @@ class BatchSizeFinder(keras.callbacks.Callback):
 
     def _say(self, text: str) -> None:
         if self.verbose:
-            print(f"BatchSizeFinder: {text}", flush=True)  # noqa: T201
+            say(f"BatchSizeFinder: {text}")
 
 
 def number_of_examples(run: TrainingRun) -> int | None:

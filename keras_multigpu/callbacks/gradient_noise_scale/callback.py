@@ -65,6 +65,8 @@ class GradientNoiseScale(keras.callbacks.Callback):
         curve: The points measured in this `fit`.
     """
 
+    on_several_workers = True
+
     def __init__(
         self,
         smoothing: float = 0.99,

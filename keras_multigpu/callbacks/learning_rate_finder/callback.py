@@ -27,6 +27,7 @@ from keras_multigpu.pictures import picture_file
 from keras_multigpu.pictures import write_png
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.run import TrainingRun
+from keras_multigpu.writing import say
 
 PATIENCE = 5.0
 """Every how many seconds a search says how far it is."""
@@ -66,6 +67,8 @@ class LearningRateFinder(keras.callbacks.Callback):
         exploded_rate: The rate where the search ended early; None if it did not.
         curve: `rates`, `losses` and `smoothed`, as arrays.
     """
+
+    on_several_workers = True
 
     def __init__(
         self,
@@ -219,7 +222,7 @@ class LearningRateFinder(keras.callbacks.Callback):
 
     def _say(self, text: str) -> None:
         if self.verbose:
-            print(f"LearningRateFinder: {text}", flush=True)  # noqa: T201
+            say(f"LearningRateFinder: {text}")
 
 
 def require_range(low: Any, high: Any) -> None:

@@ -70,6 +70,8 @@ class NaNGuard(keras.callbacks.Callback):
     ```
     """
 
+    on_several_workers = True
+
     def __init__(
         self,
         action: str = "stop",

@@ -163,7 +163,7 @@ def finding_of(facts: Facts, epoch: int, step: int, run: Any, model: keras.Model
         what=what,
         cause=words,
         replicas=tuple(replicas),
-        devices=tuple(device_of(model, replica) for replica in replicas),
+        devices=tuple(map(model.replication.group.name_of, replicas)),
         layers=tuple(layers_of(variables)) if what != "loss" or before else (),
         variables=tuple(variables),
         array=cause if place else None,
@@ -181,12 +181,6 @@ def listed(names: Sequence[str]) -> str:
 def layers_of(paths: Sequence[str]) -> list[str]:
     """The layers that variables belong to, each once."""
     return list(dict.fromkeys(path.rpartition("/")[0] or path for path in paths))
-
-
-def device_of(model: keras.Model, replica: int) -> str:
-    """A replica's device, as `GPU:1`."""
-    devices = {one.id: one.device for one in model.replication.group.replicas}
-    return short_name(devices[replica])
 
 
 def weights_not_finite(model: keras.Model) -> list[str]:

@@ -1,0 +1,131 @@
+"""Trainings with callbacks, on a worker: what they have found, and which files they have written.
+
+    callbacks_of_workers.py FOLDER
+
+Each worker works in a folder of its own, and leaves `worker.pickle` in the one that all share.
+"""
+
+import logging
+import os
+import pickle
+import sys
+from pathlib import Path
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_multigpu as kmg
+
+ROWS = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+
+
+class AtEpochs(keras.callbacks.Callback):
+    """A callback of the user's that hears of epochs only."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        """Remember the weights."""
+        self.weights = [weight.copy() for weight in self.model.get_weights()]
+
+
+class Counting:
+    """Counts the tensors that a group's replicas exchange."""
+
+    def __init__(self, group):
+        self.count, self._sum = 0, group.sum
+        group.sum = self
+
+    def __call__(self, tensors):
+        self.count += len(tensors)
+        return self._sum(tensors)
+
+
+def trained(x, epochs, callbacks, strategy, **compiled):
+    """A model after some training."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(3, "relu"), keras.layers.Dense(1)]
+    model = kmg.distribute(keras.Sequential([keras.Input((4,)), *layers]), strategy)
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"], **compiled)
+    history = model.fit(
+        x, ROWS[:, :1], batch_size=8, epochs=epochs, callbacks=callbacks, shuffle=False
+    )
+    return model, history.history
+
+
+def measured(strategy=None):
+    """What callbacks find that look into steps, or try steps."""
+    found = {}
+    noise = kmg.callbacks.GradientNoiseScale(0.9, every_steps=4, picture="noise.png")
+    rate = kmg.callbacks.LearningRateFinder(1e-3, high=3.0, picture="rate.png")
+    model, history = trained(ROWS, 2, [noise, rate, AtEpochs()], strategy)
+    found["noise and rate"] = {
+        "curve": [point.noise_scale for point in noise.curve],
+        "rate": [rate.suggested_rate],
+        "loss": history["loss"],
+        "kernel": model.get_weights()[0],
+    }
+    bad = ROWS.copy()
+    bad[7, 2] = np.nan
+    guard = kmg.callbacks.NaNGuard("skip", every_steps=1)
+    model, history = trained(bad, 2, [guard], strategy)
+    found["guard"] = {
+        "loss": history["loss"],
+        "skipped": history["skipped_steps"],
+        "place": [(one.replicas, one.position) for one in guard.findings][0][0],
+        "kernel": model.get_weights()[0],
+    }
+    return found, guard.findings[0].devices
+
+
+def written(folder):
+    """Train with what only writes, and with what also reads."""
+    callbacks = [
+        keras.callbacks.ModelCheckpoint("{batch}.weights.h5", save_freq=3, save_weights_only=True),
+        keras.callbacks.ModelCheckpoint("best.keras", monitor="loss", save_best_only=True),
+        keras.callbacks.CSVLogger("log.csv"),
+        keras.callbacks.TensorBoard("board", histogram_freq=1, update_freq=1),
+        AtEpochs(),
+    ]
+    model, _ = trained(ROWS, 2, callbacks, None)
+    model.evaluate(ROWS, ROWS[:, :1], callbacks=[keras.callbacks.TensorBoard("evaluated")])
+    backup = folder / "backup"
+    trained(ROWS, 1, [keras.callbacks.BackupAndRestore(backup, delete_checkpoint=False)], None)
+    again = [keras.callbacks.BackupAndRestore(backup, save_freq=2), AtEpochs()]
+    resumed, history = trained(ROWS, 2, again, None)
+    return {
+        "epochs resumed": len(history["loss"]),
+        "resumed": resumed.get_weights(),
+        "expected": model.get_weights(),
+        "backup is left": backup.exists(),
+    }
+
+
+def exchanges():
+    """How many tensors replicas exchange in a step of the usual kind."""
+    group = kmg.distribute(keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)]))
+    group.compile("adam", "mse", metrics=["mae"], run_eagerly=True)
+    group.train_on_batch(ROWS, ROWS[:, :1])
+    counting = Counting(group.replication.group)
+    group.train_on_batch(ROWS, ROWS[:, :1])
+    return counting.count
+
+
+def main(folder):
+    """Run all."""
+    logging.basicConfig(format="%(message)s")
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    index = kmg.strategy().cluster_resolver.task_id
+    own = folder / str(index)
+    own.mkdir()
+    os.chdir(own)
+    found, devices = measured()
+    result = {"found": found, "devices": devices, "written": written(folder)}
+    result["exchanges"] = exchanges()
+    result["files"] = sorted(str(path.relative_to(own)) for path in own.rglob("*.*"))
+    (folder / f"{index}.pickle").write_bytes(pickle.dumps(result))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,71 @@
+"""Callbacks on several workers: all steer, all find the same, one writes and draws, none waits."""
+
+import pickle
+import re
+from pathlib import Path
+
+import callbacks_of_workers
+import numpy as np
+import pytest
+from worker_processes import run_workers
+
+import keras_multigpu as kmg
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unoptimized_graphs")]
+
+SCRIPT = Path(callbacks_of_workers.__file__)
+
+
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory):
+    """What each of two workers has found, and what it printed."""
+    folder = tmp_path_factory.mktemp("workers")
+    outputs = run_workers(SCRIPT, 2, [folder], seconds=300)
+    paths = [folder / f"{index}.pickle" for index in range(2)]
+    return [pickle.loads(path.read_bytes()) for path in paths], outputs
+
+
+def test_all_workers_find_what_one_process_finds(workers, tmp_path, monkeypatch):
+    """Of the gradients' noise, the rate, and what is not finite; and say where it was."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(UserWarning, match="not finite"):
+        expected, _ = callbacks_of_workers.measured(kmg.strategy(devices=2))
+    for found in workers[0]:
+        for name, values in expected.items():
+            for what, value in values.items():
+                np.testing.assert_allclose(found["found"][name][what], value, 2e-5, 1e-7, what)
+        assert found["devices"] == ("CPU:0 of worker 1",)
+
+
+def test_only_the_chief_writes_and_draws(workers):
+    """Files, pictures, progress bars, and lines of what was found."""
+    (chief, other), (printed, of_other) = workers
+    names = {re.sub(r"events.*", "events", name) for name in chief["files"]}
+    assert names >= {
+        "noise.png",
+        "rate.png",
+        "3.weights.h5",
+        "best.keras",
+        "log.csv",
+        "board/train/events",
+        "evaluated/validation/events",
+    }
+    assert other["files"] == []
+    assert "LearningRateFinder:" in printed and "Epoch 2/2" in printed
+    assert "LearningRateFinder:" not in of_other
+    assert "Epoch 2/2" not in of_other
+
+
+def test_a_backup_is_read_by_all(workers):
+    """And training ends as if it had not been interrupted; the chief cleans up."""
+    for found in workers[0]:
+        written = found["written"]
+        assert written["epochs resumed"] == 1
+        for resumed, expected in zip(written["resumed"], written["expected"], strict=True):
+            np.testing.assert_array_equal(resumed, expected)
+    assert not workers[0][0]["written"]["backup is left"]
+
+
+def test_a_step_takes_few_exchanges(workers):
+    """One for all that is summed, and one to see that all have read the same batch."""
+    assert [found["exchanges"] for found in workers[0]] == [2, 2]
