@@ -41,8 +41,8 @@ class DistributedModel(keras.Model):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "DistributedModel":
         """Make a functional model where Keras would."""
-        if is_functional(args, kwargs) and not issubclass(cls, functional_class()):
-            cls = distributed_class(functional_class(), cls)
+        if is_functional(args, kwargs) and not issubclass(cls, keras_internals.FunctionalModel):
+            cls = distributed_class(keras_internals.FunctionalModel, cls)
         model = super().__new__(cls, *args, **kwargs)
         if tf.distribute.has_strategy():
             model.replicate(Replication(tf.distribute.get_strategy()))
@@ -315,11 +315,6 @@ def require_compiled(model: keras.Model) -> None:
 def is_functional(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether `keras.Model` would make a functional model of these arguments."""
     return len(args) == 2 or "outputs" in kwargs
-
-
-def functional_class() -> type[keras.Model]:
-    """Keras's class of functional models, which has no public name."""
-    return keras_internals.FunctionalModel
 
 
 _made: dict[tuple[type, type], type[DistributedModel]] = {}

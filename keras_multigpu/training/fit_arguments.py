@@ -6,7 +6,6 @@ one output of known size, and one of Keras's losses.
 """
 
 import numbers
-from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -77,7 +76,8 @@ def require_batches(model: keras.Model, spec: Any) -> None:
     if len(inputs) != len(leaves):
         return
     for wanted, leaf in zip(inputs, leaves, strict=True):
-        if leaf is not None and lacks_batch_axis(leaf.shape.rank, wanted.shape):
+        # Keras itself adds a last axis of length 1.
+        if leaf is not None and leaf.shape.rank == len(wanted.shape) - 1 and wanted.shape[-1] != 1:
             raise value_error(
                 "The dataset's elements are single examples.",
                 f"Expected batches of inputs of shape {tuple(wanted.shape)}.",
@@ -85,11 +85,6 @@ def require_batches(model: keras.Model, spec: Any) -> None:
                 "`kmg.data.from_dataset(dataset, global_batch_size=32)`.",
                 shape=tuple(leaf.shape),
             )
-
-
-def lacks_batch_axis(rank: int | None, wanted: Sequence[int | None]) -> bool:
-    """Whether a tensor has one axis less than a model's input, which Keras does not add."""
-    return rank is not None and rank == len(wanted) - 1 and wanted[-1] != 1
 
 
 def require_fitting_labels(model: keras.Model, labels: Any, classes: int | None) -> None:

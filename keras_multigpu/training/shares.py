@@ -110,7 +110,8 @@ def batch_size_of(batch: Any) -> int | tf.Tensor | None:
             return int(static)
         if isinstance(leaf, tf.TypeSpec):
             return None
-        return leaf.nrows(tf.int32) if is_ragged(leaf) else tf.shape(leaf, tf.int32)[0]
+        ragged = isinstance(leaf, tf.RaggedTensor)
+        return leaf.nrows(tf.int32) if ragged else tf.shape(leaf, tf.int32)[0]
     raise ValueError(
         "The batch holds no array with a batch axis. Expected at least one tensor of rank 1 or "
         f"more, with the examples along its first axis. Received: batch={batch}"
@@ -161,11 +162,6 @@ def share_spec(spec: tuple[Any, Any, Any], replicas: int) -> Rows:
 def is_one_row(leaf: Any) -> bool:
     """Whether a leaf is known to have one row, whatever the number of examples."""
     return leaf is not None and leaf.shape.rank != 0 and leaf.shape[0] == 1
-
-
-def is_ragged(leaf: Any) -> bool:
-    """Whether a leaf has rows of different lengths."""
-    return isinstance(leaf, tf.RaggedTensor)
 
 
 def open_spec(batch: Batch) -> Batch:

@@ -31,9 +31,10 @@ from keras_multigpu.training.replica_pass.pure_model import loss_trackers
 from keras_multigpu.training.replica_pass.values import Values
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.shares import Rows
+from keras_multigpu.training.shares import filled
 from keras_multigpu.training.shares import first_rows
 from keras_multigpu.training.shares import gathered
-from keras_multigpu.training.shares import is_ragged
+from keras_multigpu.training.shares import present
 from keras_multigpu.training.shares import rows_count
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.step import Result
@@ -62,7 +63,7 @@ class WholeBatchTrainStep(UpdatingStep):
             with keras_internals.single_device():
                 y_pred = keras_internals.symbolic_call(model, symbolic(spec[0]))
                 counts = rows_per_example(model, spec[0]) if group.count > 1 else []
-                refuse_several_rows(flat(y_pred), counts)
+                refuse_several_rows(keras.tree.flatten(y_pred), counts)
             # Their variables, before the replicas are traced.
             self._pass.metrics.build(y_pred)
 
@@ -86,12 +87,9 @@ class WholeBatchTrainStep(UpdatingStep):
             tape.watch(start.trainable)
             forward, end = self._forward(start, rows)
             predictions = with_attached(forward.y_pred)
-            own = [t for t in flat(first_rows(predictions, rows.examples)) if t is not None]
+            own = present(first_rows(predictions, rows.examples))
             added = [tf.where(rows.examples > 0, loss, 0.0) for loss in forward.added_losses]
-        gathered_rows = iter(group.gather(own))
-        everyones = keras.tree.map_structure(
-            lambda t: None if t is None else next(gathered_rows), predictions
-        )
+        everyones = filled(predictions, group.gather(own))
         common = self._variables.agreed(start, end, rows, index, group.sum)
         batch = gathered(shares, self._spec)
         whole = WholeLoss(self._pass.pure, batch, common, everyones, group.sum(added))
@@ -126,7 +124,7 @@ class WholeBatchTrainStep(UpdatingStep):
             end = self._pass.pure.new_values(scope, start)
         refuse_ragged(forward.y_pred, self._group.count)
         if self._group.count > 1 and tf.executing_eagerly():
-            leaves, size = flat(forward.y_pred), rows_count(rows)
+            leaves, size = keras.tree.flatten(forward.y_pred), rows_count(rows)
             refuse_several_rows(leaves, [rows_for_each(leaf, size) for leaf in leaves])
         return forward, end
 
@@ -164,8 +162,8 @@ class WholeLoss:
         self._batch = batch
         self._values = values
         self._y_pred, attached = predictions
-        keras_internals.attach(flat(self._y_pred), attached)
-        self._outputs = [t for t in flat(predictions) if t is not None]
+        keras_internals.attach(keras.tree.flatten(self._y_pred), attached)
+        self._outputs = present(predictions)
         self._added = [tf.identity(loss) for loss in added_losses]
 
     def compute(self, scale: tf.Tensor) -> None:
@@ -195,14 +193,10 @@ class WholeLoss:
         ]
 
 
-def flat(structure: Any) -> list[Any]:
-    """The leaves of a structure, None included."""
-    return keras.tree.flatten(structure)
-
-
 def dense(gradients: list[Any]) -> list[Any]:
     """Gradients as dense tensors, or ragged as what they are of; None where there is none."""
-    return [g if g is None or is_ragged(g) else tf.convert_to_tensor(g) for g in gradients]
+    as_they_are = type(None), tf.RaggedTensor
+    return [g if isinstance(g, as_they_are) else tf.convert_to_tensor(g) for g in gradients]
 
 
 def total(through_model: Any, direct: Any, fraction: tf.Tensor) -> Any:
