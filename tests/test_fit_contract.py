@@ -344,6 +344,22 @@ def test_a_finite_generator_is_one_epoch():
     assert_close(one.get_weights(), three.get_weights())
 
 
+class WithNone(Squares):
+    """A model that has nothing to say for one of its outputs."""
+
+    def call(self, x):
+        return {"value": self.out(x), "more": None}
+
+
+@pytest.mark.slow
+def test_an_output_may_be_none():
+    """Without a loss it trains, as in Keras, and `predict` leaves it as it is."""
+    options = {"loss": {"value": "mse"}, "metrics": None, "optimizer": "sgd"}
+    assert_same_fit(lambda: {"x": X, "y": {"value": Y, "more": None}}, WithNone, **options)
+    model = kmg.distribute(compiled(WithNone, **options), three_replicas())
+    assert_close(model.predict(X, verbose=0), {"value": model(X)["value"].numpy(), "more": None})
+
+
 def texts(lengths):
     """Batches of sentences, each of another length and number."""
     for length in lengths:

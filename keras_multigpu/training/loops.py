@@ -312,8 +312,8 @@ def joined(outputs: list[Any]) -> Any:
 
 
 def concatenated(parts: list[Any]) -> Any:
-    """Tensors one after another; ragged where their rows differ in shape."""
-    if len(parts) == 1:
+    """Tensors one after another; ragged where their rows differ in shape. None stays None."""
+    if len(parts) == 1 or parts[0] is None:
         return parts[0]
     if isinstance(parts[0], tf.SparseTensor):
         return tf.sparse.concat(axis=0, sp_inputs=parts)
@@ -332,8 +332,8 @@ def concatenated(parts: list[Any]) -> Any:
 
 
 def as_array(output: Any) -> Any:
-    """A NumPy array, except where the output is ragged or sparse."""
-    return output if isinstance(output, (tf.RaggedTensor, tf.SparseTensor)) else output.numpy()
+    """A NumPy array, except where the output is ragged, sparse or None."""
+    return output.numpy() if isinstance(output, tf.Tensor) else output
 
 
 def raise_no_data(method: str) -> None:

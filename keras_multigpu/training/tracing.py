@@ -110,9 +110,7 @@ def with_length(spec: Any, length: int | None) -> Any:
 def without_batch_size(specs: Any) -> Any:
     """Specs whose first axis is open: those of a global batch, from those of a share."""
     return keras.tree.map_structure(
-        lambda spec: (
-            tf.TensorSpec([None, *spec.shape[1:]], spec.dtype) if spec.shape.rank else spec
-        ),
+        lambda spec: with_length(spec, None) if spec is not None and spec.shape.rank else spec,
         specs,
     )
 
