@@ -89,6 +89,13 @@ def require_batches(model: keras.Model, spec: Any) -> None:
 
 def require_fitting_labels(model: keras.Model, labels: Any, classes: int | None) -> None:
     """Raise a `ValueError` where the labels do not fit the loss and the units of the model."""
+    if labels is None and model.loss is not None:
+        raise value_error(
+            "The batches have no labels.",
+            "Expected some, which the loss compares the predictions with.",
+            'Read the data with labels, as `label_mode="int"` does, or compile without a loss.',
+            loss=model.loss,
+        )
     units, loss = units_of(model), name_of(model.loss)
     shape = getattr(labels, "shape", None)
     if units is None or loss is None or shape is None or shape.rank not in (1, 2):
@@ -117,6 +124,9 @@ def mistake(loss: str, width: int, units: int, classes: int | None) -> tuple[str
             return what, 'Pass `label_mode="int"`, or use loss="categorical_crossentropy".'
         if classes is not None and units < classes:
             return f"{classes} classes", f"Give the last layer {classes} units."
+    elif loss == "binary_crossentropy" and width == 1 and classes is not None and classes > 2:
+        fix = f"Give the last layer {classes} units, and use sparse_categorical_crossentropy."
+        return f"{classes} classes", fix
     elif width != units and width > 1:
         return f"Labels of {width} numbers", f"Give the last layer {width} units."
     elif width != units and loss == "categorical_crossentropy":

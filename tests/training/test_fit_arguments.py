@@ -92,6 +92,8 @@ def classifier(units, loss):
         (5, keras.losses.CategoricalCrossentropy(), ONE_HOT, 3, "Give the last layer 3 units"),
         (2, "binary_crossentropy", BINARY, 2, "one unit, or use sparse_categorical_crossentropy"),
         (1, keras.losses.sparse_categorical_crossentropy, BINARY, 2, "2 classes.*1 unit\\."),
+        (1, "binary_crossentropy", INT, 3, "3 classes.*1 unit.*Give .* 3 units, and use sparse"),
+        (1, "mse", None, None, "have no labels.*Received: loss='mse'"),
     ],
 )
 def test_what_cannot_fit_is_named(units, loss, labels, classes, message):
@@ -112,6 +114,7 @@ def test_what_cannot_fit_is_named(units, loss, labels, classes, message):
         (1, "binary_crossentropy", BINARY, 2),
         (3, "mse", INT, 3),
         (3, lambda y, y_pred: y_pred[:, 0], INT, 5),
+        (3, None, None, None),
     ],
 )
 def test_what_may_fit_is_left_alone(units, loss, labels, classes):

@@ -8,6 +8,7 @@ import keras
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
+from keras_multigpu.checks import warn
 from keras_multigpu.training.replica_pass.additive_metrics import AdditiveMetrics
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.replica_pass.passes import EvaluationPass
@@ -81,6 +82,8 @@ def training_step(
         refuse_pieces(pieces)
         make_ready(model, replication, (spec, batch), model.train_step)
         return CustomStep(model, group, model.train_step, layers, probes)
+    if not model.trainable_weights:
+        warn("The model does not have any trainable weights.")
     context = (lambda rows: synchronized(layers, rows)) if layers else None
     by_piece = any(probe.by_piece for probe in probes)
 

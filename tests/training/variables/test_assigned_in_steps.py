@@ -260,8 +260,9 @@ class Counts(keras.layers.Layer):
 def test_variables_of_tensorflow_are_refused_where_code_runs_several_times(replicas, options):
     """Each replica and piece would count; a model that runs once for a batch counts right."""
     strategy = kmg.strategy("mirrored", devices=replicas)
-    model = kmg.distribute(keras.Sequential([keras.Input((3,)), Counts()]), strategy)
-    model.compile(None, "mse", **options)
+    model = keras.Sequential([keras.Input((3,)), Counts(), keras.layers.Dense(3)])
+    model = kmg.distribute(model, strategy)
+    model.compile("sgd", "mse", **options)
     for call in (model.train_on_batch, model.test_on_batch)[:replicas]:
         with pytest.raises(ValueError, match="A `tf.Variable` is assigned.*Received: variable="):
             call(X, X)
@@ -300,7 +301,7 @@ def test_variables_of_tensorflow_may_be_read(options):
         model.compile(keras.optimizers.SGD(0.01), "mse", **options)
         found = []
         for _ in range(2):
-            found.append(model.train_on_batch(X, Y))
+            found.append(model.fit(X, Y, 5, verbose=0, shuffle=False).history["loss"])
             reads.factor.assign_add(1.0)
         return [*found, model.get_weights()]
 
@@ -345,7 +346,8 @@ def test_a_loss_may_be_a_python_number(value):
         model.train_on_batch(X, Y)
     model.trainable = False
     model.compile("sgd", model.loss)
-    assert model.fit(X, Y, batch_size=3, verbose=0).history["loss"] == [expected]
+    with pytest.warns(UserWarning, match="does not have any trainable weights"):
+        assert model.fit(X, Y, batch_size=3, verbose=0).history["loss"] == [expected]
 
 
 @pytest.mark.parametrize("own_step", [False, True])
