@@ -17,6 +17,9 @@ import keras_multigpu as kmg
 from keras_multigpu.callbacks import ReplicaMetrics
 from keras_multigpu.training.steps.probes import Probe
 
+# Some models have outputs that are known by heart.
+pytestmark = pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
+
 
 def line(replicas, metrics=(), **compiled):
     """A model `y = w x` with `w = 1` that stays as it is, to be fitted to zero."""
