@@ -21,15 +21,17 @@ SIGNALS = [signal.SIGKILL, signal.SIGTERM]
 if os.environ.get("KMG_KILLS"):
     SIGNALS = [*SIGNALS, *[signal.SIGKILL] * 7, signal.SIGSTOP]
 SEED = int(os.environ.get("KMG_KILL_SEED", "0"))
+RESTARTS = len(SIGNALS)
 EPOCHS = 2 + len(SIGNALS) // 2
 
 
-def launched(folder):
-    """The launcher of two workers that train into a folder."""
-    folder.mkdir()
-    launch = ["launch", "--workers", "2", "--max-restarts", str(len(SIGNALS))]
+def launched(folder, *more, workers=2, restarts=RESTARTS, epochs=EPOCHS):
+    """The launcher of workers that train into a folder."""
+    folder.mkdir(exist_ok=True)
+    launch = ["launch", "--workers", str(workers), "--max-restarts", str(restarts)]
+    script = [SCRIPT, folder, "--epochs", str(epochs), *more]
     return subprocess.Popen(
-        [sys.executable, "-m", "keras_multigpu", *launch, SCRIPT, folder, "--epochs", str(EPOCHS)],
+        [sys.executable, "-m", "keras_multigpu", *launch, *script],
         env={
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -42,8 +44,13 @@ def launched(folder):
     )
 
 
-def followed(launcher, *signals):
+def followed(launcher, *signals, code=0):
     """Read what a training prints to its end; send a worker a signal some steps after each start.
+
+    Args:
+        launcher: The process.
+        signals: One for each start.
+        code: The exit code that is expected.
 
     Returns:
         The lines.
@@ -60,7 +67,7 @@ def followed(launcher, *signals):
             os.kill(pids[chance.choice("01")], signals.pop(0))
             left, pids = chance.randrange(2, 11), {}
     launcher.stdout.close()
-    assert launcher.wait(timeout=60) == 0, "".join(lines)
+    assert launcher.wait(timeout=60) == code, "".join(lines)
     assert not signals
     return lines
 
@@ -78,3 +85,21 @@ def test_killed_workers_end_as_if_nothing_had_happened(tmp_path):
                 assert set(found) == set(expected)
                 for name in expected:
                     np.testing.assert_array_equal(found[name], expected[name], name)
+
+
+@pytest.mark.slow
+def test_fewer_workers_go_on(tmp_path):
+    """One goes on where one of two was killed, and ends as one that was alone all the time."""
+    followed(launched(tmp_path / "whole", "--alike", workers=1, epochs=2))
+    followed(
+        launched(tmp_path / "fewer", "--alike", restarts=0, epochs=2), signal.SIGKILL, code=137
+    )
+    lines = followed(launched(tmp_path / "fewer", "--alike", workers=1, epochs=2))
+    steps = sum("] step" in line for line in lines)
+    assert 0 < steps < 18
+    with (
+        np.load(tmp_path / "whole" / "worker0.npz") as expected,
+        np.load(tmp_path / "fewer" / "worker0.npz") as found,
+    ):
+        for name in expected:
+            np.testing.assert_allclose(found[name], expected[name], 2e-5, 1e-6, name)

@@ -26,15 +26,16 @@ class Steps(keras.callbacks.Callback):
         print(f"step {self.model.training_run.epoch} {batch}", flush=True)
 
 
-def main(folder, epochs):
+def main(folder, epochs, alike):
     """Train, and write what came of it."""
     print(f"pid {os.getpid()}", flush=True)
     # To optimise graphs that run a few times takes as long as all the rest.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization()]
-    layers += [keras.layers.Dropout(0.5), keras.layers.Dense(1)]
-    model = kmg.distribute(keras.Sequential([keras.Input((4,)), *layers]))
+    layers += [keras.layers.Dropout(0.0 if alike else 0.5), keras.layers.Dense(1)]
+    layers = [keras.Input((4,)), *layers]
+    model = kmg.distribute(keras.Sequential(layers), sync_batch_norm=alike)
     model.compile("adam", "mse")
     random = np.random.default_rng(0)
     x = random.normal(size=(43, 4)).astype("float32")
@@ -49,4 +50,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--epochs", type=int)
+    parser.add_argument(
+        "--alike", action="store_true", help="Train alike on any number of replicas."
+    )
     main(**vars(parser.parse_args()))
