@@ -52,7 +52,7 @@ from keras_multigpu.training.update.optimizer_update import updated
 from keras_multigpu.training.variables.caught_assignments import refused_without_keras
 from keras_multigpu.training.variables.model_state import variables_of
 from keras_multigpu.training.variables.placement import MadeOutside
-from keras_multigpu.training.variables.placement import NeedsOptimizer
+from keras_multigpu.training.variables.placement import build_optimizer
 from keras_multigpu.training.variables.placement import own_optimizers
 
 
@@ -376,21 +376,19 @@ def summing_apply(
 
     def apply(grads: Any, trainable_variables: Any = None) -> None:
         trainable = list(trainable_variables or optimizer_internals.optimized_variables(optimizer))
-        if not optimizer.built:
-            needed = NeedsOptimizer(optimizer, trainable, group.strategy)
-            if group.count > 1 or not tf.executing_eagerly():
-                raise needed
-            # What the step has assigned before is assigned once, as here nothing begins anew.
-            needed.build()
         step = present_step()
-        variables = group.copies([*trainable, *state_of(optimizer)])
-        vars(optimizer).pop("apply")
         with left_alone():
+            # By the replica that comes first, outside of all graphs: the step is not made anew.
+            with tf.init_scope():
+                build_optimizer(optimizer, trainable, group.strategy)
+            variables = group.copies([*trainable, *state_of(optimizer)])
             gradients = of_all_replicas(step, trainable, list(grads))
             values = group.read(variables, step.replica)
+            # Only here, where no replica waits for another one.
+            vars(optimizer).pop("apply")
             new = updated(optimizer, trainable, values, gradients)
+            vars(optimizer)["apply"] = apply
             group.assign(variables, new, step.replica)
-        vars(optimizer)["apply"] = apply
 
     return apply
 

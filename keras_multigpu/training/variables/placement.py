@@ -114,23 +114,6 @@ class MadeOutside(Exception):
         raise NotImplementedError
 
 
-class NeedsOptimizer(MadeOutside):
-    """An optimizer that a step uses has no variables, and inside a step none can be made."""
-
-    def __init__(
-        self,
-        optimizer: keras.optimizers.Optimizer,
-        trainable: list[keras.Variable],
-        strategy: tf.distribute.Strategy,
-    ) -> None:
-        super().__init__(optimizer.name)
-        self._arguments = optimizer, trainable, strategy
-
-    def build(self) -> None:
-        """Make the variables."""
-        build_optimizer(*self._arguments)
-
-
 def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Strategy) -> None:
     """Give each variable a storage under `strategy`, starting from its value."""
     home = home_device(strategy)
