@@ -77,7 +77,7 @@ def refusals() -> str:
         tuple(map(plain, node.args[:3]))
         for path in sorted((ROOT / "keras_multigpu" / "training").rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "problem"
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("problem", "value_error")
     }
     return table(("what came", "what is expected", "what to do"), *sorted(found))
 

@@ -133,14 +133,14 @@ def main(results: str, *pages: str) -> None:
     # To optimise graphs that run a few times takes as long as all the rest.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     errors: dict[str, str | None] = dict.fromkeys(pages)
-    with folder_with_photos():
-        for page in pages:
-            keras.utils.clear_session()
-            replicas._last_asked_for = None  # A page's default is not that of the next one.
-            try:
+    for page in pages:
+        keras.utils.clear_session()
+        replicas._last_asked_for = None  # A page's default is not that of the next one.
+        try:
+            with folder_with_photos():
                 run(Path(page))
-            except Exception:  # Whatever a page's code raises is the result.
-                errors[page] = traceback.format_exc()
+        except Exception:  # Whatever a page's code raises is the result.
+            errors[page] = traceback.format_exc()
     Path(results).write_text(json.dumps(errors), encoding="utf-8")
 
 

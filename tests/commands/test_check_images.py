@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import select
 import sys
 import tempfile
 
@@ -212,7 +213,10 @@ def test_the_progress_is_shown_on_a_terminal(photos, monkeypatch, capsys):
         monkeypatch.setattr(sys, "stderr", terminal)
         try:
             assert main(["check-images", str(photos)]) == 1
-            shown = os.read(ours, 100_000).decode()
+            shown = ""
+            # The kernel hands over what was written in its own time.
+            while "\x1b[K" not in shown and select.select([ours], [], [], 10)[0]:
+                shown += os.read(ours, 100_000).decode()
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
