@@ -34,8 +34,8 @@ def model_and_data(middle=(), momentum=0.9):
 
 
 def numbers(model, history, x):
-    """All that training has left behind."""
-    found = {variable.path: variable.numpy() for variable in model.variables}
+    """All that training has left behind; paths count the models of a process."""
+    found = {f"{i} {each.name}": each.numpy() for i, each in enumerate(model.variables)}
     logs = {f"log {name}": np.array(values) for name, values in history.history.items()}
     return {**found, **logs, "predictions": model.predict(x, verbose=0)}
 
