@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File
-from mkdocs.structure.files import Files
+from mkdocs.structure.files import File, Files
 
 PHOTOS = ("chelsea", "astronaut", "coffee", "rocket")
 SIDE = 180
@@ -112,8 +111,7 @@ def photo(name: str, size: tuple[int, int] = (270, 180)) -> Any:
         size: Width and height; what does not fit is cut off.
     """
     import numpy as np
-    from PIL import Image
-    from PIL import ImageOps
+    from PIL import Image, ImageOps
     from skimage import data
 
     image = Image.fromarray(getattr(data, name)())

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File
-from mkdocs.structure.files import Files
+from mkdocs.structure.files import File, Files
 
 DOCS = Path(__file__).parent
 

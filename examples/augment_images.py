@@ -23,8 +23,7 @@ SAUCER_X, SAUCER_Y, SAUCER_WIDTH, SAUCER_HEIGHT = 278, 227, 202, 162
 
 def load_pieces():
     """Each photograph cut into 150 pieces; the label tells which photograph it was."""
-    from PIL import Image
-    from PIL import ImageOps
+    from PIL import Image, ImageOps
     from skimage import data
 
     images = []

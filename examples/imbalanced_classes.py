@@ -19,8 +19,7 @@ RARE = {3: 8, 8: 8, 9: 8}  # How many images of these digits are left to train o
 
 def load():
     """Handwritten digits, half of them to test on; of three digits few remain in the other half."""
-    from sklearn import datasets
-    from sklearn import model_selection
+    from sklearn import datasets, model_selection
 
     images, labels = datasets.load_digits(return_X_y=True)
     images = images.reshape(-1, 8, 8, 1).astype("float32") / 16

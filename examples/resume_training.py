@@ -19,8 +19,7 @@ import keras_multigpu as kmg
 
 def load():
     """Handwritten digits: three quarters to train on, the rest to validate."""
-    from sklearn import datasets
-    from sklearn import model_selection
+    from sklearn import datasets, model_selection
 
     images, labels = datasets.load_digits(return_X_y=True)
     images = images.reshape(-1, 8, 8, 1).astype("float32") / 16

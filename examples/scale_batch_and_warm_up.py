@@ -13,8 +13,7 @@ import keras
 import numpy as np
 
 import keras_multigpu as kmg
-from keras_multigpu.callbacks import BatchSizeScaling
-from keras_multigpu.callbacks import LearningRateWarmup
+from keras_multigpu.callbacks import BatchSizeScaling, LearningRateWarmup
 
 RATE = 0.02  # Good for batches of 32.
 

@@ -22,8 +22,7 @@ ROWS, COLUMNS, SIDE = 10, 15, 48
 
 def write_pieces(folder):
     """Cut each photograph into 150 pieces: `folder/cat/03_11.jpg` is one."""
-    from PIL import Image
-    from PIL import ImageOps
+    from PIL import Image, ImageOps
     from skimage import data
 
     for puzzle, photo in zip(PUZZLES, PHOTOS, strict=True):

@@ -4,8 +4,7 @@ import logging
 import math
 import numbers
 import warnings
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 
 def problem(what: str, expected: str, fix: str, **received: object) -> str:

@@ -16,8 +16,7 @@ import inspect
 import json
 import math
 import types
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 

@@ -1,14 +1,11 @@
 """Images in rows, each with lines of text below it."""
 
 import textwrap
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_multigpu.pictures import GREY
-from keras_multigpu.pictures import INK
-from keras_multigpu.pictures import new_figure
+from keras_multigpu.pictures import GREY, INK, new_figure
 
 BOX = "#ffd60a"
 

@@ -4,11 +4,8 @@ import io
 from pathlib import Path
 from typing import Any
 
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import value_error
-from keras_multigpu.writing import require_writable
-from keras_multigpu.writing import whole
-from keras_multigpu.writing import writes_here
+from keras_multigpu.checks import problem, value_error
+from keras_multigpu.writing import require_writable, whole, writes_here
 
 INK, GREY, LIGHT = "#1d2730", "#6b7783", "#e3e7ea"
 

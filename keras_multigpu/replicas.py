@@ -18,12 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import require_choice
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
-from keras_multigpu.cluster import environment
-from keras_multigpu.cluster import slurm
+from keras_multigpu.checks import problem, require_choice, require_positive_integer, value_error
+from keras_multigpu.cluster import environment, slurm
 from keras_multigpu.cluster.environment import Cluster
 from keras_multigpu.cluster.loopback import keep_to_loopback
 from keras_multigpu.cluster.settings import settings

@@ -3,8 +3,7 @@
 import keras
 import replica_models as made
 import tensorflow as tf
-from keras import layers
-from keras import ops
+from keras import layers, ops
 
 
 def dense(units, width):

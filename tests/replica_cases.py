@@ -17,8 +17,7 @@ import contextlib
 import dataclasses
 import itertools
 import os
-from collections.abc import Callable
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,7 @@ from typing import Any
 import keras
 import recipe_models as recipes
 import replica_models as made
-from keras import callbacks
-from keras import layers
-from keras import losses
-from keras import metrics
-from keras import optimizers
-from keras import regularizers
+from keras import callbacks, layers, losses, metrics, optimizers, regularizers
 
 from keras_multigpu.keras_internals.versions import minor
 

@@ -3,9 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.batch_sizes import share_bounds
-from keras_multigpu.batch_sizes import shares
-from keras_multigpu.batch_sizes import smaller
+from keras_multigpu.batch_sizes import share_bounds, shares, smaller
 
 SHARES = [
     # The global batch, the number of replicas, each replica's (start, stop).

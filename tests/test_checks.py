@@ -2,9 +2,7 @@
 
 import pytest
 
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import require_choice
-from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import problem, require_choice, require_positive_integer
 
 
 def test_a_problem_has_three_parts_and_the_values_received():

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import documented_code
 import pytest
-from documented_code import Block
-from documented_code import blocks_of
-from documented_code import same_text
+from documented_code import Block, blocks_of, same_text
 from replica_cases import CASES
 
 ROOT = Path(__file__).parents[1]

@@ -15,8 +15,7 @@ import replica_models as made
 import scipy.sparse
 import tensorflow as tf
 from keras import layers
-from keras_versions import ON_THE_OLDEST
-from keras_versions import takes_none_as_input
+from keras_versions import ON_THE_OLDEST, takes_none_as_input
 from replica_runs import difference
 
 import keras_multigpu as kmg

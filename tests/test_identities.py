@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.identities import changes
-from keras_multigpu.identities import identity_of
-from keras_multigpu.identities import of_array
+from keras_multigpu.identities import changes, identity_of, of_array
 
 STRENGTH = 0.1
 

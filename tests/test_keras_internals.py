@@ -14,13 +14,14 @@ import pytest
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.keras_internals import cluster_internals
-from keras_multigpu.keras_internals import compile_internals
-from keras_multigpu.keras_internals import dataset_internals
-from keras_multigpu.keras_internals import optimizer_internals
-from keras_multigpu.keras_internals import step_hooks
-from keras_multigpu.keras_internals.versions import minor
-from keras_multigpu.keras_internals.versions import newer_than_tested
+from keras_multigpu.keras_internals import (
+    cluster_internals,
+    compile_internals,
+    dataset_internals,
+    optimizer_internals,
+    step_hooks,
+)
+from keras_multigpu.keras_internals.versions import minor, newer_than_tested
 from keras_multigpu.training.update.optimizer_update import update_jointly
 
 

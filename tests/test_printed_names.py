@@ -7,12 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from picture_files import encoded
-from picture_files import picture
+from picture_files import encoded, picture
 
 import keras_multigpu as kmg
-from keras_multigpu.checks import printable
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import printable, problem
 from keras_multigpu.commands import main
 from keras_multigpu.data.previewing.labels import label_texts
 from keras_multigpu.data.road.damage import DamagedExample

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from documented_code import blocks_of
-from picture_files import encoded
-from picture_files import picture
+from picture_files import encoded, picture
 
 README = Path(__file__).parents[1] / "README.md"
 

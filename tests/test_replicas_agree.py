@@ -10,15 +10,8 @@ import keras
 import numpy as np
 import pytest
 import replica_models as made
-from replica_cases import ALL_REPLICAS
-from replica_cases import CASES
-from replica_cases import QUICK
-from replica_cases import REPLICAS
-from replica_cases import Case
-from replica_cases import kinds
-from replica_runs import difference
-from replica_runs import differences
-from replica_runs import run
+from replica_cases import ALL_REPLICAS, CASES, QUICK, REPLICAS, Case, kinds
+from replica_runs import difference, differences, run
 
 import keras_multigpu as kmg
 

@@ -12,12 +12,9 @@ import verified_models as models
 
 import keras_multigpu as kmg
 from keras_multigpu.processes import functions
-from keras_multigpu.verification import batches
-from keras_multigpu.verification import other_process
-from keras_multigpu.verification.comparison import differences
-from keras_multigpu.verification.comparison import relative_difference
-from keras_multigpu.verification.layer_probe import Rows
-from keras_multigpu.verification.layer_probe import rows_of
+from keras_multigpu.verification import batches, other_process
+from keras_multigpu.verification.comparison import differences, relative_difference
+from keras_multigpu.verification.layer_probe import Rows, rows_of
 from keras_multigpu.verification.participants import Value
 from keras_multigpu.verification.report import Report
 from keras_multigpu.verification.verification import Verification

@@ -5,10 +5,7 @@ import time
 
 import pytest
 
-from keras_multigpu.writing import one_at_a_time
-from keras_multigpu.writing import require_writable
-from keras_multigpu.writing import size_text
-from keras_multigpu.writing import whole
+from keras_multigpu.writing import one_at_a_time, require_writable, size_text, whole
 
 
 def test_a_file_is_replaced_when_all_of_it_is_written(tmp_path):

@@ -3,8 +3,7 @@
 import keras
 import numpy as np
 import tensorflow as tf
-from keras import layers
-from keras import ops
+from keras import layers, ops
 
 import keras_multigpu as kmg
 

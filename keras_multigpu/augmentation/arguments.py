@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.checks import require_choice
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import require_choice, value_error
 
 BOX_FORMATS = (
     "xyxy",

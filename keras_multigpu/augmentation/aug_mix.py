@@ -7,25 +7,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.augmentation.arguments import as_number
-from keras_multigpu.augmentation.arguments import is_pair
-from keras_multigpu.augmentation.arguments import require_draws
-from keras_multigpu.augmentation.examples.forms import Drawn
-from keras_multigpu.augmentation.examples.forms import Shape
-from keras_multigpu.augmentation.mixing.mixing import beta
-from keras_multigpu.augmentation.mixing.mixing import require_alpha
-from keras_multigpu.augmentation.policies.draws import OPERATIONS
-from keras_multigpu.augmentation.policies.draws import Magnitudes
-from keras_multigpu.augmentation.policies.draws import dirichlet
-from keras_multigpu.augmentation.policies.draws import drawn_operation
-from keras_multigpu.augmentation.policies.draws import operation_text
-from keras_multigpu.augmentation.policies.operations import as_levels
-from keras_multigpu.augmentation.policies.operations import from_levels
-from keras_multigpu.augmentation.policies.policy import Policy
-from keras_multigpu.augmentation.policies.policy import steps
+from keras_multigpu.augmentation.arguments import as_number, is_pair, require_draws
+from keras_multigpu.augmentation.examples.forms import Drawn, Shape
+from keras_multigpu.augmentation.mixing.mixing import beta, require_alpha
+from keras_multigpu.augmentation.policies.draws import (
+    OPERATIONS,
+    Magnitudes,
+    dirichlet,
+    drawn_operation,
+    operation_text,
+)
+from keras_multigpu.augmentation.policies.operations import as_levels, from_levels
+from keras_multigpu.augmentation.policies.policy import Policy, steps
 from keras_multigpu.augmentation.random_numbers import Draws
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import require_positive_integer, value_error
 
 STRONGEST = 10.0
 """The severity at which operations are strongest."""

@@ -5,16 +5,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.augmentation.arguments import require_box_format
-from keras_multigpu.augmentation.arguments import require_seed
+from keras_multigpu.augmentation.arguments import require_box_format, require_seed
 from keras_multigpu.augmentation.examples import forms as examples
-from keras_multigpu.augmentation.examples.batches import from_batch
-from keras_multigpu.augmentation.examples.batches import require_boxes_if_promised
-from keras_multigpu.augmentation.examples.forms import Drawn
-from keras_multigpu.augmentation.examples.forms import Example
-from keras_multigpu.augmentation.examples.forms import Shape
-from keras_multigpu.augmentation.random_numbers import folded
-from keras_multigpu.augmentation.random_numbers import seeds_of
+from keras_multigpu.augmentation.examples.batches import from_batch, require_boxes_if_promised
+from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
+from keras_multigpu.augmentation.random_numbers import folded, seeds_of
 from keras_multigpu.checks import value_error
 
 

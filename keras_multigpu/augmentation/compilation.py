@@ -5,9 +5,7 @@ times as fast for what augmentation does.
 """
 
 import functools
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf

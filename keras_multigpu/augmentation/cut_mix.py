@@ -5,11 +5,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.augmentation.examples.forms import Drawn
-from keras_multigpu.augmentation.examples.forms import Shape
-from keras_multigpu.augmentation.mixing.mixing import Mixing
-from keras_multigpu.augmentation.mixing.mixing import drawn_box
-from keras_multigpu.augmentation.mixing.mixing import require_alpha
+from keras_multigpu.augmentation.examples.forms import Drawn, Shape
+from keras_multigpu.augmentation.mixing.mixing import Mixing, drawn_box, require_alpha
 from keras_multigpu.augmentation.random_numbers import Draws
 
 

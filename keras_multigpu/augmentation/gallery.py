@@ -3,8 +3,7 @@
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -12,21 +11,13 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import require_seed
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.gallery_texts import argument_texts
-from keras_multigpu.augmentation.gallery_texts import drawn_texts
-from keras_multigpu.augmentation.gallery_texts import label_text
+from keras_multigpu.augmentation.gallery_texts import argument_texts, drawn_texts, label_text
 from keras_multigpu.augmentation.random_numbers import folded
 from keras_multigpu.augmentation.sequence import Sequence
 from keras_multigpu.augmentation.wrapping.adapters import as_layer
 from keras_multigpu.checks import value_error
-from keras_multigpu.image_grid import CELL
-from keras_multigpu.image_grid import CHARACTERS
-from keras_multigpu.image_grid import Cell
-from keras_multigpu.image_grid import Row
-from keras_multigpu.image_grid import grid_of
-from keras_multigpu.image_grid import width_of
-from keras_multigpu.pictures import checked_png
-from keras_multigpu.pictures import finished
+from keras_multigpu.image_grid import CELL, CHARACTERS, Cell, Row, grid_of, width_of
+from keras_multigpu.pictures import checked_png, finished
 
 ALONE = 12
 """How many augmentations are drawn of one layer."""

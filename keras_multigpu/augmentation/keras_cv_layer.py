@@ -8,21 +8,17 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.augmentation.arguments import require_bool
-from keras_multigpu.augmentation.examples.forms import Drawn
-from keras_multigpu.augmentation.examples.forms import Example
-from keras_multigpu.augmentation.examples.forms import Shape
-from keras_multigpu.augmentation.examples.forms import image_shape
-from keras_multigpu.augmentation.keras_layer import KerasLayer
-from keras_multigpu.augmentation.keras_layer import as_float
-from keras_multigpu.augmentation.keras_layer import boxes_as_xyxy
-from keras_multigpu.augmentation.keras_layer import with_a_row
-from keras_multigpu.augmentation.wrapping.wrapped_layer import TRIAL
-from keras_multigpu.augmentation.wrapping.wrapped_layer import WrappedLayer
-from keras_multigpu.augmentation.wrapping.wrapped_layer import require_foreign
-from keras_multigpu.augmentation.wrapping.wrapped_layer import require_no_mixing
-from keras_multigpu.augmentation.wrapping.wrapped_layer import traced
-from keras_multigpu.augmentation.wrapping.wrapped_layer import trial_error
-from keras_multigpu.augmentation.wrapping.wrapped_layer import with_one_mask
+from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape, image_shape
+from keras_multigpu.augmentation.keras_layer import KerasLayer, as_float, boxes_as_xyxy, with_a_row
+from keras_multigpu.augmentation.wrapping.wrapped_layer import (
+    TRIAL,
+    WrappedLayer,
+    require_foreign,
+    require_no_mixing,
+    traced,
+    trial_error,
+    with_one_mask,
+)
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals.keras_cv_internals import seeded_keras_cv
 from keras_multigpu.seeded_layers import image_by_image

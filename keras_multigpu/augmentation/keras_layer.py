@@ -1,8 +1,7 @@
 """`KerasLayer`: a layer of Keras among the layers of this package."""
 
 import contextlib
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -10,19 +9,16 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.augmentation.arguments import require_bool
-from keras_multigpu.augmentation.examples.forms import Drawn
-from keras_multigpu.augmentation.examples.forms import Example
-from keras_multigpu.augmentation.examples.forms import Shape
-from keras_multigpu.augmentation.wrapping.wrapped_layer import WrappedLayer
-from keras_multigpu.augmentation.wrapping.wrapped_layer import require_foreign
-from keras_multigpu.augmentation.wrapping.wrapped_layer import require_no_mixing
-from keras_multigpu.augmentation.wrapping.wrapped_layer import trial_error
-from keras_multigpu.augmentation.wrapping.wrapped_layer import with_one_mask
+from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
+from keras_multigpu.augmentation.wrapping.wrapped_layer import (
+    WrappedLayer,
+    require_foreign,
+    require_no_mixing,
+    trial_error,
+    with_one_mask,
+)
 from keras_multigpu.checks import value_error
-from keras_multigpu.seeded_layers import build
-from keras_multigpu.seeded_layers import call_of
-from keras_multigpu.seeded_layers import image_by_image
-from keras_multigpu.seeded_layers import seeded
+from keras_multigpu.seeded_layers import build, call_of, image_by_image, seeded
 
 KEEP_PIXELS = (
     keras.layers.ContrastLimitedAdaptiveHistogramEqualization,

@@ -6,12 +6,8 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import require_probability
-from keras_multigpu.augmentation.examples.forms import Drawn
-from keras_multigpu.augmentation.examples.forms import Shape
-from keras_multigpu.augmentation.mixing.mixing import Mixing
-from keras_multigpu.augmentation.mixing.mixing import beta
-from keras_multigpu.augmentation.mixing.mixing import drawn_box
-from keras_multigpu.augmentation.mixing.mixing import require_alpha
+from keras_multigpu.augmentation.examples.forms import Drawn, Shape
+from keras_multigpu.augmentation.mixing.mixing import Mixing, beta, drawn_box, require_alpha
 from keras_multigpu.augmentation.random_numbers import Draws
 
 

@@ -5,27 +5,30 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.augmentation.arguments import Range
-from keras_multigpu.augmentation.arguments import as_range
-from keras_multigpu.augmentation.arguments import as_value_range
-from keras_multigpu.augmentation.arguments import is_pair
-from keras_multigpu.augmentation.arguments import plain
-from keras_multigpu.augmentation.arguments import require_draws
-from keras_multigpu.augmentation.arguments import require_probability
+from keras_multigpu.augmentation.arguments import (
+    Range,
+    as_range,
+    as_value_range,
+    is_pair,
+    plain,
+    require_draws,
+    require_probability,
+)
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.color.hue_and_saturation import change_hue_and_saturation
-from keras_multigpu.augmentation.color.matrices import ColorMap
-from keras_multigpu.augmentation.color.matrices import apply_matrices
-from keras_multigpu.augmentation.color.matrices import away_from
-from keras_multigpu.augmentation.color.matrices import blended_with_gray
-from keras_multigpu.augmentation.color.matrices import clipped_to
-from keras_multigpu.augmentation.color.matrices import color_channels
-from keras_multigpu.augmentation.color.matrices import mapped
-from keras_multigpu.augmentation.color.matrices import mean_colors
-from keras_multigpu.augmentation.color.matrices import shifted
-from keras_multigpu.augmentation.color.matrices import then
-from keras_multigpu.augmentation.examples.forms import Drawn
-from keras_multigpu.augmentation.examples.forms import Shape
+from keras_multigpu.augmentation.color.matrices import (
+    ColorMap,
+    apply_matrices,
+    away_from,
+    blended_with_gray,
+    clipped_to,
+    color_channels,
+    mapped,
+    mean_colors,
+    shifted,
+    then,
+)
+from keras_multigpu.augmentation.examples.forms import Drawn, Shape
 from keras_multigpu.augmentation.random_numbers import Draws
 
 CHANGES = ("brightness", "contrast", "saturation", "hue", "channel_shift", "grayscale")

@@ -6,15 +6,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.augmentation.arguments import Range
-from keras_multigpu.augmentation.arguments import as_probability
-from keras_multigpu.augmentation.arguments import as_range
-from keras_multigpu.augmentation.arguments import as_value_range
-from keras_multigpu.augmentation.arguments import plain
+from keras_multigpu.augmentation.arguments import (
+    Range,
+    as_probability,
+    as_range,
+    as_value_range,
+    plain,
+)
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.color.matrices import clipped_to
-from keras_multigpu.augmentation.examples.forms import Drawn
-from keras_multigpu.augmentation.examples.forms import Shape
+from keras_multigpu.augmentation.examples.forms import Drawn, Shape
 from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.checks import value_error
 

@@ -5,31 +5,30 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.augmentation.arguments import plain
-from keras_multigpu.augmentation.arguments import require_draws
+from keras_multigpu.augmentation.arguments import plain, require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples import forms as examples
-from keras_multigpu.augmentation.examples.forms import Drawn
-from keras_multigpu.augmentation.examples.forms import Example
-from keras_multigpu.augmentation.examples.forms import Shape
+from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
 from keras_multigpu.augmentation.geometry import affine
-from keras_multigpu.augmentation.geometry.arguments import FLIPS
-from keras_multigpu.augmentation.geometry.arguments import as_positive_range
-from keras_multigpu.augmentation.geometry.arguments import as_size
-from keras_multigpu.augmentation.geometry.arguments import drawn_ranges
-from keras_multigpu.augmentation.geometry.arguments import require_fill_value
-from keras_multigpu.augmentation.geometry.arguments import require_flip
-from keras_multigpu.augmentation.geometry.arguments import require_one_window
-from keras_multigpu.augmentation.geometry.arguments import zoom_ranges
-from keras_multigpu.augmentation.geometry.resampling import FILL_MODES
-from keras_multigpu.augmentation.geometry.resampling import INTERPOLATIONS
-from keras_multigpu.augmentation.geometry.resampling import resampled
+from keras_multigpu.augmentation.geometry.arguments import (
+    FLIPS,
+    as_positive_range,
+    as_size,
+    drawn_ranges,
+    require_fill_value,
+    require_flip,
+    require_one_window,
+    zoom_ranges,
+)
+from keras_multigpu.augmentation.geometry.resampling import FILL_MODES, INTERPOLATIONS, resampled
 from keras_multigpu.augmentation.geometry.shifts import NAMES as SHIFTS
 from keras_multigpu.augmentation.geometry.shifts import shifted
-from keras_multigpu.augmentation.geometry.windows import WindowSettings
-from keras_multigpu.augmentation.geometry.windows import drawn_window
-from keras_multigpu.augmentation.geometry.windows import floats
-from keras_multigpu.augmentation.geometry.windows import still_window
+from keras_multigpu.augmentation.geometry.windows import (
+    WindowSettings,
+    drawn_window,
+    floats,
+    still_window,
+)
 from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.checks import require_choice
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from keras_multigpu.augmentation.arguments import Range
-from keras_multigpu.augmentation.arguments import as_value_range
+from keras_multigpu.augmentation.arguments import Range, as_value_range
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.geometry.arguments import as_size
 from keras_multigpu.augmentation.mix_up_or_cut_mix import MixUpOrCutMix
@@ -14,9 +13,7 @@ from keras_multigpu.augmentation.random_erasing import RandomErasing
 from keras_multigpu.augmentation.random_geometry import RandomGeometry
 from keras_multigpu.augmentation.sequence import Sequence
 from keras_multigpu.augmentation.trivial_augment import TrivialAugment
-from keras_multigpu.checks import require_choice
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import require_choice, require_positive_integer, value_error
 
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """The crops of Szegedy et al. 2015, with which most models for ImageNet were trained since."""

@@ -6,12 +6,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.augmentation.arguments import require_bool
-from keras_multigpu.augmentation.arguments import require_draws
+from keras_multigpu.augmentation.arguments import require_bool, require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.examples.forms import Drawn
-from keras_multigpu.augmentation.examples.forms import Example
-from keras_multigpu.augmentation.examples.forms import Shape
+from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
 from keras_multigpu.augmentation.random_numbers import folded
 from keras_multigpu.augmentation.wrapping.adapters import as_layers
 from keras_multigpu.checks import value_error

@@ -5,10 +5,8 @@ from collections.abc import Mapping
 import keras
 import tensorflow as tf
 
-from keras_multigpu.augmentation.examples.forms import Drawn
-from keras_multigpu.augmentation.examples.forms import Shape
-from keras_multigpu.augmentation.policies.draws import Magnitudes
-from keras_multigpu.augmentation.policies.draws import drawn_operation
+from keras_multigpu.augmentation.examples.forms import Drawn, Shape
+from keras_multigpu.augmentation.policies.draws import Magnitudes, drawn_operation
 from keras_multigpu.augmentation.policies.policy import Policy
 from keras_multigpu.augmentation.random_numbers import Draws
 

@@ -1,7 +1,6 @@
 """The run of `fit` that a callback is part of, where there is one."""
 
-from collections.abc import Collection
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NoReturn
 
 import keras

@@ -14,9 +14,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.training.loops import concatenated
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.run import TrainingRun
-from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.shares import batch_size_of
-from keras_multigpu.training.shares import cut
+from keras_multigpu.training.shares import Batch, batch_size_of, cut
 
 
 def run_to_try(callback: keras.callbacks.Callback) -> TrainingRun:

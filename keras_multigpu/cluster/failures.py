@@ -6,8 +6,7 @@ the exchanges that they wait in. One that dies or freezes is missed by the same 
 
 import contextlib
 import re
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 

@@ -11,14 +11,11 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from keras_multigpu.cluster.worker_commands import WorkerCommand
-from keras_multigpu.processes.groups import POLL
-from keras_multigpu.processes.groups import Group
-from keras_multigpu.processes.groups import Groups
+from keras_multigpu.processes.groups import POLL, Group, Groups
 from keras_multigpu.processes.interrupts import Interrupts
 
 LAST_LINES = 20

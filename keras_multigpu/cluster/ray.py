@@ -6,8 +6,7 @@ Ray's `TensorflowTrainer` sets TF_CONFIG for each worker; from there on all is a
 from collections.abc import Callable
 from typing import Any
 
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import problem, require_positive_integer
 
 
 def train(

@@ -9,8 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.cluster import gpus

@@ -2,8 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from keras_multigpu.cluster import environment

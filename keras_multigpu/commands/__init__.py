@@ -8,11 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from keras_multigpu.commands import check_images
-from keras_multigpu.commands import demo
-from keras_multigpu.commands import launch
-from keras_multigpu.commands import plan
-from keras_multigpu.commands import verify
+from keras_multigpu.commands import check_images, demo, launch, plan, verify
 from keras_multigpu.commands.usage import UsageError
 
 COMMANDS = (demo, verify, launch, plan, check_images)

@@ -5,17 +5,13 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Any
-from typing import NamedTuple
-from typing import TextIO
+from typing import Any, NamedTuple, TextIO
 
-from keras_multigpu.checks import printable
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import printable, problem
 from keras_multigpu.commands.moving import move
 from keras_multigpu.commands.usage import UsageError
 
@@ -208,11 +204,8 @@ def checker(max_pixels: int | None) -> Callable[[str], Verdict]:
     import numpy as np
     import tensorflow as tf
 
-    from keras_multigpu.data.decoding.decoder import ImageDecoder
-    from keras_multigpu.data.decoding.decoder import cause_of
-    from keras_multigpu.data.decoding.decoder import read_file
-    from keras_multigpu.data.decoding.header import MAX_PIXELS
-    from keras_multigpu.data.decoding.header import read_header
+    from keras_multigpu.data.decoding.decoder import ImageDecoder, cause_of, read_file
+    from keras_multigpu.data.decoding.header import MAX_PIXELS, read_header
     from keras_multigpu.data.road.damage import DamagedExample
 
     # TensorFlow would take the memory of all GPUs, from the training that may be running there. If

@@ -8,16 +8,12 @@ import contextlib
 import tempfile
 import warnings
 from pathlib import Path
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_multigpu.commands.demo_digits import SIZE
-from keras_multigpu.commands.demo_digits import write_digits
-from keras_multigpu.pictures import new_figure
-from keras_multigpu.pictures import plain_axes
-from keras_multigpu.pictures import write_png
+from keras_multigpu.commands.demo_digits import SIZE, write_digits
+from keras_multigpu.pictures import new_figure, plain_axes, write_png
 
 BATCH_SIZE = 16
 EPOCHS = 8

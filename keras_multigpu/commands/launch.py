@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_multigpu.checks import problem
-from keras_multigpu.cluster import gpus
-from keras_multigpu.cluster import worker_commands
+from keras_multigpu.cluster import gpus, worker_commands
 from keras_multigpu.cluster.launcher import launch
 from keras_multigpu.cluster.worker_commands import WorkerCommand
 from keras_multigpu.commands.usage import UsageError

@@ -9,12 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from keras_multigpu.checks import problem
-from keras_multigpu.commands.launch import checked
-from keras_multigpu.commands.launch import usage
-from keras_multigpu.commands.plan_prediction import Link
-from keras_multigpu.commands.plan_prediction import Prediction
-from keras_multigpu.commands.plan_prediction import Training
-from keras_multigpu.commands.plan_prediction import predicted
+from keras_multigpu.commands.launch import checked, usage
+from keras_multigpu.commands.plan_prediction import Link, Prediction, Training, predicted
 from keras_multigpu.commands.usage import UsageError
 
 RATES = {"nvlink": "160gbit", "pcie": "80gbit"}

@@ -4,12 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from keras_multigpu.commands.plan_prediction import Prediction
-from keras_multigpu.pictures import INK
-from keras_multigpu.pictures import checked_png
-from keras_multigpu.pictures import new_figure
-from keras_multigpu.pictures import plain_axes
-from keras_multigpu.pictures import title
-from keras_multigpu.pictures import write_png
+from keras_multigpu.pictures import INK, checked_png, new_figure, plain_axes, title, write_png
 
 COLORS = {
     "the GPU": "#b9c2cc",

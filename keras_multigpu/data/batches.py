@@ -3,44 +3,36 @@
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-from typing import Self
-from typing import TypeVar
-from typing import get_type_hints
+from typing import Any, Self, TypeVar, get_type_hints
 
 import numpy as np
 import tensorflow as tf
 
 from keras_multigpu import replicas as devices
-from keras_multigpu.checks import printable
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.checks import printable, problem, require_positive_integer
 from keras_multigpu.data.caching import cached_source as caching
-from keras_multigpu.data.files.targets import class_weights
-from keras_multigpu.data.files.targets import counts_of
+from keras_multigpu.data.files.targets import class_weights, counts_of
 from keras_multigpu.data.previewing import preview
-from keras_multigpu.data.road import augmenting
-from keras_multigpu.data.road import subsets
-from keras_multigpu.data.road.damage import Damage
-from keras_multigpu.data.road.damage import Quarantine
+from keras_multigpu.data.road import augmenting, subsets
+from keras_multigpu.data.road.damage import Damage, Quarantine
 from keras_multigpu.data.road.loader import Loader
 from keras_multigpu.data.road.order import Order
 from keras_multigpu.data.road.pipeline import batches_of
-from keras_multigpu.data.road.plan import Place
-from keras_multigpu.data.road.plan import Plan
-from keras_multigpu.data.road.settings import CHANGEABLE
-from keras_multigpu.data.road.settings import DEFAULTS
-from keras_multigpu.data.road.settings import REPLICA_BATCH_SIZE
-from keras_multigpu.data.road.settings import Batching
-from keras_multigpu.data.road.settings import Use
-from keras_multigpu.data.road.settings import changes_of
-from keras_multigpu.data.road.settings import completed
-from keras_multigpu.data.road.settings import require_batches
-from keras_multigpu.data.road.settings import require_place
-from keras_multigpu.data.road.settings import require_shard
-from keras_multigpu.data.road.settings import require_valid
-from keras_multigpu.data.road.source import Source
-from keras_multigpu.data.road.source import Stream
+from keras_multigpu.data.road.plan import Place, Plan
+from keras_multigpu.data.road.settings import (
+    CHANGEABLE,
+    DEFAULTS,
+    REPLICA_BATCH_SIZE,
+    Batching,
+    Use,
+    changes_of,
+    completed,
+    require_batches,
+    require_place,
+    require_shard,
+    require_valid,
+)
+from keras_multigpu.data.road.source import Source, Stream
 from keras_multigpu.data.streams import stream as streaming
 from keras_multigpu.identities import identity_of
 

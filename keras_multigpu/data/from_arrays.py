@@ -1,23 +1,17 @@
 """Arrays in memory, or memory-mapped, as `Batches`."""
 
 from collections.abc import Sequence
-from typing import Any
-from typing import Unpack
+from typing import Any, Unpack
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.batches import with_settings
-from keras_multigpu.data.road.settings import Batching
-from keras_multigpu.data.road.settings import require_known
-from keras_multigpu.data.road.source import Example
-from keras_multigpu.data.road.source import Source
-from keras_multigpu.data.road.source import present
-from keras_multigpu.identities import identity_of
-from keras_multigpu.identities import of_array
+from keras_multigpu.data.batches import Batches, with_settings
+from keras_multigpu.data.road.settings import Batching, require_known
+from keras_multigpu.data.road.source import Example, Source, present
+from keras_multigpu.identities import identity_of, of_array
 
 MOST_CLASSES = 2**20
 

@@ -1,27 +1,19 @@
 """An existing `tf.data.Dataset` as `Batches`."""
 
 import copy
-from typing import Any
-from typing import Unpack
+from typing import Any, Unpack
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import require_choice
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
-from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.batches import with_settings
+from keras_multigpu.checks import problem, require_choice, require_positive_integer, value_error
+from keras_multigpu.data.batches import Batches, with_settings
 from keras_multigpu.data.from_arrays import weight_type
 from keras_multigpu.data.road.damage import Quarantine
-from keras_multigpu.data.road.settings import Batching
-from keras_multigpu.data.road.settings import require_known
+from keras_multigpu.data.road.settings import Batching, require_known
 from keras_multigpu.data.road.source import Stream
-from keras_multigpu.data.streams.order import buffer_shuffled
-from keras_multigpu.data.streams.order import in_python
-from keras_multigpu.data.streams.order import mapped
+from keras_multigpu.data.streams.order import buffer_shuffled, in_python, mapped
 from keras_multigpu.data.streams.served import ServedDataset
 from keras_multigpu.data.streams.stream import require_sliceable
 from keras_multigpu.identities import identity_of

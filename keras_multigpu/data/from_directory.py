@@ -3,27 +3,17 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-from typing import Literal
-from typing import Unpack
-from typing import overload
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
-from keras_multigpu.checks import require_choice
-from keras_multigpu.checks import value_error
-from keras_multigpu.checks import warn
-from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.batches import with_settings
+from keras_multigpu.checks import require_choice, value_error, warn
+from keras_multigpu.data.batches import Batches, with_settings
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.decoding.header import MAX_PIXELS
-from keras_multigpu.data.files.folder import image_folder
-from keras_multigpu.data.files.folder import say
+from keras_multigpu.data.files.folder import image_folder, say
 from keras_multigpu.data.files.images import ImageFiles
-from keras_multigpu.data.road.settings import Batching
-from keras_multigpu.data.road.settings import completed
-from keras_multigpu.data.road.settings import require_known
-from keras_multigpu.data.road.settings import require_valid
+from keras_multigpu.data.road.settings import Batching, completed, require_known, require_valid
 from keras_multigpu.data.road.subsets import Subset
 
 

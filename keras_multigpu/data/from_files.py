@@ -2,30 +2,27 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.batches import with_settings
+from keras_multigpu.data.batches import Batches, with_settings
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.decoding.header import MAX_PIXELS
 from keras_multigpu.data.files.images import ImageFiles
-from keras_multigpu.data.files.labelling import as_array
-from keras_multigpu.data.files.labelling import class_targets
-from keras_multigpu.data.files.labelling import found_task
-from keras_multigpu.data.files.labelling import mask_paths
-from keras_multigpu.data.files.labelling import value_targets
-from keras_multigpu.data.files.lists import Columns
-from keras_multigpu.data.files.lists import FileList
-from keras_multigpu.data.files.lists import listed
+from keras_multigpu.data.files.labelling import (
+    as_array,
+    class_targets,
+    found_task,
+    mask_paths,
+    value_targets,
+)
+from keras_multigpu.data.files.lists import Columns, FileList, listed
 from keras_multigpu.data.files.masks import MaskTargets
 from keras_multigpu.data.files.table import FileTable
 from keras_multigpu.data.files.targets import Targets
-from keras_multigpu.data.road.settings import Batching
-from keras_multigpu.data.road.settings import require_known
+from keras_multigpu.data.road.settings import Batching, require_known
 
 
 @with_settings

@@ -3,29 +3,19 @@
 import importlib.util
 import inspect
 import logging
-from collections.abc import Callable
-from collections.abc import Iterator
-from typing import Any
-from typing import Unpack
+from collections.abc import Callable, Iterator
+from typing import Any, Unpack
 
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
-from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.batches import with_settings
-from keras_multigpu.data.flows.sources import FlowArrays
-from keras_multigpu.data.flows.sources import FlowFiles
+from keras_multigpu.checks import problem, require_positive_integer, value_error
+from keras_multigpu.data.batches import Batches, with_settings
+from keras_multigpu.data.flows.sources import FlowArrays, FlowFiles
 from keras_multigpu.data.flows.transforms import FILL_MODES
-from keras_multigpu.data.road.settings import Batching
-from keras_multigpu.data.road.settings import require_known
-from keras_multigpu.data.road.source import Source
-from keras_multigpu.data.road.source import Stream
-from keras_multigpu.data.streams.python_batches import FlowStream
-from keras_multigpu.data.streams.python_batches import GeneratorStream
-from keras_multigpu.data.streams.python_batches import PyDatasetStream
+from keras_multigpu.data.road.settings import Batching, require_known
+from keras_multigpu.data.road.source import Source, Stream
+from keras_multigpu.data.streams.python_batches import FlowStream, GeneratorStream, PyDatasetStream
 
 logger = logging.getLogger("keras_multigpu")
 

@@ -1,22 +1,14 @@
 """A split of a TensorFlow Datasets (TFDS) data set as `Batches`."""
 
-from typing import Any
-from typing import Unpack
+from typing import Any, Unpack
 
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
-from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.batches import with_settings
+from keras_multigpu.checks import require_positive_integer, value_error
+from keras_multigpu.data.batches import Batches, with_settings
 from keras_multigpu.data.decoding.header import MAX_PIXELS
-from keras_multigpu.data.road.settings import Batching
-from keras_multigpu.data.road.settings import require_known
-from keras_multigpu.data.road.source import Source
-from keras_multigpu.data.road.source import Stream
+from keras_multigpu.data.road.settings import Batching, require_known
+from keras_multigpu.data.road.source import Source, Stream
 from keras_multigpu.data.tfds.features import Features
-from keras_multigpu.data.tfds.preparation import builder_of
-from keras_multigpu.data.tfds.preparation import imported
-from keras_multigpu.data.tfds.preparation import preferred_format
-from keras_multigpu.data.tfds.preparation import prepare
+from keras_multigpu.data.tfds.preparation import builder_of, imported, preferred_format, prepare
 from keras_multigpu.data.tfds.records import TfdsRecords
 from keras_multigpu.data.tfds.stream import TfdsStream
 

@@ -12,16 +12,14 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src import api_export
-from keras.src import backend
+from keras.src import api_export, backend
 from keras.src.backend.common import global_state
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.models.functional import Functional
 from keras.src.random import seed_generator
 from keras.src.saving import object_registration
 from keras.src.trainers import data_adapters
-from keras.src.trainers.data_adapters import array_slicing
-from keras.src.trainers.data_adapters import data_adapter_utils
+from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 from tensorflow.python.eager import context
 

@@ -1,8 +1,7 @@
 """How a `tf.data.Dataset` was made. TensorFlow offers its elements' spec and their number only."""
 
 import contextlib
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf

@@ -5,8 +5,7 @@ which fails inside `cond`. The backend-neutral parent has the same arithmetic wi
 """
 
 import contextlib
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras

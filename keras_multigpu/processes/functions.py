@@ -16,8 +16,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import problem, value_error
 
 SCRIPT = "__verified_script__"
 """The name under which the other process imports the script."""

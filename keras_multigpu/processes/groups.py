@@ -10,13 +10,10 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
-from keras_multigpu.checks import printable
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import printable, problem
 from keras_multigpu.processes import new_process
 
 COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")

@@ -3,8 +3,7 @@
 import signal
 import threading
 from collections.abc import Sequence
-from types import FrameType
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 

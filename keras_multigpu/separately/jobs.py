@@ -7,17 +7,13 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import value_error
-from keras_multigpu.processes import functions
-from keras_multigpu.processes import new_process
-from keras_multigpu.processes.groups import Group
-from keras_multigpu.processes.groups import Groups
+from keras_multigpu.checks import problem, value_error
+from keras_multigpu.processes import functions, new_process
+from keras_multigpu.processes.groups import Group, Groups
 from keras_multigpu.separately.slots import Slot
 
 LAST_LINES = 1000

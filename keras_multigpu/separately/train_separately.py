@@ -3,21 +3,17 @@
 import signal
 import tempfile
 import time
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.processes import functions
-from keras_multigpu.processes.groups import POLL
-from keras_multigpu.processes.groups import Groups
+from keras_multigpu.processes.groups import POLL, Groups
 from keras_multigpu.processes.interrupts import Interrupts
-from keras_multigpu.separately.jobs import Job
-from keras_multigpu.separately.jobs import JobResult
+from keras_multigpu.separately.jobs import Job, JobResult
 from keras_multigpu.separately.progress import Progress
-from keras_multigpu.separately.slots import Slot
-from keras_multigpu.separately.slots import slots
+from keras_multigpu.separately.slots import Slot, slots
 
 
 def train_separately(

@@ -7,8 +7,7 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.replicas import default_strategy
-from keras_multigpu.training.distributed_model import DistributedModel
-from keras_multigpu.training.distributed_model import distributed_class
+from keras_multigpu.training.distributed_model import DistributedModel, distributed_class
 from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.steps.steps_of_model import prepare
 

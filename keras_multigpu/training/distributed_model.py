@@ -8,19 +8,15 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
 from keras_multigpu.replicas import default_strategy
-from keras_multigpu.training import fit_arguments
-from keras_multigpu.training import loops
+from keras_multigpu.training import fit_arguments, loops
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import knows_epochs
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.run import TrainingRun
-from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.shares import normalized
-from keras_multigpu.training.steps.custom_step import share_of_loss
-from keras_multigpu.training.steps.custom_step import whole_losses
-from keras_multigpu.training.steps.present_step import present_rows
-from keras_multigpu.training.steps.present_step import step_of_user_code
+from keras_multigpu.training.shares import Batch, normalized
+from keras_multigpu.training.steps.custom_step import share_of_loss, whole_losses
+from keras_multigpu.training.steps.present_step import present_rows, step_of_user_code
 from keras_multigpu.training.steps.steps_of_model import prepare
 from keras_multigpu.training.workers import agreed_seed
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.checks import real_number
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import real_number, value_error
 
 LOSSES = {
     keras.losses.SparseCategoricalCrossentropy: "sparse_categorical_crossentropy",

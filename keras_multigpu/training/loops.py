@@ -12,25 +12,24 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import value_error
-from keras_multigpu.checks import warn
+from keras_multigpu.checks import value_error, warn
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import knows_epochs
-from keras_multigpu.training.fit_arguments import require_batches
-from keras_multigpu.training.fit_arguments import require_fitting_labels
+from keras_multigpu.training.fit_arguments import require_batches, require_fitting_labels
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import gathered
-from keras_multigpu.training.steps.steps_of_model import is_overridden
-from keras_multigpu.training.steps.steps_of_model import prepare
-from keras_multigpu.training.workers import in_step
-from keras_multigpu.training.workers import may_stop_alone
-from keras_multigpu.training.workers import of_this_worker
-from keras_multigpu.training.workers import require_same_run
-from keras_multigpu.training.workers import require_same_start
-from keras_multigpu.training.workers import together
+from keras_multigpu.training.steps.steps_of_model import is_overridden, prepare
+from keras_multigpu.training.workers import (
+    in_step,
+    may_stop_alone,
+    of_this_worker,
+    require_same_run,
+    require_same_start,
+    together,
+)
 
 HOOKS = {mode: (f"on_{mode}_batch_begin", f"on_{mode}_batch_end") for mode in ("train", "test")}
 

@@ -13,20 +13,15 @@ which copy of a variable is its own. In one process the two are equal; nothing e
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
-from keras_multigpu.replicas import obtained
-from keras_multigpu.replicas import short_name
+from keras_multigpu.replicas import obtained, short_name
 from keras_multigpu.training.exchange.stages import summing
 
 T = TypeVar("T")

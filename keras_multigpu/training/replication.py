@@ -3,8 +3,7 @@
 import contextlib
 import functools
 import logging
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -16,18 +15,18 @@ from keras_multigpu.keras_internals.versions import newer_than_tested
 from keras_multigpu.replicas import obtained
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Group
-from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_group import HOST, ReplicaGroup
 from keras_multigpu.training.replica_pass.sync_batch_norm import said_of_batch_norm
 from keras_multigpu.training.servers.connection import Servers
-from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.shares import Shares
+from keras_multigpu.training.shares import Batch, Shares
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.step_functions import StepFunctions
-from keras_multigpu.training.steps.steps_of_model import evaluation_step
-from keras_multigpu.training.steps.steps_of_model import is_overridden
-from keras_multigpu.training.steps.steps_of_model import prediction_step
-from keras_multigpu.training.steps.steps_of_model import training_step
+from keras_multigpu.training.steps.steps_of_model import (
+    evaluation_step,
+    is_overridden,
+    prediction_step,
+    training_step,
+)
 from keras_multigpu.training.update.adjusted_schedule import adjustments
 from keras_multigpu.training.variables.placement import Placement
 

@@ -2,8 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -13,8 +12,7 @@ from keras_multigpu import keras_internals
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.replication import Replication
-from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.shares import open_spec
+from keras_multigpu.training.shares import Batch, open_spec
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.steps_of_model import is_overridden
 from keras_multigpu.training.tracing import symbolic

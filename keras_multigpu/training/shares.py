@@ -6,16 +6,14 @@ axis is known to be 1 belongs to all examples, as in broadcasting: every replica
 """
 
 from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
-from keras_multigpu.training.tracing import specs_of
-from keras_multigpu.training.tracing import with_length
+from keras_multigpu.training.tracing import specs_of, with_length
 
 Batch = tuple[Any, Any, Any]
 """A global batch: `(x, y, sample_weight)`, of tensors or of their specs."""

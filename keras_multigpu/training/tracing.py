@@ -1,7 +1,6 @@
 """Traces a pure function once, so that every replica can call it on its device."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -9,9 +8,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.keras_internals import step_hooks
-from keras_multigpu.training.exchange.stages import Stages
-from keras_multigpu.training.exchange.stages import present_sum
-from keras_multigpu.training.exchange.stages import summing
+from keras_multigpu.training.exchange.stages import Stages, present_sum, summing
 
 
 def traced(function: Callable[..., Any], specs: Sequence[Any], jit_compile: bool) -> Any:

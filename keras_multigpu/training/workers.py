@@ -15,10 +15,8 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
-from keras_multigpu.cluster.failures import ending_together
-from keras_multigpu.cluster.failures import name_of
-from keras_multigpu.training.feed.feed import Feed
-from keras_multigpu.training.feed.feed import Group
+from keras_multigpu.cluster.failures import ending_together, name_of
+from keras_multigpu.training.feed.feed import Feed, Group
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.steps.same_batch import DIFFERS
 from keras_multigpu.training.variables.model_state import identity_of_model

@@ -14,18 +14,16 @@ from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.shares import rows as rows_of_batch
 from keras_multigpu.training.steps.steps_of_model import is_overridden
 from keras_multigpu.verification.batches import number_of_examples
-from keras_multigpu.verification.gradient_probe import GradientProbe
-from keras_multigpu.verification.gradient_probe import Gradients
-from keras_multigpu.verification.gradient_probe import Outcome
-from keras_multigpu.verification.gradient_probe import equal
-from keras_multigpu.verification.gradient_probe import proportional
-from keras_multigpu.verification.gradient_probe import weighted_sum
-from keras_multigpu.verification.layer_probe import LayerProbe
-from keras_multigpu.verification.layer_probe import Place
-from keras_multigpu.verification.layer_probe import Rows
-from keras_multigpu.verification.participants import Recipe
-from keras_multigpu.verification.participants import on
-from keras_multigpu.verification.participants import synchronizes_batch_norm
+from keras_multigpu.verification.gradient_probe import (
+    GradientProbe,
+    Gradients,
+    Outcome,
+    equal,
+    proportional,
+    weighted_sum,
+)
+from keras_multigpu.verification.layer_probe import LayerProbe, Place, Rows
+from keras_multigpu.verification.participants import Recipe, on, synchronizes_batch_norm
 
 
 class Cause(NamedTuple):

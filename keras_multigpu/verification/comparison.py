@@ -26,10 +26,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.verification import causes
 from keras_multigpu.verification.batches import number_of_examples
-from keras_multigpu.verification.participants import Participant
-from keras_multigpu.verification.participants import Recipe
-from keras_multigpu.verification.participants import Value
-from keras_multigpu.verification.participants import value_of
+from keras_multigpu.verification.participants import Participant, Recipe, Value, value_of
 from keras_multigpu.verification.report import Report
 
 TOLERANCE = 2e-5

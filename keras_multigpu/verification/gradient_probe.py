@@ -10,8 +10,7 @@ The shares' gradients tell how a step of the user's own combines its examples:
         the examples do not enter one by one
 """
 
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np

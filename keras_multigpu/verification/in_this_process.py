@@ -1,20 +1,15 @@
 """Runs a comparison in this process."""
 
 import contextlib
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_multigpu.replicas import device_count
-from keras_multigpu.replicas import obtained
-from keras_multigpu.replicas import require_logical_cpus
+from keras_multigpu.replicas import device_count, obtained, require_logical_cpus
 from keras_multigpu.verification.batches import first_batches
-from keras_multigpu.verification.comparison import compare
-from keras_multigpu.verification.comparison import tolerance
+from keras_multigpu.verification.comparison import compare, tolerance
 from keras_multigpu.verification.participants import Recipe
 from keras_multigpu.verification.verification import Verification
 

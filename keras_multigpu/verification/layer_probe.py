@@ -10,9 +10,7 @@ fault: the `call` of a layer around it, or the `train_step`.
 
 import functools
 from collections.abc import Callable
-from typing import Any
-from typing import NamedTuple
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import numpy as np

@@ -5,20 +5,16 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 
 from keras_multigpu.checks import problem
-from keras_multigpu.processes import functions
-from keras_multigpu.processes import new_process
+from keras_multigpu.processes import functions, new_process
 from keras_multigpu.verification import in_this_process
-from keras_multigpu.verification.batches import first_batches
-from keras_multigpu.verification.batches import from_arrays
-from keras_multigpu.verification.batches import to_arrays
+from keras_multigpu.verification.batches import first_batches, from_arrays, to_arrays
 from keras_multigpu.verification.verification import Verification
 
 WHY = (

@@ -1,16 +1,13 @@
 """`verify`: trains a model on one device and on N replicas, and compares after every step."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import require_positive_integer, value_error
 from keras_multigpu.processes import functions
-from keras_multigpu.verification import in_this_process
-from keras_multigpu.verification import other_process
+from keras_multigpu.verification import in_this_process, other_process
 from keras_multigpu.verification.verification import Verification
 
 

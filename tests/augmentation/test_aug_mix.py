@@ -4,17 +4,11 @@ import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
-from layer_checks import SHAPES
-from layer_checks import check_layer
-from layer_checks import check_saved_model
-from layer_checks import drawn_for
-from layer_checks import seeds_for
-from policy_checks import check_evenly_drawn
-from policy_checks import levels
+from layer_checks import SHAPES, check_layer, check_saved_model, drawn_for, seeds_for
+from policy_checks import check_evenly_drawn, levels
 
 from keras_multigpu.augmentation.aug_mix import AugMix
-from keras_multigpu.augmentation.policies.draws import OPERATIONS
-from keras_multigpu.augmentation.policies.draws import dirichlet
+from keras_multigpu.augmentation.policies.draws import OPERATIONS, dirichlet
 from keras_multigpu.augmentation.random_numbers import Draws
 
 NINE = (

@@ -5,9 +5,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
-from layer_checks import check_layer
-from layer_checks import pictures
-from layer_checks import seeds_for
+from layer_checks import check_layer, pictures, seeds_for
 
 from keras_multigpu.augmentation.cut_mix import CutMix
 

@@ -8,18 +8,22 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.augmentation.gallery import Request
-from keras_multigpu.augmentation.gallery import batch_of
-from keras_multigpu.augmentation.gallery import block
-from keras_multigpu.augmentation.gallery import figure_of
-from keras_multigpu.augmentation.gallery import gallery
-from keras_multigpu.augmentation.gallery import titled_layers
-from keras_multigpu.augmentation.gallery import value_range_of
-from keras_multigpu.augmentation.gallery_texts import argument_texts
-from keras_multigpu.augmentation.gallery_texts import drawn_texts
-from keras_multigpu.augmentation.gallery_texts import flattened
-from keras_multigpu.augmentation.gallery_texts import label_text
-from keras_multigpu.augmentation.gallery_texts import parameter_texts
+from keras_multigpu.augmentation.gallery import (
+    Request,
+    batch_of,
+    block,
+    figure_of,
+    gallery,
+    titled_layers,
+    value_range_of,
+)
+from keras_multigpu.augmentation.gallery_texts import (
+    argument_texts,
+    drawn_texts,
+    flattened,
+    label_text,
+    parameter_texts,
+)
 from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.augmentation.sequence import Sequence
 from keras_multigpu.image_grid import wrapped

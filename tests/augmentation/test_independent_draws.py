@@ -6,8 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.augmentation import AugmentationLayer
-from keras_multigpu.augmentation import Sequence
+from keras_multigpu.augmentation import AugmentationLayer, Sequence
 from keras_multigpu.augmentation.random_numbers import Draws
 
 keras_cv = pytest.importorskip("keras_cv")

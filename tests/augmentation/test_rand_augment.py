@@ -4,16 +4,16 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from layer_checks import check_host_and_model_agree
-from layer_checks import check_layer
-from layer_checks import check_saved_model
-from layer_checks import check_shapes
-from layer_checks import drawn_for
-from layer_checks import pictures
-from layer_checks import seeds_for
-from policy_checks import check_evenly_drawn
-from policy_checks import drawn_operations
-from policy_checks import levels
+from layer_checks import (
+    check_host_and_model_agree,
+    check_layer,
+    check_saved_model,
+    check_shapes,
+    drawn_for,
+    pictures,
+    seeds_for,
+)
+from policy_checks import check_evenly_drawn, drawn_operations, levels
 
 from keras_multigpu.augmentation.policies.draws import OPERATIONS
 from keras_multigpu.augmentation.rand_augment import RandAugment

@@ -3,10 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.augmentation.random_numbers import Draws
-from keras_multigpu.augmentation.random_numbers import folded
-from keras_multigpu.augmentation.random_numbers import seeds_of
-from keras_multigpu.augmentation.random_numbers import unit_numbers
+from keras_multigpu.augmentation.random_numbers import Draws, folded, seeds_of, unit_numbers
 
 NEIGHBOURS = tf.stack([tf.fill([20_000], 7), tf.range(20_000)], axis=1)
 """Seeds that differ as little as they can."""

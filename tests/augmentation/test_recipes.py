@@ -5,9 +5,7 @@ import numpy as np
 import pytest
 
 import keras_multigpu as kmg
-from keras_multigpu.augmentation.recipes import MIXES
-from keras_multigpu.augmentation.recipes import RECIPES
-from keras_multigpu.augmentation.recipes import recipe
+from keras_multigpu.augmentation.recipes import MIXES, RECIPES, recipe
 
 LAYERS = {
     "light": ["RandomGeometry"],

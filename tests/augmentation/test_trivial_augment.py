@@ -2,14 +2,15 @@
 
 import numpy as np
 import pytest
-from layer_checks import SHAPES
-from layer_checks import check_config
-from layer_checks import check_host_and_model_agree
-from layer_checks import check_replays
-from layer_checks import check_saved_model
-from layer_checks import pictures
-from policy_checks import check_evenly_drawn
-from policy_checks import drawn_operations
+from layer_checks import (
+    SHAPES,
+    check_config,
+    check_host_and_model_agree,
+    check_replays,
+    check_saved_model,
+    pictures,
+)
+from policy_checks import check_evenly_drawn, drawn_operations
 
 from keras_multigpu.augmentation.policies.draws import OPERATIONS
 from keras_multigpu.augmentation.trivial_augment import TrivialAugment

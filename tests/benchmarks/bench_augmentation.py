@@ -15,12 +15,10 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import version
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -29,12 +27,8 @@ import augmentation_peers as peers
 import keras
 import numpy as np
 import tensorflow as tf
-from layer_runs import BATCH
-from layer_runs import LEAST
-from layer_runs import WAYS
-from layer_runs import batch
-from report import machine
-from report import write_section
+from layer_runs import BATCH, LEAST, WAYS, batch
+from report import machine, write_section
 
 from keras_multigpu import augmentation
 

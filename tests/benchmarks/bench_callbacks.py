@@ -25,8 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 import tensorflow as tf
-from report import machine
-from report import write_section
+from report import machine, write_section
 
 import keras_multigpu as kmg
 from keras_multigpu import callbacks

@@ -24,8 +24,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,13 +34,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import numpy as np
 import psutil
 import tensorflow as tf
-from data_peers import BATCH
-from data_peers import PEERS
-from data_peers import SIZE
-from data_peers import Reader
+from data_peers import BATCH, PEERS, SIZE, Reader
 from photographs import write_photographs
-from report import machine
-from report import write_section
+from report import machine, write_section
 
 import keras_multigpu as kmg
 

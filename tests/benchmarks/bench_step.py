@@ -23,8 +23,7 @@ import keras
 import numpy as np
 import psutil
 import tensorflow as tf
-from report import machine
-from report import write_section
+from report import machine, write_section
 
 import keras_multigpu as kmg
 from keras_multigpu.training.exchange import packing

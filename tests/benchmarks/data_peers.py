@@ -6,9 +6,7 @@ it gives that round's batches. A peer that is not installed raises ImportError.
 
 import os
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 

@@ -24,8 +24,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import keras
 import numpy as np
 from photographs import originals
-from report import machine
-from report import write_section
+from report import machine, write_section
 
 from keras_multigpu import augmentation
 

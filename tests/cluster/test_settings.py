@@ -2,8 +2,7 @@
 
 import pytest
 
-from keras_multigpu.cluster.settings import Settings
-from keras_multigpu.cluster.settings import settings
+from keras_multigpu.cluster.settings import Settings, settings
 
 
 def test_the_environment_changes_what_is_usual(monkeypatch):

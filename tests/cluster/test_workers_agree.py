@@ -9,11 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replica_cases import ALL_REPLICAS
-from replica_cases import CASES
-from replica_runs import Outcome
-from replica_runs import differences
-from replica_runs import run
+from replica_cases import ALL_REPLICAS, CASES
+from replica_runs import Outcome, differences, run
 from worker_processes import run_workers
 
 pytestmark = [

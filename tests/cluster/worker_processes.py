@@ -12,8 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]

@@ -8,9 +8,7 @@ import sys
 import tempfile
 
 import pytest
-from picture_files import animation
-from picture_files import encoded
-from picture_files import picture
+from picture_files import animation, encoded, picture
 
 from keras_multigpu.commands import main
 from keras_multigpu.commands.check_images import SUFFIXES

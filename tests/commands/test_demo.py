@@ -8,14 +8,15 @@ import keras
 import numpy as np
 import pytest
 
-from keras_multigpu.commands.demo import CASES
-from keras_multigpu.commands.demo import Result
-from keras_multigpu.commands.demo import ours_is_one_device
-from keras_multigpu.commands.demo import picture_of
-from keras_multigpu.commands.demo import table
-from keras_multigpu.commands.demo import weights_differ_by
-from keras_multigpu.commands.demo_digits import drawn
-from keras_multigpu.commands.demo_digits import write_digits
+from keras_multigpu.commands.demo import (
+    CASES,
+    Result,
+    ours_is_one_device,
+    picture_of,
+    table,
+    weights_differ_by,
+)
+from keras_multigpu.commands.demo_digits import drawn, write_digits
 
 PNG = b"\x89PNG\r\n\x1a\n"
 PNG_END = b"IEND\xaeB`\x82"

@@ -14,8 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes_left import lives
-from processes_left import wait_until
+from processes_left import lives, wait_until
 
 from keras_multigpu.commands import main
 

@@ -5,8 +5,7 @@ import sys
 
 import pytest
 
-from keras_multigpu.commands import demo
-from keras_multigpu.commands import main
+from keras_multigpu.commands import demo, main
 from keras_multigpu.commands.usage import UsageError
 
 WITHOUT_TENSORFLOW = """

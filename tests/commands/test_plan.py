@@ -5,15 +5,16 @@ import re
 
 import pytest
 
-from keras_multigpu.commands import main
-from keras_multigpu.commands import plan
-from keras_multigpu.commands.plan_prediction import SPREAD
-from keras_multigpu.commands.plan_prediction import USABLE
-from keras_multigpu.commands.plan_prediction import Link
-from keras_multigpu.commands.plan_prediction import Training
-from keras_multigpu.commands.plan_prediction import halving
-from keras_multigpu.commands.plan_prediction import predicted
-from keras_multigpu.commands.plan_prediction import ring
+from keras_multigpu.commands import main, plan
+from keras_multigpu.commands.plan_prediction import (
+    SPREAD,
+    USABLE,
+    Link,
+    Training,
+    halving,
+    predicted,
+    ring,
+)
 
 NVLINK, PCIE = Link(20e9, 1e-5), Link(10e9, 1e-5)
 GRADIENTS = {  # MB, of the models' numbers of weights.

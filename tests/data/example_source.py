@@ -2,8 +2,7 @@
 
 import abc
 
-from keras_multigpu.data.road.source import Source
-from keras_multigpu.data.road.source import fill_rows
+from keras_multigpu.data.road.source import Source, fill_rows
 
 
 class ExampleSource(Source):

@@ -10,8 +10,7 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.data.from_flow import from_flow
-from keras_multigpu.data.road.source import Source
-from keras_multigpu.data.road.source import Stream
+from keras_multigpu.data.road.source import Source, Stream
 
 pytest.importorskip("cv2")
 Generator = tf.keras.preprocessing.image.ImageDataGenerator  # noqa: TID251

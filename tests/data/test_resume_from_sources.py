@@ -4,8 +4,7 @@ import keras
 import numpy as np
 import pytest
 from reused_models import reused
-from test_which_promise import SOURCES
-from test_which_promise import places
+from test_which_promise import SOURCES, places
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ResumableCheckpoint

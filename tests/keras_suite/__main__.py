@@ -11,8 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from files import KERAS
-from files import test_files
+from files import KERAS, test_files
 
 HERE = Path(__file__).parent
 

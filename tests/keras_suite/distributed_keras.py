@@ -15,8 +15,7 @@ import re
 import signal
 import sys
 import types
-from collections.abc import Callable
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import pytest
 import tensorflow as tf
-from differences import DIFFERENCES
-from differences import KERAS_ALONE
-from differences import TO_BE_MENDED
+from differences import DIFFERENCES, KERAS_ALONE, TO_BE_MENDED
 from files import RUNS_A_MODEL
 from keras.src.backend.tensorflow import trainer as keras_trainer
 

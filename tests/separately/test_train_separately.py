@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import separate_jobs as jobs
-from processes_left import lives
-from processes_left import wait_until
+from processes_left import lives, wait_until
 
 import keras_multigpu as kmg
 from keras_multigpu.processes import functions

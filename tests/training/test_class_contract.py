@@ -8,8 +8,7 @@ import keras
 import numpy as np
 import pytest
 import replica_models as made
-from keras_versions import has_distillation
-from keras_versions import has_multi_optimizer
+from keras_versions import has_distillation, has_multi_optimizer
 from replica_runs import difference
 
 import keras_multigpu as kmg

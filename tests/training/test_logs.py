@@ -3,8 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.training.logs import flattened
-from keras_multigpu.training.logs import pythonic
+from keras_multigpu.training.logs import flattened, pythonic
 
 
 def test_numbers_become_python_floats():

@@ -3,8 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from keras import layers
-from keras import metrics
+from keras import layers, metrics
 
 import keras_multigpu as kmg
 

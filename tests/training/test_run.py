@@ -4,8 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cpu_replicas import covering
-from cpu_replicas import replicas_of
+from cpu_replicas import covering, replicas_of
 
 import keras_multigpu as kmg
 from keras_multigpu.training.shares import gathered

@@ -4,13 +4,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.training.feed.cutter import Cutter
-from keras_multigpu.training.feed.cutter import shares_of
-from keras_multigpu.training.shares import batch_size_of
-from keras_multigpu.training.shares import cut
-from keras_multigpu.training.shares import gathered
-from keras_multigpu.training.shares import normalized
-from keras_multigpu.training.shares import share_spec
+from keras_multigpu.training.feed.cutter import Cutter, shares_of
+from keras_multigpu.training.shares import batch_size_of, cut, gathered, normalized, share_spec
 
 FIVE = np.arange(10.0, dtype="float32").reshape(5, 2)
 RAGGED = tf.ragged.constant([[1, 2], [3], [], [4, 5, 6], [7]])

@@ -5,8 +5,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.augmentation.examples.forms import TARGETS
-from keras_multigpu.augmentation.examples.forms import Example
+from keras_multigpu.augmentation.examples.forms import TARGETS, Example
 from keras_multigpu.checks import value_error
 
 Batch = tuple[Any, Any, Any]

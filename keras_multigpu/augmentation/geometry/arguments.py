@@ -2,12 +2,8 @@
 
 from typing import Any
 
-from keras_multigpu.augmentation.arguments import Range
-from keras_multigpu.augmentation.arguments import as_range
-from keras_multigpu.augmentation.arguments import is_number
-from keras_multigpu.augmentation.arguments import is_pair
-from keras_multigpu.checks import require_choice
-from keras_multigpu.checks import value_error
+from keras_multigpu.augmentation.arguments import Range, as_range, is_number, is_pair
+from keras_multigpu.checks import require_choice, value_error
 
 FLIPS = {
     None: (),

@@ -4,8 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.augmentation.compilation import fused
-from keras_multigpu.augmentation.compilation import pays_to_compile
+from keras_multigpu.augmentation.compilation import fused, pays_to_compile
 
 FILL_MODES = ("reflect", "constant", "wrap", "nearest")
 """How Keras fills what lies outside of an image."""

@@ -1,14 +1,12 @@
 """Windows to cut out of images: their places and sizes in pixels, at random or in the middle."""
 
 import math
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import Range
-from keras_multigpu.augmentation.examples.forms import Drawn
-from keras_multigpu.augmentation.examples.forms import Shape
+from keras_multigpu.augmentation.examples.forms import Drawn, Shape
 from keras_multigpu.augmentation.random_numbers import Draws
 
 Sides = tuple[Any, Any]

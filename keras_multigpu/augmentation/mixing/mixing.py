@@ -11,18 +11,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.augmentation.arguments import is_number
-from keras_multigpu.augmentation.arguments import require_draws
+from keras_multigpu.augmentation.arguments import is_number, require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.compilation import fused
-from keras_multigpu.augmentation.examples.forms import Drawn
-from keras_multigpu.augmentation.examples.forms import Example
-from keras_multigpu.augmentation.examples.forms import Shape
-from keras_multigpu.augmentation.examples.forms import image_shape
+from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape, image_shape
 from keras_multigpu.augmentation.mixing import targets as mixed_targets
 from keras_multigpu.augmentation.random_numbers import Draws
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import require_positive_integer, value_error
 
 
 class Mixing(AugmentationLayer):

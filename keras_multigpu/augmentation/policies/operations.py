@@ -11,9 +11,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import Range
-from keras_multigpu.augmentation.color.matrices import clipped_to
-from keras_multigpu.augmentation.color.matrices import color_channels
-from keras_multigpu.augmentation.color.matrices import scaled
+from keras_multigpu.augmentation.color.matrices import clipped_to, color_channels, scaled
 
 Operation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 """A function of levels `float32[n, height, width, channels]` and magnitudes `float32[n]`."""

@@ -1,30 +1,24 @@
 """`Policy`: what `RandAugment`, `TrivialAugment` and `AugMix` have in common."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.augmentation.arguments import as_value_range
-from keras_multigpu.augmentation.arguments import require_draws
+from keras_multigpu.augmentation.arguments import as_value_range, require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.examples.forms import Drawn
-from keras_multigpu.augmentation.examples.forms import Shape
+from keras_multigpu.augmentation.examples.forms import Drawn, Shape
 from keras_multigpu.augmentation.geometry import affine
-from keras_multigpu.augmentation.geometry.resampling import INTERPOLATIONS
-from keras_multigpu.augmentation.geometry.resampling import resampled
-from keras_multigpu.augmentation.policies.draws import OPERATIONS
-from keras_multigpu.augmentation.policies.draws import Magnitudes
-from keras_multigpu.augmentation.policies.draws import operation_text
+from keras_multigpu.augmentation.geometry.resampling import INTERPOLATIONS, resampled
+from keras_multigpu.augmentation.policies.draws import OPERATIONS, Magnitudes, operation_text
 from keras_multigpu.augmentation.policies.geometry import geometric_matrices
-from keras_multigpu.augmentation.policies.operations import VALUE_OPERATIONS
-from keras_multigpu.augmentation.policies.operations import Operation
-from keras_multigpu.augmentation.policies.operations import as_levels
-from keras_multigpu.augmentation.policies.operations import from_levels
+from keras_multigpu.augmentation.policies.operations import (
+    VALUE_OPERATIONS,
+    Operation,
+    as_levels,
+    from_levels,
+)
 from keras_multigpu.checks import require_choice
 
 Change = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]

@@ -8,9 +8,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
-from keras_multigpu.augmentation.examples.forms import Drawn
-from keras_multigpu.augmentation.examples.forms import Example
-from keras_multigpu.augmentation.examples.forms import Shape
+from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
 from keras_multigpu.checks import value_error
 from keras_multigpu.seeded_layers import is_keras_cv
 

@@ -2,25 +2,21 @@
 
 import math
 from pathlib import Path
-from typing import Any
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import keras
 
 from keras_multigpu.callbacks.batch_size_finder.figure import size_figure
-from keras_multigpu.callbacks.batch_size_finder.search import SizeSearch
-from keras_multigpu.callbacks.batch_size_finder.search import Try
-from keras_multigpu.callbacks.batch_size_finder.search import largest_size
-from keras_multigpu.callbacks.trial_batches import batches_going_round
-from keras_multigpu.callbacks.trial_batches import run_to_try
-from keras_multigpu.callbacks.trial_batches import same_draws
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import require_choice
-from keras_multigpu.checks import require_number
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
-from keras_multigpu.pictures import picture_file
-from keras_multigpu.pictures import write_png
+from keras_multigpu.callbacks.batch_size_finder.search import SizeSearch, Try, largest_size
+from keras_multigpu.callbacks.trial_batches import batches_going_round, run_to_try, same_draws
+from keras_multigpu.checks import (
+    problem,
+    require_choice,
+    require_number,
+    require_positive_integer,
+    value_error,
+)
+from keras_multigpu.pictures import picture_file, write_png
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.writing import say
 

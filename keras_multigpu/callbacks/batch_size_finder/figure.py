@@ -4,11 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_multigpu.callbacks.batch_size_finder.search import Try
-from keras_multigpu.pictures import GREY
-from keras_multigpu.pictures import INK
-from keras_multigpu.pictures import new_figure
-from keras_multigpu.pictures import plain_axes
-from keras_multigpu.pictures import title
+from keras_multigpu.pictures import GREY, INK, new_figure, plain_axes, title
 
 BLUE, PURPLE, RED = "#0b6fb3", "#8a4fbf", "#c43c39"
 

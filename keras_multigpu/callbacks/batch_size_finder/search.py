@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from keras_multigpu.callbacks.batch_size_finder.out_of_memory import HostMemory
-from keras_multigpu.callbacks.batch_size_finder.out_of_memory import device_peak
-from keras_multigpu.callbacks.batch_size_finder.out_of_memory import forget_device_peaks
-from keras_multigpu.callbacks.batch_size_finder.out_of_memory import is_out_of_memory
+from keras_multigpu.callbacks.batch_size_finder.out_of_memory import (
+    HostMemory,
+    device_peak,
+    forget_device_peaks,
+    is_out_of_memory,
+)
 from keras_multigpu.callbacks.trial_batches import of_size
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.run import TrainingRun

@@ -6,18 +6,12 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_multigpu.callbacks.batch_size_scaling.schedule import BatchSchedule
-from keras_multigpu.callbacks.batch_size_scaling.schedule import known_size
+from keras_multigpu.callbacks.batch_size_scaling.schedule import BatchSchedule, known_size
 from keras_multigpu.callbacks.fit_run import run_of
-from keras_multigpu.callbacks.rates.probe import RateProbe
-from keras_multigpu.callbacks.rates.probe import multiply_velocities
-from keras_multigpu.callbacks.rates.rates import Rate
-from keras_multigpu.callbacks.rates.rates import corrects_momentum
-from keras_multigpu.callbacks.scaling_order import refuse_scheduler
-from keras_multigpu.callbacks.scaling_order import require_order
-from keras_multigpu.callbacks.scaling_order import warmup_of
-from keras_multigpu.checks import require_choice
-from keras_multigpu.checks import require_positive_integer
+from keras_multigpu.callbacks.rates.probe import RateProbe, multiply_velocities
+from keras_multigpu.callbacks.rates.rates import Rate, corrects_momentum
+from keras_multigpu.callbacks.scaling_order import refuse_scheduler, require_order, warmup_of
+from keras_multigpu.checks import require_choice, require_positive_integer
 
 POWERS = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}
 """The rate grows with this power of the batch size."""

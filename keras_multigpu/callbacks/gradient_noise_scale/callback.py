@@ -2,19 +2,14 @@
 
 import logging
 from pathlib import Path
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 
-from keras_multigpu.callbacks.fit_run import require_before_readers
-from keras_multigpu.callbacks.fit_run import run_to_see
+from keras_multigpu.callbacks.fit_run import require_before_readers, run_to_see
 from keras_multigpu.callbacks.gradient_noise_scale.figure import draw
-from keras_multigpu.callbacks.gradient_noise_scale.probe import Noise
-from keras_multigpu.callbacks.gradient_noise_scale.probe import NoiseProbe
-from keras_multigpu.checks import require_number
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
+from keras_multigpu.callbacks.gradient_noise_scale.probe import Noise, NoiseProbe
+from keras_multigpu.checks import require_number, require_positive_integer, value_error
 from keras_multigpu.pictures import picture_file
 from keras_multigpu.training.run import TrainingRun
 

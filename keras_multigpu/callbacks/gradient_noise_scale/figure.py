@@ -3,11 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from keras_multigpu.pictures import GREY
-from keras_multigpu.pictures import new_figure
-from keras_multigpu.pictures import plain_axes
-from keras_multigpu.pictures import title
-from keras_multigpu.pictures import write_png
+from keras_multigpu.pictures import GREY, new_figure, plain_axes, title, write_png
 
 BLUE, ORANGE = "#1f6fb2", "#c8641b"
 

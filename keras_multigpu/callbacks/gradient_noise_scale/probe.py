@@ -20,8 +20,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.training.steps.probes import Probe
-from keras_multigpu.training.steps.probes import Seen
+from keras_multigpu.training.steps.probes import Probe, Seen
 
 
 class Noise(NamedTuple):

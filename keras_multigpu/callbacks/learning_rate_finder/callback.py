@@ -8,23 +8,24 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_multigpu.callbacks.learning_rate_finder.curve import RateCurve
-from keras_multigpu.callbacks.learning_rate_finder.curve import Suggestion
-from keras_multigpu.callbacks.learning_rate_finder.curve import explodes
-from keras_multigpu.callbacks.learning_rate_finder.curve import smoothed
-from keras_multigpu.callbacks.learning_rate_finder.curve import suggestion
-from keras_multigpu.callbacks.learning_rate_finder.curve import sweep
+from keras_multigpu.callbacks.learning_rate_finder.curve import (
+    RateCurve,
+    Suggestion,
+    explodes,
+    smoothed,
+    suggestion,
+    sweep,
+)
 from keras_multigpu.callbacks.learning_rate_finder.figure import drawn
 from keras_multigpu.callbacks.rates.rates import Rate
-from keras_multigpu.callbacks.trial_batches import batches_going_round
-from keras_multigpu.callbacks.trial_batches import run_to_try
-from keras_multigpu.callbacks.trial_batches import same_draws
-from keras_multigpu.checks import require_choice
-from keras_multigpu.checks import require_number
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
-from keras_multigpu.pictures import picture_file
-from keras_multigpu.pictures import write_png
+from keras_multigpu.callbacks.trial_batches import batches_going_round, run_to_try, same_draws
+from keras_multigpu.checks import (
+    require_choice,
+    require_number,
+    require_positive_integer,
+    value_error,
+)
+from keras_multigpu.pictures import picture_file, write_png
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.writing import say

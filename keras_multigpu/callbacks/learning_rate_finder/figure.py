@@ -4,13 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.callbacks.learning_rate_finder.curve import RateCurve
-from keras_multigpu.callbacks.learning_rate_finder.curve import Suggestion
-from keras_multigpu.pictures import GREY
-from keras_multigpu.pictures import INK
-from keras_multigpu.pictures import new_figure
-from keras_multigpu.pictures import plain_axes
-from keras_multigpu.pictures import title
+from keras_multigpu.callbacks.learning_rate_finder.curve import RateCurve, Suggestion
+from keras_multigpu.pictures import GREY, INK, new_figure, plain_axes, title
 
 PALE, BLUE, RED = "#9aa5af", "#1f6fb2", "#c43c39"
 

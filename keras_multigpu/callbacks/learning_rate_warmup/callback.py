@@ -8,17 +8,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.callbacks.rates.probe import CURVES
-from keras_multigpu.callbacks.rates.probe import WarmupProbe
-from keras_multigpu.callbacks.rates.probe import multiply_velocities
-from keras_multigpu.callbacks.rates.rates import Rate
-from keras_multigpu.callbacks.rates.rates import corrects_momentum
-from keras_multigpu.callbacks.scaling_order import require_order
-from keras_multigpu.callbacks.scaling_order import scaling_of
-from keras_multigpu.checks import real_number
-from keras_multigpu.checks import require_choice
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
+from keras_multigpu.callbacks.rates.probe import CURVES, WarmupProbe, multiply_velocities
+from keras_multigpu.callbacks.rates.rates import Rate, corrects_momentum
+from keras_multigpu.callbacks.scaling_order import require_order, scaling_of
+from keras_multigpu.checks import real_number, require_choice, require_positive_integer, value_error
 
 EPOCHS = 5
 """As in Goyal et al. 2017."""

@@ -1,32 +1,36 @@
 """`NaNGuard`: says what is not finite, where, and keeps it out of the model."""
 
 import logging
-from typing import Any
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import keras
 
-from keras_multigpu.callbacks.fit_run import require_before_readers
-from keras_multigpu.callbacks.fit_run import run_to_see
-from keras_multigpu.callbacks.nan_guard.findings import Facts
-from keras_multigpu.callbacks.nan_guard.findings import Finding
-from keras_multigpu.callbacks.nan_guard.findings import finding_between_steps
-from keras_multigpu.callbacks.nan_guard.findings import finding_of
+from keras_multigpu.callbacks.fit_run import require_before_readers, run_to_see
+from keras_multigpu.callbacks.nan_guard.findings import (
+    Facts,
+    Finding,
+    finding_between_steps,
+    finding_of,
+)
 from keras_multigpu.callbacks.nan_guard.good_state import GoodState
-from keras_multigpu.callbacks.nan_guard.probe import ACTIVE
-from keras_multigpu.callbacks.nan_guard.probe import FOUND_AT
-from keras_multigpu.callbacks.nan_guard.probe import LONGEST
-from keras_multigpu.callbacks.nan_guard.probe import NOTHING_FOUND
-from keras_multigpu.callbacks.nan_guard.probe import SKIPPED
-from keras_multigpu.callbacks.nan_guard.probe import STEPS
-from keras_multigpu.callbacks.nan_guard.probe import TOOK
-from keras_multigpu.callbacks.nan_guard.probe import FiniteProbe
+from keras_multigpu.callbacks.nan_guard.probe import (
+    ACTIVE,
+    FOUND_AT,
+    LONGEST,
+    NOTHING_FOUND,
+    SKIPPED,
+    STEPS,
+    TOOK,
+    FiniteProbe,
+)
 from keras_multigpu.callbacks.rates.rates import Rate
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import require_choice
-from keras_multigpu.checks import require_number
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import warn
+from keras_multigpu.checks import (
+    problem,
+    require_choice,
+    require_number,
+    require_positive_integer,
+    warn,
+)
 
 UNSEEN = "elsewhere a step is seen only when its weights are there, and cannot be skipped"
 

@@ -1,7 +1,6 @@
 """The state of a model to go back to, in the memory of the host."""
 
-from typing import Any
-from typing import Self
+from typing import Any, Self
 
 import keras
 

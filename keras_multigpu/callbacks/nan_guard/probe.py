@@ -5,8 +5,7 @@ that replicas have summed and of the new weights. It is finite only if each of t
 exactly is not finite is found out only where that number is not.
 """
 
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -15,8 +14,7 @@ import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.steps.probes import Probe
-from keras_multigpu.training.steps.probes import Seen
+from keras_multigpu.training.steps.probes import Probe, Seen
 from keras_multigpu.training.update.adjusted_schedule import state_of
 
 ACTIVE, STEPS, FOUND_AT, SKIPPED, STREAK, LONGEST, TOOK = range(7)

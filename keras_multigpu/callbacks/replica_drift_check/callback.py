@@ -8,20 +8,21 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_multigpu.callbacks.replica_drift_check.checksums import Checksums
-from keras_multigpu.callbacks.replica_drift_check.checksums import Copied
-from keras_multigpu.callbacks.replica_drift_check.checksums import copied_variables
-from keras_multigpu.callbacks.replica_drift_check.drift import Drift
-from keras_multigpu.callbacks.replica_drift_check.drift import drift_of
-from keras_multigpu.callbacks.replica_drift_check.drift import repair
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import require_choice
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
-from keras_multigpu.checks import warn
+from keras_multigpu.callbacks.replica_drift_check.checksums import (
+    Checksums,
+    Copied,
+    copied_variables,
+)
+from keras_multigpu.callbacks.replica_drift_check.drift import Drift, drift_of, repair
+from keras_multigpu.checks import (
+    problem,
+    require_choice,
+    require_positive_integer,
+    value_error,
+    warn,
+)
 from keras_multigpu.training.distributed_model import DistributedModel
-from keras_multigpu.training.replica_group import home_device
-from keras_multigpu.training.replica_group import require_one_process
+from keras_multigpu.training.replica_group import home_device, require_one_process
 
 NAMED = 5
 """How many variables a message names."""

@@ -8,10 +8,8 @@ two that have changed places, are missed once in four thousand million times.
 """
 
 import collections
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -20,8 +18,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.tracing import traced
-from keras_multigpu.training.variables.model_state import adds_up
-from keras_multigpu.training.variables.model_state import variables_of
+from keras_multigpu.training.variables.model_state import adds_up, variables_of
 
 STRIDE = 0x9E3779B1
 # The finalizer of MurmurHash3: shifts and odd factors that spread each bit over all others.

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.callbacks.replica_drift_check.checksums import Copied
-from keras_multigpu.callbacks.replica_drift_check.checksums import odd_ones
+from keras_multigpu.callbacks.replica_drift_check.checksums import Copied, odd_ones
 from keras_multigpu.replicas import short_name
 
 

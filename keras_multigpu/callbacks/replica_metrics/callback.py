@@ -11,25 +11,20 @@ import numpy as np
 from keras_multigpu.callbacks.fit_run import run_to_see
 from keras_multigpu.callbacks.replica_metrics.figure import replica_figure
 from keras_multigpu.callbacks.replica_metrics.row_file import RowFile
-from keras_multigpu.callbacks.replica_metrics.scores import ScoreProbe
-from keras_multigpu.callbacks.replica_metrics.scores import require_targets
-from keras_multigpu.callbacks.replica_metrics.window import WHERE
-from keras_multigpu.callbacks.replica_metrics.window import Place
-from keras_multigpu.callbacks.replica_metrics.window import Slowest
-from keras_multigpu.callbacks.replica_metrics.window import Window
-from keras_multigpu.callbacks.replica_metrics.window import behind
-from keras_multigpu.callbacks.replica_metrics.window import window_of
-from keras_multigpu.callbacks.timing.step_clock import StepClock
-from keras_multigpu.callbacks.timing.step_clock import Timing
-from keras_multigpu.callbacks.timing.step_clock import no_time
-from keras_multigpu.callbacks.timing.step_probe import Sums
-from keras_multigpu.callbacks.timing.step_probe import no_sums
-from keras_multigpu.checks import require_number
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
+from keras_multigpu.callbacks.replica_metrics.scores import ScoreProbe, require_targets
+from keras_multigpu.callbacks.replica_metrics.window import (
+    WHERE,
+    Place,
+    Slowest,
+    Window,
+    behind,
+    window_of,
+)
+from keras_multigpu.callbacks.timing.step_clock import StepClock, Timing, no_time
+from keras_multigpu.callbacks.timing.step_probe import Sums, no_sums
+from keras_multigpu.checks import require_number, require_positive_integer, value_error
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
-from keras_multigpu.pictures import picture_file
-from keras_multigpu.pictures import write_png
+from keras_multigpu.pictures import picture_file, write_png
 from keras_multigpu.writing import require_writable
 
 logger = logging.getLogger("keras_multigpu")

@@ -6,12 +6,7 @@ from typing import Any
 import numpy as np
 
 from keras_multigpu.callbacks.replica_metrics.window import Window
-from keras_multigpu.pictures import GREY
-from keras_multigpu.pictures import INK
-from keras_multigpu.pictures import LIGHT
-from keras_multigpu.pictures import new_figure
-from keras_multigpu.pictures import plain_axes
-from keras_multigpu.pictures import title
+from keras_multigpu.pictures import GREY, INK, LIGHT, new_figure, plain_axes, title
 
 COLORS = ("#0b6fb3", "#d9541e", "#1a9a6c", "#8a4fbf", "#c4a000", "#c2307a", "#4d8a8f", "#7a5a3a")
 

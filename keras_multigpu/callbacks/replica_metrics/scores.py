@@ -1,16 +1,14 @@
 """Keras metrics of each replica's own examples, updated inside the training step."""
 
 from collections.abc import Callable
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.callbacks.timing.step_probe import StepProbe
-from keras_multigpu.callbacks.timing.step_probe import no_sums
+from keras_multigpu.callbacks.timing.step_probe import StepProbe, no_sums
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals.compile_internals import compiled_metric
 from keras_multigpu.training.replica_group import ReplicaGroup

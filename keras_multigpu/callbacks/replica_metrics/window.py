@@ -1,8 +1,7 @@
 """What each replica did in some steps, and who stays behind."""
 
 import math
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 

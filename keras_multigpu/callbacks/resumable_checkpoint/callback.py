@@ -16,17 +16,16 @@ from keras_multigpu.callbacks.fit_run import run_of
 from keras_multigpu.callbacks.resumable_checkpoint import resumed_run
 from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder
 from keras_multigpu.callbacks.resumable_checkpoint.signals import StopSignals
-from keras_multigpu.callbacks.resumable_checkpoint.states import report_changes
-from keras_multigpu.callbacks.resumable_checkpoint.states import restore_states
-from keras_multigpu.callbacks.resumable_checkpoint.states import states_of
+from keras_multigpu.callbacks.resumable_checkpoint.states import (
+    report_changes,
+    restore_states,
+    states_of,
+)
 from keras_multigpu.callbacks.resumable_checkpoint.together import Together
 from keras_multigpu.callbacks.resumable_checkpoint.writer import BackgroundWriter
-from keras_multigpu.checks import require_number
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import require_number, require_positive_integer, value_error
 from keras_multigpu.training.run import TrainingRun
-from keras_multigpu.training.variables.model_state import ModelState
-from keras_multigpu.training.variables.model_state import identity_of_model
+from keras_multigpu.training.variables.model_state import ModelState, identity_of_model
 
 _log = logging.getLogger("keras_multigpu")
 

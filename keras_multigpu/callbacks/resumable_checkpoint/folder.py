@@ -18,16 +18,16 @@ import re
 import socket
 import stat
 from pathlib import Path
-from typing import Any
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from keras_multigpu.callbacks.resumable_checkpoint.format import NUMBER
-from keras_multigpu.callbacks.resumable_checkpoint.format import Damaged
-from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
-from keras_multigpu.callbacks.resumable_checkpoint.format import OtherFormat
-from keras_multigpu.callbacks.resumable_checkpoint.format import decoded
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import value_error
+from keras_multigpu.callbacks.resumable_checkpoint.format import (
+    NUMBER,
+    Damaged,
+    Encoded,
+    OtherFormat,
+    decoded,
+)
+from keras_multigpu.checks import problem, value_error
 
 _log = logging.getLogger("keras_multigpu")
 

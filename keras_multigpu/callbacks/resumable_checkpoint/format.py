@@ -14,8 +14,7 @@ import json
 import re
 import zipfile
 import zlib
-from typing import Any
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 

@@ -9,14 +9,11 @@ from weakref import WeakKeyDictionary
 import keras
 
 from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import problem, value_error
 from keras_multigpu.identities import changes
 from keras_multigpu.keras_internals.dataset_internals import UNSEEDED
 from keras_multigpu.training.run import TrainingRun
-from keras_multigpu.training.variables.model_state import ModelState
-from keras_multigpu.training.variables.model_state import identity_of_model
-from keras_multigpu.training.variables.model_state import rates_of
+from keras_multigpu.training.variables.model_state import ModelState, identity_of_model, rates_of
 from keras_multigpu.training.variables.placement import optimizers_of
 
 _log = logging.getLogger("keras_multigpu")

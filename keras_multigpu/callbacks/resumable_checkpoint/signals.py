@@ -4,11 +4,9 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _log = logging.getLogger("keras_multigpu")
 

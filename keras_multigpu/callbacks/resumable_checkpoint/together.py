@@ -7,8 +7,7 @@ behind the same step, though a signal reaches each of them at another moment, or
 import time
 from typing import Any
 
-from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder
-from keras_multigpu.callbacks.resumable_checkpoint.folder import number_of
+from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder, number_of
 from keras_multigpu.training.replica_group import ReplicaGroup
 
 SECONDS = 1.0

@@ -1,7 +1,6 @@
 """Writes checkpoints while training goes on."""
 
-from concurrent.futures import Future
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder

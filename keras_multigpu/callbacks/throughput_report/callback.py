@@ -13,23 +13,24 @@ from keras_multigpu.callbacks.fit_run import run_of
 from keras_multigpu.callbacks.throughput_report.bottlenecks import verdict_on
 from keras_multigpu.callbacks.throughput_report.figure import throughput_figure
 from keras_multigpu.callbacks.throughput_report.forward_flops import forward_flops
-from keras_multigpu.callbacks.throughput_report.report import Throughput
-from keras_multigpu.callbacks.throughput_report.report import throughput_of
-from keras_multigpu.callbacks.throughput_report.report import unseen_throughput
+from keras_multigpu.callbacks.throughput_report.report import (
+    Throughput,
+    throughput_of,
+    unseen_throughput,
+)
 from keras_multigpu.callbacks.throughput_report.scaling_run import scaling_of
 from keras_multigpu.callbacks.timing.step_clock import StepClock
-from keras_multigpu.callbacks.timing.step_probe import StepProbe
-from keras_multigpu.callbacks.timing.step_probe import TraceProbe
-from keras_multigpu.checks import require_choice
-from keras_multigpu.checks import require_number
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
-from keras_multigpu.pictures import picture_file
-from keras_multigpu.pictures import write_png
+from keras_multigpu.callbacks.timing.step_probe import StepProbe, TraceProbe
+from keras_multigpu.checks import (
+    require_choice,
+    require_number,
+    require_positive_integer,
+    value_error,
+)
+from keras_multigpu.pictures import picture_file, write_png
 from keras_multigpu.replicas import short_name
 from keras_multigpu.training.feed.feed import is_generator
-from keras_multigpu.writing import require_writable
-from keras_multigpu.writing import whole
+from keras_multigpu.writing import require_writable, whole
 
 logger = logging.getLogger("keras_multigpu")
 

@@ -3,12 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from keras_multigpu.callbacks.throughput_report.report import LABELS
-from keras_multigpu.callbacks.throughput_report.report import Throughput
-from keras_multigpu.pictures import GREY
-from keras_multigpu.pictures import new_figure
-from keras_multigpu.pictures import plain_axes
-from keras_multigpu.pictures import title
+from keras_multigpu.callbacks.throughput_report.report import LABELS, Throughput
+from keras_multigpu.pictures import GREY, new_figure, plain_axes, title
 
 COLORS = {
     "data_wait": "#d9541e",

@@ -1,8 +1,7 @@
 """How fast an epoch was, and where its time went."""
 
 import math
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from keras_multigpu.callbacks.throughput_report.forward_flops import TRAINING
 from keras_multigpu.callbacks.timing.step_clock import Timing

@@ -2,12 +2,9 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from keras_multigpu.callbacks.timing.step_probe import Sums
-from keras_multigpu.callbacks.timing.step_probe import TraceProbe
-from keras_multigpu.callbacks.timing.step_probe import no_sums
+from keras_multigpu.callbacks.timing.step_probe import Sums, TraceProbe, no_sums
 
 
 class Timing(NamedTuple):

@@ -14,10 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.training.steps.probes import Probe
-from keras_multigpu.training.steps.probes import Seen
+from keras_multigpu.training.replica_group import HOST, ReplicaGroup
+from keras_multigpu.training.steps.probes import Probe, Seen
 
 REPLICA_SUMS = ("present", "examples", "loss", "gradient_norm", "compute", "sync")
 """What is added up for each replica: the columns of `Sums.replicas`."""

@@ -8,19 +8,14 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from keras_multigpu.checks import problem
-from keras_multigpu.writing import one_at_a_time
-from keras_multigpu.writing import size_text
-from keras_multigpu.writing import whole
+from keras_multigpu.writing import one_at_a_time, size_text, whole
 
 _log = logging.getLogger("keras_multigpu")
 

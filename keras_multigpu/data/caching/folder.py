@@ -27,8 +27,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.data.caching import files as cache_files
 from keras_multigpu.data.caching import filling as cache_filling
 from keras_multigpu.data.caching.memory import damaged_among
-from keras_multigpu.data.road.source import Source
-from keras_multigpu.data.road.source import present
+from keras_multigpu.data.road.source import Source, present
 from keras_multigpu.writing import size_text
 
 VERSION = 2

@@ -8,8 +8,7 @@ import numpy as np
 
 from keras_multigpu.checks import problem
 from keras_multigpu.data.caching import filling as cache_filling
-from keras_multigpu.data.road.source import Source
-from keras_multigpu.data.road.source import present
+from keras_multigpu.data.road.source import Source, present
 from keras_multigpu.host_memory import available_bytes
 from keras_multigpu.writing import size_text
 

@@ -12,9 +12,7 @@ JPEG library tells the standard error of some, in a line that only the process a
 off.
 """
 
-from typing import Any
-from typing import NamedTuple
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf

@@ -8,15 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.checks import require_choice
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
-from keras_multigpu.data.decoding.backends import Box
-from keras_multigpu.data.decoding.backends import backend
-from keras_multigpu.data.decoding.backends import cut
-from keras_multigpu.data.decoding.header import MAX_PIXELS
-from keras_multigpu.data.decoding.header import MOST_PIXELS
-from keras_multigpu.data.decoding.header import read_header
+from keras_multigpu.checks import require_choice, require_positive_integer, value_error
+from keras_multigpu.data.decoding.backends import Box, backend, cut
+from keras_multigpu.data.decoding.header import MAX_PIXELS, MOST_PIXELS, read_header
 from keras_multigpu.data.road.damage import DamagedExample
 
 CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}

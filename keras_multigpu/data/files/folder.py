@@ -8,19 +8,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_multigpu.checks import printable
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import require_choice
-from keras_multigpu.checks import value_error
-from keras_multigpu.checks import warn
+from keras_multigpu.checks import printable, problem, require_choice, value_error, warn
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.files.images import ImageFiles
-from keras_multigpu.data.files.scanning import EXTENSIONS
-from keras_multigpu.data.files.scanning import class_folders
-from keras_multigpu.data.files.scanning import images_in
-from keras_multigpu.data.files.scanning import is_folder
-from keras_multigpu.data.files.targets import LABEL_MODES
-from keras_multigpu.data.files.targets import ClassTargets
+from keras_multigpu.data.files.scanning import EXTENSIONS, class_folders, images_in, is_folder
+from keras_multigpu.data.files.targets import LABEL_MODES, ClassTargets
 
 _log = logging.getLogger("keras_multigpu")
 

@@ -7,9 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.data.decoding.decoder import ImageDecoder
-from keras_multigpu.data.decoding.decoder import cause_of
-from keras_multigpu.data.decoding.decoder import read_file
+from keras_multigpu.data.decoding.decoder import ImageDecoder, cause_of, read_file
 from keras_multigpu.data.decoding.header import read_header
 from keras_multigpu.data.files.images import state_of
 from keras_multigpu.data.files.table import FileTable

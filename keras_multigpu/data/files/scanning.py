@@ -1,8 +1,7 @@
 """Finds the images in folders, in the order in which Keras finds them."""
 
 import os
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 

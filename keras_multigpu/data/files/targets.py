@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import require_choice
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import require_choice, value_error
 from keras_multigpu.identities import of_array
 
 LABEL_MODES = ("int", "categorical", "binary", None)

@@ -12,16 +12,12 @@ import tensorflow as tf
 from keras_multigpu.data.files.images import state_of
 from keras_multigpu.data.files.table import FileTable
 from keras_multigpu.data.flows.loading import FlowLoading
-from keras_multigpu.data.flows.parameters import FlowParameters
-from keras_multigpu.data.flows.parameters import matrices
+from keras_multigpu.data.flows.parameters import FlowParameters, matrices
 from keras_multigpu.data.flows.targets import FlowTargets
-from keras_multigpu.data.flows.transforms import change_colors
-from keras_multigpu.data.flows.transforms import flipped
-from keras_multigpu.data.flows.transforms import warp
+from keras_multigpu.data.flows.transforms import change_colors, flipped, warp
 from keras_multigpu.data.road.damage import DamagedExample
 from keras_multigpu.data.road.source import Source
-from keras_multigpu.identities import identity_of
-from keras_multigpu.identities import of_array
+from keras_multigpu.identities import identity_of, of_array
 
 _SETTINGS = (
     "rotation_range",

@@ -7,10 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.data.from_arrays import as_array
-from keras_multigpu.data.from_arrays import class_labels
-from keras_multigpu.data.from_arrays import spec_of
-from keras_multigpu.data.from_arrays import weight_spec_of
+from keras_multigpu.data.from_arrays import as_array, class_labels, spec_of, weight_spec_of
 from keras_multigpu.data.road.source import present
 from keras_multigpu.identities import of_array
 

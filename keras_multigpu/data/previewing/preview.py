@@ -2,26 +2,18 @@
 
 import textwrap
 from pathlib import Path
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import require_positive_integer, value_error
 from keras_multigpu.data.previewing.labels import label_texts
 from keras_multigpu.data.road.augmenting import Augment
 from keras_multigpu.data.road.order import draw_seeds
-from keras_multigpu.image_grid import CELL
-from keras_multigpu.image_grid import CHARACTERS
-from keras_multigpu.image_grid import Cell
-from keras_multigpu.image_grid import Row
-from keras_multigpu.image_grid import grid_of
-from keras_multigpu.image_grid import width_of
-from keras_multigpu.pictures import checked_png
-from keras_multigpu.pictures import finished
+from keras_multigpu.image_grid import CELL, CHARACTERS, Cell, Row, grid_of, width_of
+from keras_multigpu.pictures import checked_png, finished
 
 COLUMNS = 8
 """How many images stand side by side."""

@@ -8,12 +8,14 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
-from keras_multigpu.seeded_layers import build
-from keras_multigpu.seeded_layers import call_of
-from keras_multigpu.seeded_layers import image_by_image
-from keras_multigpu.seeded_layers import is_keras_cv
-from keras_multigpu.seeded_layers import parameters
-from keras_multigpu.seeded_layers import seeded
+from keras_multigpu.seeded_layers import (
+    build,
+    call_of,
+    image_by_image,
+    is_keras_cv,
+    parameters,
+    seeded,
+)
 
 Batch = tuple[Any, Any, Any]
 """Inputs, targets and weights; the last two may be None."""

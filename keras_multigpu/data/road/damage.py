@@ -4,8 +4,7 @@ import threading
 from collections import deque
 from typing import NamedTuple
 
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import warn
+from keras_multigpu.checks import problem, warn
 
 MOST_FAILURES = 64
 """How many errors are remembered: more than are ever read at once."""

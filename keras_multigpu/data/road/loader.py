@@ -5,20 +5,16 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from keras_multigpu.data.road.damage import DamagedExample
-from keras_multigpu.data.road.damage import Quarantine
+from keras_multigpu.data.road.damage import DamagedExample, Quarantine
 from keras_multigpu.data.road.order import draw_seeds
-from keras_multigpu.data.road.plan import Place
-from keras_multigpu.data.road.plan import Plan
-from keras_multigpu.data.road.source import Source
-from keras_multigpu.data.road.source import present
+from keras_multigpu.data.road.plan import Place, Plan
+from keras_multigpu.data.road.source import Source, present
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 BATCHES_AT_ONCE = min(CORES, 4)

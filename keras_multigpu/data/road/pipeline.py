@@ -7,13 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.data.road.augmenting import Augment
-from keras_multigpu.data.road.loader import BATCHES_AT_ONCE
-from keras_multigpu.data.road.loader import GATE
-from keras_multigpu.data.road.loader import Loader
-from keras_multigpu.data.road.loader import in_lasting_thread
-from keras_multigpu.data.road.source import Example
-from keras_multigpu.data.road.source import filled
-from keras_multigpu.data.road.source import present
+from keras_multigpu.data.road.loader import BATCHES_AT_ONCE, GATE, Loader, in_lasting_thread
+from keras_multigpu.data.road.source import Example, filled, present
 
 PREFETCHED = 2
 """How many batches wait, ready, for the training step."""

@@ -2,20 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-from typing import NamedTuple
-from typing import TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import require_choice
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import problem, require_choice, require_positive_integer, value_error
 from keras_multigpu.data.road.damage import Quarantine
 from keras_multigpu.data.road.plan import Plan
-from keras_multigpu.data.road.source import Source
-from keras_multigpu.data.road.source import Stream
+from keras_multigpu.data.road.source import Source, Stream
 
 REPLICA_BATCH_SIZE = 32
 """The replica batch size where none is given."""

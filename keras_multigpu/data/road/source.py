@@ -1,16 +1,14 @@
 """What a source of examples has to offer: `Source` in any order, `Stream` one after another."""
 
 import abc
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.data.road.damage import DamagedExample
-from keras_multigpu.data.road.damage import Quarantine
+from keras_multigpu.data.road.damage import DamagedExample, Quarantine
 
 Example = tuple[Any, Any, Any]
 """`(x, y, sample_weight)`; `y` and `sample_weight` may be None."""

@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.checks import require_positive_integer
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import require_positive_integer, value_error
 from keras_multigpu.data.road.order import Order
 from keras_multigpu.data.road.settings import Batching
-from keras_multigpu.data.road.source import Source
-from keras_multigpu.data.road.source import Stream
+from keras_multigpu.data.road.source import Source, Stream
 from keras_multigpu.identities import of_array
 
 

@@ -13,8 +13,7 @@ from keras_multigpu.data.caching.filling import size_of_one
 from keras_multigpu.data.caching.memory import require_memory
 from keras_multigpu.data.road.damage import Quarantine
 from keras_multigpu.data.road.loader import BATCHES_AT_ONCE
-from keras_multigpu.data.road.source import Example
-from keras_multigpu.data.road.source import Stream
+from keras_multigpu.data.road.source import Example, Stream
 from keras_multigpu.data.streams.order import buffer_shuffled
 
 FINISHED_AT_ONCE = 32

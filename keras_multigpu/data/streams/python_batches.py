@@ -4,28 +4,20 @@ import abc
 import copy
 import logging
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Iterator
-from concurrent.futures import Future
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import value_error
-from keras_multigpu.data.from_arrays import as_array
-from keras_multigpu.data.from_arrays import specs_of
+from keras_multigpu.checks import problem, value_error
+from keras_multigpu.data.from_arrays import as_array, specs_of
 from keras_multigpu.data.road.damage import Quarantine
 from keras_multigpu.data.road.loader import GATE
-from keras_multigpu.data.road.order import hashed
-from keras_multigpu.data.road.order import shuffled
-from keras_multigpu.data.road.source import Example
-from keras_multigpu.data.road.source import Stream
-from keras_multigpu.data.road.source import filled
-from keras_multigpu.data.road.source import present
+from keras_multigpu.data.road.order import hashed, shuffled
+from keras_multigpu.data.road.source import Example, Stream, filled, present
 from keras_multigpu.identities import identity_of
 
 logger = logging.getLogger("keras_multigpu")

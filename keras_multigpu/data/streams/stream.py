@@ -8,32 +8,23 @@ Workers read the same examples and finish (decode) those of their own share. To 
 middle of an epoch, what stands before is read again and thrown away.
 """
 
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import value_error
-from keras_multigpu.data.road.damage import DamagedExample
-from keras_multigpu.data.road.damage import Quarantine
+from keras_multigpu.checks import problem, value_error
+from keras_multigpu.data.road.damage import DamagedExample, Quarantine
 from keras_multigpu.data.road.loader import BATCHES_AT_ONCE
 from keras_multigpu.data.road.order import draw_seeds
-from keras_multigpu.data.road.pipeline import PREFETCHED
-from keras_multigpu.data.road.pipeline import as_element
-from keras_multigpu.data.road.pipeline import plain_options
+from keras_multigpu.data.road.pipeline import PREFETCHED, as_element, plain_options
 from keras_multigpu.data.road.plan import Place
 from keras_multigpu.data.road.settings import Batching
-from keras_multigpu.data.road.source import Example
-from keras_multigpu.data.road.source import Stream
-from keras_multigpu.data.road.source import present
-from keras_multigpu.data.streams.cache import CachedStream
-from keras_multigpu.data.streams.cache import cached
-from keras_multigpu.data.streams.order import in_python
-from keras_multigpu.data.streams.order import mapped
+from keras_multigpu.data.road.source import Example, Stream, present
+from keras_multigpu.data.streams.cache import CachedStream, cached
+from keras_multigpu.data.streams.order import in_python, mapped
 from keras_multigpu.data.streams.shapes import alike
 
 

@@ -2,16 +2,14 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Any
-from typing import Self
+from typing import Any, Self
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.data.decoding.decoder import CHANNELS
-from keras_multigpu.data.decoding.decoder import ImageDecoder
+from keras_multigpu.data.decoding.decoder import CHANNELS, ImageDecoder
 from keras_multigpu.data.road.source import Example
 from keras_multigpu.data.tfds.preparation import imported
 from keras_multigpu.identities import identity_of

@@ -9,8 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from keras_multigpu.checks import problem
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import problem, value_error
 from keras_multigpu.writing import one_at_a_time
 
 _log = logging.getLogger("keras_multigpu")

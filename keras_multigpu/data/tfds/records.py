@@ -11,8 +11,7 @@ import numpy as np
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.road.damage import DamagedExample
-from keras_multigpu.data.road.source import Source
-from keras_multigpu.data.road.source import fill_rows
+from keras_multigpu.data.road.source import Source, fill_rows
 from keras_multigpu.data.tfds.features import Features
 
 LABELS_AT_ONCE = 1024

@@ -10,17 +10,11 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.road.damage import DamagedExample
-from keras_multigpu.data.road.loader import GATE
-from keras_multigpu.data.road.loader import in_lasting_thread
-from keras_multigpu.data.road.loader import read_in_pieces
-from keras_multigpu.data.road.source import Example
-from keras_multigpu.data.road.source import Source
-from keras_multigpu.data.road.source import Stream
-from keras_multigpu.data.streams.order import buffer_shuffled
-from keras_multigpu.data.streams.order import epoch_seed
+from keras_multigpu.data.road.loader import GATE, in_lasting_thread, read_in_pieces
+from keras_multigpu.data.road.source import Example, Source, Stream
+from keras_multigpu.data.streams.order import buffer_shuffled, epoch_seed
 from keras_multigpu.data.tfds.features import Features
-from keras_multigpu.data.tfds.preparation import imported
-from keras_multigpu.data.tfds.preparation import is_generated
+from keras_multigpu.data.tfds.preparation import imported, is_generated
 
 
 class TfdsStream(Stream):

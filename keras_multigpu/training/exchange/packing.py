@@ -13,8 +13,7 @@ A bucket depends on nothing but its tensors: while it is summed, the backward pa
 """
 
 import math
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 

@@ -8,8 +8,7 @@ have on one device.
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf

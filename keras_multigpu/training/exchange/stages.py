@@ -14,16 +14,13 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.training.exchange.packing import Packing
-from keras_multigpu.training.exchange.packing import SumAll
+from keras_multigpu.training.exchange.packing import Packing, SumAll
 
 _thread = threading.local()
 _numbers = itertools.count()

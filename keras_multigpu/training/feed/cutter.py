@@ -8,8 +8,7 @@ With a share come the number of its rows and the global batch size.
 
 import functools
 from collections.abc import Sequence
-from typing import Any
-from typing import Self
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -18,21 +17,22 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.keras_internals import dataset_internals
-from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.replica_group import Replica
-from keras_multigpu.training.shares import COUNT
-from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.shares import Rows
-from keras_multigpu.training.shares import Shares
-from keras_multigpu.training.shares import as_tensor
-from keras_multigpu.training.shares import batch_size_of
-from keras_multigpu.training.shares import cut
-from keras_multigpu.training.shares import filled
-from keras_multigpu.training.shares import is_one_row
-from keras_multigpu.training.shares import normalized
-from keras_multigpu.training.shares import open_spec
-from keras_multigpu.training.shares import present
-from keras_multigpu.training.shares import rows
+from keras_multigpu.training.replica_group import HOST, Replica
+from keras_multigpu.training.shares import (
+    COUNT,
+    Batch,
+    Rows,
+    Shares,
+    as_tensor,
+    batch_size_of,
+    cut,
+    filled,
+    is_one_row,
+    normalized,
+    open_spec,
+    present,
+    rows,
+)
 
 AHEAD = 2
 """How many batches of shares wait for the step."""

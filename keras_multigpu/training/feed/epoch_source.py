@@ -11,13 +11,9 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
-from keras_multigpu.training.feed.cutter import Cutter
-from keras_multigpu.training.feed.cutter import WaitingShares
-from keras_multigpu.training.feed.sources import Anchor
-from keras_multigpu.training.feed.sources import BatchSource
-from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.shares import Shares
-from keras_multigpu.training.shares import normalized
+from keras_multigpu.training.feed.cutter import Cutter, WaitingShares
+from keras_multigpu.training.feed.sources import Anchor, BatchSource
+from keras_multigpu.training.shares import Batch, Shares, normalized
 
 
 class EpochSource(BatchSource):

@@ -11,31 +11,27 @@ import contextlib
 import itertools
 import time
 import traceback
-from collections.abc import Iterator
-from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import value_error
-from keras_multigpu.checks import warn
+from keras_multigpu.checks import value_error, warn
 from keras_multigpu.identities import identity_of
 from keras_multigpu.keras_internals import dataset_internals
-from keras_multigpu.training.feed.cutter import Cutter
-from keras_multigpu.training.feed.cutter import SharesInGraph
-from keras_multigpu.training.feed.epoch_source import EpochSource
-from keras_multigpu.training.feed.epoch_source import refuse_what_batches_bring
-from keras_multigpu.training.feed.sources import Anchor
-from keras_multigpu.training.feed.sources import BatchSource
-from keras_multigpu.training.feed.sources import DatasetSource
-from keras_multigpu.training.feed.sources import DistributedSource
-from keras_multigpu.training.feed.sources import Order
-from keras_multigpu.training.feed.sources import PythonSource
-from keras_multigpu.training.feed.sources import knows_epochs
-from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.shares import Shares
+from keras_multigpu.training.feed.cutter import Cutter, SharesInGraph
+from keras_multigpu.training.feed.epoch_source import EpochSource, refuse_what_batches_bring
+from keras_multigpu.training.feed.sources import (
+    Anchor,
+    BatchSource,
+    DatasetSource,
+    DistributedSource,
+    Order,
+    PythonSource,
+    knows_epochs,
+)
+from keras_multigpu.training.shares import Batch, Shares
 
 RAN_OUT = (
     "Your input ran out of data; interrupting training. Make sure that your dataset or "

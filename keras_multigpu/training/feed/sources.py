@@ -4,27 +4,18 @@ Datasets and arrays are read as Keras does; a batch of a Python iterator when it
 """
 
 import contextlib
-from collections.abc import Callable
-from collections.abc import Iterator
-from typing import Any
-from typing import NamedTuple
-from typing import NoReturn
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, NoReturn
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
-from keras_multigpu.keras_internals.dataset_internals import batching_of
-from keras_multigpu.keras_internals.dataset_internals import shuffled_by
-from keras_multigpu.training.feed.cutter import Cutter
-from keras_multigpu.training.feed.cutter import WaitingShares
-from keras_multigpu.training.feed.cutter import joined_shares
+from keras_multigpu.keras_internals.dataset_internals import batching_of, shuffled_by
+from keras_multigpu.training.feed.cutter import Cutter, WaitingShares, joined_shares
 from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.shares import Shares
-from keras_multigpu.training.shares import batch_size_of
-from keras_multigpu.training.shares import normalized
+from keras_multigpu.training.shares import Batch, Shares, batch_size_of, normalized
 
 OFFERED = (
     "epoch",

@@ -13,8 +13,7 @@ replicas, gathered:
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -23,17 +22,10 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
 from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.replica_pass.loss_reduction import KEPT
-from keras_multigpu.training.replica_pass.loss_reduction import random_rows
-from keras_multigpu.training.replica_pass.loss_reduction import tried
+from keras_multigpu.training.replica_pass.loss_reduction import KEPT, random_rows, tried
 from keras_multigpu.training.replica_pass.values import summable
-from keras_multigpu.training.shares import Rows
-from keras_multigpu.training.shares import batch_size_of
-from keras_multigpu.training.shares import is_one_row
-from keras_multigpu.training.shares import present
-from keras_multigpu.training.tracing import specs_of
-from keras_multigpu.training.tracing import symbolic
-from keras_multigpu.training.tracing import without_batch_size
+from keras_multigpu.training.shares import Rows, batch_size_of, is_one_row, present
+from keras_multigpu.training.tracing import specs_of, symbolic, without_batch_size
 from keras_multigpu.training.variables.caught_assignments import CatchingScope
 
 

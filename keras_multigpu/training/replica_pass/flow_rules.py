@@ -8,8 +8,7 @@ several rows, or takes some of them by their place, is `RELATED`: a share gives 
 """
 
 from collections.abc import Callable
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf

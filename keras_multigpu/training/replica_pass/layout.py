@@ -5,20 +5,19 @@ replicas, is given the layout with it; a pass itself remembers nothing.
 """
 
 import itertools
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from keras_multigpu.training.exchange.packing import Packing
-from keras_multigpu.training.exchange.packing import order_of_backward
-from keras_multigpu.training.exchange.sparse_gradients import has_distinct_rows
-from keras_multigpu.training.exchange.sparse_gradients import is_sparse
-from keras_multigpu.training.exchange.sparse_gradients import of_table
-from keras_multigpu.training.exchange.sparse_gradients import square_norm
+from keras_multigpu.training.exchange.packing import Packing, order_of_backward
+from keras_multigpu.training.exchange.sparse_gradients import (
+    has_distinct_rows,
+    is_sparse,
+    of_table,
+    square_norm,
+)
 from keras_multigpu.training.replica_pass.additive_metrics import Additive
 from keras_multigpu.training.replica_pass.output_rows import Counts
 

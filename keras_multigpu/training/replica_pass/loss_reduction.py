@@ -24,8 +24,7 @@ their place among them.
 """
 
 import weakref
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras

@@ -7,8 +7,7 @@ such as a mean over the batch, one device computes from all examples; replicas c
 refused.
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -22,8 +21,7 @@ from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_pass.flow_rules import Trait
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
 from keras_multigpu.training.shares import cut
-from keras_multigpu.training.tracing import symbolic
-from keras_multigpu.training.tracing import with_length
+from keras_multigpu.training.tracing import symbolic, with_length
 
 MANY = 24_240
 """A number of examples that no other axis has by accident, and that many numbers divide."""

@@ -6,44 +6,44 @@ known of the outcome while a pass is traced comes beside it, see `layout`.
 """
 
 import contextlib
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.training.exchange.sparse_gradients import add_all
-from keras_multigpu.training.exchange.sparse_gradients import added_up
-from keras_multigpu.training.exchange.sparse_gradients import square_norm_of_all
-from keras_multigpu.training.exchange.sparse_gradients import zero_unless
+from keras_multigpu.training.exchange.sparse_gradients import (
+    add_all,
+    added_up,
+    square_norm_of_all,
+    zero_unless,
+)
 from keras_multigpu.training.exchange.stages import totals
-from keras_multigpu.training.replica_pass.additive_metrics import NO_METRICS
-from keras_multigpu.training.replica_pass.additive_metrics import Additive
-from keras_multigpu.training.replica_pass.additive_metrics import AdditiveMetrics
-from keras_multigpu.training.replica_pass.layout import GradientKinds
-from keras_multigpu.training.replica_pass.layout import Layout
-from keras_multigpu.training.replica_pass.layout import Summands
-from keras_multigpu.training.replica_pass.layout import connected
-from keras_multigpu.training.replica_pass.layout import packed
-from keras_multigpu.training.replica_pass.loss_reduction import LossShares
-from keras_multigpu.training.replica_pass.loss_reduction import divided
-from keras_multigpu.training.replica_pass.output_rows import Counts
-from keras_multigpu.training.replica_pass.output_rows import counted
-from keras_multigpu.training.replica_pass.output_rows import joined
-from keras_multigpu.training.replica_pass.output_rows import may_be_odd
-from keras_multigpu.training.replica_pass.output_rows import refuse_computed
-from keras_multigpu.training.replica_pass.pure_model import Forward
-from keras_multigpu.training.replica_pass.pure_model import PureModel
+from keras_multigpu.training.replica_pass.additive_metrics import (
+    NO_METRICS,
+    Additive,
+    AdditiveMetrics,
+)
+from keras_multigpu.training.replica_pass.layout import (
+    GradientKinds,
+    Layout,
+    Summands,
+    connected,
+    packed,
+)
+from keras_multigpu.training.replica_pass.loss_reduction import LossShares, divided
+from keras_multigpu.training.replica_pass.output_rows import (
+    Counts,
+    counted,
+    joined,
+    may_be_odd,
+    refuse_computed,
+)
+from keras_multigpu.training.replica_pass.pure_model import Forward, PureModel
 from keras_multigpu.training.replica_pass.values import Values
-from keras_multigpu.training.shares import Rows
-from keras_multigpu.training.shares import batch_size_of
-from keras_multigpu.training.shares import piece_of
-from keras_multigpu.training.shares import rows_count
-from keras_multigpu.training.tracing import specs_of
-from keras_multigpu.training.tracing import tensors_of
+from keras_multigpu.training.shares import Rows, batch_size_of, piece_of, rows_count
+from keras_multigpu.training.tracing import specs_of, tensors_of
 from keras_multigpu.training.update.optimizer_update import updated
 
 OfAll = Callable[[list[tf.Tensor]], list[tf.Tensor]]

@@ -8,23 +8,21 @@ model does not track is met there too, see `untracked`.
 
 import contextlib
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
-from typing import Any
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.training.replica_pass.rows_flow import watched
-from keras_multigpu.training.replica_pass.values import Values
-from keras_multigpu.training.replica_pass.values import Variables
-from keras_multigpu.training.variables.caught_assignments import CatchingScope
-from keras_multigpu.training.variables.caught_assignments import WeighedNumbers
-from keras_multigpu.training.variables.caught_assignments import raise_assigned
-from keras_multigpu.training.variables.placement import NeedsVariables
-from keras_multigpu.training.variables.placement import optimizers_of
+from keras_multigpu.training.replica_pass.values import Values, Variables
+from keras_multigpu.training.variables.caught_assignments import (
+    CatchingScope,
+    WeighedNumbers,
+    raise_assigned,
+)
+from keras_multigpu.training.variables.placement import NeedsVariables, optimizers_of
 
 
 class Forward(NamedTuple):

@@ -11,19 +11,14 @@ import contextlib
 import functools
 import logging
 import weakref
-from collections.abc import Callable
-from collections.abc import Iterator
-from typing import Any
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import step_hooks
-from keras_multigpu.training.replica_pass.flow_rules import RELATED
-from keras_multigpu.training.replica_pass.flow_rules import Operation
-from keras_multigpu.training.replica_pass.flow_rules import Trait
-from keras_multigpu.training.replica_pass.flow_rules import trait_of
+from keras_multigpu.training.replica_pass.flow_rules import RELATED, Operation, Trait, trait_of
 
 logger = logging.getLogger("keras_multigpu")
 

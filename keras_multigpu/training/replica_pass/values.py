@@ -21,17 +21,14 @@ On a single replica each of them is the new value itself. A replica without exam
 so it cannot poison the others.
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.training.exchange.packing import Packing
-from keras_multigpu.training.exchange.packing import SumAll
+from keras_multigpu.training.exchange.packing import Packing, SumAll
 from keras_multigpu.training.exchange.sparse_gradients import zero_unless
 from keras_multigpu.training.shares import Rows
 

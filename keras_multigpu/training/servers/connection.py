@@ -4,8 +4,7 @@ The model itself, and all that is not a pass over a batch, stays on the coordina
 """
 
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras

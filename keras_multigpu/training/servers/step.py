@@ -9,18 +9,11 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.training.feed.cutter import shares_of
 from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.training.replica_pass.passes import Outcome
-from keras_multigpu.training.replica_pass.passes import TrainingPass
-from keras_multigpu.training.replica_pass.passes import Update
+from keras_multigpu.training.replica_pass.passes import Outcome, TrainingPass, Update
 from keras_multigpu.training.replica_pass.values import Values
 from keras_multigpu.training.servers.connection import Servers
-from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.shares import Rows
-from keras_multigpu.training.shares import filled
-from keras_multigpu.training.shares import present
-from keras_multigpu.training.shares import share_spec
-from keras_multigpu.training.steps.step import Result
-from keras_multigpu.training.steps.step import TrainStep
+from keras_multigpu.training.shares import Batch, Rows, filled, present, share_spec
+from keras_multigpu.training.steps.step import Result, TrainStep
 from keras_multigpu.training.update.optimizer_update import loss_scale
 
 

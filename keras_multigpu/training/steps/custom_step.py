@@ -7,9 +7,7 @@ after the step.
 """
 
 import contextlib
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -17,43 +15,37 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
-from keras_multigpu.keras_internals import optimizer_internals
-from keras_multigpu.keras_internals import step_hooks
+from keras_multigpu.keras_internals import optimizer_internals, step_hooks
 from keras_multigpu.training.exchange.packing import Packing
 from keras_multigpu.training.exchange.sparse_gradients import zero_unless
 from keras_multigpu.training.logs import flattened
-from keras_multigpu.training.replica_group import Replica
-from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.training.replica_group import Replica, ReplicaGroup, copies_of
 from keras_multigpu.training.replica_pass import output_rows
-from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
-from keras_multigpu.training.replica_pass.loss_reduction import divided
-from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
-from keras_multigpu.training.replica_pass.rows_flow import tell
+from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch, divided
+from keras_multigpu.training.replica_pass.rows_flow import RowsFlow, tell
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
-from keras_multigpu.training.replica_pass.values import for_one_device
-from keras_multigpu.training.replica_pass.values import for_replica
-from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.shares import Rows
-from keras_multigpu.training.shares import rows_count
-from keras_multigpu.training.steps.present_step import PresentStep
-from keras_multigpu.training.steps.present_step import left_alone
-from keras_multigpu.training.steps.present_step import present_step
-from keras_multigpu.training.steps.present_step import running
+from keras_multigpu.training.replica_pass.values import for_one_device, for_replica
+from keras_multigpu.training.shares import Batch, Rows, rows_count
+from keras_multigpu.training.steps.present_step import (
+    PresentStep,
+    left_alone,
+    present_step,
+    running,
+)
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.same_batch import require_same_batch
-from keras_multigpu.training.steps.whole_values import ADVICE
-from keras_multigpu.training.steps.whole_values import EXCHANGES
-from keras_multigpu.training.steps.whole_values import everyones_rows
-from keras_multigpu.training.steps.whole_values import sum_of_all
-from keras_multigpu.training.steps.whole_values import summed_gradients
+from keras_multigpu.training.steps.whole_values import (
+    ADVICE,
+    EXCHANGES,
+    everyones_rows,
+    sum_of_all,
+    summed_gradients,
+)
 from keras_multigpu.training.update.adjusted_schedule import state_of
 from keras_multigpu.training.update.optimizer_update import updated
 from keras_multigpu.training.variables.caught_assignments import refused_without_keras
 from keras_multigpu.training.variables.model_state import variables_of
-from keras_multigpu.training.variables.placement import MadeOutside
-from keras_multigpu.training.variables.placement import build_optimizer
-from keras_multigpu.training.variables.placement import own_optimizers
+from keras_multigpu.training.variables.placement import MadeOutside, build_optimizer, own_optimizers
 
 
 class CustomStep:

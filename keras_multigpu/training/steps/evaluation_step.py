@@ -7,16 +7,12 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.training.replica_group import Replica
-from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_group import Replica, ReplicaGroup
 from keras_multigpu.training.replica_pass.passes import EvaluationPass
 from keras_multigpu.training.replica_pass.pure_model import require_no_weights
 from keras_multigpu.training.replica_pass.values import Values
-from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.shares import Rows
-from keras_multigpu.training.steps.step import Result
-from keras_multigpu.training.steps.step import Step
-from keras_multigpu.training.steps.step import computed_loss
+from keras_multigpu.training.shares import Batch, Rows
+from keras_multigpu.training.steps.step import Result, Step, computed_loss
 from keras_multigpu.training.variables.caught_assignments import CatchingScope
 
 

@@ -2,9 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable
-from collections.abc import Container
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 import keras
@@ -14,12 +12,10 @@ from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.exchange.sparse_gradients import distinct_rows_noted
-from keras_multigpu.training.replica_group import Replica
-from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_group import Replica, ReplicaGroup
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
 from keras_multigpu.training.shares import Rows
-from keras_multigpu.training.variables.caught_assignments import permitted
-from keras_multigpu.training.variables.caught_assignments import refused_without_keras
+from keras_multigpu.training.variables.caught_assignments import permitted, refused_without_keras
 from keras_multigpu.training.variables.placement import NeedsVariables
 
 _thread = threading.local()

@@ -10,8 +10,7 @@ stay on the devices until somebody reads the variables that it keeps them in, an
 """
 
 from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -19,13 +18,10 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.training.exchange.sparse_gradients import zero_unless
 from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.replica_pass.layout import Layout
-from keras_multigpu.training.replica_pass.layout import Summands
+from keras_multigpu.training.replica_pass.layout import Layout, Summands
 from keras_multigpu.training.replica_pass.output_rows import FIRST_TO_LAST
-from keras_multigpu.training.replica_pass.passes import Outcome
-from keras_multigpu.training.replica_pass.passes import Update
-from keras_multigpu.training.shares import Rows
-from keras_multigpu.training.shares import first_rows
+from keras_multigpu.training.replica_pass.passes import Outcome, Update
+from keras_multigpu.training.shares import Rows, first_rows
 
 
 class Times(NamedTuple):

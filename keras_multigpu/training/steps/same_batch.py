@@ -9,8 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_group import HOST, ReplicaGroup
 from keras_multigpu.training.shares import Rows
 
 DIFFERS = (

@@ -11,47 +11,42 @@ batch and its predictions, gathered. Probes, see `probes`, look on and may forbi
 
 import functools
 from collections.abc import Sequence
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
-from keras_multigpu.training.exchange.sparse_gradients import distinct_rows_noted
-from keras_multigpu.training.exchange.sparse_gradients import rows_of_all
-from keras_multigpu.training.exchange.sparse_gradients import rows_spec
-from keras_multigpu.training.replica_group import Copies
-from keras_multigpu.training.replica_group import Replica
-from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.exchange.sparse_gradients import (
+    distinct_rows_noted,
+    rows_of_all,
+    rows_spec,
+)
+from keras_multigpu.training.replica_group import Copies, Replica, ReplicaGroup
 from keras_multigpu.training.replica_pass.layout import Layout
-from keras_multigpu.training.replica_pass.output_rows import joined
-from keras_multigpu.training.replica_pass.output_rows import refuse_computed
-from keras_multigpu.training.replica_pass.passes import Outcome
-from keras_multigpu.training.replica_pass.passes import ReplicaPass
-from keras_multigpu.training.replica_pass.passes import TrainingPass
-from keras_multigpu.training.replica_pass.passes import Update
+from keras_multigpu.training.replica_pass.output_rows import joined, refuse_computed
+from keras_multigpu.training.replica_pass.passes import Outcome, ReplicaPass, TrainingPass, Update
 from keras_multigpu.training.replica_pass.values import Values
-from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.shares import Rows
-from keras_multigpu.training.shares import batch_size_of
-from keras_multigpu.training.shares import gathered
-from keras_multigpu.training.shares import share_spec
-from keras_multigpu.training.steps.probes import Probe
-from keras_multigpu.training.steps.probes import Seen
-from keras_multigpu.training.steps.probes import Times
-from keras_multigpu.training.steps.probes import all_summed
-from keras_multigpu.training.steps.probes import collect
-from keras_multigpu.training.steps.probes import now_that
-from keras_multigpu.training.steps.probes import verdict
+from keras_multigpu.training.shares import Batch, Rows, batch_size_of, gathered, share_spec
+from keras_multigpu.training.steps.probes import (
+    Probe,
+    Seen,
+    Times,
+    all_summed,
+    collect,
+    now_that,
+    verdict,
+)
 from keras_multigpu.training.steps.same_batch import require_same_batch
-from keras_multigpu.training.tracing import TracedPass
-from keras_multigpu.training.tracing import called_directly
-from keras_multigpu.training.tracing import held_until
-from keras_multigpu.training.tracing import specs_of
-from keras_multigpu.training.tracing import tensors_of
-from keras_multigpu.training.tracing import traced
+from keras_multigpu.training.tracing import (
+    TracedPass,
+    called_directly,
+    held_until,
+    specs_of,
+    tensors_of,
+    traced,
+)
 from keras_multigpu.training.update.adjusted_schedule import state_of
 from keras_multigpu.training.update.optimizer_update import loss_scale
 

@@ -4,22 +4,22 @@ A step is made once for each form of batch (structure, dtypes, shapes) and used 
 later `fit`, `evaluate` and `predict`, so that repeated calls neither trace nor grow.
 """
 
-from collections.abc import Callable
-from collections.abc import Hashable
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu.training.feed.feed import Group
-from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.shares import Rows
-from keras_multigpu.training.shares import Shares
-from keras_multigpu.training.shares import filled
-from keras_multigpu.training.shares import gathered
-from keras_multigpu.training.shares import present
-from keras_multigpu.training.shares import share_spec
+from keras_multigpu.training.shares import (
+    Batch,
+    Rows,
+    Shares,
+    filled,
+    gathered,
+    present,
+    share_spec,
+)
 from keras_multigpu.training.tracing import tensors_of
 from keras_multigpu.training.variables.placement import MadeOutside
 

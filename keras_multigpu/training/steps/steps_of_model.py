@@ -1,33 +1,29 @@
 """Which step a model needs as it is compiled, and what is built and placed before it is made."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from keras_multigpu import keras_internals
-from keras_multigpu.checks import value_error
-from keras_multigpu.checks import warn
+from keras_multigpu.checks import value_error, warn
 from keras_multigpu.training.replica_pass.additive_metrics import AdditiveMetrics
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
-from keras_multigpu.training.replica_pass.passes import EvaluationPass
-from keras_multigpu.training.replica_pass.passes import TrainingPass
-from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
-from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized_layers
+from keras_multigpu.training.replica_pass.passes import EvaluationPass, TrainingPass
+from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized, synchronized_layers
 from keras_multigpu.training.servers.step import ServedTrainStep
 from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.steps.custom_step import CustomPrediction
-from keras_multigpu.training.steps.custom_step import CustomStep
+from keras_multigpu.training.steps.custom_step import CustomPrediction, CustomStep
 from keras_multigpu.training.steps.evaluation_step import EvaluationStep
 from keras_multigpu.training.steps.step import TrainStep
 from keras_multigpu.training.steps.step_functions import RunStep
 from keras_multigpu.training.steps.whole_batch_step import WholeBatchTrainStep
-from keras_multigpu.training.tracing import symbolic
-from keras_multigpu.training.tracing import traced
-from keras_multigpu.training.variables.placement import build_optimizer
-from keras_multigpu.training.variables.placement import idle_optimizers
-from keras_multigpu.training.variables.placement import place_model
+from keras_multigpu.training.tracing import symbolic, traced
+from keras_multigpu.training.variables.placement import (
+    build_optimizer,
+    idle_optimizers,
+    place_model,
+)
 
 if TYPE_CHECKING:
     from keras_multigpu.training.replication import Replication

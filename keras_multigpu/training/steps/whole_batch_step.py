@@ -14,32 +14,28 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.batch_sizes import share_bounds
-from keras_multigpu.training.replica_group import Replica
-from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.training.replica_pass.layout import Summands
-from keras_multigpu.training.replica_pass.layout import connected
+from keras_multigpu.training.replica_group import Replica, ReplicaGroup
+from keras_multigpu.training.replica_pass.layout import Summands, connected
 from keras_multigpu.training.replica_pass.loss_reduction import refuse_ragged
-from keras_multigpu.training.replica_pass.output_rows import refuse_several_rows
-from keras_multigpu.training.replica_pass.output_rows import rows_for_each
-from keras_multigpu.training.replica_pass.output_rows import rows_per_example
-from keras_multigpu.training.replica_pass.passes import Made
-from keras_multigpu.training.replica_pass.passes import TrainingPass
-from keras_multigpu.training.replica_pass.passes import with_attached
-from keras_multigpu.training.replica_pass.pure_model import Forward
-from keras_multigpu.training.replica_pass.pure_model import PureModel
-from keras_multigpu.training.replica_pass.pure_model import loss_trackers
+from keras_multigpu.training.replica_pass.output_rows import (
+    refuse_several_rows,
+    rows_for_each,
+    rows_per_example,
+)
+from keras_multigpu.training.replica_pass.passes import Made, TrainingPass, with_attached
+from keras_multigpu.training.replica_pass.pure_model import Forward, PureModel, loss_trackers
 from keras_multigpu.training.replica_pass.values import Values
-from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.shares import Rows
-from keras_multigpu.training.shares import filled
-from keras_multigpu.training.shares import first_rows
-from keras_multigpu.training.shares import gathered
-from keras_multigpu.training.shares import present
-from keras_multigpu.training.shares import rows_count
+from keras_multigpu.training.shares import (
+    Batch,
+    Rows,
+    filled,
+    first_rows,
+    gathered,
+    present,
+    rows_count,
+)
 from keras_multigpu.training.steps.probes import Probe
-from keras_multigpu.training.steps.step import Result
-from keras_multigpu.training.steps.step import UpdatingStep
-from keras_multigpu.training.steps.step import computed_loss
+from keras_multigpu.training.steps.step import Result, UpdatingStep, computed_loss
 from keras_multigpu.training.tracing import symbolic
 from keras_multigpu.training.update.optimizer_update import loss_scale
 

@@ -15,8 +15,7 @@ contributes one N-th (one without examples nothing), and then all gradients are 
 device, whatever is done with the numbers in between.
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -24,19 +23,24 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.keras_internals import step_hooks
-from keras_multigpu.training.exchange.packing import Packing
-from keras_multigpu.training.exchange.packing import order_of_backward
-from keras_multigpu.training.exchange.sparse_gradients import is_sparse
-from keras_multigpu.training.exchange.sparse_gradients import of_table
-from keras_multigpu.training.exchange.sparse_gradients import rows_of_all
-from keras_multigpu.training.exchange.sparse_gradients import zero_unless
-from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
-from keras_multigpu.training.replica_pass.loss_reduction import refuse_ragged
-from keras_multigpu.training.replica_pass.loss_reduction import weighted_values
-from keras_multigpu.training.steps.present_step import PresentStep
-from keras_multigpu.training.steps.present_step import assignment
-from keras_multigpu.training.steps.present_step import left_alone
-from keras_multigpu.training.steps.present_step import step_of_user_code
+from keras_multigpu.training.exchange.packing import Packing, order_of_backward
+from keras_multigpu.training.exchange.sparse_gradients import (
+    is_sparse,
+    of_table,
+    rows_of_all,
+    zero_unless,
+)
+from keras_multigpu.training.replica_pass.loss_reduction import (
+    NeedsWholeBatch,
+    refuse_ragged,
+    weighted_values,
+)
+from keras_multigpu.training.steps.present_step import (
+    PresentStep,
+    assignment,
+    left_alone,
+    step_of_user_code,
+)
 
 ADVICE = (
     "Make it of `self.compute_loss(...)`, of Keras loss objects, or of `keras.ops.mean(values)`, "

@@ -10,8 +10,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import optimizer_internals
-from keras_multigpu.training.variables.placement import place_variables
-from keras_multigpu.training.variables.placement import with_inner
+from keras_multigpu.training.variables.placement import place_variables, with_inner
 
 
 class AdjustedSchedule(keras.optimizers.schedules.LearningRateSchedule):

@@ -11,8 +11,7 @@ element alike give the same numbers, to the bit, on all small variables joined e
 
 import contextlib
 import math
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras

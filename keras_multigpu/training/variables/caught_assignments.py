@@ -7,9 +7,7 @@ a loss, one of a plain Python object. A `CatchingScope` sees them all.
 
 import contextlib
 import threading
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras

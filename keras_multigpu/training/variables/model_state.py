@@ -4,8 +4,7 @@ And what a model, its optimizers, losses and metrics were made of, as plain valu
 to a model that was made alike.
 """
 
-from typing import Any
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -13,8 +12,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
-from keras_multigpu.identities import identity_of
-from keras_multigpu.identities import of_object
+from keras_multigpu.identities import identity_of, of_object
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
 from keras_multigpu.training.replica_group import copies_of

@@ -15,9 +15,7 @@ it knows.
 """
 
 import contextlib
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -26,8 +24,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.keras_internals import optimizer_internals
-from keras_multigpu.training.replica_group import home_device
-from keras_multigpu.training.replica_group import scope_of
+from keras_multigpu.training.replica_group import home_device, scope_of
 
 
 def place_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:

@@ -5,13 +5,15 @@ import pytest
 import tensorflow as tf
 from layer_checks import pictures
 
-from keras_multigpu.augmentation.color.matrices import ColorMap
-from keras_multigpu.augmentation.color.matrices import apply_matrices
-from keras_multigpu.augmentation.color.matrices import away_from
-from keras_multigpu.augmentation.color.matrices import blended_with_gray
-from keras_multigpu.augmentation.color.matrices import mean_colors
-from keras_multigpu.augmentation.color.matrices import shifted
-from keras_multigpu.augmentation.color.matrices import then
+from keras_multigpu.augmentation.color.matrices import (
+    ColorMap,
+    apply_matrices,
+    away_from,
+    blended_with_gray,
+    mean_colors,
+    shifted,
+    then,
+)
 
 COUNT = 3
 RANDOM = np.random.default_rng(1)

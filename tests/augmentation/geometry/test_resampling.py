@@ -6,10 +6,12 @@ import tensorflow as tf
 from scipy import ndimage
 
 from keras_multigpu.augmentation import compilation
-from keras_multigpu.augmentation.geometry.resampling import FILL_MODES
-from keras_multigpu.augmentation.geometry.resampling import INTERPOLATIONS
-from keras_multigpu.augmentation.geometry.resampling import read
-from keras_multigpu.augmentation.geometry.resampling import resampled
+from keras_multigpu.augmentation.geometry.resampling import (
+    FILL_MODES,
+    INTERPOLATIONS,
+    read,
+    resampled,
+)
 
 RANDOM = np.random.default_rng(1)
 IMAGES = tf.constant(RANDOM.uniform(0, 255, (6, 9, 13, 3)), tf.float32)

@@ -5,9 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_multigpu.augmentation.policies import operations as policy_operations
-from keras_multigpu.augmentation.policies.operations import VALUE_OPERATIONS
-from keras_multigpu.augmentation.policies.operations import as_levels
-from keras_multigpu.augmentation.policies.operations import from_levels
+from keras_multigpu.augmentation.policies.operations import VALUE_OPERATIONS, as_levels, from_levels
 
 Image = pytest.importorskip("PIL.Image")
 ImageEnhance = pytest.importorskip("PIL.ImageEnhance")

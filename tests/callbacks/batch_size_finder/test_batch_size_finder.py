@@ -7,23 +7,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cpu_replicas import covering
-from cpu_replicas import replicas_of
-from hungry_models import Hungry
-from hungry_models import X
-from hungry_models import Y
-from hungry_models import batches
-from hungry_models import fed
-from hungry_models import network
-from hungry_models import search
-from hungry_models import sizes
+from cpu_replicas import covering, replicas_of
+from hungry_models import Hungry, X, Y, batches, fed, network, search, sizes
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks.batch_size_finder.callback import BatchSizeFinder
 from keras_multigpu.callbacks.batch_size_finder.figure import size_figure
 from keras_multigpu.callbacks.batch_size_finder.out_of_memory import is_out_of_memory
-from keras_multigpu.callbacks.batch_size_finder.search import Try
-from keras_multigpu.callbacks.batch_size_finder.search import largest_size
+from keras_multigpu.callbacks.batch_size_finder.search import Try, largest_size
 from keras_multigpu.callbacks.trial_batches import of_size
 from keras_multigpu.pictures import write_png
 from keras_multigpu.training.variables.model_state import ModelState

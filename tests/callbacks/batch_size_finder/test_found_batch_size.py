@@ -4,12 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 from cpu_replicas import replicas_of
-from hungry_models import Hungry
-from hungry_models import Remember
-from hungry_models import batches
-from hungry_models import fed
-from hungry_models import network
-from hungry_models import search
+from hungry_models import Hungry, Remember, batches, fed, network, search
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks.batch_size_finder.callback import BatchSizeFinder

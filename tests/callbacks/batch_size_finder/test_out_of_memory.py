@@ -9,8 +9,7 @@ import pytest
 import tensorflow as tf
 
 from keras_multigpu.callbacks.batch_size_finder import out_of_memory
-from keras_multigpu.callbacks.batch_size_finder.out_of_memory import HostMemory
-from keras_multigpu.callbacks.batch_size_finder.out_of_memory import is_out_of_memory
+from keras_multigpu.callbacks.batch_size_finder.out_of_memory import HostMemory, is_out_of_memory
 
 
 def test_what_running_out_of_memory_looks_like():

@@ -6,12 +6,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cpu_replicas import covering
-from cpu_replicas import replicas_of
+from cpu_replicas import covering, replicas_of
 
 import keras_multigpu as kmg
-from keras_multigpu.callbacks import BatchSizeScaling
-from keras_multigpu.callbacks import LearningRateWarmup
+from keras_multigpu.callbacks import BatchSizeScaling, LearningRateWarmup
 
 ONES, ZEROS = np.ones((22, 1), "float32"), np.zeros((22, 1), "float32")
 

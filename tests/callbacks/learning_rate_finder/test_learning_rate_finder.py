@@ -5,17 +5,18 @@ import random
 import keras
 import numpy as np
 import pytest
-from cpu_replicas import covering
-from cpu_replicas import replicas_of
+from cpu_replicas import covering, replicas_of
 from reused_models import reused
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks.learning_rate_finder.callback import LearningRateFinder
-from keras_multigpu.callbacks.learning_rate_finder.curve import RateCurve
-from keras_multigpu.callbacks.learning_rate_finder.curve import explodes
-from keras_multigpu.callbacks.learning_rate_finder.curve import moving_mean
-from keras_multigpu.callbacks.learning_rate_finder.curve import smoothed
-from keras_multigpu.callbacks.learning_rate_finder.curve import suggestion
+from keras_multigpu.callbacks.learning_rate_finder.curve import (
+    RateCurve,
+    explodes,
+    moving_mean,
+    smoothed,
+    suggestion,
+)
 from keras_multigpu.training.variables.model_state import ModelState
 
 X = np.linspace(0.5, 1.5, 30, dtype="float32")[:, None]

@@ -4,14 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cpu_replicas import covering
-from cpu_replicas import replicas_of
+from cpu_replicas import covering, replicas_of
 from own_step import OwnStep
-from warmup_models import EVEN
-from warmup_models import ONES
-from warmup_models import ZEROS
-from warmup_models import slope
-from warmup_models import trained
+from warmup_models import EVEN, ONES, ZEROS, slope, trained
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import LearningRateWarmup

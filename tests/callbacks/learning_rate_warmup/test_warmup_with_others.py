@@ -4,13 +4,9 @@ import keras
 import numpy as np
 import pytest
 from cpu_replicas import covering
-from warmup_models import EVEN
-from warmup_models import Do
-from warmup_models import slope
-from warmup_models import trained
+from warmup_models import EVEN, Do, slope, trained
 
-from keras_multigpu.callbacks import BatchSizeScaling
-from keras_multigpu.callbacks import LearningRateWarmup
+from keras_multigpu.callbacks import BatchSizeScaling, LearningRateWarmup
 
 pytestmark = [
     # Keras 3.15.1 reads rates through an `__array__` that NumPy 2 finds outdated.

@@ -4,11 +4,7 @@ import keras
 import numpy as np
 import pytest
 from cpu_replicas import replicas_of
-from nan_guard_models import assert_same
-from nan_guard_models import data
-from nan_guard_models import fit
-from nan_guard_models import line
-from nan_guard_models import network
+from nan_guard_models import assert_same, data, fit, line, network
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import NaNGuard

@@ -5,11 +5,7 @@ import contextlib
 import keras
 import numpy as np
 import pytest
-from nan_guard_models import assert_same
-from nan_guard_models import data
-from nan_guard_models import fit
-from nan_guard_models import line
-from nan_guard_models import network
+from nan_guard_models import assert_same, data, fit, line, network
 
 from keras_multigpu.callbacks import NaNGuard
 

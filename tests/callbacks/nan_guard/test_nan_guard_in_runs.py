@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cpu_replicas import replicas_of
-from nan_guard_models import data
-from nan_guard_models import fit
-from nan_guard_models import line
-from nan_guard_models import network
+from nan_guard_models import data, fit, line, network
 from own_step import OwnStep
 
 import keras_multigpu as kmg

@@ -8,15 +8,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cpu_replicas import covering
-from cpu_replicas import replicas_of
+from cpu_replicas import covering, replicas_of
 from own_step import OwnStep
 
 import keras_multigpu as kmg
 from keras_multigpu import keras_internals
 from keras_multigpu.callbacks import ReplicaDriftCheck
-from keras_multigpu.callbacks.replica_drift_check.checksums import checksum
-from keras_multigpu.callbacks.replica_drift_check.checksums import odd_ones
+from keras_multigpu.callbacks.replica_drift_check.checksums import checksum, odd_ones
 from keras_multigpu.callbacks.replica_drift_check.drift import difference
 from keras_multigpu.training.variables.model_state import ModelState
 

@@ -3,8 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from test_replica_metrics import fit
-from test_replica_metrics import line
+from test_replica_metrics import fit, line
 
 from keras_multigpu.callbacks import ReplicaMetrics
 

@@ -7,14 +7,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cpu_replicas import replicas_of
-from test_replica_metrics import fit
-from test_replica_metrics import line
+from test_replica_metrics import fit, line
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ReplicaMetrics
-from keras_multigpu.callbacks.replica_metrics.window import Place
-from keras_multigpu.callbacks.replica_metrics.window import Window
-from keras_multigpu.callbacks.replica_metrics.window import behind
+from keras_multigpu.callbacks.replica_metrics.window import Place, Window, behind
 
 X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
 

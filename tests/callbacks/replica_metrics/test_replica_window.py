@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from keras_multigpu.callbacks.replica_metrics.window import Place
-from keras_multigpu.callbacks.replica_metrics.window import Window
-from keras_multigpu.callbacks.replica_metrics.window import behind
+from keras_multigpu.callbacks.replica_metrics.window import Place, Window, behind
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,7 @@ import time
 import keras
 import numpy as np
 import tensorflow as tf
-from interrupted_runs import batches
-from interrupted_runs import keras_callbacks
-from interrupted_runs import network
-from interrupted_runs import values_of
+from interrupted_runs import batches, keras_callbacks, network, values_of
 
 from keras_multigpu.callbacks import ResumableCheckpoint
 from keras_multigpu.callbacks.resumable_checkpoint import folder as checkpoint_files

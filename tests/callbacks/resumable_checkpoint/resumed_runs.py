@@ -2,17 +2,19 @@
 
 import numpy as np
 import pytest
-from interrupted_runs import Remembering
-from interrupted_runs import StopAt
-from interrupted_runs import Stopped
-from interrupted_runs import assert_same_values
-from interrupted_runs import batches
-from interrupted_runs import checkpoint_in
-from interrupted_runs import close_files
-from interrupted_runs import fit
-from interrupted_runs import keras_callbacks
-from interrupted_runs import network
-from interrupted_runs import values_of
+from interrupted_runs import (
+    Remembering,
+    StopAt,
+    Stopped,
+    assert_same_values,
+    batches,
+    checkpoint_in,
+    close_files,
+    fit,
+    keras_callbacks,
+    network,
+    values_of,
+)
 
 
 def run(folder, stops, *, replicas=(2,), data=batches, last=False, extra=None, **arguments):

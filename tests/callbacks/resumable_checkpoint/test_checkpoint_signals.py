@@ -5,12 +5,7 @@ import threading
 
 import keras
 import pytest
-from interrupted_runs import assert_same_values
-from interrupted_runs import batches
-from interrupted_runs import checkpoint_in
-from interrupted_runs import fit
-from interrupted_runs import network
-from interrupted_runs import values_of
+from interrupted_runs import assert_same_values, batches, checkpoint_in, fit, network, values_of
 
 pytestmark = [
     # Keras itself, where its callbacks read the learning rate on replicas.

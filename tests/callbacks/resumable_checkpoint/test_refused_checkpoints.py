@@ -6,13 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from interrupted_runs import X
-from interrupted_runs import Y
-from interrupted_runs import batches
-from interrupted_runs import checkpoint_in
-from interrupted_runs import fit
-from interrupted_runs import network
-from interrupted_runs import values_of
+from interrupted_runs import X, Y, batches, checkpoint_in, fit, network, values_of
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ResumableCheckpoint

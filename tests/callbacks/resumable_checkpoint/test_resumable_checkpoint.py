@@ -7,24 +7,25 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cpu_replicas import covering
-from interrupted_runs import Remembering
-from interrupted_runs import Sequence
-from interrupted_runs import StopAt
-from interrupted_runs import Stopped
-from interrupted_runs import X
-from interrupted_runs import Y
-from interrupted_runs import assert_same_values
-from interrupted_runs import batches
-from interrupted_runs import checkpoint_in
-from interrupted_runs import close_files
-from interrupted_runs import fit
-from interrupted_runs import generated
-from interrupted_runs import keras_callbacks
-from interrupted_runs import network
-from interrupted_runs import values_of
+from interrupted_runs import (
+    Remembering,
+    Sequence,
+    StopAt,
+    Stopped,
+    X,
+    Y,
+    assert_same_values,
+    batches,
+    checkpoint_in,
+    close_files,
+    fit,
+    generated,
+    keras_callbacks,
+    network,
+    values_of,
+)
 from replica_cases import ALL_REPLICAS
-from resumed_runs import assert_same
-from resumed_runs import run
+from resumed_runs import assert_same, run
 
 pytestmark = [
     # Keras itself, where its callbacks read the learning rate on replicas.

@@ -5,19 +5,19 @@ import functools
 import keras
 import numpy as np
 import pytest
-from interrupted_runs import OPTIMIZERS
-from interrupted_runs import StopAt
-from interrupted_runs import Stopped
-from interrupted_runs import assert_same_values
-from interrupted_runs import batches
-from interrupted_runs import checkpoint_in
-from interrupted_runs import fit
-from interrupted_runs import network
-from interrupted_runs import values_of
+from interrupted_runs import (
+    OPTIMIZERS,
+    StopAt,
+    Stopped,
+    assert_same_values,
+    batches,
+    checkpoint_in,
+    fit,
+    network,
+    values_of,
+)
 
-from keras_multigpu.callbacks import BatchSizeScaling
-from keras_multigpu.callbacks import LearningRateWarmup
-from keras_multigpu.callbacks import NaNGuard
+from keras_multigpu.callbacks import BatchSizeScaling, LearningRateWarmup, NaNGuard
 
 OPTIMIZERS["schedule"] = lambda: keras.optimizers.SGD(
     keras.optimizers.schedules.CosineDecay(0.02, 40), momentum=0.9

@@ -9,16 +9,17 @@ import time
 import keras
 import numpy as np
 import pytest
-from interrupted_runs import StopAt
-from interrupted_runs import Stopped
-from interrupted_runs import assert_same_values
-from interrupted_runs import batches
-from interrupted_runs import checkpoint_in
-from interrupted_runs import fit
-from interrupted_runs import network
-from interrupted_runs import values_of
-from resumed_runs import assert_same
-from resumed_runs import run
+from interrupted_runs import (
+    StopAt,
+    Stopped,
+    assert_same_values,
+    batches,
+    checkpoint_in,
+    fit,
+    network,
+    values_of,
+)
+from resumed_runs import assert_same, run
 
 from keras_multigpu.callbacks import ResumableCheckpoint
 from keras_multigpu.callbacks.resumable_checkpoint.format import decoded

@@ -3,9 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from test_throughput_report import X
-from test_throughput_report import Y
-from test_throughput_report import network
+from test_throughput_report import X, Y, network
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks.throughput_report.bottlenecks import verdict_on

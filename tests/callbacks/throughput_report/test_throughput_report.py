@@ -8,8 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cpu_replicas import covering
-from cpu_replicas import replicas_of
+from cpu_replicas import covering, replicas_of
 from own_step import OwnStep
 
 import keras_multigpu as kmg

@@ -7,15 +7,11 @@ import keras
 import numpy as np
 import pytest
 from cpu_replicas import replicas_of
-from test_throughput_report import X
-from test_throughput_report import Y
-from test_throughput_report import network
+from test_throughput_report import X, Y, network
 
 import keras_multigpu as kmg
-from keras_multigpu.callbacks import ResumableCheckpoint
-from keras_multigpu.callbacks import ThroughputReport
-from keras_multigpu.callbacks.throughput_report.report import Scaling
-from keras_multigpu.callbacks.throughput_report.report import Throughput
+from keras_multigpu.callbacks import ResumableCheckpoint, ThroughputReport
+from keras_multigpu.callbacks.throughput_report.report import Scaling, Throughput
 
 
 class StopBefore(keras.callbacks.Callback):

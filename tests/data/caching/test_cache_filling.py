@@ -6,9 +6,7 @@ import sys
 import pytest
 
 from keras_multigpu.data.caching import filling as cache_filling
-from keras_multigpu.data.caching.filling import Piece
-from keras_multigpu.data.caching.filling import in_pieces
-from keras_multigpu.data.caching.filling import shown
+from keras_multigpu.data.caching.filling import Piece, in_pieces, shown
 from keras_multigpu.writing import size_text
 
 

@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from caching_processes import fill
-from numbered_examples import Numbers
-from numbered_examples import numbers_of
+from numbered_examples import Numbers, numbers_of
 
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.caching.cached_source import cached

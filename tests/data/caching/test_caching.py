@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from example_source import ExampleSource
-from numbered_examples import Numbers
-from numbered_examples import numbers_of
+from numbered_examples import Numbers, numbers_of
 
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.caching.cached_source import cached

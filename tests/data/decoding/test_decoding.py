@@ -8,16 +8,15 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from picture_files import animation
-from picture_files import encoded
-from picture_files import picture
-from picture_files import sixteen_bits
+from picture_files import animation, encoded, picture, sixteen_bits
 
 from keras_multigpu.data.decoding.backends import PAYS
-from keras_multigpu.data.decoding.decoder import INTERPOLATIONS
-from keras_multigpu.data.decoding.decoder import ImageDecoder
-from keras_multigpu.data.decoding.decoder import centred_box
-from keras_multigpu.data.decoding.decoder import random_box
+from keras_multigpu.data.decoding.decoder import (
+    INTERPOLATIONS,
+    ImageDecoder,
+    centred_box,
+    random_box,
+)
 from keras_multigpu.data.road.damage import DamagedExample
 
 SEED = np.array([1, 2], np.int32)

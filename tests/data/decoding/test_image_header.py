@@ -5,15 +5,10 @@ import contextlib
 import numpy as np
 import pytest
 import tensorflow as tf
-from picture_files import animation
-from picture_files import encoded
-from picture_files import picture
-from picture_files import sixteen_bits
-from picture_files import with_size
+from picture_files import animation, encoded, picture, sixteen_bits, with_size
 
 from keras_multigpu.data.decoding.decoder import ImageDecoder
-from keras_multigpu.data.decoding.header import MOST_PIXELS
-from keras_multigpu.data.decoding.header import read_header
+from keras_multigpu.data.decoding.header import MOST_PIXELS, read_header
 from keras_multigpu.data.road.damage import DamagedExample
 
 SEED = np.array([1, 2], np.int32)

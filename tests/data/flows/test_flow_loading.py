@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.data.flows.loading import FlowLoading
-from keras_multigpu.data.flows.loading import nearest_pixels
+from keras_multigpu.data.flows.loading import FlowLoading, nearest_pixels
 
 pytest.importorskip("cv2")
 photographs = pytest.importorskip("skimage.data")

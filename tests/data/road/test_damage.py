@@ -10,16 +10,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from picture_files import animation
-from picture_files import encoded
-from picture_files import picture
-from picture_files import sixteen_bits
-from picture_files import with_size
+from picture_files import animation, encoded, picture, sixteen_bits, with_size
 
 import keras_multigpu as kmg
 from keras_multigpu.data.from_files import from_files
-from keras_multigpu.data.road.damage import DamagedExample
-from keras_multigpu.data.road.damage import Quarantine
+from keras_multigpu.data.road.damage import DamagedExample, Quarantine
 from keras_multigpu.training.loops import with_gaps
 
 JPEG = encoded(picture(), "JPEG", quality=90)

@@ -14,11 +14,8 @@ from tensorflow.python.eager import context  # noqa: TID251 (where operations ar
 
 import keras_multigpu as kmg
 from keras_multigpu.training.feed import cutter
-from keras_multigpu.training.feed.cutter import AHEAD
-from keras_multigpu.training.feed.cutter import Cutter
-from keras_multigpu.training.feed.cutter import shares_of
-from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.replica_group import Replica
+from keras_multigpu.training.feed.cutter import AHEAD, Cutter, shares_of
+from keras_multigpu.training.replica_group import HOST, Replica
 from keras_multigpu.training.shares import normalized
 from keras_multigpu.training.tracing import tensors_of
 

@@ -6,10 +6,8 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.training.feed.cutter import Cutter
-from keras_multigpu.training.feed.epoch_source import EpochSource
-from keras_multigpu.training.feed.epoch_source import refuse_what_batches_bring
-from keras_multigpu.training.feed.sources import Anchor
-from keras_multigpu.training.feed.sources import knows_epochs
+from keras_multigpu.training.feed.epoch_source import EpochSource, refuse_what_batches_bring
+from keras_multigpu.training.feed.sources import Anchor, knows_epochs
 from keras_multigpu.training.shares import gathered
 
 

@@ -7,13 +7,14 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.training.feed.cutter import Cutter
-from keras_multigpu.training.feed.sources import DatasetSource
-from keras_multigpu.training.feed.sources import DistributedSource
-from keras_multigpu.training.feed.sources import PythonSource
-from keras_multigpu.training.feed.sources import steps_of
-from keras_multigpu.training.feed.sources import weighted
-from keras_multigpu.training.shares import as_tensor
-from keras_multigpu.training.shares import gathered
+from keras_multigpu.training.feed.sources import (
+    DatasetSource,
+    DistributedSource,
+    PythonSource,
+    steps_of,
+    weighted,
+)
+from keras_multigpu.training.shares import as_tensor, gathered
 
 SEVEN = np.arange(7.0)
 ARGUMENTS = {

@@ -6,13 +6,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import losses
-from keras import ops
+from keras import losses, ops
 
-from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
-from keras_multigpu.training.replica_pass.loss_reduction import divided
-from keras_multigpu.training.replica_pass.loss_reduction import refuse_ragged
-from keras_multigpu.training.replica_pass.loss_reduction import relates_rows
+from keras_multigpu.training.replica_pass.loss_reduction import (
+    NeedsWholeBatch,
+    divided,
+    refuse_ragged,
+    relates_rows,
+)
 
 VALUES = [1.0, 2.0, 3.0, 10.0, 20.0]
 WEIGHTS = [1.0, 0.0, 2.0, 1.0, 0.5]

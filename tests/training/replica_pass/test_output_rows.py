@@ -7,10 +7,12 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.training.replica_pass.output_rows import joined
-from keras_multigpu.training.replica_pass.output_rows import may_be_odd
-from keras_multigpu.training.replica_pass.output_rows import rows_for_each
-from keras_multigpu.training.replica_pass.output_rows import rows_per_example
+from keras_multigpu.training.replica_pass.output_rows import (
+    joined,
+    may_be_odd,
+    rows_for_each,
+    rows_per_example,
+)
 
 X = np.arange(30.0, dtype="float32").reshape(6, 5)
 SPEC = tf.TensorSpec([None, 5])

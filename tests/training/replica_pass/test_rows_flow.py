@@ -7,8 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras import layers
-from keras import ops
+from keras import layers, ops
 
 import keras_multigpu as kmg
 from keras_multigpu.keras_internals import step_hooks

@@ -10,8 +10,7 @@ from own_step import OwnStep
 import keras_multigpu as kmg
 from keras_multigpu.training.replica_pass.passes import Outcome
 from keras_multigpu.training.shares import Rows
-from keras_multigpu.training.steps.probes import Probe
-from keras_multigpu.training.steps.probes import Seen
+from keras_multigpu.training.steps.probes import Probe, Seen
 
 
 class Remember(Probe):

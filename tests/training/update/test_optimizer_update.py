@@ -8,11 +8,13 @@ import tensorflow as tf
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.training.update import optimizer_update
 from keras_multigpu.training.update.adjusted_schedule import state_of
-from keras_multigpu.training.update.optimizer_update import JoinedVariable
-from keras_multigpu.training.update.optimizer_update import is_loss_scaled
-from keras_multigpu.training.update.optimizer_update import loss_scale
-from keras_multigpu.training.update.optimizer_update import update_jointly
-from keras_multigpu.training.update.optimizer_update import updated
+from keras_multigpu.training.update.optimizer_update import (
+    JoinedVariable,
+    is_loss_scaled,
+    loss_scale,
+    update_jointly,
+    updated,
+)
 from keras_multigpu.training.variables.placement import with_inner
 
 

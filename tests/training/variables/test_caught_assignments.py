@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.training.variables.caught_assignments import CatchingScope
-from keras_multigpu.training.variables.caught_assignments import WeighedNumbers
+from keras_multigpu.training.variables.caught_assignments import CatchingScope, WeighedNumbers
 
 
 def test_known_and_unknown_variables():

@@ -3,15 +3,16 @@
 import keras
 import numpy as np
 import pytest
-from keras import layers
-from keras import ops
+from keras import layers, ops
 
 import keras_multigpu as kmg
 from keras_multigpu.identities import changes
-from keras_multigpu.training.variables.model_state import ModelState
-from keras_multigpu.training.variables.model_state import give
-from keras_multigpu.training.variables.model_state import identity_of_model
-from keras_multigpu.training.variables.model_state import rates_of
+from keras_multigpu.training.variables.model_state import (
+    ModelState,
+    give,
+    identity_of_model,
+    rates_of,
+)
 from keras_multigpu.training.variables.placement import MetricStorages
 
 
