@@ -41,12 +41,6 @@ DIFFERENCES: tuple[Difference, ...] = (
         ),
     ),
     Difference(
-        "A `train_step` of your own is traced at most twice.",
-        "It is traced for each replica, and anew where it is the first to use an optimizer.",
-        ("trainers/trainer_test.py::TestTrainer::test_retracing",),
-        (2,),
-    ),
-    Difference(
         "Ragged predictions of a model whose loss is one number for the whole batch.",
         "It is refused by name: replicas cannot gather ragged tensors.",
         (
