@@ -19,7 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.checks import problem, require_choice, require_positive_integer, value_error
-from keras_multigpu.cluster import environment, slurm
+from keras_multigpu.cluster import environment, lifelines, slurm
 from keras_multigpu.cluster.environment import Cluster
 from keras_multigpu.cluster.loopback import keep_to_loopback
 from keras_multigpu.cluster.settings import settings
@@ -226,6 +226,8 @@ def _build(kind: str, names: tuple[str, ...], resolver: Any) -> tf.distribute.St
             cluster = _cluster()
             if cluster:
                 keep_to_loopback(cluster)  # Now that it listens.
+            if cluster and len(cluster.workers) > 1:
+                lifelines.hold(cluster.workers, cluster.index)
             return workers
         case "parameter_server":
             if cluster_internals.has_started():

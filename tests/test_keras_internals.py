@@ -572,5 +572,10 @@ def test_a_worker_may_have_several_cpus():
     assert (kind, list(devices)) == ("CPU", ["/device:CPU:0", "/device:CPU:1"])
     assert cluster_internals.Extended._initialize_local_devices is local_devices
     assert cluster_internals.has_started()
-    for name in ("configure_coordination_service", "report_error_to_cluster"):
+    for name in (
+        "configure_coordination_service",
+        "report_error_to_cluster",
+        "set_config_key_value",
+        "get_config_key_value",
+    ):
         assert hasattr(cluster_internals.context.context(), name)

@@ -5,6 +5,7 @@
 environment        Cluster: the workers and which of them this process is, from TF_CONFIG
 settings           how long workers wait for each other, from the environment
 failures           what happened to a worker, in a sentence, on every other one
+lifelines          a dead worker is missed at once
 slurm              the workers from SLURM's variables
 launcher           starts the workers of a training, watches them, ends them together
 worker_commands    what starts each of them, here or on other machines

@@ -1,7 +1,7 @@
 """What happened to a worker, in a sentence, on every other one.
 
-A worker that fails says so to the others by way of TensorFlow's coordination service, which ends
-the exchanges that they wait in. One that dies or freezes is missed by the same service.
+A worker that fails says so on its line to the others, see `lifelines`, and to TensorFlow's
+coordination service, which ends the exchanges that they wait in.
 """
 
 import contextlib
@@ -11,8 +11,9 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from keras_multigpu.checks import problem
+from keras_multigpu.cluster import lifelines
+from keras_multigpu.cluster.lifelines import name_of
 from keras_multigpu.cluster.settings import settings
-from keras_multigpu.keras_internals import cluster_internals
 
 GONE = (
     tf.errors.UnavailableError,
@@ -45,11 +46,7 @@ def ending_together(workers: Sequence[str], index: int) -> Iterator[None]:
         raise WorkerFailure(sentence(str(error), workers, index)) from error
     except BaseException as error:
         what = f"{type(error).__name__}: {error}".strip()[:2000]
-        # Where another worker was first, there is nothing left to tell.
-        with contextlib.suppress(tf.errors.OpError):
-            cluster_internals.report_error(
-                f"keras_multigpu: {name_of(workers, index)} failed: {what} :keras_multigpu"
-            )
+        lifelines.fail(f"{name_of(workers, index)} failed: {what}")
         raise
 
 
@@ -60,10 +57,10 @@ def sentence(error: str, workers: Sequence[str], index: int) -> str:
         workers: Their addresses.
         index: Which of them this process is.
     """
-    told = TOLD.search(error)
+    found = TOLD.search(error)
     others = [int(task) for task in TASK.findall(error) if int(task) != index]
-    if told is not None:
-        what = told.group(1)
+    if found is not None:
+        what = found.group(1)
     elif "timed out" in error or "Deadline" in error:
         seconds = settings().exchange_timeout
         what = f"A worker did not come to an exchange within {seconds} seconds"
@@ -78,8 +75,3 @@ def sentence(error: str, workers: Sequence[str], index: int) -> str:
         "`kmg.callbacks.ResumableCheckpoint` goes on where they were.",
         worker=name_of(workers, index),
     )
-
-
-def name_of(workers: Sequence[str], index: int) -> str:
-    """What messages call a worker."""
-    return f"worker {index} ({workers[index]})"

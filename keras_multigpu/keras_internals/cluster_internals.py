@@ -57,6 +57,17 @@ def report_error(message: str) -> None:
     context.context().report_error_to_cluster(errors.INTERNAL, message)
 
 
+def publish(key: str, value: str) -> None:
+    """Let all workers that have joined know something, once."""
+    context.context().set_config_key_value(key, value)
+
+
+def published(key: str, seconds: int) -> str:
+    """What another worker has published, for which so many seconds are waited."""
+    value: str = context.context().get_config_key_value(key, 1000 * seconds)
+    return value
+
+
 def workers_of_servers(strategy: Any) -> int:
     """How many workers a `ParameterServerStrategy` has, of which it shows no resolver."""
     workers: int = strategy._num_workers

@@ -86,6 +86,7 @@ class ReplicaGroup:
         count: The number of replicas.
         replicas: Those of this process, in the order of their places.
         is_spread: Whether some live in other processes.
+        pretends: Whether steps are made that exchange nothing, see `pretending`.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, half_sums: bool = False) -> None:
@@ -101,6 +102,7 @@ class ReplicaGroup:
         ]
         self._exchanges: dict[int, Any] = {}
         self.is_spread = len(self.replicas) < self.count
+        self.pretends = False
 
     @property
     def hub(self) -> str:
@@ -118,18 +120,25 @@ class ReplicaGroup:
     @property
     def worker(self) -> int:
         """Which of the processes this is."""
-        return self.replicas[0].id // len(self.replicas)
+        return self.worker_of(self.replicas[0].id)
 
     @property
     def is_chief(self) -> bool:
         """Whether this process is the one that writes files and speaks for all."""
         return self.replicas[0].id == 0
 
+    def worker_of(self, replica: int) -> int:
+        """Which of the processes a replica is of; all have as many."""
+        return replica // len(self.replicas)
+
+    def device_of(self, replica: int) -> str:
+        """A replica's device in its process, as `GPU:1`."""
+        return short_name(self.replicas[replica % len(self.replicas)].device)
+
     def name_of(self, replica: int) -> str:
-        """A replica's device, as `GPU:1`, or `GPU:1 of worker 2`; all workers have as many."""
-        worker, place = divmod(replica, len(self.replicas))
-        name = short_name(self.replicas[place].device)
-        return f"{name} of worker {worker}" if self.is_spread else name
+        """A replica's device, as `GPU:1`, or `GPU:1 of worker 2`."""
+        name = self.device_of(replica)
+        return f"{name} of worker {self.worker_of(replica)}" if self.is_spread else name
 
     def run(self, function: Callable[[Replica], T]) -> list[T]:
         """Run a function on each replica of this process; the results by place."""
@@ -194,6 +203,8 @@ class ReplicaGroup:
         """The sums of tensors over all replicas; called by each of them."""
         if not tensors or self.count == 1:
             return list(tensors)
+        if self.pretends:
+            return [tensor * tf.cast(self.count, tensor.dtype) for tensor in tensors]
         context = tf.distribute.get_replica_context()
         total = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
         # Of several processes TensorFlow would copy all into one tensor, whatever their types.
@@ -206,7 +217,9 @@ class ReplicaGroup:
         if self.count == 1:
             return list(tensors)
         context = tf.distribute.get_replica_context()
-        if self.is_spread:
+        if self.pretends:
+            gathered = [tf.concat([tensor] * self.count, axis=0) for tensor in tensors]
+        elif self.is_spread:
             gathered = rows_by_sums(list(tensors), self.present.id, self.count, self.sum)
         else:
             gathered = [context.all_gather(tensor, axis=0) for tensor in tensors]
@@ -257,6 +270,18 @@ class ReplicaGroup:
     def agree(self, flag: bool) -> bool:
         """Whether any process says so. Ask before what would differ and an exchange follows."""
         return any(said for (said,) in self.of_processes([int(flag)]))
+
+    @contextlib.contextmanager
+    def pretending(self) -> Iterator[None]:
+        """Of several processes, let each run steps by itself, which may fail in one of them.
+
+        In this context every replica computes as if all others had what it has.
+        """
+        self.pretends = self.is_spread
+        try:
+            yield
+        finally:
+            self.pretends = False
 
     @contextlib.contextmanager
     def counting(self) -> Iterator[MovedBytes]:
@@ -411,17 +436,4 @@ def refuse_remote_replicas(strategy: tf.distribute.Strategy) -> None:
             "workers that run the same script.",
             "Use `kmg.strategy()` on GPUs; TPUs are not supported.",
             strategy=type(strategy).__name__,
-        )
-
-
-def require_one_process(strategy: tf.distribute.Strategy) -> None:
-    """Raise a `ValueError` where some replicas live in other processes."""
-    local = len(strategy.extended.worker_devices)
-    if local != strategy.num_replicas_in_sync:
-        raise value_error(
-            f"{type(strategy).__name__} has replicas outside this process.",
-            "Expected a strategy for the devices of this machine.",
-            "Leave this out where several workers train.",
-            replicas=strategy.num_replicas_in_sync,
-            devices=local,
         )

@@ -94,7 +94,7 @@ class Replication:
 
     def announce(self, model: keras.Model) -> None:
         """Log once where the model trains, and what becomes of its BatchNormalization layers."""
-        if self._announced:
+        if self._announced or not self.group.is_chief:
             return
         self._announced = True
         devices = [tf.DeviceSpec.from_string(replica.device) for replica in self.group.replicas]
@@ -140,7 +140,7 @@ class Replication:
         if self._data_wait is None:
             with tf.init_scope(), keras_internals.single_device(), tf.device(HOST):
                 self._data_wait = tf.Variable(0.0, dtype=tf.float64, trainable=False)
-        key = self.pieces, self.probes, adjusted
+        key = self.pieces, self.probes, adjusted, self.group.pretends
         return self._of(model, "train_step", training_step, key, self._data_wait)
 
     def evaluation(self, model: keras.Model) -> StepFunctions:

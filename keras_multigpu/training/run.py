@@ -210,6 +210,15 @@ class TrainingRun:
                 self._replication.pieces = pieces
                 before.restore(self._model)
 
+    def try_on(self, batch: Batch, micro_batches: int) -> dict[str, Any]:
+        """As `train_on`, in a trial. Of several workers it may fail on one, so none waits there."""
+        with self._replication.group.pretending():
+            return self.train_on(batch, micro_batches)
+
+    def agree(self, flag: bool) -> bool:
+        """Whether any worker says so; all have to ask."""
+        return self._replication.group.agree(flag)
+
     def train_on(self, batch: Batch, micro_batches: int | None = None) -> dict[str, Any]:
         """Run one training step outside of the epochs; its logs, as tensors.
 

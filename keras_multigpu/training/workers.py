@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
-from keras_multigpu.cluster.failures import ending_together, name_of
+from keras_multigpu.cluster.failures import ending_together
+from keras_multigpu.cluster.lifelines import name_of
 from keras_multigpu.training.feed.feed import Feed, Group
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.steps.same_batch import DIFFERS
@@ -130,18 +131,10 @@ def number_of(value: Any) -> int:
 
 
 def of_this_worker(callbacks: Any, group: ReplicaGroup) -> Any:
-    """The callbacks that this process runs.
-
-    Raises:
-        ValueError: If one of them cannot work on several workers.
-    """
-    if not group.is_spread or isinstance(callbacks, keras.callbacks.CallbackList):
+    """The callbacks that this process runs."""
+    if group.is_chief or isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
     flat = [callback for callback in keras.tree.flatten(callbacks or []) if callback is not None]
-    for callback in flat:
-        refuse_where_spread(callback)
-    if group.is_chief:
-        return flat
     return [
         OnlyReads(each) if isinstance(each, keras.callbacks.BackupAndRestore) else each
         for each in flat
@@ -177,17 +170,4 @@ def require_same_start(group: ReplicaGroup, epoch: int) -> None:
             "Expected each to read the backup that the chief has written.",
             "Give `BackupAndRestore` a folder that all workers share.",
             epochs=epochs,
-        )
-
-
-def refuse_where_spread(callback: keras.callbacks.Callback) -> None:
-    """Raise a `ValueError` for a callback that only knows the replicas of one process."""
-    ours = type(callback).__module__.startswith("keras_multigpu.")
-    if ours and not getattr(callback, "on_several_workers", False):
-        raise value_error(
-            f"{type(callback).__name__} does not work on several workers yet.",
-            "Expected callbacks that steer by the logs, which are the same on all workers, or "
-            "that only write, which the chief does for all.",
-            "Leave it out, or train in one process.",
-            callback=type(callback).__name__,
         )

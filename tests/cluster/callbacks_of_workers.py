@@ -9,6 +9,7 @@ import logging
 import os
 import pickle
 import sys
+import warnings
 from pathlib import Path
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -18,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_multigpu as kmg
+from keras_multigpu.training.replica_group import copies_of
 
 ROWS = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 
@@ -42,14 +44,14 @@ class Counting:
         return self._sum(tensors)
 
 
-def trained(x, epochs, callbacks, strategy, **compiled):
-    """A model after some training."""
+def trained(x, epochs, callbacks, strategy, first=None):
+    """A model after some training, perhaps with another layer in front."""
     keras.utils.set_random_seed(1)
-    layers = [keras.layers.Dense(3, "relu"), keras.layers.Dense(1)]
+    layers = [*([first] if first else []), keras.layers.Dense(3, "relu"), keras.layers.Dense(1)]
     model = kmg.distribute(keras.Sequential([keras.Input((4,)), *layers]), strategy)
-    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"], **compiled)
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
     history = model.fit(
-        x, ROWS[:, :1], batch_size=8, epochs=epochs, callbacks=callbacks, shuffle=False
+        x, ROWS[: len(x), :1], batch_size=8, epochs=epochs, callbacks=callbacks, shuffle=False
     )
     return model, history.history
 
@@ -77,6 +79,60 @@ def measured(strategy=None):
         "kernel": model.get_weights()[0],
     }
     return found, guard.findings[0].devices
+
+
+class Hungry(keras.layers.Layer):
+    """Has no memory for more than three rows, if one of them is of the second half of a batch."""
+
+    def call(self, x):
+        def check(fails):
+            if fails:
+                raise MemoryError("not enough")
+            return np.int32(0)
+
+        fails = (tf.shape(x)[0] > 3) & tf.reduce_any(x > 99.0)
+        with tf.control_dependencies([tf.numpy_function(check, [fails], tf.int32)]):
+            return tf.identity(x)
+
+
+class Corrupt(keras.callbacks.Callback):
+    """Changes the second replica's copy of a weight after the second step."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        """Wherever that replica is."""
+        for replica in self.model.replication.group.replicas:
+            if (replica.id, batch) == (1, 1):
+                copies_of(self.model.trainable_weights[0])[replica.place].assign_add(np.eye(4, 3))
+
+
+def looked_at(strategy=None):
+    """What callbacks find that look at each replica, or try what fits into its memory."""
+    check = kmg.callbacks.ReplicaDriftCheck(2, action="repair")
+    replicas = kmg.callbacks.ReplicaMetrics(["mae"], path="replicas.csv", every_steps=2)
+    speed = kmg.callbacks.ThroughputReport(path="speed.json", scaling_steps=2)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model, history = trained(ROWS[:30], 2, [Corrupt(), check, replicas, speed], strategy)
+    numbers = ("loss", "mae", "examples", "gradient_norm")
+    found = {
+        "drift": {"amount": list(check.drifts[0][4:]), "checks": [check.checks]},
+        "replicas": {f"{r} {n}": history[f"replica_{r}/{n}"] for r in range(2) for n in numbers},
+        "speed": {"steps": [speed.report.steps], "kernel": model.get_weights()[0]},
+    }
+    x = ROWS[:16].copy()
+    x[4:8] = 100.0
+    finder = kmg.callbacks.BatchSizeFinder(margin=0.0)
+    _, history = trained(x, 1, [finder], strategy, first=Hungry())
+    found["finder"] = {"sizes": [finder.largest_replica_batch_size], "loss": history["loss"]}
+    found["finder"]["fits"] = [one.fits for one in finder.tries]
+    timed = [history_of(name, replicas) for name in ("step_time", "data_wait", "compute_time")]
+    drifts = [one for one in map(str, (each.message for each in told)) if "do not hold" in one]
+    return found, {"timed": timed, "devices": check.drifts[0].devices, "warnings": len(drifts)}
+
+
+def history_of(name, replicas):
+    """The last measurement of a value."""
+    return replicas.windows[-1].values[name].tolist()
 
 
 def written(folder):
@@ -121,7 +177,9 @@ def main(folder):
     own.mkdir()
     os.chdir(own)
     found, devices = measured()
-    result = {"found": found, "devices": devices, "written": written(folder)}
+    looked, by_worker = looked_at()
+    result = {"found": found | looked, "devices": devices, "looked": by_worker}
+    result["written"] = written(folder)
     result["exchanges"] = exchanges()
     result["files"] = sorted(str(path.relative_to(own)) for path in own.rglob("*.*"))
     (folder / f"{index}.pickle").write_bytes(pickle.dumps(result))

@@ -22,6 +22,8 @@ class Acts(keras.callbacks.Callback):
         """Nothing on the other workers."""
         if not ALONE or batch != 1:
             return
+        sys.stdout.write(f"acts at {time.time():.2f}\n")
+        sys.stdout.flush()
         if WHAT == "stop":
             self.model.stop_training = True
         if WHAT == "raise":
@@ -49,7 +51,7 @@ def main():
         history = model.fit(**data, epochs=3, shuffle=False, verbose=0, callbacks=[Acts()]).history
         sys.stdout.write(f"ended after epochs: {len(history['loss'])}\n")
     except Exception as error:
-        sys.stdout.write(f"{type(error).__name__}: {error}\n")
+        sys.stdout.write(f"{type(error).__name__}: {error}\nends at {time.time():.2f}\n")
         sys.stdout.flush()
         os._exit(1)
 

@@ -26,15 +26,27 @@ def workers(tmp_path_factory):
 
 
 def test_all_workers_find_what_one_process_finds(workers, tmp_path, monkeypatch):
-    """Of the gradients' noise, the rate, and what is not finite; and say where it was."""
+    """Of the gradients' noise, the rate, what is not finite, each replica, and what fits."""
     monkeypatch.chdir(tmp_path)
     with pytest.warns(UserWarning, match="not finite"):
         expected, _ = callbacks_of_workers.measured(kmg.strategy(devices=2))
+    looked, _ = callbacks_of_workers.looked_at(kmg.strategy(devices=2))
+    expected |= looked
     for found in workers[0]:
         for name, values in expected.items():
             for what, value in values.items():
                 np.testing.assert_allclose(found["found"][name][what], value, 2e-5, 1e-7, what)
         assert found["devices"] == ("CPU:0 of worker 1",)
+        assert found["looked"]["devices"] == ["CPU:0 of worker 1"]
+        assert found["found"]["finder"]["sizes"] == [3]
+
+
+def test_times_of_all_replicas_are_known_to_all_workers(workers):
+    """To the last digit; each has measured its own."""
+    (chief, other), _ = workers
+    assert chief["looked"]["timed"] == other["looked"]["timed"]
+    step, wait, compute = chief["looked"]["timed"]
+    assert min(step) > 0 and min(compute) > 0 and len(set(wait)) == 2
 
 
 def test_only_the_chief_writes_and_draws(workers):
@@ -47,13 +59,22 @@ def test_only_the_chief_writes_and_draws(workers):
         "3.weights.h5",
         "best.keras",
         "log.csv",
+        "replicas.csv",
+        "speed.json",
         "board/train/events",
         "evaluated/validation/events",
     }
     assert other["files"] == []
-    assert "LearningRateFinder:" in printed and "Epoch 2/2" in printed
-    assert "LearningRateFinder:" not in of_other
-    assert "Epoch 2/2" not in of_other
+    for line in (
+        "LearningRateFinder:",
+        "BatchSizeFinder:",
+        "Throughput of",
+        "Epoch 2/2",
+        "not finite",
+    ):
+        assert line in printed
+        assert line not in of_other
+    assert [one["looked"]["warnings"] for one in (chief, other)] == [2, 0]
 
 
 def test_a_backup_is_read_by_all(workers):

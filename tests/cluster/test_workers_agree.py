@@ -37,7 +37,8 @@ TELLING = {
     (3, 1): ["BatchNorm, empty replicas", "scalar-valued function loss"],
 }
 if ALL_REPLICAS:
-    mirrored = [case.name for case in CASES if case.kind == "mirrored"]
+    # One fails on purpose and goes on in the same process, which no worker can.
+    mirrored = [c.name for c in CASES if c.kind == "mirrored" and c.name != "BackupAndRestore"]
     TELLING = dict.fromkeys([(2, 1), (2, 2), (3, 1)], mirrored)
 
 

@@ -53,6 +53,7 @@ class BatchSizeFinder(keras.callbacks.Callback):
         best_replica_batch_size: The size to use, margin left. None before a search.
         largest_replica_batch_size: The largest size that fitted.
         tries: A `Try` for each size, in order: whether it fitted, seconds of a step, bytes.
+            On several workers each has its own, of steps without what they exchange.
     """
 
     def __init__(

@@ -85,7 +85,11 @@ class SizeSearch:
         return None
 
     def _seconds(self, global_batch_size: int, pieces: int) -> float | None:
-        """How long a step takes; None if it does not fit."""
+        """How long a step takes; None if it does not fit, on any worker."""
+        seconds = self._seconds_here(global_batch_size, pieces)
+        return None if self._run.agree(seconds is None) else seconds
+
+    def _seconds_here(self, global_batch_size: int, pieces: int) -> float | None:
         at_once = math.ceil(global_batch_size / pieces)
         if self._host.is_too_small(at_once):
             return None
@@ -94,7 +98,7 @@ class SizeSearch:
             for _ in range(self._steps):
                 asked = time.perf_counter()
                 # Reading the logs waits for the devices.
-                pythonic(self._run.train_on(batch, micro_batches=pieces))
+                pythonic(self._run.try_on(batch, micro_batches=pieces))
                 seconds = time.perf_counter() - asked
         except (MemoryError, tf.errors.OpError) as error:
             if is_out_of_memory(error):

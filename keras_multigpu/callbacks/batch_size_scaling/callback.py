@@ -56,8 +56,6 @@ class BatchSizeScaling(keras.callbacks.Callback):
     ```
     """
 
-    on_several_workers = True
-
     def __init__(
         self,
         base_batch_size: int,

@@ -12,6 +12,7 @@ from keras_multigpu.callbacks.gradient_noise_scale.probe import Noise, NoiseProb
 from keras_multigpu.checks import require_number, require_positive_integer, value_error
 from keras_multigpu.pictures import picture_file
 from keras_multigpu.training.run import TrainingRun
+from keras_multigpu.writing import writes_here
 
 LOGGED = ("noise_scale", "suggested_batch_size")
 
@@ -59,8 +60,6 @@ class GradientNoiseScale(keras.callbacks.Callback):
     Attributes:
         curve: The points measured in this `fit`.
     """
-
-    on_several_workers = True
 
     def __init__(
         self,
@@ -146,7 +145,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         return noise
 
     def _tell(self, noise: Noise) -> None:
-        if self._told:
+        if self._told or not writes_here():
             return
         self._told = True
         if noise.weight:

@@ -69,8 +69,6 @@ class LearningRateFinder(keras.callbacks.Callback):
         curve: `rates`, `losses` and `smoothed`, as arrays.
     """
 
-    on_several_workers = True
-
     def __init__(
         self,
         low: float = 1e-6,

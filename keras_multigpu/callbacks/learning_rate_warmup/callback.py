@@ -53,8 +53,6 @@ class LearningRateWarmup(keras.callbacks.Callback):
     ```
     """
 
-    on_several_workers = True
-
     def __init__(
         self,
         epochs: float | None = None,

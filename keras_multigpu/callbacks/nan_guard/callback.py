@@ -31,6 +31,7 @@ from keras_multigpu.checks import (
     require_positive_integer,
     warn,
 )
+from keras_multigpu.writing import writes_here
 
 UNSEEN = "elsewhere a step is seen only when its weights are there, and cannot be skipped"
 
@@ -73,8 +74,6 @@ class NaNGuard(keras.callbacks.Callback):
     print(guard.skipped_steps, guard.findings)
     ```
     """
-
-    on_several_workers = True
 
     def __init__(
         self,
@@ -225,10 +224,11 @@ class NaNGuard(keras.callbacks.Callback):
             if self._inside
             else "Training stops, too late for the weights; `action='rollback'` keeps good ones."
         )
-        logger.error("%s %s", finding, kept)
+        if writes_here():
+            logger.error("%s %s", finding, kept)
 
     def _skip(self, finding: Finding) -> None:
-        if len(self.findings) == 1:
+        if len(self.findings) == 1 and writes_here():
             warn(
                 f"{finding} The step is skipped; so are others like it, without a word. "
                 "`skipped_steps` in the logs counts them.",
@@ -250,11 +250,12 @@ class NaNGuard(keras.callbacks.Callback):
         # Not from the rate of the good state: it may be the state of an earlier return.
         self._rate.lever.assign(lever)
         self._rate.scale(self.rate_factor)
-        logger.warning(
-            "%s The model goes back to an earlier state, with %g of the rate.",
-            finding,
-            self.rate_factor,
-        )
+        if writes_here():
+            logger.warning(
+                "%s The model goes back to an earlier state, with %g of the rate.",
+                finding,
+                self.rate_factor,
+            )
 
     def _require_patience(self, longest: int) -> None:
         if longest >= self.patience:

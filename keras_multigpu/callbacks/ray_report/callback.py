@@ -27,8 +27,6 @@ class RayReport(keras.callbacks.Callback):
     ```
     """
 
-    on_several_workers = True
-
     def __init__(self, checkpoint: bool = True) -> None:
         super().__init__()
         self.checkpoint = checkpoint

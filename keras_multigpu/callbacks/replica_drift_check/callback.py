@@ -13,7 +13,12 @@ from keras_multigpu.callbacks.replica_drift_check.checksums import (
     Copied,
     copied_variables,
 )
-from keras_multigpu.callbacks.replica_drift_check.drift import Drift, drift_of, repair
+from keras_multigpu.callbacks.replica_drift_check.drift import (
+    Drift,
+    drift_of,
+    repair,
+    values_of,
+)
 from keras_multigpu.checks import (
     problem,
     require_choice,
@@ -22,7 +27,8 @@ from keras_multigpu.checks import (
     warn,
 )
 from keras_multigpu.training.distributed_model import DistributedModel
-from keras_multigpu.training.replica_group import home_device, require_one_process
+from keras_multigpu.training.replica_group import ReplicaGroup, home_device
+from keras_multigpu.writing import writes_here
 
 NAMED = 5
 """How many variables a message names."""
@@ -75,7 +81,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         self.ignore = list(ignore)
         self.checks = 0
         self.drifts: list[Drift] = []
-        self._compares = False
+        self._group: ReplicaGroup | None = None
         self._checksums: Checksums | None = None
         self._epoch = self._step = self._checked_at = 0
 
@@ -83,14 +89,13 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         """Start anew."""
         self.checks, self.drifts = 0, []
         strategy = self.model.distribute_strategy
-        self._compares = strategy.num_replicas_in_sync > 1 and home_device(strategy) is None
-        if not self._compares:
+        compares = strategy.num_replicas_in_sync > 1 and home_device(strategy) is None
+        self._group = ReplicaGroup(strategy) if compares else None
+        if not compares:
             logger.warning(
                 "ReplicaDriftCheck: there is one copy of the variables, so there is nothing to "
                 "compare."
             )
-            return
-        require_one_process(strategy)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Count this epoch's steps from where it begins."""
@@ -111,34 +116,36 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
 
     def _check(self) -> None:
         self._checked_at = self._step
-        variables = self._compared() if self._compares else []
-        if not variables:
+        group = self._group
+        variables = [] if group is None else self._compared(group)
+        if group is None or not variables:
             return
         if self._checksums is None or not self._checksums.fits(variables):
             self._checksums = Checksums(variables)
-        checks = self._checksums.by_replica()
+        own = self._checksums.by_replica()
+        everyones = group.of_processes([int(check) for check in own.ravel()])
+        checks = np.reshape(everyones, [group.count, -1])
         self.checks += 1
         if (checks == checks[0]).all():
             return
         different = np.flatnonzero((checks != checks[0]).any(axis=0))
-        found = [
-            drift_of(variables[index], checks[:, index].tolist(), self._epoch, self._step)
-            for index in different
-        ]
+        found = []
+        for index in different:
+            variable, of_variable = variables[index], checks[:, index].tolist()
+            values = values_of(variable, group)
+            where = self._epoch, self._step
+            found.append(drift_of(variable, values, of_variable, group, *where))
+            if self.action == "repair":
+                repair(variable, values, of_variable, group)
         self.drifts += found
-        self._act([variables[index] for index in different], checks[:, different].T, found)
-
-    def _act(self, variables: list[Copied], checks: np.ndarray, found: list[Drift]) -> None:
-        text = self._text(found, all(variable.is_statistic for variable in variables))
+        text = self._text(found, all(variables[index].is_statistic for index in different))
         if self.action == "raise":
             raise RuntimeError(text)
-        warn(text, stacklevel=2)
-        if self.action == "repair":
-            for variable, of_variable in zip(variables, checks.tolist(), strict=True):
-                repair(variable, of_variable)
+        if writes_here():
+            warn(text, stacklevel=2)
 
-    def _compared(self) -> list[Copied]:
-        variables = copied_variables(self.model)
+    def _compared(self, group: ReplicaGroup) -> list[Copied]:
+        variables = copied_variables(self.model, group)
         names = [variable.name for variable in variables]
         for pattern in self.ignore:
             if not fnmatch.filter(names, pattern):

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.training.replica_group import ReplicaGroup, copies_of
 from keras_multigpu.training.tracing import traced
 from keras_multigpu.training.variables.model_state import adds_up, variables_of
 
@@ -30,7 +30,7 @@ class Copied(NamedTuple):
 
     Attributes:
         name: Its path.
-        copies: The copies.
+        copies: That of each replica of this process.
         is_statistic: Whether a forward pass changes it, and not the optimizer.
     """
 
@@ -39,10 +39,11 @@ class Copied(NamedTuple):
     is_statistic: bool
 
 
-def copied_variables(model: keras.Model) -> list[Copied]:
+def copied_variables(model: keras.Model, group: ReplicaGroup) -> list[Copied]:
     """The variables that have a copy on each replica: weights, seeds, those of optimizers.
 
-    Metrics differ on purpose, because their copies add up.
+    Metrics differ on purpose, because their copies add up. Of several processes each has a copy of
+    every variable.
     """
     found: dict[str, Copied] = {}
     statistics = {id(v) for v in model.non_trainable_variables if "float" in str(v.dtype)}
@@ -51,7 +52,9 @@ def copied_variables(model: keras.Model) -> list[Copied]:
         if storage is None or adds_up(storage):
             continue
         parts = copies_of(variable)
-        if len(parts) > 1:
+        if group.is_spread and len(parts) == 1:
+            parts *= len(group.replicas)
+        if len(parts) > 1 or group.is_spread:
             name = unused(variable.path, found)
             found[name] = Copied(name, parts, id(variable) in statistics)
     return list(found.values())
@@ -83,7 +86,7 @@ class Checksums:
         )
 
     def by_replica(self) -> np.ndarray:
-        """A row for each replica with a checksum of each variable."""
+        """A row for each replica of this process with a checksum of each variable."""
         results = []
         for replica, part in enumerate(self._copies[0]):
             with tf.device(part.device):

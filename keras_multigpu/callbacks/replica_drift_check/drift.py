@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.callbacks.replica_drift_check.checksums import Copied, odd_ones
-from keras_multigpu.replicas import short_name
+from keras_multigpu.training.replica_group import ReplicaGroup
 
 
 class Drift(NamedTuple):
@@ -44,20 +44,35 @@ class Drift(NamedTuple):
         )
 
 
-def drift_of(variable: Copied, checks: Sequence[int], epoch: int, step: int) -> Drift:
+def values_of(variable: Copied, group: ReplicaGroup) -> list[np.ndarray]:
+    """What each replica's copy holds, in the order of their ids; every process has to ask."""
+    own = [part.numpy() for part in variable.copies]
+    dtype, shape = own[0].dtype, own[0].shape
+    # As bytes: sums, by which processes send numbers, would make 0.0 of -0.0.
+    sent = [[tf.constant(np.frombuffer(value.tobytes(), np.uint8))] for value in own]
+    everyones = [np.frombuffer(got.numpy().tobytes(), dtype) for (got,) in group.everyones(sent)]
+    return [value.reshape(shape) for value in everyones]
+
+
+def drift_of(
+    variable: Copied,
+    values: Sequence[np.ndarray],
+    checks: Sequence[int],
+    group: ReplicaGroup,
+    epoch: int,
+    step: int,
+) -> Drift:
     """What has happened to a variable whose checksums differ."""
     believed, odd = odd_ones(checks)
-    names = [short_name(part.device) for part in variable.copies]
-    right = variable.copies[believed].numpy()
-    compared = [difference(right, variable.copies[replica].numpy()) for replica in odd]
+    compared = [difference(values[believed], values[replica]) for replica in odd]
     most = len(checks) - len(odd)
     return Drift(
         variable.name,
-        [names[replica] for replica in odd],
-        names[believed],
+        [group.name_of(replica) for replica in odd],
+        group.name_of(believed),
         max(list(checks).count(checks[replica]) for replica in odd) < most,
         max(elements for elements, _ in compared),
-        int(right.size),
+        int(values[believed].size),
         float(np.max([largest for _, largest in compared])),
         epoch,
         step,
@@ -75,9 +90,12 @@ def difference(right: np.ndarray, other: np.ndarray) -> tuple[int, float]:
     return len(elements), float(apart.max()) if len(elements) else 0.0
 
 
-def repair(variable: Copied, checks: Sequence[int]) -> None:
+def repair(
+    variable: Copied, values: Sequence[np.ndarray], checks: Sequence[int], group: ReplicaGroup
+) -> None:
     """Give the copies that differ the value of the one that is believed."""
     believed, odd = odd_ones(checks)
-    for replica in odd:
-        with tf.device(variable.copies[replica].device):
-            variable.copies[replica].assign(variable.copies[believed].read_value())
+    for replica, copy in zip(group.replicas, variable.copies, strict=True):
+        if replica.id in odd:
+            with tf.device(copy.device):
+                copy.assign(values[believed])

@@ -20,12 +20,12 @@ from keras_multigpu.callbacks.replica_metrics.window import (
     behind,
     window_of,
 )
-from keras_multigpu.callbacks.timing.step_clock import StepClock, Timing, no_time
+from keras_multigpu.callbacks.timing.step_clock import StepClock, Timing, no_time, of_replicas
 from keras_multigpu.callbacks.timing.step_probe import Sums, no_sums
 from keras_multigpu.checks import require_number, require_positive_integer, value_error
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
 from keras_multigpu.pictures import picture_file, write_png
-from keras_multigpu.writing import require_writable
+from keras_multigpu.writing import require_writable, writes_here
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -90,7 +90,6 @@ class ReplicaMetrics(keras.callbacks.Callback):
         self._ends: list[float] = []
         self._behind: Slowest | None = None
         self._named: set[int] = set()
-        self._rows_path = None if path is None else Path(path)
         self._file = None if path is None else RowFile(path)
         self._picture = picture_file(picture)
         self._probe = ScoreProbe(self._compiling, self.metrics)
@@ -110,9 +109,6 @@ class ReplicaMetrics(keras.callbacks.Callback):
         self._begin_anew_for_another_model()
         self._named = set()
         self._place = Place.of(self.model.replication.group)
-        if self._file is not None and self._rows_path is not None and self._place.worker:
-            name = f"{self._rows_path.stem}.worker_{self._place.worker}{self._rows_path.suffix}"
-            self._file.path = self._rows_path.with_name(name)
         self._probe.output_names = list(getattr(self.model, "output_names", None) or ["output"])
         self._run.watch(self._probe)
         self._clock = StepClock(self._run, self._probe, bool(self.model.run_eagerly))
@@ -208,14 +204,15 @@ class ReplicaMetrics(keras.callbacks.Callback):
             for score in self._probe.scores or ()
         }
         run = self._run
-        return window_of(run.epoch, run.step, self._place, sums, scores, timing)
+        timings = of_replicas(timing, self.model.replication.group)
+        return window_of(run.epoch, run.step, self._place, sums, scores, timings)
 
     def _report(self, window: Window) -> None:
         if len(self.windows) >= MOST_WINDOWS:
             self.windows, self._ends = self.windows[1::2], self._ends[1::2]
         self.windows.append(window)
         self._ends.append(window.epoch + window.step / (self._run.steps_per_epoch or window.step))
-        if self._file is not None:
+        if self._file is not None and writes_here():
             self._file.add(window.rows, [*WHERE, *window.values])
         self._judge(window)
 
@@ -224,7 +221,8 @@ class ReplicaMetrics(keras.callbacks.Callback):
         self._behind = behind(window, self.slow_factor, self._behind)
         streak = 0 if self._behind is None else self._behind.windows
         self.slowest = self._behind if streak >= self.slow_windows else None
-        if self.slowest is not None and self.slowest.replica not in self._named:
+        known = self.slowest is None or self.slowest.replica in self._named
+        if self.slowest is not None and not known and writes_here():
             self._named.add(self.slowest.replica)
             logger.warning(
                 "Replica %d (%s, worker %d) stays behind: its passes took %.2f times as long as "
@@ -278,7 +276,7 @@ def add_to_history(history: dict[str, list[Any]], window: Window) -> None:
     """Add the values of an epoch to Keras's history, which the progress bar does not show."""
     for name, values in window.values.items():
         for index, value in enumerate(values):
-            key = f"replica_{window.place.first + index}/{name}"
+            key = f"replica_{index}/{name}"
             history.setdefault(key, []).append(float(value))
     for name, extremes in window.extremes.items():
         for kind, value in extremes.items():

@@ -11,7 +11,7 @@ from keras_multigpu import keras_internals
 from keras_multigpu.callbacks.timing.step_probe import StepProbe, no_sums
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals.compile_internals import compiled_metric
-from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.replica_group import HOST, ReplicaGroup
 from keras_multigpu.training.steps.probes import Seen
 
 OF_STEP_PROBE = 2
@@ -59,7 +59,9 @@ class ScoreProbe(StepProbe):
     def build(self, strategy: tf.distribute.Strategy) -> None:
         """Create the variables; those of metrics wait until predictions have a shape."""
         super().build(strategy)
-        devices = tuple(replica.device for replica in ReplicaGroup(strategy).replicas)
+        group = ReplicaGroup(strategy)
+        here = {replica.id: replica.device for replica in group.replicas}
+        devices = tuple(here.get(number, HOST) for number in range(group.count))
         if devices != self._devices:
             self._devices, self.scores = devices, None
 
@@ -74,7 +76,7 @@ class ScoreProbe(StepProbe):
                 self.scores = [self._score(*pair) for pair in pairs]
                 self.write_scores(self._pending)
         for score, (_, _, y, y_pred) in zip(self.scores, pairs, strict=True):
-            before = [state.read_value() for state in score.states[self._here(seen)]]
+            before = [state.read_value() for state in score.states[seen.replica]]
             after = score.metric.stateless_update_state(before, y, y_pred)
             # Some metrics make NaN of no examples.
             measured += [
@@ -118,10 +120,6 @@ class ScoreProbe(StepProbe):
     def _all_states(self) -> list[tf.Variable]:
         scores = self.scores or []
         return [state for score in scores for states in score.states for state in states]
-
-    def _here(self, seen: Seen) -> int:
-        """Which of the replicas of this process it is."""
-        return seen.replica % self.replicas
 
     def _score(self, name: str, metric: Any, y: Any, y_pred: Any) -> Score:
         metric = compiled_metric(metric, y, y_pred)

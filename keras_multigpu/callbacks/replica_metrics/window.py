@@ -1,13 +1,13 @@
 """What each replica did in some steps, and who stays behind."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from keras_multigpu.callbacks.timing.step_clock import Timing
 from keras_multigpu.callbacks.timing.step_probe import Sums
-from keras_multigpu.replicas import short_name
 from keras_multigpu.training.replica_group import ReplicaGroup
 
 NOTABLE_LAG = 0.05
@@ -18,25 +18,21 @@ WHERE = ("epoch", "step", "replica", "worker", "device")
 
 
 class Place(NamedTuple):
-    """Which replicas run in this process.
+    """Where the replicas run.
 
     Attributes:
-        worker: The index of this process among the workers.
-        first: The index of its first replica among all replicas.
-        devices: The names of its devices.
+        workers: The index of each one's process among the workers.
+        devices: The name of each one's device.
     """
 
-    worker: int
-    first: int
+    workers: list[int]
     devices: list[str]
 
     @classmethod
     def of(cls, group: ReplicaGroup) -> "Place":
-        """The place of this process."""
-        devices = [short_name(replica.device) for replica in group.replicas]
-        resolver = group.strategy.cluster_resolver
-        worker = int(getattr(resolver, "task_id", None) or 0)
-        return cls(worker, group.replicas[0].id, devices)
+        """The places of all replicas."""
+        replicas = range(group.count)
+        return cls([*map(group.worker_of, replicas)], [*map(group.device_of, replicas)])
 
 
 class Window(NamedTuple):
@@ -45,7 +41,7 @@ class Window(NamedTuple):
     Attributes:
         epoch: The epoch, from zero.
         step: How many of its steps were done.
-        place: Which replicas.
+        place: Where they run.
         values: By name, a value for each replica; NaN where there is none.
         compute: For each replica the seconds that a pass took.
     """
@@ -63,12 +59,12 @@ class Window(NamedTuple):
             {
                 "epoch": self.epoch,
                 "step": self.step,
-                "replica": place.first + index,
-                "worker": place.worker,
+                "replica": index,
+                "worker": worker,
                 "device": device,
                 **{name: plain(values[index]) for name, values in self.values.items()},
             }
-            for index, device in enumerate(place.devices)
+            for index, (worker, device) in enumerate(zip(*place, strict=True))
         ]
 
     @property
@@ -93,15 +89,21 @@ def plain(value: Any) -> float | int | None:
 
 
 def window_of(
-    epoch: int, step: int, place: Place, sums: Sums, scores: dict[str, np.ndarray], timing: Timing
+    epoch: int,
+    step: int,
+    place: Place,
+    sums: Sums,
+    scores: dict[str, np.ndarray],
+    timings: Sequence[Timing],
 ) -> Window:
-    """A window from what was added up in it."""
+    """A window from what was added up in it, and from the timing of each replica's process."""
+    timing = timings[0]
     present = sums.of_replicas("present")
     examples = sums.of_replicas("examples")
     steps = np.full(len(present), float(timing.steps))
     of_replicas = timing.sums.of_replicas
     # Where every step was compiled there is wall time, and no step it belongs to.
-    wall = np.full(len(present), timing.wall if timing.steps else 0.0)
+    wall = np.array([each.wall if timing.steps else 0.0 for each in timings])
     values = {
         "loss": ratio(sums.of_replicas("loss"), examples),
         **{name: np.where(examples > 0, value, np.nan) for name, value in scores.items()},
@@ -111,7 +113,7 @@ def window_of(
         "compute_time": ratio(of_replicas("compute"), steps),
         "sync_time": ratio(of_replicas("sync"), steps),
         "step_time": ratio(wall, steps),
-        "data_wait": ratio(np.full(len(present), timing.data_wait), steps),
+        "data_wait": ratio(np.array([each.data_wait for each in timings]), steps),
     }
     return Window(epoch, step, place, values)
 
@@ -154,7 +156,7 @@ def behind(window: Window, factor: float, before: Slowest | None) -> Slowest | N
         return None
     if times[index] - others < NOTABLE_LAG * window.values["step_time"][index]:
         return None
-    replica = window.place.first + index
-    streak = before.windows if before is not None and before.replica == replica else 0
+    streak = before.windows if before is not None and before.replica == index else 0
     slower = float(times[index]) / others
-    return Slowest(replica, window.place.worker, window.place.devices[index], slower, streak + 1)
+    workers, devices = window.place
+    return Slowest(index, workers[index], devices[index], slower, streak + 1)

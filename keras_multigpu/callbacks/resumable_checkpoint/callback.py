@@ -60,8 +60,6 @@ class ResumableCheckpoint(keras.callbacks.Callback):
     ```
     """
 
-    on_several_workers = True
-
     def __init__(
         self,
         folder: str | os.PathLike[str],
@@ -219,6 +217,8 @@ class ResumableCheckpoint(keras.callbacks.Callback):
 
     def _save(self, run_state: dict[str, Any], stopped: bool = False) -> None:
         self._steps, self._saved_at = 0, time.monotonic()
+        # On all workers: some exchange what they have measured.
+        states = states_of(self._run.callbacks)
         if not self._together.is_chief:
             return
         if self._made is None:
@@ -229,7 +229,7 @@ class ResumableCheckpoint(keras.callbacks.Callback):
             "model": ModelState.of(self.model).values,
             "made": self._made,
             "rates": self._rates,
-            "callbacks": states_of(self._run.callbacks),
+            "callbacks": states,
             "random": {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)},
             "data": self._data,
             "replicas": self._run.replicas,

@@ -19,7 +19,7 @@ from keras_multigpu.callbacks.throughput_report.report import (
     unseen_throughput,
 )
 from keras_multigpu.callbacks.throughput_report.scaling_run import scaling_of
-from keras_multigpu.callbacks.timing.step_clock import StepClock
+from keras_multigpu.callbacks.timing.step_clock import StepClock, of_replicas
 from keras_multigpu.callbacks.timing.step_probe import StepProbe, TraceProbe
 from keras_multigpu.checks import (
     require_choice,
@@ -28,9 +28,8 @@ from keras_multigpu.checks import (
     value_error,
 )
 from keras_multigpu.pictures import picture_file, write_png
-from keras_multigpu.replicas import short_name
 from keras_multigpu.training.feed.feed import is_generator
-from keras_multigpu.writing import require_writable, whole
+from keras_multigpu.writing import require_writable, say, whole, writes_here
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -108,7 +107,8 @@ class ThroughputReport(keras.callbacks.Callback):
         run.watch(probe)
         self._clock = StepClock(run, probe, bool(self.model.run_eagerly))
         run.after_each("on_train_batch_end", self._clock.step_done)
-        self._devices = [short_name(device) for device in run.devices]
+        self._group = self.model.replication.group
+        self._devices = [self._group.name_of(replica) for replica in range(self._group.count)]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Start the clock."""
@@ -118,7 +118,9 @@ class ThroughputReport(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Report the epoch."""
         assert self._clock is not None
-        timing, run = self._clock.read(), self._run
+        timings, run = of_replicas(self._clock.read(), self._group), self._run
+        # All have waited for the data of the last one.
+        timing = timings[0]._replace(data_wait=max(each.data_wait for each in timings))
         if self._seen:
             found = throughput_of(epoch, self._devices, timing)
         else:
@@ -162,7 +164,7 @@ class ThroughputReport(keras.callbacks.Callback):
         self._write()
 
     def _write(self) -> None:
-        if self._json_path is not None:
+        if self._json_path is not None and writes_here():
             content = jsonable({"epochs": [report.as_json() for report in self.reports]})
             with whole(self._json_path) as partial:
                 partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
@@ -209,7 +211,7 @@ def refuse_generator(data: Any) -> None:
 
 def tell(report: Throughput) -> None:
     """Print a report."""
-    print(report)  # noqa: T201
+    say(str(report))
 
 
 def checked_json(path: str | Path) -> Path:

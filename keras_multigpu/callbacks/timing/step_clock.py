@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from keras_multigpu.callbacks.timing.step_probe import Sums, TraceProbe, no_sums
+from keras_multigpu.training.replica_group import ReplicaGroup
 
 
 class Timing(NamedTuple):
@@ -47,6 +48,15 @@ class Timing(NamedTuple):
             self.steps - before.steps,
             self.sums.since(before.sums),
         )
+
+
+def of_replicas(timing: Timing, group: ReplicaGroup) -> list[Timing]:
+    """The same with the seconds of each replica's process; every process has to ask."""
+    own = timing.wall, timing.data_wait, timing.in_steps
+    everyones = group.of_processes([int(seconds * 1e9) for seconds in own])
+    seconds = [[number / 1e9 for number in numbers] for numbers in everyones]
+    each = [timing._replace(wall=wall, data_wait=wait, in_steps=at) for wall, wait, at in seconds]
+    return [each[worker] for worker in map(group.worker_of, range(group.count))]
 
 
 def no_time(replicas: int) -> Timing:

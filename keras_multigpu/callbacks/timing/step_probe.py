@@ -74,8 +74,10 @@ class TraceProbe(Probe):
         self._on_trace = on_trace
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Remember how many replicas are here."""
-        self.replicas = len(ReplicaGroup(strategy).replicas)
+        """Remember how many replicas there are, and in how many processes."""
+        group = ReplicaGroup(strategy)
+        self.replicas = group.count
+        self._here = len(group.replicas)
 
     def before_step(self) -> None:
         """Called when the step is traced only, or at each step if it runs eagerly."""
@@ -137,7 +139,7 @@ class StepProbe(TraceProbe):
                 # Not by a factor of zero: a step is forbidden because of NaN.
                 added = tf.where(allowed, added, tf.zeros_like(added))
             self._of_replicas.assign_add(tf.concat([added, times[:, 1:] - times[:, :-1]], axis=1))
-            started, computed, reduced = tf.reduce_min(times[:, 0]), *latest(times)
+            started, computed, reduced = ends_of_parts(times, self._here)
             self._of_steps.assign_add(
                 tf.stack([tf.ones((), tf.float64), computed - started, reduced - computed])
             )
@@ -154,6 +156,19 @@ class StepProbe(TraceProbe):
         self._of_steps.assign(sums.steps)
 
 
-def latest(times: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """When the last replica had its gradients, and when the last one had everyone's."""
-    return tf.reduce_max(times[:, 1]), tf.reduce_max(times[:, 2])
+def ends_of_parts(times: tf.Tensor, here: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """When a step began, when the last replica had its gradients, when the last had everyone's.
+
+    It began in each process with its first replica; the last of several processes counts, as what
+    comes before is its wait for data.
+
+    Args:
+        times: A row for each replica.
+        here: How many replicas each process has.
+    """
+    of_processes = tf.reshape(times, [-1, here, times.shape[1]])
+    # Machines have clocks of their own, but all of them have the sums at the same moment.
+    there = tf.reduce_max(of_processes[:, :, 2:], axis=1, keepdims=True)
+    started, computed, _ = tf.unstack(of_processes - there, axis=2)
+    began = tf.reduce_max(tf.reduce_min(started, axis=1))
+    return began, tf.reduce_max(computed), tf.zeros((), times.dtype)

@@ -275,7 +275,7 @@ def test_one_replica_has_nothing_to_compare(make, caplog):
 def test_between_checks_nothing_is_computed(monkeypatch):
     """No checksum, and no look at a variable."""
     check, asked = ReplicaDriftCheck(every_steps=5), []
-    monkeypatch.setattr(check, "_compared", lambda: asked.append(check._step) or [])
+    monkeypatch.setattr(check, "_compared", lambda _: asked.append(check._step) or [])
     fit(again(2), check, epochs=1)
     assert asked == [5, 7]
 

@@ -61,14 +61,14 @@ def test_a_model_that_was_compiled_anew_begins_anew():
 def test_a_lag_that_is_a_small_part_of_a_step_is_none(step_time, expected):
     """0.6 seconds are 5% of 12."""
     values = {"compute_time": np.array([1.0, 1.6]), "step_time": np.full(2, step_time)}
-    found = behind(Window(0, 1, Place(0, 0, ["GPU:0", "GPU:1"]), values), 1.25, None)
+    found = behind(Window(0, 1, Place([0, 0], ["GPU:0", "GPU:1"]), values), 1.25, None)
     assert (found and found.replica) == expected
 
 
 def test_a_replica_is_named_once_a_fit(caplog):
     """It catches up in between, and falls behind again."""
     callback = ReplicaMetrics(slow_windows=1)
-    place = Place(0, 0, ["GPU:0", "GPU:1"])
+    place = Place([0, 0], ["GPU:0", "GPU:1"])
 
     def window(*times):
         values = {"compute_time": np.array(times), "step_time": np.full(2, 2.0)}
