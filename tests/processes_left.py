@@ -1,7 +1,13 @@
-"""What tests of processes ask: does it run still, and is it so by now?"""
+"""What tests of processes need: where one finds modules, whether it runs still, and has ended."""
 
+import os
 import time
 from pathlib import Path
+
+
+def python_path(*folders):
+    """PYTHONPATH with these folders first; `quick_start` stays in it."""
+    return os.pathsep.join([*map(str, folders), os.environ["PYTHONPATH"]])
 
 
 def lives(pid):

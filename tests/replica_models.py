@@ -307,10 +307,10 @@ class MeasuredLayer(layers.Layer):
         return x
 
 
-def mlp_with(layer):
+def mlp_with(layer, **last):
     """Two dense layers with another one between."""
     return keras.Sequential(
-        [keras.Input((5,)), layers.Dense(6, activation="tanh"), layer, layers.Dense(1)]
+        [keras.Input((5,)), layers.Dense(6, activation="tanh"), layer, layers.Dense(1, **last)]
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import replica_models as made
 import tensorflow as tf
+from processes_left import python_path
 from replica_runs import difference
 
 import keras_multigpu as kmg
@@ -146,7 +147,7 @@ def test_saved_models_are_plain_keras_models(tmp_path):
             way(model, path)
             assert traces(path) == []
             expected[path] = model.predict(X, verbose=0)
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": python_path(Path(__file__).parent)}
     subprocess.run(
         [sys.executable, "-c", IN_PLAIN_KERAS, str(tmp_path)], check=True, env=environment
     )

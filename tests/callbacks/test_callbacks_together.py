@@ -5,6 +5,7 @@ import csv
 import keras
 import numpy as np
 import pytest
+from replica_cases import ALL_REPLICAS
 
 import keras_multigpu as kmg
 from keras_multigpu import callbacks as ours
@@ -68,7 +69,7 @@ def columns(path):
         return next(csv.reader(file))
 
 
-@pytest.mark.parametrize("steps_per_execution", [1, 3])
+@pytest.mark.parametrize("steps_per_execution", [1, 3] if ALL_REPLICAS else [3])
 @pytest.mark.slow
 def test_watching_changes_nothing(steps_per_execution, tmp_path):
     """Weights, optimizer, seeds and metrics, bit for bit; the logs of both agree."""

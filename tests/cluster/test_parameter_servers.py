@@ -13,6 +13,7 @@ import numpy as np
 import parameter_servers
 import pytest
 import tensorflow as tf
+from processes_left import python_path
 from replica_runs import difference
 
 import keras_multigpu as kmg
@@ -25,7 +26,7 @@ TESTS = Path(__file__).parents[1]
 def left_behind(tmp_path_factory):
     """The numbers of a synchronous training, and what became of an asynchronous one."""
     folder = tmp_path_factory.mktemp("servers")
-    path = os.pathsep.join([str(TESTS.parent), str(TESTS), str(TESTS / "cluster")])
+    path = python_path(TESTS.parent, TESTS, TESTS / "cluster")
     ended = subprocess.run(
         [sys.executable, parameter_servers.__file__, str(folder)],
         env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"},

@@ -11,6 +11,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+from processes_left import python_path
 
 from keras_multigpu.cluster import ray
 
@@ -26,7 +27,7 @@ needs_ray = pytest.mark.skipif(
 def run_on_ray(folder):
     """What the script prints at its end; Ray talks to this machine alone, and to nobody else."""
     variables = {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(EXAMPLES)]),
+        "PYTHONPATH": python_path(ROOT, EXAMPLES),
         "CUDA_VISIBLE_DEVICES": "-1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "RAY_USAGE_STATS_ENABLED": "0",

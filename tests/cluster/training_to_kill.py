@@ -26,11 +26,8 @@ class Steps(keras.callbacks.Callback):
         print(f"step {self.model.training_run.epoch} {batch}", flush=True)
 
 
-def main(folder, epochs, alike):
-    """Train, and write what came of it."""
-    print(f"pid {os.getpid()}", flush=True)
-    # To optimise graphs that run a few times takes as long as all the rest.
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+def trained(folder, epochs, alike):
+    """What a training leaves behind."""
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization()]
     layers += [keras.layers.Dropout(0.0 if alike else 0.5), keras.layers.Dense(1)]
@@ -42,7 +39,15 @@ def main(folder, epochs, alike):
     data = kmg.data.from_arrays(x, x[:, :1], global_batch_size=5, seed=3)
     checkpoint = kmg.callbacks.ResumableCheckpoint(folder / "checkpoints", every_steps=4)
     model.fit(data, epochs=epochs, callbacks=[Steps(), checkpoint], verbose=0)
-    values = {variable.path: variable.numpy() for variable in model.variables}
+    return {variable.path: variable.numpy() for variable in model.variables}
+
+
+def main(folder, epochs, alike):
+    """Train, and write what came of it."""
+    print(f"pid {os.getpid()}", flush=True)
+    # To optimise graphs that run a few times takes as long as all the rest.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    values = trained(folder, epochs, alike)
     np.savez(folder / f"worker{environment.tf_config().index}.npz", **values)
 
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes_left import lives, wait_until
+from processes_left import lives, python_path, wait_until
 
 from keras_multigpu.commands import main
 
@@ -56,7 +56,7 @@ def process(*words, **more):
     """The launcher, running."""
     return subprocess.Popen(
         [sys.executable, "-m", "keras_multigpu", "launch", *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "-1", **more},
+        env={**os.environ, "PYTHONPATH": python_path(ROOT), "CUDA_VISIBLE_DEVICES": "-1", **more},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -296,7 +296,7 @@ def nvidia_smi(tmp_path, monkeypatch):
 def test_gpus_are_shared_out(script, nvidia_smi, words, visible, expected):
     """Each worker sees its own."""
     name = script("say(os.environ.get('CUDA_VISIBLE_DEVICES'))")
-    environment = {**os.environ, **nvidia_smi, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **nvidia_smi, "PYTHONPATH": python_path(ROOT)}
     if visible:
         environment["CUDA_VISIBLE_DEVICES"] = visible
     command = [sys.executable, "-m", "keras_multigpu", "launch", *words, name]

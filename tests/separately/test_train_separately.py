@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import separate_jobs as jobs
-from processes_left import lives, wait_until
+from processes_left import lives, python_path, wait_until
 
 import keras_multigpu as kmg
 from keras_multigpu.processes import functions
@@ -124,7 +124,7 @@ def test_classes_of_the_script_come_back_as_they_are(tmp_path):
     ended = subprocess.run(
         [sys.executable, "own.py"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(HERE.parents[1])},
+        env={**os.environ, "PYTHONPATH": python_path(HERE.parents[1])},
         capture_output=True,
         text=True,
         check=False,
@@ -149,7 +149,7 @@ def test_ctrl_c_ends_all(tmp_path):
     paths = [tmp_path / name for name in ("one", "two", "queued")]
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED, *map(str, paths)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])])},
+        env={**os.environ, "PYTHONPATH": python_path(HERE, HERE.parents[1])},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

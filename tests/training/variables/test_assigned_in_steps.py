@@ -140,7 +140,7 @@ def trained(kind, replicas, **options):
     model = kind()
     if replicas:
         model = kmg.distribute(model, kmg.strategy("mirrored", devices=replicas))
-    loss = {Plain: "mse", OwnLoss: None, StatefulLoss: LargestSoFar()}[kind]
+    loss = {OwnLoss: None, StatefulLoss: LargestSoFar()}[kind]
     model.compile(keras.optimizers.SGD(0.05), loss, **options)
     size = {"batch_size": 3, "verbose": 0}
     history = model.fit(X, Y, epochs=2, shuffle=False, **size).history
@@ -167,10 +167,8 @@ def require_equal(found, expected):
 @pytest.mark.parametrize(
     ("kind", "replicas", "options"),
     [
-        (Plain, 2, {}),
         (OwnLoss, 1, {}),
         (OwnLoss, 2, {}),
-        (OwnLoss, 2, {"run_eagerly": True}),
         # A plain model with a loss that assigns as well.
         (StatefulLoss, 1, {}),
         (StatefulLoss, 2, {"run_eagerly": True}),
