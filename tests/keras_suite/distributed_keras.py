@@ -7,6 +7,7 @@ models stay as they are, to see what Keras does itself.
 
 import contextlib
 import functools
+import gc
 import importlib.machinery
 import importlib.util
 import inspect
@@ -19,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+gc.set_threshold(100_000, 10, 2)  # As in our `conftest.py`.
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -83,6 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     # Graphs run a few times only: to optimise them takes longer than all the rest.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    gc.freeze()
     if not replicas:
         return
     strategy = kmg.strategy(devices=replicas)
