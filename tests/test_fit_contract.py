@@ -423,11 +423,57 @@ class OnlyTrains(keras.Model):
         return {"error": self.error.result()}
 
 
+class TakesApart(keras.Model):
+    """A model whose `train_step` calls it with the halves of `x`, as recipes for metrics do.
+
+    Called with `x`, it would be built for twice as many features.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.flat, self.out = layers.Flatten(), layers.Dense(3)
+        self.apart = keras.metrics.Mean(name="apart")
+
+    def call(self, x):
+        return self.out(self.flat(x))
+
+    def train_step(self, data):
+        x, _ = data
+        with tf.GradientTape() as tape:
+            one, other = self(x[:, :2], training=True), self(x[:, 2:4], training=True)
+            loss = keras.ops.mean(keras.ops.square(one - other - 1))
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.apart.update_state(loss)
+        return {"apart": self.apart.result()}
+
+
+def takes_apart():
+    """The same as a functional model, which says what it takes."""
+    inputs = keras.Input((2,))
+    return FunctionalTakesApart(inputs, layers.Dense(3)(inputs))
+
+
+class FunctionalTakesApart(keras.Model):
+    """See `takes_apart`."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.apart = keras.metrics.Mean(name="apart")
+
+    train_step = TakesApart.train_step
+
+
 @pytest.mark.filterwarnings("ignore:Layer 'reads_numbers' looks like it has unbuilt state")
 @pytest.mark.parametrize(
     ("model", "options"),
-    [(ReadsNumbers, {"run_eagerly": True}), (OnlyTrains, {"metrics": None})],
-    ids=["eager", "train step"],
+    [
+        (ReadsNumbers, {"run_eagerly": True}),
+        (OnlyTrains, {"metrics": None}),
+        (TakesApart, {"metrics": None}),
+        (takes_apart, {"metrics": None}),
+    ],
+    ids=["eager", "train step", "other inputs", "other inputs, functional"],
 )
 @pytest.mark.slow
 def test_models_that_keras_never_calls_symbolically(model, options):

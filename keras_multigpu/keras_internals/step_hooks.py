@@ -214,7 +214,9 @@ def bodies(kind: str, output: tf.Tensor) -> list[Any]:
     if kind not in BODIES or not tf.is_symbolic_tensor(output):
         return []
     names = [output.op.get_attr(name).name for name in BODIES[kind]]
-    return [output.graph._get_function(name).graph for name in names]
+    functions = map(output.graph._get_function, names)
+    # Those that TensorFlow defines in its old way, as for `ctc_loss`, have none.
+    return [function.graph for function in functions if hasattr(function, "graph")]
 
 
 def called_by_library(depth: int = 1) -> bool:

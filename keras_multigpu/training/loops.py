@@ -54,7 +54,7 @@ def train(
         epochs = most
     group = replication.group
     require_same_run(group, model, feed, epochs=epochs, initial_epoch=initial_epoch)
-    build(model, replication, feed)
+    build(model, replication, feed, "train_step")
     if validate is not None:
         require_labels(model, validate.feed)
     replication.announce(model)
@@ -88,11 +88,11 @@ def train(
     return model.history
 
 
-def build(model: keras.Model, replication: Replication, feed: Feed) -> None:
-    """Build the model for the data, which must fit it."""
-    if feed.spec is not None:
+def build(model: keras.Model, replication: Replication, feed: Feed, method: str) -> None:
+    """Build the model for the data, which must fit it, and for the method that takes them."""
+    if feed.spec is not None and not is_overridden(model, method):
         require_batches(model, feed.spec)
-    prepare(model, replication, feed.spec)
+    prepare(model, replication, feed.spec, method=method)
     require_labels(model, feed)
 
 
@@ -181,7 +181,7 @@ def evaluate(
     """Run the loop of `evaluate`; its logs."""
     group = replication.group
     if not isinstance(callbacks, keras.callbacks.CallbackList):
-        build(model, replication, feed)
+        build(model, replication, feed, "test_step")
         callbacks = callback_list(
             model,
             of_this_worker(callbacks, group),
@@ -205,7 +205,7 @@ def predict(
 ) -> Any:
     """Run the loop of `predict`; the predictions, in the order of the inputs."""
     group = replication.group
-    if feed.spec is not None:
+    if feed.spec is not None and not is_overridden(model, "predict_step"):
         require_batches(model, feed.spec)
     prepare(model, replication, feed.spec)
     callbacks = of_this_worker(callbacks, group)

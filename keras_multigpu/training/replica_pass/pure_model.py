@@ -85,6 +85,10 @@ class PureModel:
         ):
             y_pred = keras_internals.called(self.model, x, training)
             in_order = flow is None or flow.keeps_order(keras.tree.flatten(y_pred))
+            for variable in list(scope.assigned.values()) if flow is not None else ():
+                value: Any = scope.get_current_value(variable)
+                if tf.is_symbolic_tensor(value):
+                    flow.find_stored(value, value.op)
         summed = {id(penalty) for penalty in penalties}
         added = {id(loss) for loss in scope.losses}
         added_losses, regularization = [], []

@@ -35,6 +35,8 @@ ADVICE = (
     "`kmg.strategy('one_device')`."
 )
 
+ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+
 _told: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
 _seen: "weakref.WeakKeyDictionary[keras.Model, dict[bool, bool]]" = weakref.WeakKeyDictionary()
 """What `keeps_order` has said of models without a graph, in inference and in training."""
@@ -96,6 +98,14 @@ class RowsFlow:
         if where is not None:
             self.found.append(Finding(kind, where))
 
+    def find_stored(self, value: Any, made_by: tf.Operation | None = None) -> None:
+        """Note a variable's new value that has rows: it gets one value, not all replicas' rows."""
+        trait = self.trait(value)
+        if trait is not None and trait.kind in ("row", "rows"):
+            where = self._line() if made_by is None else step_hooks.user_line(made_by)
+            if where is not None:
+                self.found.append(Finding("rows kept in a variable", where))
+
     def find_sums(self, losses: Any) -> None:
         """Note which of the losses that layers have added are sums over rows."""
         for loss in losses:
@@ -105,6 +115,8 @@ class RowsFlow:
 
     def note(self, kind: str, inputs: Any, attributes: Any, outputs: Any) -> None:
         """Follow an operation that was made or run."""
+        if kind in ASSIGNMENTS and not self.quiet:
+            self.find_stored(inputs[1])
         if not outputs:
             return
         traits = [self.trait(tensor) for tensor in inputs]

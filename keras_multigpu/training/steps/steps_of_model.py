@@ -34,25 +34,20 @@ def prepare(
     replication: "Replication",
     spec: Batch | None,
     batch: Batch | None = None,
+    method: str | None = None,
 ) -> None:
     """Build what is not built, and put all variables where they belong.
 
     For that the specs of a batch serve, if they are known, or a batch, which a model that runs
-    eagerly needs: it may read the numbers.
+    eagerly needs: it may read the numbers. Where a step of the user's is the `method` that takes
+    them, it builds the model when it is traced, as in Keras: only it knows what it calls it with.
     """
     refuse_own_loops(model)
     if replication.group.count > 1:
         refuse_stateful(model)
     strategy = replication.strategy
-    unbuilt = called = has_call(model) and not is_built(model)
-    if unbuilt:
-        with keras_internals.single_device():
-            if batch is not None and model.run_eagerly:
-                keras_internals.real_call(model, batch[0])
-            elif spec is not None and not model.run_eagerly:
-                keras_internals.symbolic_call(model, symbolic(spec[0]))
-            else:
-                called = False
+    unbuilt = has_call(model) and not is_built(model)
+    called = unbuilt and call_once(model, spec, batch, method)
     place_model(model, strategy)
     replication.placement.arrange_metrics(model)
     # A layer that the call leaves out is never built.
@@ -65,11 +60,31 @@ def prepare(
         build_optimizer(optimizer, model.trainable_variables, strategy)
 
 
+def call_once(
+    model: keras.Model, spec: Batch | None, batch: Batch | None, method: str | None
+) -> bool:
+    """Call a model with `x`, which builds it; whether that was possible. See `prepare`."""
+    own = method is not None and is_overridden(model, method)
+    try:
+        with keras_internals.single_device():
+            if batch is not None and model.run_eagerly:
+                keras_internals.real_call(model, batch[0])
+            elif spec is not None and not model.run_eagerly and not own:
+                keras_internals.symbolic_call(model, symbolic(spec[0]))
+            else:
+                return False
+    except Exception:
+        if own:  # It calls the model with something else.
+            return False
+        raise
+    return True
+
+
 def training_step(
     model: keras.Model, replication: "Replication", spec: Batch, batch: Batch | None
 ) -> RunStep:
     """The training step for batches of these specs; with the first of them, if it is at hand."""
-    prepare(model, replication, spec, batch)
+    prepare(model, replication, spec, batch, "train_step")
     if replication.servers is not None:
         return served_step(model, replication, spec)
     group, probes, pieces = replication.group, replication.probes, replication.pieces
@@ -131,7 +146,7 @@ def evaluation_step(
     model: keras.Model, replication: "Replication", spec: Batch, batch: Batch | None
 ) -> RunStep:
     """The evaluation step, as `training_step`."""
-    prepare(model, replication, spec, batch)
+    prepare(model, replication, spec, batch, "test_step")
     if is_overridden(model, "test_step"):
         make_ready(model, replication, (spec, batch), model.test_step)
         return CustomStep(model, replication.group, model.test_step)
@@ -164,16 +179,23 @@ def make_ready(
 ) -> None:
     """Build what a step of the user's own needs, whose code cannot create variables on replicas."""
     spec, batch = example
-    if not has_call(model) and not is_built(model):
+
+    def run_step() -> None:
         with idle_optimizers(model):
             traced(lambda *parts: function(keras.utils.pack_x_y_sample_weight(*parts)), spec, False)
         place_model(model, replication.strategy)
+
+    if not is_built(model):
+        run_step()
     elif has_call(model):
-        with keras_internals.single_device():
-            if batch is not None and model.run_eagerly:
-                keras_internals.build_model(model, batch, keras_internals.real_call)
-            else:
-                keras_internals.build_model(model, symbolic(spec))
+        try:
+            with keras_internals.single_device():
+                if batch is not None and model.run_eagerly:
+                    keras_internals.build_model(model, batch, keras_internals.real_call)
+                else:
+                    keras_internals.build_model(model, symbolic(spec))
+        except Exception:  # The step calls the model with something else than `x`.
+            run_step()
     replication.placement.arrange_metrics(model)
 
 

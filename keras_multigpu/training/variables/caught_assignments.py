@@ -71,7 +71,9 @@ class CatchingScope(keras.StatelessScope):
         self._meet(variable)
         self.assigned[id(variable)] = variable
         self.updates += 1
-        super().add_update((variable, tf.stop_gradient(value)))
+        value = tf.stop_gradient(value)
+        value.set_shape(variable.shape)  # A slice of as many rows as there are does not tell.
+        super().add_update((variable, value))
 
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
         """The value of a variable inside the scope; None if it is not known here."""

@@ -315,6 +315,34 @@ def test_xla_reads_no_variable_of_another_device_in_a_function():
         model.test_on_batch(X, X)
 
 
+class LastRows(keras.layers.Layer):
+    """Keeps the last rows that it was called with; a graph does not know how many it is given."""
+
+    def build(self, shape):
+        self.rows = self.add_weight(shape=(6, shape[-1]), initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.rows.assign(keras.ops.concatenate([x, self.rows])[:6])
+        return x + keras.ops.mean(self.rows, axis=0)
+
+
+@pytest.mark.slow
+def test_rows_that_a_layer_keeps(caplog):
+    """On one replica as in Keras; on two each has its share only, which is said."""
+    kept = []
+    for devices in (0, 1, 2):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((3,)), LastRows(), keras.layers.Dense(1)])
+        if devices:
+            model = kmg.distribute(model, devices=devices)
+        model.compile("sgd", "mse")
+        model.fit(X, Y, batch_size=8, verbose=0, shuffle=False)
+        kept.append(model.get_weights())
+        assert ("relates examples" in caplog.text) == (devices == 2)
+    for one, other in zip(*kept[:2], strict=True):
+        np.testing.assert_allclose(other, one, rtol=2e-5, atol=1e-7)
+
+
 @pytest.mark.slow
 def test_a_state_holds_what_the_model_does_not_track():
     """A trial leaves no trace in a variable of a plain object either."""
