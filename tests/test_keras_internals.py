@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.keras_internals import (
+    callers,
     cluster_internals,
     compile_internals,
     dataset_internals,
@@ -22,7 +23,6 @@ from keras_multigpu.keras_internals import (
     step_hooks,
 )
 from keras_multigpu.keras_internals.versions import minor, newer_than_tested
-from keras_multigpu.training.update.optimizer_update import update_jointly
 
 
 def compiled_model(**options):
@@ -236,7 +236,7 @@ def test_an_optimizer_can_be_a_pure_function(name):
     optimizer_internals.remember_variables(functional)
     values = [(v, tf.convert_to_tensor(v)) for v in [pure, *functional.variables]]
     with keras.StatelessScope(values) as scope:
-        optimizer_internals.apply_functionally(functional, [gradient], [pure], update_jointly)
+        optimizer_internals.apply_functionally(functional, [gradient], [pure])
     np.testing.assert_array_equal(pure.numpy(), np.ones((2, 2)))
     np.testing.assert_allclose(scope.get_current_value(pure), trained.numpy(), rtol=1e-6)
     assert type(functional).__name__ == name and functional.iterations.numpy() == 0
@@ -252,7 +252,7 @@ def test_weight_decay_exclusions_survive():
     values = [(v, tf.convert_to_tensor(v)) for v in [first, second, *optimizer.variables]]
     with keras.StatelessScope(values) as scope:
         zeros = [tf.zeros(2), tf.zeros(2)]
-        optimizer_internals.apply_functionally(optimizer, zeros, [first, second], update_jointly)
+        optimizer_internals.apply_functionally(optimizer, zeros, [first, second])
     np.testing.assert_allclose(scope.get_current_value(first), [1, 1])
     np.testing.assert_allclose(scope.get_current_value(second), [0.95, 0.95])
 
@@ -386,7 +386,7 @@ def test_functions_are_exchanged_for_a_while():
 
     def noting(original):
         def replacement(*args, **kwargs):
-            called.append((original.__name__, step_hooks.called_by_library()))
+            called.append((original.__name__, callers.called_by_library()))
             return original(*args, **kwargs)
 
         return replacement
@@ -495,8 +495,8 @@ def test_operations_tell_who_made_them():
     own, keras_own = (
         made(function).get_operations()[1] for function in (lambda x: -x, keras.layers.ReLU())
     )
-    assert step_hooks.user_line(own).startswith("test_keras_internals.py:")
-    assert step_hooks.user_line(keras_own) is None
+    assert callers.user_line(own).startswith("test_keras_internals.py:")
+    assert callers.user_line(keras_own) is None
 
 
 def test_a_caller_reads_variables_for_a_graph():

@@ -13,6 +13,8 @@ import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+from keras_multigpu.keras_internals.joined_variables import update_jointly
+
 
 class FunctionalOptimizer(TFOptimizer):
     """An optimizer whose `apply` is a pure function inside a `keras.StatelessScope`."""
@@ -33,19 +35,12 @@ class FunctionalOptimizer(TFOptimizer):
         variable.assign_sub(value) if rows is None else variable.assign(rows)
 
     _apply_weight_decay = BaseOptimizer._apply_weight_decay
+    _backend_update_step = update_jointly
     keras_class: type
-    update_all: Callable[..., None]
-
-    def _backend_update_step(self, grads: Any, variables: Any, learning_rate: Any) -> None:
-        self.update_all(grads, variables, learning_rate)
-
-    def position_of(self, variable: keras.Variable) -> int:
-        """Where the variable's slots stand in the optimizer's lists."""
-        return self._trainable_variables_indices[id(variable)]
 
     def _get_variable_index(self, variable: Any) -> int:
         joined = getattr(variable, "index_in_slots", None)
-        return self.position_of(variable) if joined is None else joined
+        return self._trainable_variables_indices[id(variable)] if joined is None else joined
 
     def _var_key(self, variable: keras.Variable) -> int:
         return id(variable)
@@ -122,29 +117,23 @@ def apply_functionally(
     optimizer: keras.optimizers.Optimizer,
     gradients: Any,
     trainable: list[keras.Variable],
-    update_all: Callable[..., None],
 ) -> None:
-    """`optimizer.apply` by `FunctionalOptimizer`'s rules, inside a stateless scope.
-
-    `update_all(optimizer, gradients, variables, learning_rate)` calls its `update_step`.
-    """
+    """`optimizer.apply` by `FunctionalOptimizer`'s rules, inside a stateless scope."""
     with contextlib.ExitStack() as stack:
         # One of several that no variable was given to has nothing to update.
         parts = [part for part in getattr(optimizer, "optimizers", ()) if part.built]
         for part in [optimizer, *parts]:
-            stack.enter_context(as_functional(part, update_all))
+            stack.enter_context(as_functional(part))
         optimizer.apply(gradients, trainable)
 
 
 @contextlib.contextmanager
-def as_functional(
-    optimizer: keras.optimizers.Optimizer, update_all: Callable[..., None]
-) -> Iterator[None]:
+def as_functional(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Let the optimizer follow `FunctionalOptimizer` while the context lasts."""
     original, tables = type(optimizer), vars(optimizer)["_tables_by_identity"]
     saved = {name: getattr(optimizer, name) for name in tables}
-    methods = {"keras_class": original, "update_all": update_all}
-    optimizer.__class__ = type(original.__name__, (original, FunctionalOptimizer), methods)
+    members = {"keras_class": original}
+    optimizer.__class__ = type(original.__name__, (original, FunctionalOptimizer), members)
     vars(optimizer).update(tables)
     try:
         yield
