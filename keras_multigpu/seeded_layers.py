@@ -59,11 +59,7 @@ def image_by_image(one: Callable[[Any, tf.Tensor], Any], data: Any, seeds: tf.Te
 
 
 def call_of(layer: keras.Layer, training: bool) -> Call:
-    """A layer as a function, told whether it trains if it wants to know.
-
-    Args:
-        training: Whether it draws at random.
-    """
+    """A layer as a function; told whether it trains, and so draws, if it wants to know."""
     if "training" in parameters(layer.call):
         return lambda data: layer(data, training=training)
     return lambda data: layer(data)

@@ -102,11 +102,7 @@ def is_pair(value: object) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """A value with numbers of Python in place of NumPy's, so that JSON can write it.
-
-    Args:
-        value: A number, an array, or a list or tuple of such; anything else stays as it is.
-    """
+    """A value whose arrays and numbers of NumPy are Python's, so that JSON can write it."""
     if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
     if isinstance(value, list | tuple):
@@ -134,9 +130,6 @@ def as_probability(name: str, value: Any) -> float:
     """An argument such as the `factor` of Keras's RandomErasing, as one probability.
 
     A probability that is itself drawn from a range comes down to the mean of the range.
-
-    Args:
-        value: The probability, or a pair between which it is drawn.
     """
     low, high = as_range(name, value, low=0, high=1)
     return (low + high) / 2 if is_pair(value) else high

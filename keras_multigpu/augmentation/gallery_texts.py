@@ -24,11 +24,7 @@ MOST_LABELS = 3
 
 
 def drawn_texts(layer: AugmentationLayer, draws: list[Any]) -> list[list[str]]:
-    """For each augmentation, the lines that tell what was drawn.
-
-    Args:
-        layer: The layer, or a `Sequence`, which gets a line for each of its steps.
-    """
+    """For each augmentation what was drawn, as lines: a `Sequence` has one for each step."""
     if not isinstance(layer, Sequence):
         return [[text] if text else [] for text in parameter_texts(layer, draws)]
     if len(layer.steps()) == 1:
@@ -67,11 +63,7 @@ def flattened(drawn: Any) -> dict[str, np.ndarray]:
 
 
 def with_axes_joined(drawn: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """What was drawn, with one parameter where two axes have one each: one number if it is equal.
-
-    Args:
-        drawn: Parameters such as `height_zoom` and `width_zoom`.
-    """
+    """What was drawn, where `height_zoom` and `width_zoom` are one number if they are equal."""
     joined: dict[str, np.ndarray] = {}
     for name, value in drawn.items():
         axis, _, what = name.partition("_")
@@ -128,11 +120,7 @@ def label_text(label: np.ndarray) -> str:
 
 
 def argument_texts(layer: AugmentationLayer) -> list[str]:
-    """A layer's arguments that are not the defaults, as `name=value`.
-
-    Args:
-        layer: The layer, or a `Sequence`, whose layers are listed with theirs.
-    """
+    """A layer's arguments, or those of a `Sequence`'s layers, that are not the defaults."""
     if isinstance(layer, Sequence):
         steps = (step for _, step in layer.steps())
         return [f"{step.title}({', '.join(argument_texts(step))})" for step in steps]

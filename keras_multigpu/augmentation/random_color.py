@@ -199,11 +199,7 @@ def range_from_zero(name: str, value: Any) -> Range:
 
 
 def contrast_range(contrast: Any) -> Range:
-    """The factors that an argument for the contrast stands for.
-
-    Args:
-        contrast: One number for both directions, or how far to go down and how far up.
-    """
+    """The factors of a contrast: one number for both directions, or how far down and how far up."""
     as_range("contrast", contrast, low=0, high=1)
     down, up = contrast if is_pair(contrast) else (contrast, contrast)
     return 1.0 - float(down), 1.0 + float(up)

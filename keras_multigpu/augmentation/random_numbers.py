@@ -74,11 +74,7 @@ def folded(seeds: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
 
 
 def seeds_of(state: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
-    """The seeds of a batch's images from one draw of a `keras.random.SeedGenerator`.
-
-    Args:
-        state: What its `next` gives, two integers.
-    """
+    """The seeds of a batch's images from the two integers that a `SeedGenerator`'s `next` gives."""
     state = tf.reshape(tf.cast(state, tf.int32), (1, 2))
     rows = tf.range(tf.cast(count, tf.int32))[:, None]
     return folded(tf.repeat(state, count, axis=0), rows)

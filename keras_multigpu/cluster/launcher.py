@@ -49,14 +49,7 @@ class Failure:
 
 
 class Worker:
-    """One worker of a group.
-
-    Args:
-        index: Its place among the workers.
-        command: What starts it.
-        groups: The processes that end together.
-        printer: Where its lines go.
-    """
+    """One worker of a group, whose processes end together."""
 
     def __init__(
         self, index: int, command: WorkerCommand, groups: Groups, printer: "Printer"

@@ -11,13 +11,7 @@ PORTS = range(15_000, 32_000)
 def free_ports(
     count: int, address: str, choose: Callable[[range, int], list[int]] = random.sample
 ) -> list[int]:
-    """Ports on which nobody listens now.
-
-    Args:
-        count: How many.
-        address: Where they are to be free.
-        choose: Draws candidates.
-    """
+    """Ports of an address on which nobody listens now."""
     found: list[int] = []
     for port in choose(PORTS, len(PORTS)):
         if len(found) == count:

@@ -26,13 +26,7 @@ class WorkerCommand(NamedTuple):
 def on_this_machine(
     script: Sequence[str], address: str, gpus: Sequence[Mapping[str, str]]
 ) -> list[WorkerCommand]:
-    """Workers on this machine, on free ports.
-
-    Args:
-        script: The script and its arguments.
-        address: Where they reach each other.
-        gpus: For each worker the variables that show it its GPUs.
-    """
+    """Workers on this machine, on free ports, each with the variables that show it its GPUs."""
     ports = free_ports(len(gpus), address)
     workers = tuple(f"{in_address(address)}:{port}" for port in ports)
     return [

@@ -235,11 +235,7 @@ def checker(max_pixels: int | None) -> Callable[[str], Verdict]:
 
 
 class Progress:
-    """One line on a terminal that counts the images.
-
-    Args:
-        terminal: Where to write; None for nowhere.
-    """
+    """One line on a terminal, if there is one, that counts the images."""
 
     def __init__(self, total: int, terminal: TextIO | None) -> None:
         self._total = total

@@ -11,11 +11,7 @@ from keras_multigpu.writing import whole
 
 
 def move(source: Path, target: Path, names: Sequence[str]) -> None:
-    """Move files to another folder, where they keep their paths, and print what was done.
-
-    Args:
-        target: The other folder; made if it is not there.
-    """
+    """Move files to a folder, made if need be, where they keep their paths; print what was done."""
     moved = 0
     for name in names:
         if not os.path.lexists(source / name):

@@ -43,12 +43,7 @@ def from_arrays(
 
 
 class ArraySource(Source):
-    """Examples in arrays.
-
-    Args:
-        y: Targets, or None.
-        sample_weight: Weights, or None.
-    """
+    """Examples in arrays; targets and weights may be missing."""
 
     name = "arrays"
 

@@ -92,11 +92,7 @@ def make_usual(storages: list[tf.Variable]) -> None:
 
 
 class EveryCopy:
-    """A variable whose copies are read as one, and of which all are assigned to.
-
-    Args:
-        copies: The copies.
-    """
+    """A variable whose copies are read as one, and of which all are assigned to."""
 
     def __init__(self, copies: tuple[tf.Variable, ...]) -> None:
         self._copies = copies
@@ -392,12 +388,7 @@ def update_metrics(
 
 
 class EachMetric:
-    """Stands in for the metrics of one output.
-
-    Args:
-        metrics: The metrics.
-        update: Called for each, see `update_metrics`.
-    """
+    """Stands in for the metrics of one output, of which each is updated, see `update_metrics`."""
 
     def __init__(self, metrics: list[keras.metrics.Metric], update: Any) -> None:
         self._metrics = metrics

@@ -47,11 +47,7 @@ PASSED_THROUGH = (
 
 
 def user_line(operation: tf.Operation | None = None) -> str | None:
-    """The line of a user's code that makes an operation now; None if it is Keras's code.
-
-    Args:
-        operation: Instead, an operation that was made before.
-    """
+    """The line of a user's code that makes an operation now, or made it; None if it is Keras's."""
     frames = lines_now() if operation is None else lines_then(operation)
     for file, line in frames:
         if file.startswith(PASSED_THROUGH) or "__autograph_generated_file" in file:

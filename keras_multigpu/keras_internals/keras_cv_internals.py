@@ -15,11 +15,7 @@ from keras_multigpu import keras_internals
 
 
 class SeededNumbers:
-    """Stands in for a `tf.random.Generator`: numbers that follow from a seed alone.
-
-    Args:
-        seed: `int32[2]`.
-    """
+    """Stands in for a `tf.random.Generator`: numbers that follow from a seed, `int32[2]`."""
 
     def __init__(self, seed: tf.Tensor) -> None:
         self._seed = seed
@@ -44,11 +40,7 @@ class SeededNumbers:
 
 @contextlib.contextmanager
 def seeded_keras_cv(layer: keras.Layer, seed: tf.Tensor) -> Iterator[None]:
-    """Let a keras-cv layer and those inside it draw from a seed while the context lasts.
-
-    Args:
-        seed: `int32[2]`.
-    """
+    """Let a keras-cv layer and those inside draw from a seed, `int32[2]`, in this context."""
     numbers = SeededNumbers(seed)
     saved = []
     for part in keras_internals.layers_of(layer):

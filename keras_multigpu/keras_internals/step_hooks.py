@@ -88,11 +88,7 @@ ASSIGNMENTS = tuple(
 
 
 def outside(read: Callable[..., Any]) -> Callable[..., Any]:
-    """What exchanges a function of a `tf.Variable`: one that has its value from the caller.
-
-    Args:
-        read: What it does instead, given the value.
-    """
+    """What exchanges a function of a `tf.Variable`: `read` of the value, which the caller gives."""
 
     def exchange(original: Callable[..., Any]) -> Callable[..., Any]:
         def from_caller(variable: tf.Variable, *args: Any, **kwargs: Any) -> Any:

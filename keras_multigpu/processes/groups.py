@@ -24,12 +24,7 @@ POLL = 0.02
 
 
 class Group:
-    """A process and all that it starts.
-
-    Args:
-        process: The process, which leads a process group.
-        write: Called with each line that the group prints.
-    """
+    """A process that leads a process group; each line that the group prints goes to `write`."""
 
     def __init__(self, process: subprocess.Popen[bytes], write: Callable[[str], None]) -> None:
         self.pid = process.pid

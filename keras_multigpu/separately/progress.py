@@ -12,11 +12,7 @@ REDRAW = 0.5
 
 
 class Progress:
-    """Prints how far the jobs are.
-
-    Args:
-        count: How many jobs there are.
-    """
+    """Prints how far so many jobs are."""
 
     def __init__(self, count: int) -> None:
         self._count = count

@@ -146,9 +146,6 @@ class OnlyReads(keras.callbacks.Callback):
     """What other workers do of the chief's `BackupAndRestore`: begin with what was saved.
 
     All have read before the first step, and the chief writes after it.
-
-    Args:
-        backup: The callback.
     """
 
     def __init__(self, backup: keras.callbacks.BackupAndRestore) -> None:

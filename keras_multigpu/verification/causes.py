@@ -27,11 +27,7 @@ from keras_multigpu.verification.participants import Recipe, on, synchronizes_ba
 
 
 class Cause(NamedTuple):
-    """Why replicas differ from one device, and what to do about it.
-
-    Args:
-        what: Why, in a sentence or two.
-    """
+    """Why replicas differ from one device, and what to do about it."""
 
     what: str
     fix: str

@@ -40,11 +40,7 @@ LOGGED_LOSS = "the logged loss"
 
 @dataclasses.dataclass
 class Course:
-    """How one participant's training differed from that on one device.
-
-    Args:
-        differences: After each step, one number for each name.
-    """
+    """How training differed from one device: after each step, one number for each name."""
 
     participant: Participant
     names: list[list[str]] = dataclasses.field(default_factory=list)

@@ -32,11 +32,7 @@ class ColorMap(NamedTuple):
 
 
 def shifted(shift: tf.Tensor) -> ColorMap:
-    """Something added: brightness, or a shift of each channel.
-
-    Args:
-        shift: `float32[n, 1]` or `[n, 3]`, in the units of the images.
-    """
+    """Something added, in the units of the images: brightness, or a shift of each channel."""
     return ColorMap(None, shift)
 
 
@@ -54,11 +50,7 @@ def away_from(color: tf.Tensor, factor: tf.Tensor) -> ColorMap:
 
 
 def blended_with_gray(amount: tf.Tensor) -> ColorMap:
-    """Colours on their way to the gray of the same luminance.
-
-    Args:
-        amount: `float32[n]`; 0 keeps the image, 1 makes it gray, below 0 adds colour.
-    """
+    """Colours on their way (0 to 1) to the gray of their luminance; below 0 away from it."""
     gray = tf.tile(tf.constant([LUMA], tf.float32), [3, 1])
     amount = amount[:, None, None]
     return ColorMap((1 - amount) * tf.eye(3) + amount * gray, tf.zeros_like(amount[:, :, 0]))

@@ -73,12 +73,7 @@ def place_of_images(x: Any, inputs: list) -> int:
 
 
 def from_targets(y: Any, images: Any) -> tuple[Example, Callable[[Example], Any]]:
-    """Targets by the names that layers use, and the way back.
-
-    Args:
-        y: The targets: a dictionary by name, or boxes, labels and masks in any structure, which
-            are told by their shapes.
-    """
+    """Targets by the names that layers use, known by name or else by shape, and the way back."""
     if isinstance(y, dict) and "boxes" not in y and any(name in y for name in TARGETS):
         named = {name: y[name] for name in TARGETS if name in y}
         return named, lambda changed: {**y, **{name: changed[name] for name in named}}

@@ -75,11 +75,7 @@ def opened(
 
 
 def with_channels(example: Example) -> Any:
-    """Give masks without an axis for channels one, in place; which ones had none.
-
-    Args:
-        example: Examples whose images have a batch axis.
-    """
+    """Give masks without an axis for channels one, in place; which ones had none."""
     if "segmentation_masks" not in example:
         return None
     masks = keras.tree.map_structure(tf.convert_to_tensor, example["segmentation_masks"])

@@ -11,11 +11,7 @@ import tensorflow as tf
 
 
 def matrix(rows: tuple[tuple, tuple], count: int | tf.Tensor) -> tf.Tensor:
-    """A batch of matrices, `float32[count, 2, 3]`.
-
-    Args:
-        rows: Two rows of three entries, each a number or `float32[count]`.
-    """
+    """Matrices, `float32[count, 2, 3]`, from two rows of numbers, or of `float32[count]`."""
     entries = [tf.broadcast_to(tf.cast(one, tf.float32), [count]) for row in rows for one in row]
     return tf.reshape(tf.stack(entries, axis=1), (-1, 2, 3))
 
@@ -26,23 +22,14 @@ def identity(count: int | tf.Tensor) -> tf.Tensor:
 
 
 def flip(horizontal: tf.Tensor, vertical: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    """Mirror images.
-
-    Args:
-        horizontal: Whether left becomes right, `bool[n]`.
-        vertical: Whether top becomes bottom, `bool[n]`.
-    """
+    """Mirror images where `bool[n]` says so: left becomes right, top becomes bottom."""
     x, y = tf.cast(horizontal, tf.float32), tf.cast(vertical, tf.float32)
     rows = (1 - 2 * x, 0, x * last(width)), (0, 1 - 2 * y, y * last(height))
     return matrix(rows, tf.shape(x)[0])
 
 
 def rotation(degrees: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    """Turn images about their middle.
-
-    Args:
-        degrees: How far, counterclockwise, `float32[n]`.
-    """
+    """Turn images about their middle, by `float32[n]` degrees counterclockwise."""
     angle = degrees * (math.pi / 180)
     cosine, sine = tf.cos(angle), tf.sin(angle)
     x, y = last(width) / 2, last(height) / 2
@@ -54,12 +41,7 @@ def rotation(degrees: tf.Tensor, height: int, width: int) -> tf.Tensor:
 
 
 def translation(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Shift images.
-
-    Args:
-        x: How many pixels to the right, `float32[n]`.
-        y: How many pixels down, `float32[n]`.
-    """
+    """Shift images to the right and down, by `float32[n]` pixels."""
     return matrix(((1, 0, -x), (0, 1, -y)), tf.shape(x)[0])
 
 

@@ -45,11 +45,7 @@ def zoom_ranges(zoom: Any) -> tuple[Range, Range | None]:
 
 
 def as_two_ranges(name: str, value: Any, **limits: Any) -> tuple[Range, Range]:
-    """An argument for two axes: a number for both, or a pair with a number or range for each.
-
-    Args:
-        **limits: `low`, `high` and `open_low` of `as_range`.
-    """
+    """A number for both axes, or a pair with a number or range for each; see `as_range`."""
     both = (value, value) if is_number(value) else value
     # A pair is not a range, and (-0.1, 0.1) looks like one.
     if not is_pair(both) or any(is_number(one) and one < 0 for one in both):

@@ -117,11 +117,7 @@ def rounded(positions: tf.Tensor) -> tf.Tensor:
 
 
 def places(row: tf.Tensor, size: tuple[Any, Any]) -> tf.Tensor:
-    """Where the pixels of a result lie on one axis of the images, `float32[n, *size]`.
-
-    Args:
-        row: The row of the matrices that belongs to the axis, `float32[n, 3]`.
-    """
+    """Where a result's pixels lie on one axis, `float32[n, *size]`, by its row of the matrices."""
     y, x = (tf.cast(tf.range(side), tf.float32) for side in size)
     a, b, c = tf.unstack(row[:, None, None], axis=-1)
     return a * x + b * y[:, None] + c

@@ -25,11 +25,6 @@ class Mixing(AugmentationLayer):
 
     What it draws is `"share"`, the image's own share of a blend, or `"box"`, (left, top, right,
     bottom) in pixels, which is filled from the partner; or both.
-
-    Args:
-        num_classes: Integer, makes integer labels one-hot, also at inference.
-        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
-        **kwargs: `name` and `dtype`.
     """
 
     unsupported: tuple[str, ...] = ("bounding_boxes", "segmentation_masks")
@@ -146,11 +141,7 @@ def partners_of(images: tf.Tensor) -> tf.Tensor:
 
 
 def blended(images: tf.Tensor, partners: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-    """Images mixed with others.
-
-    Args:
-        share: The share of `images`, `float32[n]`.
-    """
+    """Images mixed with others, of which they keep a share, `float32[n]`."""
     # In this order shares of 1 are exact.
     return images + (1 - share)[:, None, None, None] * (tf.gather(images, partners) - images)
 

@@ -97,9 +97,6 @@ def can_mix(weights: Any, partners: tf.Tensor) -> tf.Tensor:
     """Whether a row and its partner are two examples that count, `bool[n]`.
 
     A row of weight zero does not count, and must not come into another.
-
-    Args:
-        weights: The sample weights: a tensor, a nested structure of them, or None.
     """
     two = partners != tf.range(tf.shape(partners)[0])
     leaves = present(weights)
@@ -110,11 +107,7 @@ def can_mix(weights: Any, partners: tf.Tensor) -> tf.Tensor:
 
 
 def mixed(example: Example, own: tf.Tensor, partners: tf.Tensor) -> Example:
-    """The labels and sample weights of mixed images.
-
-    Args:
-        own: The share that each image has of its mixture, `float32[n]`.
-    """
+    """The labels and sample weights of mixed images; `own` is the share of each in its mixture."""
     changed: Example = {}
     weights = example.get("sample_weights")
     if "labels" in example:
@@ -139,11 +132,7 @@ def mixed_weight(weight: Any, own: tf.Tensor, partners: tf.Tensor) -> tf.Tensor:
 
 
 def share_of_label(weight: Any, own: tf.Tensor, partners: tf.Tensor) -> tf.Tensor:
-    """The share that an image's own label has of the mixed label.
-
-    Args:
-        weight: The weights of these labels, or None.
-    """
+    """The share that an image's own label has of the mixed label."""
     if weight is None:
         return own
     weight = as_float(weight)
@@ -155,11 +144,7 @@ def share_of_label(weight: Any, own: tf.Tensor, partners: tf.Tensor) -> tf.Tenso
 
 
 def mixed_label(label: tf.Tensor, share: tf.Tensor, partners: tf.Tensor) -> tf.Tensor:
-    """Labels mixed with those of the partners.
-
-    Args:
-        share: The share of each own label, `[n, ...]`.
-    """
+    """Labels mixed with those of the partners; each keeps its share, `[n, ...]`."""
     share = aligned(tf.cast(share, label.dtype), label.shape.rank)
     return share * label + (1 - share) * tf.gather(label, partners)
 

@@ -76,11 +76,7 @@ def equalize(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
 
 
 def equalizing(counts: tf.Tensor) -> tf.Tensor:
-    """What each level becomes when a histogram is equalized.
-
-    Args:
-        counts: The histograms, `int32[m, 256]`.
-    """
+    """What each level becomes when a histogram, of `int32[m, 256]`, is equalized."""
     levels = tf.range(256)
     lightest = tf.reduce_max(tf.where(counts > 0, levels, 0), axis=1, keepdims=True)
     below_lightest = tf.reduce_sum(tf.where(levels < lightest, counts, 0), axis=1, keepdims=True)

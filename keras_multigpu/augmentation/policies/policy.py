@@ -37,12 +37,6 @@ class Policy(AugmentationLayer):
     It draws `"operation"`, places in `OPERATIONS`, and `"magnitude"`, in the operation's own unit:
     degrees, pixels, factors (1 changes nothing), a threshold among 256 levels, bits. Each
     operation runs on the images that drew it and on no others.
-
-    Args:
-        interpolation: How to read between pixels, `"bilinear"` or `"nearest"`.
-        seed: Integer, decides the draws in a model. In a pipeline the seed of the `Batches` does.
-        bounding_box_format: How boxes come, as in Keras: `"xyxy"`, `"rel_xyxy"`, `"xywh"`, ...
-        **kwargs: `name` and `dtype`.
     """
 
     OPERATIONS = OPERATIONS
@@ -146,11 +140,7 @@ def with_magnitude(operation: Operation, magnitude: tf.Tensor) -> Change:
 
 
 def moving(kind: tf.Tensor, magnitude: tf.Tensor, **settings: Any) -> Change:
-    """The operations that move pixels, as one change.
-
-    Args:
-        **settings: Passed on to `resampled`.
-    """
+    """The operations that move pixels, as one change; settings are those of `resampled`."""
 
     def change(images: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         shape = [

@@ -20,12 +20,7 @@ TRIAL = (61, 67, 3)
 
 
 class WrappedLayer(AugmentationLayer):
-    """A layer or function that does not know of this package, as one of its layers.
-
-    Args:
-        wrapped: The layer or function.
-        **kwargs: As in `AugmentationLayer`.
-    """
+    """A layer or function that does not know of this package, as one of its layers."""
 
     argument = "layer"
     """What the constructor calls that which is wrapped."""
@@ -110,11 +105,7 @@ def require_foreign(layer: Any, origin: str) -> None:
 
 
 def with_one_mask(example: Example) -> tuple[Any, Callable[[Any], Any]]:
-    """All masks of the examples as the channels of one, and the way back.
-
-    Args:
-        example: Examples with masks, `[n, height, width, channels]` each.
-    """
+    """All masks of the examples as the channels of one, and the way back."""
     masks = keras.tree.flatten(example["segmentation_masks"])
     joined = tf.concat([tf.cast(mask, tf.float32) for mask in masks], axis=-1)
 

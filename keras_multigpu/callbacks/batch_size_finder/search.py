@@ -39,11 +39,7 @@ class Try(NamedTuple):
 
 
 class SizeSearch:
-    """Finds what fits, inside of `run.trial`.
-
-    Args:
-        steps: How many steps each size has to stand.
-    """
+    """Finds the sizes that stand so many steps, inside of `run.trial`."""
 
     def __init__(
         self, run: TrainingRun, batch: Batch, steps: int, say: Callable[[str], None]

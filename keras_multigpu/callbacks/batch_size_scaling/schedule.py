@@ -12,11 +12,7 @@ Schedule = dict[int, int] | Callable[[int, dict[str, Any]], int]
 
 
 class BatchSchedule:
-    """The sizes that a user has asked for, checked.
-
-    Args:
-        schedule: As in `BatchSizeScaling`.
-    """
+    """The sizes that a user has asked for, checked."""
 
     def __init__(self, schedule: Schedule | None) -> None:
         if schedule is not None and not callable(schedule):

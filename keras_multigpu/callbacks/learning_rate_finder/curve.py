@@ -78,11 +78,7 @@ def explodes(losses: list[float], first: float, smoothing: float, stop_at: float
 
 
 def suggestion(curve: RateCurve) -> Suggestion | None:
-    """The rate where the loss falls fastest; None where it does not fall.
-
-    Args:
-        curve: The curve, without losses that are not finite.
-    """
+    """The rate where the loss falls fastest; None where it does not. All losses are finite."""
     if len(curve.rates) < 3:
         return None
     lowest = int(np.argmin(curve.smoothed))

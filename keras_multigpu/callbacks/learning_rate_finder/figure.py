@@ -11,11 +11,7 @@ PALE, BLUE, RED = "#9aa5af", "#1f6fb2", "#c43c39"
 
 
 def drawn(curve: RateCurve, found: Suggestion | None, exploded_at: float | None) -> Any:
-    """A figure of the loss against the rate.
-
-    Args:
-        exploded_at: The rate where the search stopped.
-    """
+    """A figure of the loss against the rate, and of the rate where the search stopped."""
     figure = new_figure((7.2, 4.4))
     axes = figure.add_subplot()
     axes.set_xscale("log")

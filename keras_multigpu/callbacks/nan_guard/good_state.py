@@ -9,11 +9,7 @@ from keras_multigpu.training.variables.placement import optimizers_of
 
 
 class GoodState:
-    """A model's weights, optimizer, seeds and metrics as they were at some step.
-
-    Args:
-        epoch: The epoch they were taken in; its metrics count only there.
-    """
+    """A model's weights, optimizer, seeds and, for the rest of the epoch, metrics at some step."""
 
     def __init__(self, state: ModelState, epoch: int) -> None:
         self._state = state

@@ -20,11 +20,7 @@ PANELS = (
 
 
 def replica_figure(windows: Sequence[Window], ends: Sequence[float]) -> Any:
-    """A figure with a panel for each of the values that matter most.
-
-    Args:
-        ends: For each window where it ended, in epochs.
-    """
+    """A figure with a panel for each of the values that matter most; `ends` are in epochs."""
     figure = new_figure((9.5, 6.2))
     grid = figure.subplots(2, 2, sharex=True)
     for axes, panel in zip(grid.flat, PANELS, strict=True):

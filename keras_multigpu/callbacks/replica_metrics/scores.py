@@ -42,11 +42,7 @@ class Score(NamedTuple):
 
 
 class ScoreProbe(StepProbe):
-    """Adds up times, losses and norms, and updates metrics of each replica.
-
-    Args:
-        metrics: Names or metrics, as in `compile`; for several outputs a dict of lists.
-    """
+    """Adds up times, losses and norms, and updates metrics (as in `compile`) of each replica."""
 
     def __init__(self, on_trace: Callable[[], None], metrics: Any) -> None:
         super().__init__(on_trace, losses=True)

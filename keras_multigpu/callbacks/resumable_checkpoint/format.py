@@ -49,11 +49,7 @@ class OtherFormat(Exception):
 
 
 class Encoded:
-    """A tree, ready to be written; later changes of its lists and dicts do not matter.
-
-    Args:
-        tree: Dicts, lists, tuples, arrays and plain values.
-    """
+    """A tree, ready to be written; later changes of its lists and dicts do not matter."""
 
     def __init__(self, tree: Any) -> None:
         self.arrays: dict[str, np.ndarray] = {}

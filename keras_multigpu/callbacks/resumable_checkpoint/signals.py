@@ -12,11 +12,7 @@ _log = logging.getLogger("keras_multigpu")
 
 
 class StopSignals:
-    """Notes the first signal; a second one acts at once, as if nobody listened.
-
-    Args:
-        names: The signals, such as `"SIGTERM"`.
-    """
+    """Notes the first signal; a second one acts at once, as if nobody listened."""
 
     def __init__(self, names: Sequence[str], noted: Callable[[], None]) -> None:
         self._numbers = [getattr(signal, name) for name in names]

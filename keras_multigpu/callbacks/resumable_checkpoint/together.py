@@ -17,11 +17,7 @@ MOST_STEPS = 1000
 
 
 class Together:
-    """The decisions of one `fit`.
-
-    Args:
-        group: The replicas of all workers.
-    """
+    """The decisions that all workers of one `fit` take."""
 
     def __init__(self, group: ReplicaGroup) -> None:
         self._group = group

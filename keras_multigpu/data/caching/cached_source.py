@@ -84,11 +84,7 @@ class CachedSource(Source):
 
 
 class CachedPart(Subset):
-    """Some of the examples of a source with a cache.
-
-    Args:
-        indices: Which of its examples, in the order that they have here.
-    """
+    """Some of the examples of a source with a cache, in the order of `indices`."""
 
     def __init__(self, source: "CachedSource | CachedPart", indices: np.ndarray) -> None:
         super().__init__(source, indices)

@@ -44,11 +44,7 @@ class Writer:
             os.close(file)
 
     def write(self, number: int, array: Any, rows: np.ndarray, values: np.ndarray) -> None:
-        """Write some rows.
-
-        Args:
-            array: The file's `numpy.memmap`, which says where its rows are.
-        """
+        """Write some rows of a file, where its `numpy.memmap` says that they are."""
         for low, high in runs(rows):
             data = memoryview(values[low:high].tobytes())
             offset = array.offset + int(rows[low]) * array.strides[0]
@@ -183,11 +179,7 @@ def unwritable(path: Path, error: OSError) -> OSError:
 
 
 def require_disk(where: Path, needed: int, name: str) -> None:
-    """Raise an `OSError` unless there is room for so many bytes.
-
-    Args:
-        where: A folder, which need not exist yet.
-    """
+    """Raise an `OSError` unless there is room for so many bytes; the folder need not exist yet."""
     there = next(folder for folder in [where, *where.absolute().parents] if folder.exists())
     free = shutil.disk_usage(there).free
     if needed > free:

@@ -40,12 +40,7 @@ _log = logging.getLogger("keras_multigpu")
 
 
 class FolderCache:
-    """Decoded examples in a folder.
-
-    Args:
-        source: Where the examples come from; it is not held.
-        where: The folder, which may hold caches of other sources, too.
-    """
+    """Decoded examples in a folder, where other sources may have theirs; the source is not held."""
 
     def __init__(self, source: Source, where: Path) -> None:
         self._leaves = present(source.spec)

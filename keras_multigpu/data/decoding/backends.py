@@ -74,11 +74,7 @@ def backend(channels: int, interpolation: str) -> Backend:
 
 
 class TensorFlowBackend:
-    """TensorFlow's operations, run eagerly.
-
-    Args:
-        channels: 1, 3 or 4.
-    """
+    """TensorFlow's operations, run eagerly, for 1, 3 or 4 channels."""
 
     def __init__(self, channels: int, interpolation: str) -> None:
         self.channels = channels

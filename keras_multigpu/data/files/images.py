@@ -20,12 +20,7 @@ MOST_SIZES = 10_000
 
 
 class ImageFiles(Source):
-    """Image files, decoded to `uint8` arrays of one size, with their targets.
-
-    Args:
-        targets: What belongs to each image, or None.
-        weights: The weight of each image, `float32[n]`, or None.
-    """
+    """Image files, decoded to `uint8` arrays of one size, with their targets."""
 
     def __init__(
         self,

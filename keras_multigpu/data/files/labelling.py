@@ -128,11 +128,7 @@ def as_text(label: Any) -> Any:
 def class_targets(
     labels: np.ndarray, label_mode: str, class_names: Sequence[str] | None
 ) -> ClassTargets:
-    """One class for each file.
-
-    Args:
-        class_names: The names in the order of their numbers; if None, the sorted names.
-    """
+    """One class for each file; names are in the order of the numbers, sorted if left out."""
     names = None if class_names is None else [str(name) for name in class_names]
     if labels.dtype == object and all(isinstance(label, str) for label in labels):
         names = sorted(set(labels)) if names is None else names

@@ -74,11 +74,7 @@ def listed(paths: Any, labels: Any, weights: Any, columns: Columns, root: Any) -
 
 
 class CsvTable:
-    """The columns of a CSV file with a header.
-
-    Args:
-        path: The file; comma-separated, or tab-separated if it ends in `.tsv`.
-    """
+    """The columns of a CSV file with a header; separated by tabs if it ends in `.tsv`."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -215,11 +211,7 @@ def in_order(values: Any, name: str) -> Any:
 
 
 def texts_of(paths: Iterable[Any], name: str) -> list[str]:
-    """Paths as texts.
-
-    Args:
-        paths: Texts, or objects of `pathlib`.
-    """
+    """Paths, be they texts or objects of `pathlib`, as texts."""
     texts = []
     for row, path in enumerate(paths):
         if not isinstance(path, str | os.PathLike) or path == "":

@@ -117,11 +117,7 @@ class ValueTargets(Targets):
 
 
 def counts_of(labels: np.ndarray, class_names: list[str] | None) -> dict[str, int]:
-    """How many examples each class has.
-
-    Args:
-        class_names: The names of the classes; None for their numbers.
-    """
+    """How many examples each class has, by name or else by number."""
     names = class_names or [str(label) for label in range(int(labels.max()) + 1)]
     return dict(zip(names, np.bincount(labels, minlength=len(names)).tolist(), strict=True))
 

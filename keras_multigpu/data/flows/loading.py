@@ -111,11 +111,7 @@ def loaded_by_keras(
 def resized_by_pillow(
     image: np.ndarray, size: tuple[int, int], interpolation: str, box: tuple[int, int, int, int]
 ) -> np.ndarray:
-    """A part of an image, resized with Pillow.
-
-    Args:
-        box: `(left, top, right, bottom)` of the part.
-    """
+    """A part of an image, `(left, top, right, bottom)`, resized with Pillow."""
     from PIL import Image
 
     method = Image.Resampling[interpolation.upper()]
@@ -146,10 +142,6 @@ def nearest_pixels(low: int, high: int, size: int) -> tuple[np.ndarray, bool]:
 
     Where a position is as near to two pixels, it depends on rounding. Pillow adds step upon step
     in float64; OpenCV, twice as fast as indexing, counts in fixed point.
-
-    Args:
-        low: The first pixel of the part that is used.
-        size: How many pixels to take.
     """
     import cv2
 

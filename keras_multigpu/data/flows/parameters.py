@@ -30,12 +30,7 @@ UNCHANGED = types.SimpleNamespace(
 
 
 class FlowParameters:
-    """The ranges of an `ImageDataGenerator`, and draws from them.
-
-    Args:
-        generator: An `ImageDataGenerator`.
-        shape: `(height, width)` of its images.
-    """
+    """The ranges of an `ImageDataGenerator`, and draws from them for images of one size."""
 
     def __init__(self, generator: Any, shape: tuple[int, int]) -> None:
         self._generator = generator

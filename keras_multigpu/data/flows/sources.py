@@ -45,12 +45,7 @@ _SETTINGS = (
 
 
 class FlowSource(Source):
-    """Images of a flow, changed as its generator changes them.
-
-    Args:
-        flow: The iterator that an `ImageDataGenerator` returned.
-        shape: `(height, width, channels)` of its images.
-    """
+    """Images of a flow, changed as its generator changes them."""
 
     def __init__(self, flow: Any, shape: tuple[int, ...], targets: FlowTargets) -> None:
         self._generator = flow.image_data_generator

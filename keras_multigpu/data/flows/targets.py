@@ -81,12 +81,7 @@ class FlowTargets:
 
 
 class Classes:
-    """The classes of a flow's images, as numbers or as vectors with ones at the classes.
-
-    Args:
-        classes: The class of each image, or a list of its classes.
-        vectors: Whether they become vectors.
-    """
+    """The classes of a flow's images (one or a list for each), as numbers or vectors of 0 and 1."""
 
     def __init__(self, classes: Any, count: int, vectors: bool, dtype: str) -> None:
         self._count = count

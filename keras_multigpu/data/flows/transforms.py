@@ -70,12 +70,7 @@ def wrapped(positions: np.ndarray, size: int) -> np.ndarray:
 
 
 def change_colors(image: np.ndarray, parameters: Mapping[str, float]) -> None:
-    """Shift the channels and the brightness of a float image, in place.
-
-    Args:
-        image: Float array, `[height, width, channels]`.
-        parameters: May have `channel_shift_intensity` and `brightness`.
-    """
+    """Shift the channels and the brightness of a float image, in place, as far as it was drawn."""
     intensity = parameters.get("channel_shift_intensity")
     if intensity is not None:
         low, high = image.min(), image.max()

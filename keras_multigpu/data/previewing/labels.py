@@ -12,11 +12,7 @@ MOST_NUMBERS = 4
 
 
 def label_texts(y: Any, count: int, class_names: list[str] | None) -> list[str]:
-    """A short text of each example's target.
-
-    Args:
-        y: The targets of a batch: an array or a structure of them, or None.
-    """
+    """A short text of each example's target, which may be a structure, or missing."""
     texts: list[list[str]] = [[] for _ in range(count)]
     for path, leaf in keras.tree.flatten_with_path(y):
         if leaf is None:
@@ -29,11 +25,7 @@ def label_texts(y: Any, count: int, class_names: list[str] | None) -> list[str]:
 
 
 def target_text(value: np.ndarray, class_names: list[str] | None) -> str:
-    """A short text of one target.
-
-    Args:
-        value: A class, a vector of zeros and ones for classes, numbers, or an image.
-    """
+    """A short text of a class, of a vector of 0 and 1 for classes, of numbers, or of an image."""
     if value.dtype == object:
         return value.item().decode(errors="replace") if value.ndim == 0 else "texts"
     if value.ndim > 1:

@@ -51,11 +51,7 @@ def augmentation(augment: Any, training: bool) -> Augment | None:
 
 
 def batch_step(augment: Any, position: int, training: bool) -> Augment:
-    """One layer or function as a function of a batch.
-
-    Args:
-        position: Its place among several, so that equal layers draw differently.
-    """
+    """One layer or function as a function of a batch; equal ones draw differently."""
     require_instance(augment)
     whole = getattr(augment, "augment_batch", None)
     if whole is not None:
@@ -71,11 +67,7 @@ def batch_step(augment: Any, position: int, training: bool) -> Augment:
 
 
 def one_step(augment: Any, position: int, training: bool) -> Step:
-    """One layer or function as a `Step`.
-
-    Args:
-        position: Its place among several, so that equal layers draw differently.
-    """
+    """One layer or function as a `Step`; equal ones draw differently."""
     if isinstance(augment, keras.Layer):
         return layer_step(augment, position, training)
     if not callable(augment):

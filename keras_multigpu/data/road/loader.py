@@ -122,11 +122,7 @@ class Loader:
 def without(
     damaged: list[tuple[int, str]], leaves: list[np.ndarray], keep_shape: bool
 ) -> list[np.ndarray]:
-    """A batch without its damaged rows.
-
-    Args:
-        keep_shape: Whether the rows stay, as zeros with weight zero.
-    """
+    """A batch without its damaged rows, or with zeros of weight zero in their place."""
     if not damaged:
         return leaves
     rows = [row for row, _ in damaged]

@@ -44,11 +44,7 @@ class Plan(NamedTuple):
         return Place(first.epoch + 1 + epochs, step * self.global_batch_size)
 
     def positions(self, start: int, share: tuple[int, int]) -> np.ndarray:
-        """The positions of one share of the batch that begins at `start`.
-
-        Args:
-            share: `(i, n)`: share i of n, contiguous, as in `keras_multigpu.batch_sizes`.
-        """
+        """The positions of share i of n, cut as in `batch_sizes`, of the batch at `start`."""
         size = min(self.global_batch_size, self.order.length - start)
         low, high = share_bounds(size, *share)
         return np.arange(start + low, start + high, dtype=np.int64)

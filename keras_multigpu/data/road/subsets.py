@@ -64,11 +64,7 @@ class Subset(Source):
 
 
 def taken(source: Source | Stream, count: int, settings: Batching) -> Source:
-    """The first examples of a source, or some at random if they are shuffled.
-
-    Args:
-        settings: Whether and how the examples are shuffled.
-    """
+    """The first examples of a source, or some at random if they are shuffled."""
     require_positive_integer("num_examples", count)
     source = with_random_access(source, "take")
     order = Order(source.num_examples, seed=settings["seed"], shuffle=settings["shuffle"])
@@ -77,11 +73,7 @@ def taken(source: Source | Stream, count: int, settings: Batching) -> Source:
 
 
 def split(source: Source | Stream, fraction: float, settings: Batching) -> tuple[Source, Source]:
-    """Two disjoint parts of a source with the same proportions of classes.
-
-    Args:
-        fraction: The second one's share of the examples of each class.
-    """
+    """Two disjoint parts with equal proportions of classes; the second has this fraction."""
     source = with_random_access(source, "split")
     if not isinstance(fraction, int | float | np.floating) or not 0 < fraction < 1:
         raise value_error(

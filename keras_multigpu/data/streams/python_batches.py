@@ -93,12 +93,7 @@ class PythonBatches(Stream):
 
 
 class PyDatasetStream(PythonBatches):
-    """The batches of a `keras.utils.PyDataset`, read by as many threads as it has workers.
-
-    Args:
-        dataset: The `PyDataset`.
-        steps: How many batches an epoch has, if it does not end.
-    """
+    """The batches of a `keras.utils.PyDataset`, read by as many threads as it has workers."""
 
     def __init__(self, dataset: Any, steps: int | None = None) -> None:
         self._dataset = dataset

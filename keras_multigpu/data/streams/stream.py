@@ -72,11 +72,7 @@ def dataset(
     quarantine: Quarantine,
     marks_missing: bool = False,
 ) -> tf.data.Dataset:
-    """The batches of a stream from `first` on.
-
-    Args:
-        endless: Whether epoch follows on epoch; otherwise there is one.
-    """
+    """The batches of a stream from `first` on, in one epoch or without an end."""
     stream.report_to(quarantine)
     if isinstance(stream, CachedStream):
         stream.prepare()
@@ -183,12 +179,7 @@ class Watch(NamedTuple):
     def without_damaged(
         self, epoch: tf.Tensor, example: Example, seeds: tf.Tensor, damage: tf.Tensor, stay: bool
     ) -> tuple[Example, tf.Tensor]:
-        """A batch without its damaged rows.
-
-        Args:
-            damage: Name and cause for each row, as `Stream.finish` gives them.
-            stay: Whether the rows stay, with weight zero.
-        """
+        """A batch without its damaged rows (see `Stream.finish`), or with weight zero there."""
 
         def note(epoch: np.ndarray, damage: np.ndarray) -> np.ndarray:
             for name, cause in damage.tolist():

@@ -18,11 +18,7 @@ from keras_multigpu.data.tfds.preparation import imported, is_generated
 
 
 class TfdsStream(Stream):
-    """The examples of a TFDS split, file by file.
-
-    Args:
-        read_config: A `tfds.ReadConfig`, or None.
-    """
+    """The examples of a TFDS split, file by file."""
 
     names_damage = True
 

@@ -17,12 +17,7 @@ AHEAD = 2
 
 
 class Servers:
-    """The workers and parameter servers of one model.
-
-    Args:
-        strategy: A `ParameterServerStrategy`.
-        asynchronous: Whether each worker takes whole batches, and waits for nobody.
-    """
+    """The workers and parameter servers of one model; asynchronous ones wait for nobody."""
 
     def __init__(self, strategy: tf.distribute.Strategy, asynchronous: bool) -> None:
         self.asynchronous = asynchronous

@@ -248,12 +248,7 @@ class Probe:
 
 
 def verdict(probes: Sequence[Probe], measured: list[list[list[tf.Tensor]]]) -> tf.Tensor | None:
-    """Whether all probes allow a step; None where none can forbid it.
-
-    Args:
-        probes: The probes.
-        measured: For each replica and probe, what `on_replica` returned.
-    """
+    """Whether all probes allow a step; None where none can forbid it."""
     answers = [
         probe.allows([of_replica[index] for of_replica in measured])
         for index, probe in enumerate(probes)

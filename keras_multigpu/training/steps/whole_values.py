@@ -87,11 +87,7 @@ def loss_of_all(
 
 
 def over_all_rows(of_all: Callable[..., tf.Tensor]) -> Callable[..., Any]:
-    """What exchanges a reduction of TensorFlow's: one of the rows of all replicas.
-
-    Args:
-        of_all: Reduces some values along some axes over all replicas.
-    """
+    """What exchanges a reduction of TensorFlow's: `of_all`, over the rows of all replicas."""
 
     def exchange(original: Callable[..., Any]) -> Callable[..., Any]:
         def reduce(
