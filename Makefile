@@ -6,9 +6,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-# The tests by area, which two processes work through, the longest first. TensorFlow gets slower
-# with every graph that it has seen, so one process for all would take longer.
-AREAS := training callbacks data augmentation docs commands core
+# The tests by area, which processes work through, the longest first. TensorFlow gets slower with
+# every graph that it has seen, so one process for all would take longer.
+AREAS := training callbacks core data docs commands augmentation
 TESTS_training := tests/training \
 	$(addprefix tests/test_,replicas_agree.py fit_contract.py saving.py)
 TESTS_callbacks := tests/callbacks
@@ -30,10 +30,10 @@ quick: export PYTEST_ADDOPTS := -m 'not slow'
 quick: $(INSTALLED)
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(addprefix test-,$(or $(AREA),$(AREAS)))
 
-# Two processes that end together: what is short comes last.
+# Three processes on two cores, for a good part of the time tests wait, for other processes or for
+# a disk. They end together: what is short comes last.
 test: $(INSTALLED)
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 \
-		$(addprefix test-,training callbacks data keras $(AREAS))
+	@$(MAKE) --no-print-directory --keep-going --jobs=3 $(addprefix test-,$(AREAS) keras)
 
 # The lines of two areas come mixed while tests run; what else pytest has to say comes in one piece.
 $(AREAS:%=test-%): SHELL := /bin/bash

@@ -2,22 +2,20 @@
 
 import gc
 import os
+import sys
 from pathlib import Path
 
-# Graphs are made of millions of Python objects, among which Python looks for garbage all the time:
-# a third of all that the tests did, and more with every graph. What is alive after a module of
-# tests, or now, is left out of the search.
-gc.set_threshold(100_000, 10, 2)
+# For this process, and those that tests start.
+sys.path.append(str(Path(__file__).parent / "quick_start"))
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [sys.path[-1], *filter(None, [os.environ.get("PYTHONPATH")])]
+)
+import fast_keras  # noqa: F401
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The same tests on every machine; set the variable to see the GPUs.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
-# For the processes that tests start.
-QUICK_START = str(Path(__file__).parent / "quick_start")
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    [QUICK_START, *filter(None, [os.environ.get("PYTHONPATH")])]
-)
 
 import pytest
 import tensorflow as tf
@@ -28,6 +26,7 @@ tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 8
 )
 
+# What is alive now, or after a module of tests, is no garbage.
 gc.freeze()
 
 

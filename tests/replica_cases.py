@@ -236,6 +236,12 @@ LOSSES = [
 
 OUTPUTS = [
     Case(
+        "an output without a loss",
+        lambda: made.two_heads("list"),
+        lambda: kinds(loss=[None, "sparse_categorical_crossentropy"], metrics=None),
+        made.target_list,
+    ),
+    Case(
         "outputs as dict, sample weights, loss weights",
         made.two_heads,
         lambda: kinds(
@@ -254,12 +260,6 @@ OUTPUTS = [
             loss_weights=[0.3, 2.0],
             metrics=[["mae"], ["accuracy"]],
         ),
-        made.target_list,
-    ),
-    Case(
-        "an output without a loss",
-        lambda: made.two_heads("list"),
-        lambda: kinds(loss=[None, "sparse_categorical_crossentropy"], metrics=None),
         made.target_list,
     ),
 ]
@@ -316,8 +316,8 @@ PENALTIES = [
 
 MODELS = [
     Case("frozen layer", lambda: made.frozen(made.mlp(), 0)),
-    Case("trainable toggled between fits", train=thaw),
     Case("fit twice", train=fit_twice),
+    Case("trainable toggled between fits", train=thaw),
     Case("subclassed model", made.Subclassed),
     Case("nested models", made.nested),
     Case("convnet", made.convnet, kinds, made.images),
@@ -540,8 +540,10 @@ ELSEWHERE = {
     "embedding": "mask in the loss, GRU",
     "reduction sum_over_batch_size": "weighted metrics",
     "reduction mean": "test_loss_reduction.py",
+    "reduction sum": "test_loss_reduction.py",
     "reduction mean_with_sample_weight": "mask in the loss, mean_with_sample_weight",
     "function loss": "function loss, sample weights",
+    "Loss subclass": "test_assigned_in_steps.py",
     "loss and metrics as strings": "class weights",
     "outputs as list, loss weights": "an output without a loss",
     "kernel regularizers": "penalties of weights, activities and a layer",
@@ -549,7 +551,9 @@ ELSEWHERE = {
     "add_loss in a layer": "penalties of weights, activities and a layer",
     "frozen layer": "trainable toggled between fits",
     "subclassed model": "metric owned by the model",
-    "convnet": "BatchNorm, convnet",
+    "convnet": "test_a_last_batch_may_have_any_size",
+    "BatchNorm, full batches": "BatchNorm, partial batches",
+    "BatchNorm, convnet": "test_a_last_batch_may_have_any_size",
     "mixed_float16, loss scaling": "mixed_float16, overflow on one replica",
     "Adam, amsgrad": "test_optimizer_update.py",
     "AdamW": "test_optimizer_update.py",
@@ -557,14 +561,20 @@ ELSEWHERE = {
     "Nadam": "test_optimizer_update.py",
     "Lion": "test_optimizer_update.py",
     "RMSprop": "test_optimizer_update.py",
+    "Adafactor": "test_optimizer_update.py",
     "EMA": "EMA with overwrite",
     "clipnorm": "gradient accumulation, clipnorm, EMA",
+    "global_clipnorm": "test_optimizer_update.py",
     "clipvalue": "test_optimizer_update.py",
     "gradient accumulation": "gradient accumulation, clipnorm, EMA",
+    "jit_compile": "test_assigned_in_steps.py",
+    "run_eagerly": "test_assigned_in_steps.py",
+    "AUC, Precision, Recall, F1Score": "test_additive_metrics.py",
     "top-k, MeanIoU": "test_additive_metrics.py",
     "R2Score, root of the mean": "test_additive_metrics.py",
     "metric owned by a layer": "test_assigned_in_steps.py",
     "train_step overridden": "train_step overridden, sample weights",
+    "train_step with metrics of its own": "loss object",
     "two optimizers in one train_step": "CycleGAN",
     "GAN": "CycleGAN",
     "central storage, predict_step": "central storage, train_step and BatchNorm",

@@ -681,6 +681,7 @@ class OldNames(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("verbose", [0, 1, 2])
+@pytest.mark.slow
 def test_hooks_are_called_by_their_old_names_too(verbose):
     """`on_batch_begin` and `on_batch_end`, in training only, whatever `fit` prints."""
     calls = []

@@ -150,6 +150,7 @@ def test_a_stopped_launcher_leaves_nothing(script, number):
     assert err == f"keras-multigpu launch: all workers were ended by {number.name}.\n"
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_waits_for_nobody(script):
     """Though the workers have ten minutes to end."""
     running = process("--workers", "2", "--grace", "600", script(IGNORES))
@@ -236,6 +237,7 @@ def test_restarts_are_counted(script):
     ]
 
 
+@pytest.mark.slow
 def test_a_port_that_was_taken_costs_no_restart(script):
     """TensorFlow says so; other ports are tried, though not for ever."""
     taken = "say('E0000 Address already in use')\nsys.exit(1 if started() < {} else 0)"
@@ -248,6 +250,7 @@ def test_a_port_that_was_taken_costs_no_restart(script):
     assert err.count("the port of a worker was taken") == 3
 
 
+@pytest.mark.slow
 def test_workers_that_hang_are_started_again(script):
     """One is stopped, so the other waits for it: nobody says anything any more."""
     name = script(

@@ -256,6 +256,7 @@ class SlowWithLarge(keras.layers.Layer):
         return x + tf.reshape(waited, ())
 
 
+@pytest.mark.slow
 def test_a_replica_that_stays_behind_is_named(caplog):
     """A real one: the second replica's examples take 100 ms longer, in every batch."""
     x = np.tile(np.array([[1], [1], [99], [99]], "float32"), (6, 1))

@@ -294,12 +294,14 @@ def result(process, results):
     return count
 
 
+@pytest.mark.slow
 def test_processes_share_one_folder(tmp_path, start):
     """One fills it, the other waits, reads the same, and tries the damaged example again."""
     children = [start(tmp_path / "cache") for _ in range(2)]
     assert sorted(result(*child) for child in children) == [1, 200]
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_its_work_and_no_lock(tmp_path, start):
     folder = tmp_path / "cache"
     killed, _ = start(folder, 0.02)

@@ -61,6 +61,7 @@ def test_copies_for_fit_and_evaluation_share_the_cache(where):
     assert len(source.read_ones) == 10
 
 
+@pytest.mark.slow
 def test_two_epochs_of_fit_with_validation_read_each_example_once(where):
     source = Numbers(12)
     train, validation = Batches(source, global_batch_size=4, cache=where).split(0.25)

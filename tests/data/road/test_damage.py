@@ -262,6 +262,7 @@ def linear_model(strategy=None):
     return model
 
 
+@pytest.mark.slow
 def test_predictions_can_be_assigned_to_their_files(tmp_path):
     """Each file has its row; those that cannot be read have NaN, and the others their own value."""
     images = [picture(8, 8) // (1 + number) for number in range(11)]

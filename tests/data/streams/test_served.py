@@ -53,6 +53,7 @@ def values(dataset):
     ],
     ids=["examples", "batches", "ragged"],
 )
+@pytest.mark.slow
 def test_batches_and_their_order_are_those_of_one_process(dispatcher, dataset, more, caplog):
     """In each epoch and from any position: only another host has made the elements."""
     here = kmg.data.from_dataset(dataset, seed=3, **more)

@@ -58,12 +58,14 @@ WAYS = [
 
 
 @pytest.mark.parametrize("options", WAYS, ids=str)
+@pytest.mark.slow
 def test_unmasked_values_of_all_replicas_are_counted(options):
     """As on one device, whatever the way: in the middle of the pass, or before it."""
     for found, expected in zip(trained(2, **options), on_one_device(), strict=True):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_forward_pass_of_a_masked_model_is_traced_once():
     """By each step; another call makes the model."""
     Noting.calls = 0

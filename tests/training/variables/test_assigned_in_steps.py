@@ -356,6 +356,7 @@ def test_a_state_holds_what_the_model_does_not_track():
 
 
 @pytest.mark.parametrize("value", [0.0, 3, lambda y, p: 2.0])
+@pytest.mark.slow
 def test_a_loss_may_be_a_python_number(value):
     """From `compute_loss` or a loss function; there must be nothing to train, as in Keras."""
 

@@ -1,0 +1,26 @@
+"""Lets Keras start, and train, faster; to be imported before it.
+
+Keras imports scikit-learn, Matplotlib and pandas where they are installed, for wrappers and inputs
+of theirs. That is two of the five seconds that a process takes to start. Once Keras is there,
+whoever needs one of them gets it.
+"""
+
+import gc
+import sys
+
+# Graphs are made of millions of Python objects, among which Python looks for garbage all the time:
+# a third of all that the tests did, and more with every graph.
+gc.set_threshold(100_000, 10, 2)
+
+
+class NotForKeras:
+    """Finds no optional package while Keras is imported."""
+
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        keras = sys.modules.get("keras")
+        if name in ("matplotlib", "pandas", "sklearn") and keras and not hasattr(keras, "version"):
+            raise ModuleNotFoundError(f"Keras does without {name} here.", name=name)
+
+
+sys.meta_path.insert(0, NotForKeras)
