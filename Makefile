@@ -8,9 +8,9 @@ INSTALLED := $(VENV)/.installed
 
 # The tests by area, which processes work through, the longest first. TensorFlow gets slower with
 # every graph that it has seen, so one process for all would take longer.
-AREAS := training callbacks core data docs commands augmentation
-TESTS_training := tests/training \
-	$(addprefix tests/test_,replicas_agree.py fit_contract.py saving.py)
+AREAS := training callbacks core data docs contract commands augmentation
+TESTS_training := tests/training tests/test_replicas_agree.py
+TESTS_contract := $(addprefix tests/test_,fit_contract.py saving.py)
 TESTS_callbacks := tests/callbacks
 TESTS_data := tests/data
 TESTS_augmentation := tests/augmentation
@@ -69,7 +69,7 @@ OLDEST_VERSIONS = $$(sed -nE \
 	's/^dependencies = .*"keras>=([0-9.]+)", "tensorflow>=([0-9.]+)".*/keras==\1.* tensorflow==\2.*/p' \
 	pyproject.toml)
 test-oldest: $(OLDEST)/.installed
-	$(OLDEST)/bin/python -m pytest tests/test_keras_internals.py $(TESTS_training)
+	$(OLDEST)/bin/python -m pytest tests/test_keras_internals.py $(TESTS_training) $(TESTS_contract)
 
 $(OLDEST)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(OLDEST)
