@@ -14,6 +14,7 @@ from keras_multigpu.checks import problem
 from keras_multigpu.cluster import lifelines
 from keras_multigpu.cluster.lifelines import name_of
 from keras_multigpu.cluster.settings import settings
+from keras_multigpu.keras_internals import cluster_internals
 
 GONE = (
     tf.errors.UnavailableError,
@@ -23,6 +24,12 @@ GONE = (
     tf.errors.InternalError,
 )
 TOLD = re.compile(r"keras_multigpu: (.*?) :keras_multigpu", re.DOTALL)
+WAITED = "keras_multigpu/waited"
+"""Under which each worker publishes that it has."""
+
+SOON = 3
+"""Within so many seconds of each other workers give up to wait."""
+
 TASK = re.compile(r"/job:worker/(?:replica:\d+/)?task:(\d+)")
 
 
@@ -57,13 +64,16 @@ def sentence(error: str, workers: Sequence[str], index: int) -> str:
         workers: Their addresses.
         index: Which of them this process is.
     """
-    found = TOLD.search(error)
+    found, ended = TOLD.search(error), lifelines.ended()
     others = [int(task) for task in TASK.findall(error) if int(task) != index]
     if found is not None:
         what = found.group(1)
+    elif ended:
+        what = f"{name_of(workers, ended[0])} has come to the end of its script"
     elif "timed out" in error or "Deadline" in error:
+        who = [name_of(workers, other) for other in missing(len(workers), index)] or ["A worker"]
         seconds = settings().exchange_timeout
-        what = f"A worker did not come to an exchange within {seconds} seconds"
+        what = f"{' and '.join(who)} did not come to an exchange within {seconds} seconds"
     elif others:
         what = f"{name_of(workers, others[0])} is gone, or gave no sign of life"
     else:
@@ -75,3 +85,25 @@ def sentence(error: str, workers: Sequence[str], index: int) -> str:
         "`kmg.callbacks.ResumableCheckpoint` goes on where they were.",
         worker=name_of(workers, index),
     )
+
+
+def missing(workers: int, index: int) -> list[int]:
+    """Who of so many workers does not say that it has waited for an exchange in vain, as this one.
+
+    Nobody where the chief cannot be asked.
+    """
+    try:
+        cluster_internals.publish(f"{WAITED}/{index}", "in vain")
+        others = [other for other in range(workers) if other != index]
+        return [other for other in others if not has_waited(other)]
+    except tf.errors.OpError:
+        return []
+
+
+def has_waited(worker: int) -> bool:
+    """Whether a worker has published, or does so soon, that it has waited in vain."""
+    try:
+        cluster_internals.published(f"{WAITED}/{worker}", SOON)
+    except (tf.errors.NotFoundError, tf.errors.DeadlineExceededError):
+        return False
+    return True

@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -49,12 +50,16 @@ class Lifelines:
     Args:
         workers: The addresses of all workers.
         index: Which of them this process is.
+
+    Attributes:
+        ended: Who has said goodbye.
     """
 
     def __init__(self, workers: Sequence[str], index: int) -> None:
         self._workers, self._index = list(workers), index
         self._lines: dict[int, socket.socket] = {}
         self._is_over = False
+        self.ended: list[int] = []
         self._lock = threading.Lock()
         self._process = os.getpid()
         atexit.register(self.say_goodbye)
@@ -69,10 +74,15 @@ class Lifelines:
         report(what)
 
     def say_goodbye(self) -> None:
-        """Let nobody worry, unless this is a copy of the process."""
-        if os.getpid() == self._process:
-            self._is_over = True
-            self.say(GOODBYE)
+        """Say that Python ends, and if that is so because of an error; copies are silent."""
+        if os.getpid() != self._process:
+            return
+        error = getattr(sys, "last_value", None)
+        if error is not None:
+            name = name_of(self._workers, self._index)
+            self.fail(f"{name} failed: {type(error).__name__}: {error}"[:2000])
+        self._is_over = True
+        self.say(GOODBYE)
 
     def say(self, what: str, heard_from: int | None = None) -> None:
         """Say something on all lines but one."""
@@ -118,6 +128,8 @@ class Lifelines:
         del self._lines[other]
         if what:
             self.fail(what, heard_from=other)
+        else:
+            self.ended.append(other)
 
 
 _held: Lifelines | None = None
@@ -146,6 +158,11 @@ def hold(workers: Sequence[str], index: int) -> None:
         return
     if int(port):
         in_background(lifelines.connect, int(port), password)
+
+
+def ended() -> list[int]:
+    """The workers that have come to the end of their scripts, as far as this one has heard."""
+    return [] if _held is None else _held.ended
 
 
 def fail(what: str) -> None:

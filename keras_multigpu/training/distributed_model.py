@@ -18,7 +18,7 @@ from keras_multigpu.training.shares import Batch, normalized
 from keras_multigpu.training.steps.custom_step import share_of_loss, whole_losses
 from keras_multigpu.training.steps.present_step import present_rows, step_of_user_code
 from keras_multigpu.training.steps.steps_of_model import prepare
-from keras_multigpu.training.workers import agreed_seed
+from keras_multigpu.training.workers import agreed_seed, together
 
 
 class DistributedModel(keras.Model):
@@ -210,7 +210,8 @@ class DistributedModel(keras.Model):
             sample_weight = keras_internals.class_weights_of_labels(y, class_weight)
         batch = normalized((x, y, sample_weight))
         self.reset_metrics()
-        logs = pythonic(self.train_on(batch))
+        with together(self.replication.group):
+            logs = pythonic(self.train_on(batch))
         return logs if return_dict else keras_internals.flatten_metrics(self, logs)
 
     def test_on_batch(
@@ -220,13 +221,16 @@ class DistributedModel(keras.Model):
         require_compiled(self)
         batch = normalized((x, y, sample_weight))
         self.reset_metrics()
-        logs = pythonic(self.replication.evaluation(self).run_one(self.replication.cutter(batch)))
+        steps, shares = self.replication.evaluation(self), self.replication.cutter(batch)
+        with together(self.replication.group):
+            logs = pythonic(steps.run_one(shares))
         return logs if return_dict else keras_internals.flatten_metrics(self, logs)
 
     def predict_on_batch(self, x: Any) -> Any:
         """Predict one global batch, as `keras.Model.predict_on_batch`."""
         shares = self.replication.cutter(normalized((x, None, None)))
-        outputs = self.replication.prediction(self).run_one(shares)
+        with together(self.replication.group):
+            outputs = self.replication.prediction(self).run_one(shares)
         return keras.tree.map_structure(loops.as_array, outputs)
 
     def train_on(self, batch: Batch) -> dict[str, Any]:

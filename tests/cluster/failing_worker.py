@@ -34,6 +34,20 @@ class Acts(keras.callbacks.Callback):
             time.sleep(120)
 
 
+def own_loop(model, x, y):
+    """One worker leaves a loop of the user's own; it ends, goes on with other things, or raises."""
+    for step in range(4):
+        if ALONE and step == 2:
+            sys.stdout.write(f"acts at {time.time():.2f}\n")
+            sys.stdout.flush()
+            if WHAT == "loop, error":
+                raise ZeroDivisionError("a bug in a loop")
+            if WHAT == "loop, sleep":
+                time.sleep(120)
+            break
+        model.train_on_batch(x[:4], y[:4])
+
+
 def main():
     """Train; print what came of it, and when."""
     keras.utils.set_random_seed(1)
@@ -47,7 +61,12 @@ def main():
         data = {"x": (pair for pair in [(x[:4], y[:4])] * batches)}
     if WHAT == "other data" and ALONE:
         data["x"] = x + 1
+    if ALONE and WHAT == "loop, error":
+        own_loop(model, x, y)
     try:
+        if WHAT.startswith("loop"):
+            own_loop(model, x, y)
+            return
         history = model.fit(**data, epochs=3, shuffle=False, verbose=0, callbacks=[Acts()]).history
         sys.stdout.write(f"ended after epochs: {len(history['loss'])}\n")
     except Exception as error:

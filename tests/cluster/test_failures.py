@@ -41,7 +41,10 @@ CASES = [
     ("kill", r"WorkerFailure: worker 1 \(.*\) is gone"),
     ("other data", r"The workers read different batches"),
     ("freeze", r"WorkerFailure: worker 1 \(.*\) is gone, or gave no sign of life"),
-    ("sleep", r"WorkerFailure: A worker did not come to an exchange within 40 seconds"),
+    ("sleep", r"WorkerFailure: worker 1 \(.*\) did not come to an exchange within 40 seconds"),
+    ("loop, error", r"WorkerFailure: worker 1 \(.*\) failed: ZeroDivisionError: a bug in a loop"),
+    ("loop, break", r"WorkerFailure: worker 1 \(.*\) has come to the end of its script"),
+    ("loop, sleep", r"WorkerFailure: worker 1 \(.*\) did not come to an exchange within 40 seco"),
     ("other optimizer", r"ValueError: Worker 1 \(.*\) and the chief differ in the model"),
     ("short generator", r"The data of worker 1 \(.*\) ended before that of others"),
 ]

@@ -1,6 +1,7 @@
 """Lines between workers: who dies is named, with its reason if it gave one; who leaves is not."""
 
 import socket
+import sys
 import time
 
 import pytest
@@ -17,6 +18,7 @@ SECONDS = 20
 def workers(monkeypatch):
     """A chief and two others, with their lines."""
     told = []
+    monkeypatch.delattr(sys, "last_value", raising=False)  # Of another test.
     monkeypatch.setattr(lifelines, "report", told.append)
     chief, *others = made = [Lifelines(ADDRESSES, index) for index in range(3)]
     with lifelines.listening(ADDRESSES) as server:
@@ -71,11 +73,21 @@ def test_what_a_worker_says_before_it_ends_is_what_counts(workers):
     assert told == ["worker 2 failed: a\nbug"] * 3
 
 
+def test_an_error_that_ends_python_is_told(workers, monkeypatch):
+    """Wherever in the script it was."""
+    made, told, _ = workers
+    monkeypatch.setattr(sys, "last_value", ZeroDivisionError("a bug"), raising=False)
+    made[1].say_goodbye()
+    wait_for(lambda: len(told) == 3)
+    assert told == [f"worker 1 ({ADDRESSES[1]}) failed: ZeroDivisionError: a bug"] * 3
+    monkeypatch.delattr(sys, "last_value")
+
+
 def test_who_says_goodbye_is_not_dead(workers):
     """Its script has come to its end."""
     made, told, _ = workers
     made[1].say_goodbye()
-    wait_for(lambda: len(made[0]._lines) == 1)
+    wait_for(lambda: made[0].ended == [1])
     made[0].fail("the end")
     wait_for(lambda: len(told) == 2)
     assert told == ["the end"] * 2
