@@ -1,1 +1,5 @@
-"""`LearningRateWarmup`: a rate that rises from the first step."""
+"""`LearningRateWarmup`: a rate that rises from the first step.
+
+callback ───> probe
+              multiplies the rate, inside each step
+"""

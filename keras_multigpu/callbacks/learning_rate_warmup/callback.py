@@ -8,7 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.callbacks.rates.probe import CURVES, WarmupProbe, multiply_velocities
+from keras_multigpu.callbacks.learning_rate_warmup.probe import CURVES, WarmupProbe
+from keras_multigpu.callbacks.rates.probe import multiply_velocities
 from keras_multigpu.callbacks.rates.rates import Rate, corrects_momentum
 from keras_multigpu.callbacks.scaling_order import require_order, scaling_of
 from keras_multigpu.checks import real_number, require_choice, require_positive_integer, value_error

@@ -23,8 +23,8 @@ from keras_multigpu.training.replica_group import Replica, ReplicaGroup, copies_
 from keras_multigpu.training.replica_pass import output_rows
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch, divided
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow, tell
+from keras_multigpu.training.replica_pass.seeds import for_one_device, for_replica
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
-from keras_multigpu.training.replica_pass.values import for_one_device, for_replica
 from keras_multigpu.training.shares import Batch, Rows, rows_count
 from keras_multigpu.training.steps.present_step import (
     PresentStep,

@@ -2,7 +2,9 @@
 
 The gradients that come in are already summed over replicas, so whatever the optimizer
 does with them (clip, accumulate, decay, scale, average) is what one device would do, and
-every replica does the same.
+every replica does the same. Keras's own code does it: `keras_internals` has what lets it run
+without assigning (`optimizer_internals`), on small variables as if they were one
+(`joined_variables`).
 """
 
 from collections.abc import Sequence
