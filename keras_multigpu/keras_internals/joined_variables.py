@@ -31,7 +31,11 @@ ELEMENTWISE = frozenset(
         keras.optimizers.RMSprop,
     }
 )
-"""Optimizers that treat every element of a variable alike."""
+"""Optimizers that treat every element of a variable alike.
+
+Others look at a variable as a whole: Lamb at its norm, Adafactor at its rows and columns, Muon at
+the matrix. A user's subclass may, and so is not among them.
+"""
 
 
 class JoinedVariable:

@@ -132,6 +132,8 @@ def as_functional(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     """Let the optimizer follow `FunctionalOptimizer` while the context lasts."""
     original, tables = type(optimizer), vars(optimizer)["_tables_by_identity"]
     saved = {name: getattr(optimizer, name) for name in tables}
+    # In this order its own methods win over ours, and ours over those of `TFOptimizer`, from which
+    # both have theirs.
     members = {"keras_class": original}
     optimizer.__class__ = type(original.__name__, (original, FunctionalOptimizer), members)
     vars(optimizer).update(tables)

@@ -148,6 +148,7 @@ def run_epoch(
         if workers.agree(stops) if asks else stops:
             model.stop_training |= mode == "train"
             break
+    # Workers of parameter servers may still be at work, and the last logs are theirs.
     logs = replication.settle() or logs
     if not logs and not feed.has_come:
         raise_no_data("fit" if mode == "train" else "evaluate")

@@ -35,6 +35,7 @@ OFFERED = (
 
 def knows_epochs(x: Any) -> bool:
     """Whether `x` offers its batches epoch by epoch."""
+    # Not by its class: `data` and `training` never import each other.
     return all(hasattr(type(x), name) for name in OFFERED)
 
 
