@@ -1,6 +1,7 @@
 """The ways to make a `DistributedModel`, and what stays of the model it is made of."""
 
 import copy
+import functools
 import pickle
 
 import keras
@@ -58,10 +59,16 @@ class PlainSubclass(keras.Model):
         return self.body(x)
 
 
-def weights_after_training(model):
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+def weights_after_training(model, **options):
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", **options)
     model.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
     return model.get_weights()
+
+
+@functools.cache
+def plain_weights():
+    """Those of plain Keras, without a graph, which takes longer than these few steps."""
+    return weights_after_training(keras.Model(*ends()), run_eagerly=True)
 
 
 FORMS = {
@@ -78,11 +85,10 @@ FORMS = {
 @pytest.mark.slow
 def test_every_form_trains_as_plain_keras(make):
     """However the model was made, three replicas end with one device's weights."""
-    plain = weights_after_training(keras.Model(*ends()))
     model = make()
     assert isinstance(model, kmg.DistributedModel)
     assert model.distribute_strategy is strategy(3)
-    for one, other in zip(plain, weights_after_training(model), strict=True):
+    for one, other in zip(plain_weights(), weights_after_training(model), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-7)
 
 
@@ -106,7 +112,7 @@ def test_distribute_keeps_what_the_model_has_learned():
     """Weights, optimizer state and compiled losses and metrics come along, twice."""
     plain, model = keras.Model(*ends()), keras.Model(*ends())
     for each in (plain, model):
-        each.compile("adam", "mse", metrics=["mae"])
+        each.compile("adam", "mse", metrics=["mae"], run_eagerly=each is plain)
         each.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
     layers = model.layers
     for replicas in (2, 4):
@@ -134,9 +140,8 @@ def test_distribute_keeps_what_the_model_has_learned():
 @pytest.mark.slow
 def test_other_kinds_of_strategies(other):
     """A single device and shared variables give the same weights."""
-    plain = weights_after_training(keras.Model(*ends()))
     model = kmg.distribute(keras.Model(*ends()), other())
-    for one, mine in zip(plain, weights_after_training(model), strict=True):
+    for one, mine in zip(plain_weights(), weights_after_training(model), strict=True):
         np.testing.assert_allclose(one, mine, rtol=2e-5, atol=1e-7)
 
 

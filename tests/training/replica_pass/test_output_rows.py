@@ -57,6 +57,7 @@ def test_outputs_come_back_whole(name):
     """As one device gives them, whatever their first axis is; an odd batch at the end too."""
     function, count = WHOLE[name]
     one, two = Outputs(function), on_two(function)
+    one.run_eagerly = True  # To make a graph takes longer.
     assert rows_per_example(two, SPEC) == [count]
     for batch_size in (2, 4, 5):
         predicted = [model.predict(X, batch_size=batch_size, verbose=0) for model in (one, two)]
