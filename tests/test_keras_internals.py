@@ -77,6 +77,24 @@ def test_metrics_get_what_belongs_to_them_from_keras():
     assert float(model.get_metrics_result()["mae"]) == 0.0
 
 
+def test_layers_get_back_what_they_held():
+    """A layer still has its losses in `_losses`, which is emptied when it is called anew."""
+
+    class Adds(keras.layers.Layer):
+        def call(self, x):
+            self.kept = x
+            self.add_loss(keras.ops.sum(x))
+            return x
+
+    model = keras.Sequential([Adds()])
+    model(tf.ones((1, 1)))
+    losses, kept = model.losses, model.layers[0].kept
+    with keras_internals.kept_by_layers(model):
+        model(tf.zeros((1, 1)))
+        assert model.losses[0] is not losses[0]
+    assert model.losses[0] is losses[0] and model.layers[0].kept is kept
+
+
 def test_a_strategy_can_be_left_for_a_while():
     """TensorFlow still keeps open strategies in `_distribution_strategy_stack`."""
     strategy = tf.distribute.OneDeviceStrategy("CPU:1")

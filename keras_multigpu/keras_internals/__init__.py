@@ -181,6 +181,27 @@ def layers_of(model: keras.Model) -> list[keras.Layer]:
     return list(model._flatten_layers())
 
 
+@contextlib.contextmanager
+def kept_by_layers(model: keras.Model) -> Iterator[None]:
+    """Give layers back afterwards what they hold now of a call: losses, tensors in attributes."""
+    held = []
+    for layer in layers_of(model):
+        attributes = vars(layer)
+        for name, value in attributes.items():
+            if isinstance(value, tf.Tensor):
+                held.append((attributes, name, value))
+            elif name == "_losses" or (
+                isinstance(value, list) and any(isinstance(each, tf.Tensor) for each in value)
+            ):
+                held.append((attributes, name, value[:]))
+    yield
+    for attributes, name, value in held:
+        if isinstance(value, list):
+            attributes[name][:] = value  # Keras's own list, whose items it looks at.
+        else:
+            attributes[name] = value
+
+
 def wiring(model: keras.Model) -> list[Any]:
     """The operations of a functional model, and what comes into each, by numbers.
 

@@ -18,7 +18,7 @@ from tensorflow.python.ops import embedding_ops
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-Exchange = tuple[Any, str, Callable[..., Any]]
+Exchange = tuple[Any, str, Callable[[Any], Any]]
 """Whose attribute, its name, and a function of the original that makes the replacement."""
 
 _thread = threading.local()
@@ -57,6 +57,9 @@ def exchanged(exchanges: Sequence[Exchange]) -> Iterator[None]:
 LOSSES = ((keras.losses.Loss, "__call__"),)
 """Where every loss object is called, unless its class has a `__call__` of its own."""
 
+ADDED = ((keras.layers.Layer, "losses"),)
+"""Where the losses that layers have added are read."""
+
 MEANS = ((tf, "reduce_mean"), (tf.math, "reduce_mean"))
 """Where means are taken, also by `keras.ops.mean`."""
 
@@ -75,6 +78,9 @@ MOMENTS = ((tf.nn, "moments"),)
 GRADIENTS = ((tf.GradientTape, "gradient"),)
 """Where gradients come from."""
 
+
+TURNS = ((tf.distribute.ReplicaContext, "merge_call"),)
+"""Where a replica waits for the others; in one process they run then, on the same layers."""
 
 VARIABLES = ((keras.Variable, "assign"),)
 """Where every Keras variable gets a new value."""

@@ -15,8 +15,8 @@ from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import Batch, normalized
-from keras_multigpu.training.steps.custom_step import share_of_loss, whole_losses
-from keras_multigpu.training.steps.present_step import present_rows, step_of_user_code
+from keras_multigpu.training.steps.custom_step import share_of_loss
+from keras_multigpu.training.steps.present_step import present_rows
 from keras_multigpu.training.steps.steps_of_model import prepare
 from keras_multigpu.training.workers import agreed_seed, together
 
@@ -298,12 +298,6 @@ class DistributedModel(keras.Model):
         if present_rows() is None:
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         return share_of_loss(self, y, y_pred, sample_weight)
-
-    @property
-    def losses(self) -> list[Any]:
-        """What layers and regularizers add to the loss, as `keras.Model.losses`."""
-        losses: list[Any] = super().losses
-        return losses if step_of_user_code() is None else whole_losses(losses)
 
 
 def require_compiled(model: keras.Model) -> None:

@@ -38,6 +38,7 @@ from keras_multigpu.training.steps.whole_values import (
     ADVICE,
     EXCHANGES,
     everyones_rows,
+    parts_of_added,
     sum_of_all,
     summed_gradients,
 )
@@ -416,18 +417,6 @@ def share_of_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -
             raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
         summed = sum_of_all(step, [tf.add_n(terms)]) if terms else []
         return step.shared(tf.add_n(summed + whole))
-
-
-def whole_losses(losses: Sequence[Any]) -> list[tf.Tensor]:
-    """What `model.losses` lists for a replica's rows, for those of all replicas."""
-    step = present_step()
-    with left_alone():
-        return [step.shared(loss) for loss in sum_of_all(step, parts_of_added(step, losses))]
-
-
-def parts_of_added(step: PresentStep, losses: Sequence[Any]) -> list[tf.Tensor]:
-    """A replica's parts of the losses that layers and regularizers add, taken for means."""
-    return [tf.cast(loss, tf.float32) * step.rows.fraction for loss in losses]
 
 
 def compiled_part(

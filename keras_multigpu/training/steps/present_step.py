@@ -189,6 +189,19 @@ def assignment(original: Callable[..., Any]) -> Callable[..., Any]:
     return assign
 
 
+def turn(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`merge_call`, in which other replicas call the layers, and leave in them what is theirs."""
+
+    def merge_call(self: tf.distribute.ReplicaContext, *args: Any, **kwargs: Any) -> Any:
+        step = getattr(_thread, "step", None)
+        if step is None:
+            return original(self, *args, **kwargs)
+        with keras_internals.kept_by_layers(step.model):
+            return original(self, *args, **kwargs)
+
+    return merge_call
+
+
 @contextlib.contextmanager
 def running(step: PresentStep) -> Iterator[None]:
     """Let `step` be the present one."""

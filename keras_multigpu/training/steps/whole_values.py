@@ -40,6 +40,7 @@ from keras_multigpu.training.steps.present_step import (
     assignment,
     left_alone,
     step_of_user_code,
+    turn,
 )
 
 ADVICE = (
@@ -304,6 +305,24 @@ def sum_of_all(step: PresentStep, own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return step.group.sum([zero_unless(step.present, value) for value in own])
 
 
+def losses_of_all(original: property) -> property:
+    """`losses` of any layer, which lists what was added for a replica's rows: for all rows."""
+
+    def losses(self: keras.layers.Layer) -> list[tf.Tensor]:
+        listed, step = original.__get__(self), step_of_user_code()
+        if step is None:
+            return listed
+        with left_alone():
+            return [step.shared(each) for each in sum_of_all(step, parts_of_added(step, listed))]
+
+    return property(losses)
+
+
+def parts_of_added(step: PresentStep, losses: Sequence[Any]) -> list[tf.Tensor]:
+    """A replica's parts of the losses that layers and regularizers add, taken for means."""
+    return [tf.cast(loss, tf.float32) * step.rows.fraction for loss in losses]
+
+
 def everyones_rows(step: PresentStep, data: Any) -> Any:
     """The rows of all replicas, of which this replica's own can be differentiated."""
     refuse_ragged(data, step.group.count)
@@ -330,6 +349,7 @@ EXCHANGES: list[step_hooks.Exchange] = [
     (owner, name, make)
     for places, make in (
         (step_hooks.LOSSES, loss_call),
+        (step_hooks.ADDED, losses_of_all),
         (step_hooks.MEANS, over_all_rows(mean_of_all)),
         (step_hooks.SUMS, total),
         (step_hooks.VARIANCES, over_all_rows(variance_of_all)),
@@ -337,6 +357,7 @@ EXCHANGES: list[step_hooks.Exchange] = [
         (step_hooks.MOMENTS, both_moments),
         (step_hooks.GRADIENTS, gradient),
         (step_hooks.VARIABLES, assignment),
+        (step_hooks.TURNS, turn),
     )
     for owner, name in places
 ]

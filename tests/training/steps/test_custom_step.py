@@ -13,12 +13,23 @@ import keras_multigpu as kmg
 VALUES = [1.0, 2.0, 3.0, 10.0, 20.0]
 
 
+class KeepsTensors(keras.layers.Layer):
+    """Adds a loss, and keeps what it was called with."""
+
+    def call(self, x):
+        self.kept, self.all_kept = x, [x, 2 * x]
+        self.add_loss(ops.mean(x))
+        return x
+
+
 class Step(keras.Model):
     """A weight of one, times the input; `loss(model, x, y_pred)` is what the step takes."""
 
     def __init__(self, loss):
         super().__init__()
         self.loss_of = loss
+        self.keeper = KeepsTensors()
+        self.keeper.built = True
         self.scale = self.add_weight(shape=(1,), initializer="ones")
         self.built = True
 
@@ -231,6 +242,20 @@ def test_optimizers_are_built_while_the_step_is_traced(eager):
     assert model.runs == 2
     # The mean of all; the least of each share, 1 and 10, which are summed as they are.
     np.testing.assert_allclose([model.scale[0], model.shift[0]], [1 - 7.2, -11], rtol=1e-6)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_layers_keep_what_this_replica_gave_them(eager):
+    """Though the other calls them, too, while this one waits for a sum; losses count all rows."""
+
+    def loss(model, x, y_pred):
+        before = ops.mean(model.keeper(y_pred))
+        kept = model.keeper.kept + sum(model.keeper.all_kept)
+        return before + sum(model.keeper.losses) + ops.mean(kept)
+
+    np.testing.assert_allclose(
+        logs_of(loss, run_eagerly=eager), logs_of(loss, replicas=1, run_eagerly=eager), rtol=1e-6
+    )
 
 
 def test_gradients_of_tensors():
