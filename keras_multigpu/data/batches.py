@@ -18,7 +18,7 @@ from keras_multigpu.data.road.damage import Damage, Quarantine
 from keras_multigpu.data.road.loader import Loader
 from keras_multigpu.data.road.order import Order
 from keras_multigpu.data.road.pipeline import batches_of
-from keras_multigpu.data.road.plan import Place, Plan
+from keras_multigpu.data.road.plan import Part, Place, Plan
 from keras_multigpu.data.road.settings import (
     CHANGEABLE,
     DEFAULTS,
@@ -32,7 +32,7 @@ from keras_multigpu.data.road.settings import (
     require_shard,
     require_valid,
 )
-from keras_multigpu.data.road.source import Source, Stream
+from keras_multigpu.data.road.source import Source, Stream, present
 from keras_multigpu.data.streams import stream as streaming
 from keras_multigpu.identities import identity_of
 
@@ -248,7 +248,7 @@ class Batches:
             shard: `(i, n)`: part i of n of each batch. The parts are contiguous and joined make the
                 batch; a part can be empty.
         """
-        return self._dataset(Place(number, start), endless=False, share=shard)
+        return self._dataset(Place(number, start), endless=False, part=part_of(shard))
 
     def epochs(
         self, number: int = 0, start: int = 0, shard: tuple[int, int] = (0, 1)
@@ -260,14 +260,37 @@ class Batches:
             start: As for `epoch`, of that epoch.
             shard: As for `epoch`.
         """
-        return self._dataset(Place(number, start), endless=True, share=shard)
+        return self._dataset(Place(number, start), endless=True, part=part_of(shard))
 
     def position_after(self, position: tuple[int, int], batches: int) -> tuple[int, int]:
         """Where reading stands, as `(epoch, examples)`, some batches after a position."""
         return self._plan().place(Place(*position), batches)
 
-    def _dataset(self, first: Place, endless: bool, share: tuple[int, int]) -> tf.data.Dataset:
-        require_shard(share)
+    def cut_epoch(self, number: int, start: int = 0) -> tf.data.Dataset:
+        """As `epoch`, of `for_replicas(n, here)`: their rows, with two numbers.
+
+        These are the size of the whole batch, and how many of its rows come before.
+        """
+        return self._cut(Place(number, start), endless=False)
+
+    def cut_epochs(self, number: int = 0, start: int = 0) -> tf.data.Dataset:
+        """As `epochs`, of `for_replicas(n, here)`: their rows, with two numbers."""
+        return self._cut(Place(number, start), endless=True)
+
+    def _cut(self, first: Place, endless: bool) -> tf.data.Dataset:
+        here, plan = self._use.here, self._plan()
+        assert here is not None and self._use.replicas is not None
+        augment = self._settings["augment"]
+        several = augment if isinstance(augment, list | tuple) else [augment]
+        in_pairs = any(hasattr(one, "augment_batch") for one in several)
+        part = Part(here.start, here.stop, self._use.replicas, never_none=True, in_pairs=in_pairs)
+        cuts = tf.data.Dataset.from_tensor_slices(plan.cuts(first.start, part))
+        if endless:
+            further = tf.data.Dataset.from_tensor_slices(plan.cuts(0, part))
+            cuts = cuts.concatenate(further.repeat())
+        return tf.data.Dataset.zip(self._dataset(first, endless, part), cuts)
+
+    def _dataset(self, first: Place, endless: bool, part: Part) -> tf.data.Dataset:
         settings = self._settings
         augment = augmenting.augmentation(settings["augment"], self._use.training)
         if isinstance(self._source, Stream):
@@ -278,7 +301,7 @@ class Batches:
                 settings,
                 first=first,
                 endless=endless,
-                share=share,
+                share=(part.first, part.shares),
                 augment=augment,
                 quarantine=self._use.quarantine,
                 marks_missing=self.marks_missing,
@@ -296,7 +319,7 @@ class Batches:
             self._source,
             plan,
             first=first,
-            share=share,
+            part=part,
             weights=np.array([*(self.class_weight or {}).values()]) if by_class else None,
             skip=skip,
             quarantine=self._use.quarantine,
@@ -306,7 +329,7 @@ class Batches:
             loader,
             (x, y, weight),
             steps=None if endless else plan.steps(first.start),
-            size=None if self.may_lose_examples else plan.static_size(share, first.start),
+            size=None if self.may_lose_examples else plan.static_size(part, first.start),
             augment=augment,
         )
 
@@ -337,14 +360,28 @@ class Batches:
             settings.update(global_batch_size=None, replica_batch_size=None)
         return self._like(self._plain, {**settings, **changes})
 
-    def for_replicas(self, replicas: int) -> Self:
+    def for_replicas(self, replicas: int, here: range | None = None) -> Self:
         """A copy as `DistributedModel` reads it: `replica_batch_size` counts for its replicas.
 
         Args:
             replicas: Integer.
+            here: Those of this process, where others are elsewhere.
         """
         require_positive_integer("replicas", replicas)
-        return self._like(self._plain, self._settings, replicas=replicas)
+        return self._like(self._plain, self._settings, replicas=replicas, here=here)
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether a process can read the rows of its replicas alone.
+
+        Not those of a stream, which is read from its beginning; nor where damaged examples are
+        left out, as nobody knows then how many rows the others have. And texts cannot be sent,
+        where a metric asks for those of all.
+        """
+        source, skips = self._source, self._settings["on_error"] == "skip"
+        if skips or not isinstance(source, Source):
+            return False
+        return all(leaf.dtype != tf.string for leaf in present(source.spec))
 
     def evaluation(self) -> Self:
         """A copy for evaluation: every example once, in the source's order, with its own weight.
@@ -401,6 +438,13 @@ class Batches:
 
     def _like(self, source: Source | Stream, settings: Any, **changes: Any) -> Self:
         return type(self)(source, _use=self._use._replace(**changes), **settings)
+
+
+def part_of(shard: Any) -> Part:
+    """What `shard` names, checked."""
+    require_shard(shard)
+    number, shards = map(int, shard)
+    return Part(number, number + 1, shards)
 
 
 def with_settings(function: Maker) -> Maker:

@@ -68,11 +68,11 @@ class Replication:
             )
         self.group = ReplicaGroup(strategy, half_sums)
         self.strategy = self.group.strategy
-        # Of several processes each keeps the rows of all replicas on the host: what one process
-        # computes of the whole batch needs no exchange then.
-        self.cutter = Cutter(
-            self.group.count, None if self.group.is_spread else self.group.replicas
-        )
+        # Of several processes each keeps the rows of all replicas on the host, where it has read
+        # them: what one process computes of the whole batch needs no exchange then.
+        local, spread = self.group.replicas, self.group.is_spread
+        here = range(local[0].id, local[-1].id + 1) if spread else None
+        self.cutter = Cutter(self.group.count, None if spread else local, here)
         self.sync_batch_norm = sync_batch_norm
         self.half_sums = half_sums
         self.micro_batches = micro_batches

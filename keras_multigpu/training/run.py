@@ -14,6 +14,7 @@ from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.shares import Batch, open_spec
 from keras_multigpu.training.steps.probes import Probe
+from keras_multigpu.training.steps.step_functions import Here
 from keras_multigpu.training.steps.steps_of_model import is_overridden
 from keras_multigpu.training.tracing import symbolic
 from keras_multigpu.training.variables.model_state import ModelState
@@ -202,7 +203,7 @@ class TrainingRun:
         """
         pieces = self._replication.pieces
         with self._replication.unwatched():
-            self._make_step(open_spec(batch))
+            self._make_step(open_spec(batch), ())
             before = ModelState.of(self._model)
             try:
                 yield
@@ -274,14 +275,14 @@ class TrainingRun:
         skipped = self._feed.go_to(self.epoch, self.step, state["anchor"])
         spec = self._feed.spec or skipped
         if spec is not None:
-            self._make_step(spec)
+            self._make_step(spec, self._feed.source.here)
 
-    def _make_step(self, spec: Batch) -> None:
+    def _make_step(self, spec: Batch, here: Here) -> None:
         if self._model.run_eagerly:
             with keras_internals.single_device():
                 keras_internals.build_model(self._model, symbolic(spec))
         else:
-            self._replication.training(self._model).make(spec)
+            self._replication.training(self._model).make(spec, here)
 
     # Called by the loop.
 

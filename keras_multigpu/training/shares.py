@@ -42,6 +42,13 @@ class Rows(NamedTuple):
         return self.data[0]
 
     @property
+    def is_here(self) -> bool:
+        """Whether they are in this process, which else knows how many they are."""
+        return not all(
+            leaf is None or isinstance(leaf, ABSENT) for leaf in keras.tree.flatten(self.data)
+        )
+
+    @property
     def fraction(self) -> tf.Tensor:
         """The number of examples divided by the global batch size."""
         return tf.cast(self.examples, tf.float32) / tf.cast(self.global_batch_size, tf.float32)
@@ -50,6 +57,7 @@ class Rows(NamedTuple):
 class Shares(NamedTuple):
     """A batch as the rows of the replicas of this process, by place.
 
+    Of several processes each has the rows of all replicas, or knows how many those are of others.
     The specs are those of the global batch; None where its source has one spec for all.
     """
 

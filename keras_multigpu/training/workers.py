@@ -72,6 +72,8 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
         "the model": identity_of_model(model),
         "the form of a batch": str(feed.spec),
         "the batch size": feed.source.batch_size,
+        # Where each reads its own rows, none can see whether all have read the same batch.
+        "the data": feed.identity() if feed.source.here else None,
         "the number of steps of an epoch": feed.num_batches,
         **{f"`{name}`": value for name, value in arguments.items()},
     }

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import keras_multigpu as kmg
+from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.training.replica_group import copies_of
 
 ROWS = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
@@ -135,6 +136,60 @@ def history_of(name, replicas):
     return replicas.windows[-1].values[name].tolist()
 
 
+class OfInputs(keras.Model):
+    """Has a loss of its own, of the whole batch and its inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return tf.reduce_max(tf.abs(y - y_pred)) + tf.reduce_mean(x) * tf.reduce_mean(y_pred)
+
+
+def draw_photos(folder):
+    """Eleven small images of three classes."""
+    for index, pixels in enumerate(np.random.default_rng(1).integers(0, 255, (11, 6, 6, 3))):
+        path = folder / "photos" / f"class {index % 3}" / f"{index}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(tf.io.encode_png(pixels.astype("uint8")).numpy())
+
+
+def read(folder, strategy=None):
+    """What comes of data of which each process reads its own rows, and which files it has read."""
+    decoded, decode_file = [], ImageDecoder.decode_file
+
+    def noted(self, path, seed):
+        decoded.append(Path(path).name)
+        return decode_file(self, path, seed)
+
+    augment = [kmg.augmentation.RandomErasing(), keras.layers.RandomFlip()]
+    settings = {"global_batch_size": 4, "seed": 1, "augment": augment}
+    photos = kmg.data.from_directory(
+        folder / "photos", image_size=(6, 6), label_mode="categorical", **settings
+    )
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Rescaling(1 / 255), keras.layers.Flatten(), keras.layers.Dense(3)]
+    model = kmg.distribute(keras.Sequential([keras.Input((6, 6, 3)), *layers]), strategy)
+    model.compile("adam", "mse", metrics=["mae", keras.metrics.R2Score()])
+    ImageDecoder.decode_file = noted
+    try:
+        found = model.evaluate(photos, verbose=0, return_dict=True)
+    finally:
+        ImageDecoder.decode_file = decode_file
+    predicted = model.predict(photos, verbose=0)
+    history = model.fit(photos, epochs=2, verbose=0).history
+    of_photos = {"evaluated": list(found.values()), "predicted": predicted, **history}
+    model = kmg.distribute(OfInputs(), strategy)
+    model.compile("sgd")
+    arrays = kmg.data.from_arrays(ROWS[:11], ROWS[:11, :1], global_batch_size=4, seed=2)
+    history = model.fit(arrays, epochs=2, verbose=0).history
+    return {"photos": of_photos, "arrays": history | {"kernel": model.get_weights()[0]}}, decoded
+
+
 def written(folder):
     """Train with what only writes, and with what also reads."""
     callbacks = [
@@ -178,7 +233,9 @@ def main(folder):
     os.chdir(own)
     found, devices = measured()
     looked, by_worker = looked_at()
-    result = {"found": found | looked, "devices": devices, "looked": by_worker}
+    of_data, decoded = read(folder)
+    result = {"found": found | looked | of_data, "devices": devices, "looked": by_worker}
+    result["decoded"] = decoded
     result["written"] = written(folder)
     result["exchanges"] = exchanges()
     result["files"] = sorted(str(path.relative_to(own)) for path in own.rglob("*.*"))

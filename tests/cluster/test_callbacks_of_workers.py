@@ -20,9 +20,10 @@ SCRIPT = Path(callbacks_of_workers.__file__)
 def workers(tmp_path_factory):
     """What each of two workers has found, and what it printed."""
     folder = tmp_path_factory.mktemp("workers")
+    callbacks_of_workers.draw_photos(folder)
     outputs = run_workers(SCRIPT, 2, [folder], seconds=300)
     paths = [folder / f"{index}.pickle" for index in range(2)]
-    return [pickle.loads(path.read_bytes()) for path in paths], outputs
+    return [pickle.loads(path.read_bytes()) for path in paths], outputs, folder
 
 
 def test_all_workers_find_what_one_process_finds(workers, tmp_path, monkeypatch):
@@ -31,7 +32,8 @@ def test_all_workers_find_what_one_process_finds(workers, tmp_path, monkeypatch)
     with pytest.warns(UserWarning, match="not finite"):
         expected, _ = callbacks_of_workers.measured(kmg.strategy(devices=2))
     looked, _ = callbacks_of_workers.looked_at(kmg.strategy(devices=2))
-    expected |= looked
+    of_data, _ = callbacks_of_workers.read(workers[2], kmg.strategy(devices=2))
+    expected |= looked | of_data
     for found in workers[0]:
         for name, values in expected.items():
             for what, value in values.items():
@@ -41,9 +43,19 @@ def test_all_workers_find_what_one_process_finds(workers, tmp_path, monkeypatch)
         assert found["found"]["finder"]["sizes"] == [3]
 
 
+def test_each_image_is_decoded_by_one_worker(workers):
+    """By the one whose replica has it: 2, 2 and 2 of 4, 4 and 3, and 2, 2 and 1.
+
+    And the pair before the last of an odd number, with which an augmentation might mix it.
+    """
+    decoded = [found["decoded"] for found in workers[0]]
+    assert list(map(len, decoded)) == [6, 7]
+    assert len({*decoded[0], *decoded[1]}) == 11
+
+
 def test_times_of_all_replicas_are_known_to_all_workers(workers):
     """To the last digit; each has measured its own."""
-    (chief, other), _ = workers
+    (chief, other), *_ = workers
     assert chief["looked"]["timed"] == other["looked"]["timed"]
     step, wait, compute = chief["looked"]["timed"]
     assert min(step) > 0 and min(compute) > 0 and len(set(wait)) == 2
@@ -51,7 +63,7 @@ def test_times_of_all_replicas_are_known_to_all_workers(workers):
 
 def test_only_the_chief_writes_and_draws(workers):
     """Files, pictures, progress bars, and lines of what was found."""
-    (chief, other), (printed, of_other) = workers
+    (chief, other), (printed, of_other), _ = workers
     names = {re.sub(r"events.*", "events", name) for name in chief["files"]}
     assert names >= {
         "noise.png",

@@ -13,7 +13,7 @@ import numpy as np
 
 from keras_multigpu.data.road.damage import DamagedExample, Quarantine
 from keras_multigpu.data.road.order import draw_seeds
-from keras_multigpu.data.road.plan import Place, Plan
+from keras_multigpu.data.road.plan import Part, Place, Plan
 from keras_multigpu.data.road.source import Source, present
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -29,10 +29,10 @@ _SHARING = ThreadPoolExecutor(CORES, thread_name_prefix="keras_multigpu_share")
 
 
 class Loader:
-    """The batches of one share, by their number.
+    """The batches of one part, by their number.
 
     Args:
-        share: `(i, n)`: which part of each batch to read.
+        part: Which rows of each batch to read.
         weights: The weight of each class, if examples are weighted by class.
         skip: Whether damaged examples are left out; otherwise they raise `DamagedExample`.
         marks_missing: Whether those that are skipped stay in their rows, with a weight of zero, and
@@ -45,7 +45,7 @@ class Loader:
         plan: Plan,
         *,
         first: Place,
-        share: tuple[int, int],
+        part: Part,
         weights: np.ndarray | None,
         skip: bool,
         quarantine: Quarantine,
@@ -54,7 +54,7 @@ class Loader:
         self._source = source
         self._plan = plan
         self._first = first
-        self._share = share
+        self._part = part
         self._weights = weights
         self._skip = skip
         self._quarantine = quarantine
@@ -72,7 +72,7 @@ class Loader:
 
     def _batch(self, step: int) -> list[np.ndarray]:
         place = self._plan.place(self._first, step)
-        positions = self._plan.positions(place.start, self._share)
+        positions = self._plan.positions(place.start, self._part)
         order = self._plan.order
         examples, repeats = order.examples(place.epoch, positions)
         seeds = draw_seeds(order.seed, place.epoch, examples, repeats)

@@ -15,6 +15,37 @@ class Place(NamedTuple):
     start: int
 
 
+class Part(NamedTuple):
+    """The rows of a batch that are read: those of some of its shares, one behind the other.
+
+    Attributes:
+        first: The first share.
+        stop: The share behind the last one.
+        shares: Into how many the batch is cut, as in `keras_multigpu.batch_sizes`.
+        never_none: Whether the first row of the batch is read where these shares have none.
+        in_pairs: Whether rows 0 and 1, 2 and 3, and so on stay together, the last of an odd number
+            with the pair before: what mixes neighbours then finds them.
+    """
+
+    first: int = 0
+    stop: int = 1
+    shares: int = 1
+    never_none: bool = False
+    in_pairs: bool = False
+
+    def rows(self, size: int) -> tuple[int, int]:
+        """The first row of a batch of this size, and the one behind the last."""
+        low = share_bounds(size, self.first, self.shares)[0]
+        high = share_bounds(size, self.stop - 1, self.shares)[1]
+        if low == high and self.never_none:
+            low, high = 0, 1
+        if self.in_pairs and high > low:
+            if high == size and size % 2:
+                low = min(low, max(size - 3, 0))
+            low, high = low - low % 2, min(high + high % 2, size)
+        return low, high
+
+
 class Plan(NamedTuple):
     """The batches of all epochs.
 
@@ -43,17 +74,24 @@ class Plan(NamedTuple):
         epochs, step = divmod(step - in_first, self.steps())
         return Place(first.epoch + 1 + epochs, step * self.global_batch_size)
 
-    def positions(self, start: int, share: tuple[int, int]) -> np.ndarray:
-        """The positions of share i of n, cut as in `batch_sizes`, of the batch at `start`."""
+    def positions(self, start: int, part: Part) -> np.ndarray:
+        """The positions of a part of the batch that begins at `start`."""
         size = min(self.global_batch_size, self.order.length - start)
-        low, high = share_bounds(size, *share)
+        low, high = part.rows(size)
         return np.arange(start + low, start + high, dtype=np.int64)
 
-    def static_size(self, share: tuple[int, int], start: int = 0) -> int | None:
-        """The size of this share in every batch, None if it differs."""
+    def cuts(self, start: int, part: Part) -> np.ndarray:
+        """For each batch of an epoch its size, and how many rows stand before a part of it."""
+        starts = start + self.global_batch_size * np.arange(self.steps(start), dtype=np.int64)
+        sizes = np.minimum(self.global_batch_size, self.order.length - starts)
+        before = {size: part.rows(size)[0] for size in map(int, np.unique(sizes))}
+        return np.stack([sizes, np.array([before[int(n)] for n in sizes], np.int64)], axis=1)
+
+    def static_size(self, part: Part, start: int = 0) -> int | None:
+        """The size of this part in every batch, None if it differs."""
         size = self.global_batch_size
         whole = self.order.length % size == 0 and (self.order.length - start) % size == 0
         if self.remainder == "keep" and not whole:
             return None
-        low, high = share_bounds(self.global_batch_size, *share)
+        low, high = part.rows(self.global_batch_size)
         return high - low

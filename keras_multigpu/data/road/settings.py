@@ -56,12 +56,14 @@ class Use(NamedTuple):
         quarantine: The damaged examples met by any of them.
         marks_missing: Whether damaged examples stay in their rows, as zeros, and the weights only
             say which they are.
+        here: The replicas of this process, where others are elsewhere.
     """
 
     replicas: int | None
     training: bool
     quarantine: Quarantine
     marks_missing: bool = False
+    here: range | None = None
 
 
 def require_known(settings: Mapping[str, Any]) -> None:

@@ -32,6 +32,7 @@ from keras_multigpu.training.shares import (
     open_spec,
     present,
     rows,
+    share_spec,
 )
 
 AHEAD = 2
@@ -111,10 +112,18 @@ class Cutter:
     """Cuts whatever batches come for the replicas of this process, always in the same way.
 
     Without any named as local these are all, and their rows stay on the host.
+
+    Args:
+        replicas: How many there are.
+        local: Those that get rows.
+        here: Of several processes, the replicas of this one.
     """
 
-    def __init__(self, replicas: int, local: Sequence[Replica] | None = None) -> None:
+    def __init__(
+        self, replicas: int, local: Sequence[Replica] | None = None, here: range | None = None
+    ) -> None:
         self.replicas = replicas
+        self.here = here
         local = [Replica(i, i, HOST) for i in range(replicas)] if local is None else local
         self.devices = [replica.device for replica in local]
         self._ids = [replica.id for replica in local]
@@ -139,6 +148,37 @@ class Cutter:
             return shares
 
         return WaitingShares(dataset.map(cut_ahead), self.devices)
+
+    def ahead_of_cut(self, dataset: tf.data.Dataset, spec: Batch) -> "WaitingShares":
+        """The same of a dataset of the rows of the replicas here, each with two numbers.
+
+        These are the size of the whole batch, whose specs are given, and how many rows come before.
+        """
+
+        @tf.autograph.experimental.do_not_convert
+        def cut_here(element: Any, numbers: tf.Tensor) -> tuple[Rows, ...]:
+            size, before = tf.unstack(numbers)
+            batch, form = normalized(element), share_spec(spec, self.replicas)
+            return tuple(
+                self._rows_of(number, batch, form, size, before) for number in range(self.replicas)
+            )
+
+        return WaitingShares(dataset.map(cut_here), self.devices)
+
+    def _rows_of(
+        self, number: int, batch: Batch, form: Rows, size: tf.Tensor, before: tf.Tensor
+    ) -> Rows:
+        start, stop = share_bounds(size, tf.constant(number, COUNT), self.replicas)
+        if number not in (self.here or ()):
+            return Rows((None, None, None), stop - start, size)
+        low = tf.where(stop > start, start - before, 0)
+        high = low + tf.maximum(stop - start, 1)
+
+        def cut_leaf(leaf: Any, spec: Any) -> Any:
+            return None if leaf is None else tf.ensure_shape(leaf[low:high], spec.shape)
+
+        data = keras.tree.map_structure(cut_leaf, batch, form.data)
+        return Rows(data, stop - start, size)
 
     def _graph(self, spec: Batch) -> Any:
         """The cut as a graph, traced once for all datasets of these batches."""

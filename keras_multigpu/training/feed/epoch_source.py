@@ -7,6 +7,7 @@ offers, see `sources.knows_epochs`.
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
@@ -14,6 +15,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.training.feed.cutter import Cutter, WaitingShares
 from keras_multigpu.training.feed.sources import Anchor, BatchSource
 from keras_multigpu.training.shares import Batch, Shares, normalized
+from keras_multigpu.training.tracing import with_length
 
 
 class EpochSource(BatchSource):
@@ -32,9 +34,12 @@ class EpochSource(BatchSource):
         steps: int | None = None,
         class_weight: dict[int, float] | None = None,
     ) -> None:
-        batches = batches.for_replicas(cutter.replicas)
+        self._whole = batches = batches.for_replicas(cutter.replicas)
         refuse_endless_epoch(batches, steps)
         self._cutter = cutter
+        if cutter.here is not None and batches.can_be_cut:
+            batches = batches.for_replicas(cutter.replicas, cutter.here)
+            self.here = tuple(number in cutter.here for number in range(cutter.replicas))
         self.num_batches = batches.steps_per_epoch
         self.endless = training and (self.num_batches is not None or steps is not None)
         self.may_be_empty = bool(batches.may_lose_examples)
@@ -76,7 +81,7 @@ class EpochSource(BatchSource):
 
     def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
         """Global batches from the first epoch on, of any size, apart from what `fit` reads."""
-        batches = self._batches.with_(global_batch_size=batch_size or self.batch_size)
+        batches = self._whole.with_(global_batch_size=batch_size or self.batch_size)
         first = self._weighted(batches.epochs() if self.endless else batches.epoch(0))
         return map(normalized, first)
 
@@ -90,21 +95,34 @@ class EpochSource(BatchSource):
     def _shares(self) -> WaitingShares:
         key = self._place, self.batch_size, self.anchor
         if self._made is None or self._made[0] != key:
-            epoch, step = self._place
-            made = self._weighted(
-                self._endless()
-                if self.endless
-                else self._batches.epoch(*self._position(epoch, step))
-            )
-            self._made = key, self._cutter.ahead(made)
-            self.spec = normalized(made.element_spec)
+            self._made = key, self._cut_ahead() if self.here else self._ahead()
         return self._made[1]
+
+    def _ahead(self) -> WaitingShares:
+        made = self._weighted(
+            self._endless() if self.endless else self._batches.epoch(*self._position(*self._place))
+        )
+        self.spec = normalized(made.element_spec)
+        return self._cutter.ahead(made)
+
+    def _cut_ahead(self) -> WaitingShares:
+        epochs = self._batches.cut_epochs if self.endless else self._batches.cut_epoch
+        made = epochs(*self._position(*self._place))
+        if self._class_weight is not None:
+            weigh = weighing(made.element_spec[0], self._class_weight)
+            made = made.map(lambda element, numbers: (weigh(*element), numbers))
+
+        def of_batch(leaf: Any) -> Any:
+            size = None if leaf is None or leaf.shape[0] is None else self.batch_size
+            return None if leaf is None else with_length(leaf, size)
+
+        self.spec = keras.tree.map_structure(of_batch, normalized(made.element_spec[0]))
+        return self._cutter.ahead_of_cut(made, self.spec)
 
     def _weighted(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         if self._class_weight is None:
             return dataset
-        refuse_weights_twice(dataset.element_spec, self._class_weight)
-        return dataset.map(keras_internals.class_weights_of_batch(self._class_weight))
+        return dataset.map(weighing(dataset.element_spec, self._class_weight))
 
     def _endless(self) -> tf.data.Dataset:
         """All batches from a step of an epoch of `fit` on."""
@@ -156,6 +174,12 @@ def refuse_endless_epoch(batches: Any, steps: int | None) -> None:
             "Pass `steps_per_epoch` to `fit`, `steps` to `evaluate`.",
             data=batches,
         )
+
+
+def weighing(spec: Any, class_weight: dict[int, float]) -> Any:
+    """What makes sample weights of classes' weights, in batches of these specs."""
+    refuse_weights_twice(spec, class_weight)
+    return keras_internals.class_weights_of_batch(class_weight)
 
 
 def refuse_weights_twice(spec: Any, class_weight: dict[int, float]) -> None:

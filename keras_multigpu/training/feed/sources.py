@@ -65,6 +65,7 @@ class BatchSource:
         marks_missing: Whether weights only say which examples could be read.
         skips_by_reading: Whether the way to a later step leads through all batches before it.
         anchor: Where the data stood when the batch size last changed.
+        here: Which replicas' rows are read; nothing where it is those of all.
     """
 
     num_batches: int | None = None
@@ -75,6 +76,7 @@ class BatchSource:
     marks_missing = False
     skips_by_reading = True
     anchor: Anchor | None = None
+    here: tuple[bool, ...] = ()
 
     @property
     def batch_size(self) -> int | None:

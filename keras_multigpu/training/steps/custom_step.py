@@ -112,7 +112,7 @@ class CustomStep:
             self._restore_unless(step, before)
             return result
 
-        if self._group.is_spread:
+        if self._group.is_spread and all(rows.is_here for rows in shares):
             require_same_batch(self._group, shares)
         before = self._group.read(self._others, self._group.replicas[0])
         with (

@@ -28,7 +28,16 @@ from keras_multigpu.training.replica_pass.layout import Layout
 from keras_multigpu.training.replica_pass.output_rows import joined, refuse_computed
 from keras_multigpu.training.replica_pass.passes import Outcome, ReplicaPass, TrainingPass, Update
 from keras_multigpu.training.replica_pass.values import Values
-from keras_multigpu.training.shares import Batch, Rows, batch_size_of, gathered, share_spec
+from keras_multigpu.training.shares import (
+    Batch,
+    Rows,
+    batch_size_of,
+    filled,
+    first_rows,
+    gathered,
+    present,
+    share_spec,
+)
 from keras_multigpu.training.steps.probes import (
     Probe,
     Seen,
@@ -129,7 +138,7 @@ class Step:
 
     def _run(self, shares: Sequence[Rows]) -> list[Result]:
         """Run the replicas of this process; their results."""
-        if self._group.is_spread:
+        if self._group.is_spread and all(rows.is_here for rows in shares):
             require_same_batch(self._group, shares)
         global_seed = tf.convert_to_tensor(self._variables.global_seed)
         read = self._group.read
@@ -179,10 +188,24 @@ class Step:
 
     def _whole(self, shares: Sequence[Rows], results: list[Result]) -> tuple[Batch, Any]:
         """The global batch and its predictions."""
-        batch, y_pred = gathered(shares, self._spec), self._predictions(results)
+        batch, y_pred = self._global_batch(shares), self._predictions(results)
         if not self._model.run_eagerly:
             self._pass.metrics.build_for(batch, y_pred)
         return batch, y_pred
+
+    def _global_batch(self, shares: Sequence[Rows]) -> Batch:
+        """The global batch, of which processes that have read their own rows get the others'."""
+        if all(rows.is_here for rows in shares):
+            return gathered(shares, self._spec)
+        own = [self._exchanged(shares[replica.id]) for replica in self._group.replicas]
+        batch: Batch = filled(own[0], self._group.joined([present(each) for each in own]))
+        return batch
+
+    def _exchanged(self, rows: Rows) -> Batch:
+        """What others need of a replica's rows: inputs only where the model's own code asks."""
+        x, y, sample_weight = first_rows(rows.data, rows.examples)
+        own = any(is_overridden(self._model, name) for name in ("compute_loss", "compute_metrics"))
+        return x if own else None, y, sample_weight
 
     def _whole_if_needed(self, shares: Sequence[Rows], results: list[Result]) -> tuple[Batch, Any]:
         """The same where metrics need it; what is odd is refused."""
@@ -368,6 +391,14 @@ class TrainStep(UpdatingStep):
         scale = loss_scale(self._model.optimizer, optimizer_values)
         made = self._run_pass(values, rows, tf.constant(replica.id), scale)
         return self._completed((values, optimizer_values), rows, replica, made, started)
+
+
+def is_overridden(model: keras.Model, method: str) -> bool:
+    """Whether this method of the model is another than `keras.Model` has."""
+    defined_in = next(cls for cls in type(model).__mro__ if method in vars(cls))
+    # Keras has models of its own that do it, such as `keras.distillation.Distiller`.
+    ours = defined_in.__module__.startswith("keras_multigpu.")
+    return not ours and defined_in not in keras.Model.__mro__
 
 
 def computed_loss(model: keras.Model, batch: Batch, y_pred: Any, training: bool) -> tf.Tensor:

@@ -30,6 +30,17 @@ MakeStep = Callable[[Batch, Batch | None], RunStep]
 """Makes a step for batches of these specs; with the first of them, if it is at hand."""
 
 
+Here = tuple[bool, ...]
+"""Of a batch's shares, which are in this process; nothing where all are."""
+
+
+def those_here(rows: Sequence[Any]) -> Here:
+    """Which of the shares, or their specs, are in this process."""
+    # Those that wait on the devices have lost their form, and are all here.
+    here = tuple(not isinstance(each, Rows) or each.is_here for each in rows)
+    return () if all(here) else here
+
+
 class StepFunctions:
     """The compiled form of one kind of step: training, evaluation or prediction.
 
@@ -51,7 +62,7 @@ class StepFunctions:
         self._replicas = replicas
         self._eager = eager
         self._data_wait = data_wait
-        self._single: dict[Hashable, RunStep] = {}
+        self._single: dict[tuple[Hashable, Here], RunStep] = {}
         self._looped: dict[Hashable, Any] = {}
         self._forms: dict[Hashable, Batch] = {}
 
@@ -74,11 +85,12 @@ class StepFunctions:
         if shares.spec is not None:
             spec = self._common_spec(shares.spec)
         assert spec is not None
-        return self._with_all(spec, lambda: self._step(spec, shares.rows)(shares.rows))
+        here = those_here(shares.rows)
+        return self._with_all(spec, lambda: self._step(spec, here, shares.rows)(shares.rows))
 
-    def make(self, spec: Batch) -> None:
+    def make(self, spec: Batch, here: Here = ()) -> None:
         """Compile the step for batches of these specs before there are any."""
-        self._with_all(spec, lambda: self._step(spec))
+        self._with_all(spec, lambda: self._step(spec, here))
 
     def _with_all(self, spec: Batch, call: Callable[[], Any]) -> Any:
         """What `call` returns, after the step for `spec` has got all that it asks for."""
@@ -88,7 +100,8 @@ class StepFunctions:
             except MadeOutside as needed:
                 needed.build()
                 # A step without a graph asks when it runs.
-                self._single.pop(key_of(spec), None)
+                for key in [key for key in self._single if key[0] == key_of(spec)]:
+                    del self._single[key]
 
     def _common_spec(self, spec: Batch) -> Batch:
         """The specs of all batches of this form so far, open where they differ.
@@ -101,21 +114,29 @@ class StepFunctions:
         self._forms[key_of(form)] = common
         return common
 
-    def _step(self, spec: Batch, rows: Sequence[Rows] = ()) -> Any:
-        key = key_of(spec)
+    def _step(self, spec: Batch, here: Here, rows: Sequence[Rows] = ()) -> Any:
+        key = key_of(spec), here
         if key not in self._single:
-            step = self._make_step(spec, gathered(rows, spec) if rows and self._eager else None)
+            first = None
+            if rows and self._eager:
+                # What a process has not read cannot be needed to build the model.
+                first = next(r.data for r in rows if r.is_here) if here else gathered(rows, spec)
+            step = self._make_step(spec, first)
             if not self._eager:
-                everyone, here = self._replicas
-                step = CompiledStep(step, [share_spec(spec, everyone)] * here)
+                everyone, local = self._replicas
+                share = share_spec(spec, everyone)
+                elsewhere = share._replace(data=(None, None, None))
+                present = here or [True] * local
+                step = CompiledStep(step, [share if one else elsewhere for one in present])
             self._single[key] = step
         return self._single[key]
 
     def _loop(self, iterator: Any, spec: Batch, several: bool) -> Any:
-        key = (key_of(spec), several)
+        here = those_here(iterator.element_spec)
+        key = (key_of(spec), here, several)
         if key not in self._looped:
             make = looped if several else reading
-            step = self._with_all(spec, lambda: self._step(spec))
+            step = self._with_all(spec, lambda: self._step(spec, here))
             self._looped[key] = make(step, iterator, self._data_wait)
         return self._looped[key]
 

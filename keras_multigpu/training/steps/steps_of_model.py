@@ -15,7 +15,7 @@ from keras_multigpu.training.servers.step import ServedTrainStep
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.steps.custom_step import CustomPrediction, CustomStep
 from keras_multigpu.training.steps.evaluation_step import EvaluationStep
-from keras_multigpu.training.steps.step import TrainStep
+from keras_multigpu.training.steps.step import TrainStep, is_overridden
 from keras_multigpu.training.steps.step_functions import RunStep
 from keras_multigpu.training.steps.whole_batch_step import WholeBatchTrainStep
 from keras_multigpu.training.tracing import symbolic, traced
@@ -234,14 +234,6 @@ def has_call(model: keras.Model) -> bool:
 def is_built(model: keras.Model) -> bool:
     """Whether all layers have their variables."""
     return all(layer.built for layer in keras_internals.layers_of(model))
-
-
-def is_overridden(model: keras.Model, method: str) -> bool:
-    """Whether this method of the model is another than `keras.Model` has."""
-    defined_in = next(cls for cls in type(model).__mro__ if method in vars(cls))
-    # Keras has models of its own that do it, such as `keras.distillation.Distiller`.
-    ours = defined_in.__module__.startswith("keras_multigpu.")
-    return not ours and defined_in not in keras.Model.__mro__
 
 
 def refuse_own_loops(model: keras.Model) -> None:

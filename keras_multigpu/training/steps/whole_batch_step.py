@@ -87,7 +87,7 @@ class WholeBatchTrainStep(UpdatingStep):
             added = [tf.where(rows.examples > 0, loss, 0.0) for loss in forward.added_losses]
         everyones = filled(predictions, group.gather(own))
         common = self._variables.agreed(start, end, rows, index, group.sum)
-        batch = gathered(shares, self._spec)
+        batch = self._batch_on_replica(rows, shares)
         whole = WholeLoss(self._pass.pure, batch, common, everyones, group.sum(added))
         whole.compute(loss_scale(self._model.optimizer, optimizer_values))
 
@@ -112,6 +112,14 @@ class WholeBatchTrainStep(UpdatingStep):
             (values, optimizer_values), rows, replica, made, started, whole.loss
         )
         return self._with_whole(result, values, whole)
+
+    def _batch_on_replica(self, rows: Rows, shares: Sequence[Rows]) -> Batch:
+        """The global batch, as `_global_batch`, where all replicas meet."""
+        if all(each.is_here for each in shares):
+            return gathered(shares, self._spec)
+        own = self._exchanged(rows)
+        batch: Batch = filled(own, self._group.gather(present(own)))
+        return batch
 
     def _forward(self, start: Values, rows: Rows) -> tuple[Forward, Values]:
         """The forward pass of a replica, whose predictions all others can be given."""

@@ -1,10 +1,14 @@
 """Where an epoch of `fit` stands in data that know their epochs: positions by hand, no model."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
+from keras_multigpu.data.road.order import Order
+from keras_multigpu.data.road.plan import Part, Plan
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.epoch_source import EpochSource, refuse_what_batches_bring
 from keras_multigpu.training.feed.sources import Anchor, knows_epochs
@@ -45,6 +49,80 @@ def test_epochs_follow_one_another_in_training():
     assert taken(source, 2) == [[2, 3], [0, 1]]
     source.start(0, 2)  # The end of an epoch is the beginning of the next one.
     assert taken(source, 1) == [[0, 1]]
+
+
+PROCESSES = [range(2), range(2, 4), range(3, 4), range(1)]
+
+
+def rows_alike(rows, expected):
+    """The same rows, where there are some, and else as many."""
+    assert (int(rows.examples), int(rows.global_batch_size)) == (
+        int(expected.examples),
+        int(expected.global_batch_size),
+    )
+    for leaf, other in zip(*(tf.nest.flatten(r.data) for r in (rows, expected)), strict=True):
+        assert (leaf is None) == (other is None)
+        if leaf is not None and int(rows.examples):
+            np.testing.assert_array_equal(leaf, other)
+
+
+@pytest.mark.parametrize("here", PROCESSES, ids=str)
+@pytest.mark.parametrize(("count", "size"), [(11, 4), (8, 4)])
+def test_a_process_reads_the_rows_of_its_replicas_alone(here, count, size):
+    """In two epochs of training and in evaluation, in the same order as one process has all."""
+    batches = data(count, size, shuffle=True, balance="class_weight")
+    for training, steps in [(True, -(-2 * count // size)), (False, 9)]:
+        batches = batches if training else batches.evaluation()
+        whole = EpochSource(Cutter(4), batches, training)
+        own = EpochSource(Cutter(4, None, here), batches, training)
+        assert own.here == tuple(number in here for number in range(4))
+        assert own.spec == whole.spec
+        assert own.num_batches == whole.num_batches
+        pairs = zip(own.iterator(), whole.iterator(), strict=False)
+        for shares, expected in itertools.islice(pairs, steps):
+            assert tuple(rows.is_here for rows in shares.rows) == own.here
+            for number in here:
+                rows_alike(shares.rows[number], expected.rows[number])
+            for rows, other in zip(shares.rows, expected.rows, strict=True):
+                assert int(rows.examples) == int(other.examples)
+
+
+def test_no_row_of_others_is_read():
+    """But one of the batch, where a process has none; pairs that are mixed are read whole."""
+    plan = Plan(Order(5, seed=0, shuffle=False), 5, "keep")
+    for part, expected in [
+        (Part(0, 1, 2, never_none=True), [0, 1, 2]),
+        (Part(1, 2, 2, never_none=True), [3, 4]),
+        (Part(7, 8, 8, never_none=True), [0]),
+        (Part(7, 8, 8), []),
+        (Part(0, 1, 2, in_pairs=True), [0, 1, 2, 3]),
+        (Part(1, 2, 2, in_pairs=True), [2, 3, 4]),
+        (Part(4, 5, 5, in_pairs=True), [2, 3, 4]),
+        (Part(7, 8, 8, never_none=True, in_pairs=True), [0, 1]),
+    ]:
+        assert plan.positions(0, part).tolist() == expected
+        assert plan.cuts(0, part).tolist() == [[5, (expected or [5])[0]]]
+
+
+@pytest.mark.parametrize("here", PROCESSES, ids=str)
+def test_neighbours_are_mixed_across_processes(here):
+    """As in one process, whoever has them; of an odd number, too."""
+    images = np.random.default_rng(0).random((7, 4, 4, 3), "float32")
+    settings = {"global_batch_size": 5, "augment": kmg.augmentation.MixUp(num_classes=7), "seed": 3}
+    batches = kmg.data.from_arrays(images, np.arange(7), **settings)
+    whole = EpochSource(Cutter(4), batches, training=True)
+    own = EpochSource(Cutter(4, None, here), batches, training=True)
+    for shares, expected, _ in zip(own.iterator(), whole.iterator(), range(3), strict=False):
+        for number in here:
+            rows_alike(shares.rows[number], expected.rows[number])
+
+
+def test_some_data_every_process_reads_whole():
+    """A stream, damaged examples, and texts."""
+    stream = kmg.data.from_dataset(tf.data.Dataset.range(6), global_batch_size=2)
+    texts = kmg.data.from_arrays(np.array(["a", "b"]), global_batch_size=2)
+    for batches in (stream, texts, data(on_error="skip")):
+        assert not EpochSource(Cutter(2, None, range(1)), batches, training=True).here
 
 
 def test_evaluation_reads_one_epoch():
