@@ -56,6 +56,7 @@ def train(
     require_same_run(group, model, feed, epochs=epochs, initial_epoch=initial_epoch)
     build(model, replication, feed, "train_step")
     if validate is not None:
+        require_same_run(group, model, validate.feed)
         require_labels(model, validate.feed)
     replication.announce(model)
     callbacks = of_this_worker(callbacks, group)
@@ -182,6 +183,7 @@ def evaluate(
     """Run the loop of `evaluate`; its logs."""
     group = replication.group
     if not isinstance(callbacks, keras.callbacks.CallbackList):
+        require_same_run(group, model, feed)
         build(model, replication, feed, "test_step")
         callbacks = callback_list(
             model,
@@ -206,6 +208,7 @@ def predict(
 ) -> Any:
     """Run the loop of `predict`; the predictions, in the order of the inputs."""
     group = replication.group
+    require_same_run(group, model, feed)
     if feed.spec is not None and not is_overridden(model, "predict_step"):
         require_batches(model, feed.spec)
     prepare(model, replication, feed.spec)
