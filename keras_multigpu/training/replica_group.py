@@ -146,7 +146,7 @@ class ReplicaGroup:
 
         def on_replica() -> None:
             replica = self.present
-            with summing(self.sum):
+            with summing(functools.partial(self.sum, differentiable=False)):
                 results[replica.place] = function(replica)
 
         # Results are collected here and not returned, because `run` would wrap each tensor.
@@ -199,7 +199,7 @@ class ReplicaGroup:
         """The dtype in which dense gradients of a dtype are summed."""
         return tf.bfloat16 if self._half_sums and dtype == tf.float32 else dtype
 
-    def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def sum(self, tensors: Sequence[tf.Tensor], differentiable: bool = True) -> list[tf.Tensor]:
         """The sums of tensors over all replicas; called by each of them."""
         if not tensors or self.count == 1:
             return list(tensors)
@@ -207,8 +207,14 @@ class ReplicaGroup:
             return [tensor * tf.cast(self.count, tensor.dtype) for tensor in tensors]
         context = tf.distribute.get_replica_context()
         total = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
-        # Of several processes TensorFlow would copy all into one tensor, whatever their types.
-        summed = [total(tensor) for tensor in tensors] if self.is_spread else total(list(tensors))
+        if self.is_spread:
+            # TensorFlow would copy all into one tensor, whatever their types.
+            summed = [total(tensor) for tensor in tensors]
+        elif differentiable or not isinstance(self.strategy, tf.distribute.MirroredStrategy):
+            summed = total(list(tensors))
+        else:
+            # A gradient would cost four operations for each tensor and replica.
+            summed = list(context.merge_call(sums, args=tuple(tensors)))
         self._count_here("summed", summed)
         return summed
 
@@ -368,6 +374,12 @@ def home_device(strategy: tf.distribute.Strategy) -> str | None:
 def here(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Tensors on the device of the replica that runs now, where an exchange has to begin."""
     return [tf.identity(tensor) for tensor in tensors]
+
+
+def sums(strategy: tf.distribute.Strategy, *values: Any) -> Any:
+    """The sums of what replicas have, for each of them; called for all at once."""
+    pairs = [(value, value) for value in values]
+    return strategy.extended.batch_reduce_to(tf.distribute.ReduceOp.SUM, pairs)
 
 
 def rows_by_sums(

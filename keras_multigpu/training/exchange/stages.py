@@ -115,9 +115,7 @@ class Stages:
         }
         for part in self._parts:
             known |= part(known)
-            own = [known[cut.inputs[0].name] for cut in part.cuts]
-            packing = Packing(own)
-            summed = packing.unpack(totals(packing.pack(own)))
+            summed = summed_together([known[cut.inputs[0].name] for cut in part.cuts])
             known |= {c.outputs[0].name: t for c, t in zip(part.cuts, summed, strict=True)}
         return tf.nest.map_structure(
             lambda leaf: None if leaf is None else known[leaf.name],
@@ -250,6 +248,14 @@ class Part:
             # The next function takes what its specs say, and no less.
             value.set_shape(tensor.shape)
         return {tensor.name: value for tensor, value in zip(self._outputs, made, strict=True)}
+
+
+def summed_together(own: list[tf.Tensor]) -> list[tf.Tensor]:
+    """The sums of tensors over replicas, in one pack; one alone needs none."""
+    if len(own) < 2:
+        return list(_thread.sum(own))
+    packing = Packing(own)
+    return packing.unpack(_thread.sum(packing.pack(own)))
 
 
 def called(kind: Any, name: str, types: Sequence[tf.DType], *tensors: tf.Tensor) -> Any:

@@ -9,7 +9,7 @@ device after a single sum; the gradient of a sum is a sum, so the backward pass 
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -80,33 +80,37 @@ def global_moments(
         axis: The axis of the channels.
         present: Whether the replica has examples; one without counts for nothing.
     """
-    axes = [each for each in range(inputs.shape.rank) if each != axis]
-    shape = [-1 if each == axis else 1 for each in range(inputs.shape.rank)]
+    rank = inputs.shape.rank
+    axes = [each for each in range(rank) if each != axis]
+    shape = [-1 if each == axis else 1 for each in range(rank)]
     counted = None
     if mask is not None:
         counted = tf.broadcast_to(tf.cast(mask, tf.bool)[..., tf.newaxis], tf.shape(inputs))
 
-    # TensorFlow's own gradient is the same, of three times as many operations.
+    def along(values: tf.Tensor) -> tf.Tensor:
+        """A value for each channel, so that inputs can be compared with it."""
+        return values if axis == rank - 1 else tf.reshape(values, shape)
+
+    # TensorFlow's own gradient is the same, of three times as many operations. There are few of
+    # them in all, because a model may have a hundred such layers.
     @tf.custom_gradient
     def moments_of_all(own: tf.Tensor) -> tuple[tuple[tf.Tensor, tf.Tensor], Any]:
-        # Double, because the square of the mean is added here and taken off again below.
-        counts, means, distances = own_moments(own, counted, axes)
-        mine = tf.stack([counts, counts * means, distances + counts * tf.square(means)])
+        mine = own_sums(own, counted, axes, along)
         count, added, squares = tf.unstack(total(tf.where(present, mine, tf.zeros((), mine.dtype))))
         # Keras adds the epsilon where it counts a mask.
         divisor = count if counted is None else count + keras.config.epsilon()
         mean = added / divisor
         # About a mean that the epsilon has moved, squares are more than about the true one.
-        about = squares + mean * (mean * count - 2.0 * added)
+        about = squares - mean * (added if counted is None else 2.0 * added - mean * count)
         variance = tf.maximum(about / divisor, 0.0)
         mean, variance = tf.cast(mean, own.dtype), tf.cast(variance, own.dtype)
 
         def gradient(of_mean: tf.Tensor, of_variance: tf.Tensor) -> tf.Tensor:
-            arriving = tf.stack([of_mean, 2.0 * of_variance])
+            arriving = tf.stack([of_mean, of_variance])
             arriving = total(tf.where(present, arriving, tf.zeros((), own.dtype)))
-            direct, by_distance = tf.unstack(arriving / tf.cast(divisor, own.dtype))
-            distance = own - tf.reshape(mean, shape)
-            result = tf.reshape(direct, shape) + tf.reshape(by_distance, shape) * distance
+            factors = tf.constant([[1.0], [2.0]], own.dtype) / tf.cast(divisor, own.dtype)
+            direct, by_distance = tf.unstack(arriving * factors)
+            result = along(direct) + along(by_distance) * (own - along(mean))
             return result if counted is None else tf.where(counted, result, tf.zeros_like(result))
 
         return (mean, variance), gradient
@@ -115,22 +119,31 @@ def global_moments(
     return result
 
 
-def own_moments(
-    inputs: tf.Tensor, counted: tf.Tensor | None, axes: list[int]
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """How many inputs a replica has, their mean, and the sum of squared distances from it.
+def own_sums(
+    inputs: tf.Tensor,
+    counted: tf.Tensor | None,
+    axes: list[int],
+    along: Callable[[tf.Tensor], tf.Tensor],
+) -> tf.Tensor:
+    """How many inputs a replica has, their sum, and the sum of their squares, for each channel.
 
-    For each channel, in double precision.
+    They are made of the mean and of squared distances from it, in double precision, because the
+    square of the mean is added here and taken off again when the replicas' are joined.
     """
     if counted is None:
-        both = tf.cast(tf.stack(tf.nn.moments(inputs, axes)), tf.float64)
-        mean, variance = tf.unstack(both)
-        size = tf.size(inputs, tf.int64) / mean.shape[0]
-        counts = tf.ones_like(mean) * tf.cast(size, tf.float64)
-        return counts, mean, variance * counts
+        over = tf.constant(axes)
+        mean = tf.reduce_mean(inputs, over)
+        variance = tf.reduce_mean(tf.math.squared_difference(inputs, along(mean)), over)
+        mean, variance = tf.unstack(tf.cast(tf.stack([mean, variance]), tf.float64))
+        count = tf.cast(tf.size(inputs, tf.int64), tf.float64) / mean.shape[0]
+        ones = tf.ones(mean.shape, tf.float64)
+        return tf.stack([ones, mean, variance + tf.square(mean)]) * count
     counts = tf.math.count_nonzero(counted, axes, keepdims=True)
     zeros = tf.zeros_like(inputs)
     added = tf.reduce_sum(tf.where(counted, inputs, zeros), axes, keepdims=True)
     mean = tf.math.divide_no_nan(added, tf.cast(counts, inputs.dtype))
     distances = tf.reduce_sum(tf.square(tf.where(counted, inputs - mean, zeros)), axes)
-    return tuple(tf.cast(tf.reshape(p, [-1]), tf.float64) for p in (counts, mean, distances))
+    counts, mean, distances = (
+        tf.cast(tf.reshape(part, [-1]), tf.float64) for part in (counts, mean, distances)
+    )
+    return tf.stack([counts, counts * mean, distances + counts * tf.square(mean)])

@@ -67,9 +67,9 @@ def test_sums_at_the_same_place_travel_together(monkeypatch):
     sizes = []
     summed = ReplicaGroup.sum
 
-    def noted(group, packs):
-        sizes.append([pack.shape[0] for pack in packs])
-        return summed(group, packs)
+    def noted(group, packs, **arguments):
+        sizes.append([pack.shape.num_elements() for pack in packs])
+        return summed(group, packs, **arguments)
 
     monkeypatch.setattr(ReplicaGroup, "sum", noted)
     on_two_replicas(tracing.traced(several_sums, (NUMBER,), jit_compile=False))
