@@ -383,6 +383,18 @@ def test_photos_need_a_size(prepared):
         from_tfds("photos", "train", features=("image",), data_dir=prepared["records"])
 
 
+def test_one_integer_is_both_sides(prepared):
+    """As in a folder."""
+    made = from_tfds(
+        "photos",
+        "train[6:]",
+        features=("image", "number"),
+        image_size=5,
+        data_dir=prepared["records"],
+    )
+    assert next(iter(made.epoch(0)))[0].shape[1:] == (5, 5, 3)
+
+
 def test_missing_data_and_missing_package(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="spots/1.0.0 has not been prepared"):
         from_tfds("spots", "train", data_dir=tmp_path, download=False)
