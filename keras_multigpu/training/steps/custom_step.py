@@ -48,6 +48,9 @@ from keras_multigpu.training.variables.caught_assignments import refused_without
 from keras_multigpu.training.variables.model_state import variables_of
 from keras_multigpu.training.variables.placement import MadeOutside, build_optimizer, own_optimizers
 
+# What metrics gave as their results, by its id, with the metric. To be held keeps the id its own.
+Given = dict[int, tuple[Any, keras.metrics.Metric]]
+
 
 class CustomStep:
     """A step that runs the user's `train_step`, `test_step` or `predict_step` on each replica.
@@ -89,11 +92,12 @@ class CustomStep:
         """Run the step on each replica's rows of one batch; its logs."""
         for probe in self._probes:
             probe.before_step()
-        logs = self._run(shares)
+        given: Given = {}
+        logs = self._run(shares, given)
         with keras_internals.single_device():
-            return self._merged(logs, list(shares))
+            return self._merged(logs, list(shares), given)
 
-    def _run(self, shares: Sequence[Rows]) -> list[Any]:
+    def _run(self, shares: Sequence[Rows], given: Given) -> list[Any]:
         def on_replica(replica: Replica) -> Any:
             rows = shares[replica.id]
             self._group.count_moved("copied", rows.data)
@@ -119,7 +123,7 @@ class CustomStep:
             undone_where_unfinished(self._model),
             step_hooks.exchanged(EXCHANGES),
             summing_optimizers(self._model, self._group),
-            noted_updates(self._model.metrics),
+            noted_metrics(self._model.metrics, given),
         ):
             results = self._group.run(on_replica)
         self._followed = True
@@ -187,14 +191,17 @@ class CustomStep:
             for part in parts:
                 part.assign(common, read_value=False)
 
-    def _merged(self, logs: list[dict[str, Any]], rows: list[Rows]) -> dict[str, Any]:
+    def _merged(self, logs: list[dict[str, Any]], rows: list[Rows], given: Given) -> dict[str, Any]:
         """Metrics from their global state; other logs as means weighted by examples."""
         merged = self._model.get_metrics_result()
         logs = [flattened(log) for log in logs]
         values = [[tf.cast(value, tf.float32) for value in log.values()] for log in logs]
         whole = self._of_replicas(values, rows)
-        for name, mean in zip(logs[0], whole, strict=True):
-            if name == "loss" and name in merged:
+        for (name, value), mean in zip(logs[0].items(), whole, strict=True):
+            if id(value) in given:
+                # Under whatever name it is logged.
+                merged[name] = given[id(value)][1].result()
+            elif name == "loss" and name in merged:
                 # A step may log a loss without having updated the running mean of that name.
                 tracker = next(metric for metric in self._model.metrics if metric.name == name)
                 updated = getattr(tracker, "count", tf.ones(())) > 0
@@ -281,7 +288,7 @@ class CustomPrediction(CustomStep):
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """The predictions for one global batch, in the order of its examples."""
-        outputs, origins = zip(*self._run(shares), strict=True)
+        outputs, origins = zip(*self._run(shares, {}), strict=True)
         if self._group.count == 1:
             return outputs[0]
         parts = [tensors_in(output) for output in outputs]
@@ -334,19 +341,34 @@ def summing_optimizers(model: keras.Model, group: ReplicaGroup) -> Iterator[None
 
 
 @contextlib.contextmanager
-def noted_updates(metrics: Sequence[keras.metrics.Metric]) -> Iterator[None]:
-    """Note which metrics are updated with one number for the whole batch, such as its loss.
+def noted_metrics(metrics: Sequence[keras.metrics.Metric], given: Given) -> Iterator[None]:
+    """Note the results, and which metrics are updated with one number for the whole batch.
 
     Every replica has that number, also one without examples. Were it not counted there, a
     last batch that leaves replicas empty would weigh less than the others.
     """
     for metric in metrics:
         vars(metric)["update_state"] = noting_update(metric, metric.update_state)
+        vars(metric)["result"] = noting_result(metric, metric.result, given)
     try:
         yield
     finally:
         for metric in metrics:
             vars(metric).pop("update_state", None)
+            vars(metric).pop("result", None)
+
+
+def noting_result(
+    metric: keras.metrics.Metric, result: Callable[..., Any], given: Given
+) -> Callable[..., Any]:
+    """`metric.result`, noting what it gives."""
+
+    def noted() -> Any:
+        value = result()
+        given[id(value)] = value, metric
+        return value
+
+    return noted
 
 
 def noting_update(metric: keras.metrics.Metric, update: Callable[..., Any]) -> Callable[..., Any]:

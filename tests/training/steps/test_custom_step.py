@@ -351,6 +351,29 @@ def test_a_prediction_may_have_any_structure():
     np.testing.assert_allclose([others["mean"], others["rows"]], [7.2, 5.0], rtol=1e-6)
 
 
+class Renamed(Step):
+    """Logs its running means, of rows and of a number, under names that are not theirs."""
+
+    def __init__(self):
+        super().__init__(None)
+        self.of_rows, self.of_batch = keras.metrics.Mean("rows"), keras.metrics.Mean("batch")
+
+    def test_step(self, data):
+        self.of_rows.update_state(data)
+        self.of_batch.update_state(ops.mean(data))
+        return {"loss": self.of_rows.result(), "number": self.of_batch.result()}
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_metric_may_be_logged_under_any_name(eager):
+    """Batches of 3 and 2 are 2 + 1 and 1 + 1 rows: means of the replicas' means were 7.9."""
+    model = kmg.distribute(Renamed(), kmg.strategy("mirrored", devices=2))
+    model.compile(run_eagerly=eager)
+    x = np.array(VALUES, "float32")[:, None]
+    logs = model.evaluate(x, batch_size=3, verbose=0, return_dict=True)
+    assert logs == pytest.approx({"loss": 36 / 5, "number": (2 + 15) / 2})
+
+
 class Keeper(Step):
     """Assigns what the model tracks and what a plain object holds, after the update."""
 
