@@ -18,7 +18,8 @@ class Trait(NamedTuple):
     """What a tensor is of the batch.
 
     Args:
-        kind: "rows", "row", "mean", "sum", "total", "count", "part", "shape", "random", "chosen".
+        kind: "rows", "row", "mean", "sum", "total", "count", "part", "shape", "random", "chosen";
+            "lost" where there are rows and nobody knows along which axis.
         axis: The axis of rows, or where a shape has their number.
         blocks: How many batches follow one another along the axis; 0 if they are mixed with
             others, None if that is not known.
@@ -245,8 +246,10 @@ def transposed(op: Operation) -> Trait | None:
 def reshaped(op: Operation) -> Trait | None:
     """Another shape: the first axis goes on as the first, perhaps with others merged into it."""
     trait, old, new = op.traits[0], op.inputs[0].shape, op.outputs[0].shape
-    if trait is None or trait.axis or old.rank is None or new.rank is None:
+    if trait is None or old.rank is None or new.rank is None:
         return None
+    if trait.axis:
+        return Trait("lost")
     if trait.blocks and trait.blocks > 1 and old[1:] != new[1:]:
         return trait._replace(blocks=None)
     return trait
@@ -413,6 +416,8 @@ def gathered(op: Operation) -> Trait | None:
 def multiplied(op: Operation) -> Trait | None:
     """Products of matrices, or of many."""
     names = ("transpose_a", "transpose_b") if op.kind == "MatMul" else ("adj_x", "adj_y")
+    if op.kind == "MatMul" and any(trait and trait.kind == "lost" for trait in op.traits):
+        return RELATED  # Wherever the rows of the one are, those of the other meet them.
     kept, contracted, outer = [], 0, []
     for i, trait in op.rows():
         rank = op.inputs[i].shape.rank

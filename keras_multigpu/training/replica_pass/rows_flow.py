@@ -129,7 +129,10 @@ class RowsFlow:
         inside = self._inside(op)
         found = self._after(op)
         for tensor, trait in zip(outputs, inside, strict=True):
-            self._keep(tensor, trait or found or self._by_shape(op, tensor))
+            known = trait or found
+            if known is None or known.kind == "lost":
+                known = self._by_shape(op, tensor) or known
+            self._keep(tensor, known)
 
     def _inside(self, op: Operation) -> list[Trait | None]:
         """What the functions that an operation calls make of the batch, for each output."""

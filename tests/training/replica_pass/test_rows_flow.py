@@ -66,6 +66,9 @@ RELATING = {
     "differences of all pairs": lambda x: x[:, None] - x[None],
     "products of all pairs": lambda x: ops.matmul(x, ops.transpose(x)),
     "the same by name": lambda x: ops.einsum("id,jd->ij", x, x),
+    "the same of all axes but one": lambda x: ops.tensordot(
+        ops.reshape(x, (-1, 2, 2)), ops.reshape(x, (-1, 2, 2)), axes=(2, 2)
+    ),
     "covariances": lambda x: ops.square(ops.matmul(ops.transpose(x), x)),
     "the root of a mean": lambda x: ops.sqrt(ops.mean(ops.square(x))),
     "a sum to add": lambda x: ops.sum(ops.square(x)),
