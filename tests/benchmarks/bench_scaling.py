@@ -1,0 +1,173 @@
+"""Weak scaling from one worker to two, beside PyTorch's DDP and a raw TensorFlow loop.
+
+    python tests/benchmarks/bench_scaling.py [loopback|1gbit|200mbit ...] [--rounds N] [--write]
+
+Each worker has a core of its own and the same network and batch; all sides take turns in each
+round. The links of a real rate are two network namespaces joined by a veth pair, shaped with
+`tc tbf`; for them the script has to run as root, and says so where it does not.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import scaling_sides
+from report import machine, write_section
+
+from keras_multigpu.cluster.ports import free_ports
+
+HERE = Path(__file__).parent
+NAMES = {"ours": "keras_multigpu", "raw": "TensorFlow, raw loop", "ddp": "PyTorch DDP, gloo"}
+LINKS = {"loopback": None, "1gbit": ("1gbit", None), "200mbit": ("200mbit", "1ms")}
+"""Rate and delay of each link."""
+
+STEPS = 20
+SPACES = ("kmg_scaling_0", "kmg_scaling_1")
+HOSTS = ("10.99.77.1", "10.99.77.2")
+
+
+class Workers:
+    """The processes of one side, which take steps together when told."""
+
+    def __init__(self, side, count, spaces):
+        hosts = HOSTS if spaces else ["127.0.0.1"] * count
+        ports = free_ports(count, "127.0.0.1")
+        addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=False)]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(HERE.parents[1]),
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "KERAS_BACKEND": "tensorflow",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "GLOO_SOCKET_IFNAME": "veth" if spaces else "lo",
+        }
+        script = [sys.executable, scaling_sides.__file__, side]
+        self._processes = [
+            subprocess.Popen(
+                [*(f"ip netns exec {spaces[rank]}".split() if spaces else ()), *script]
+                + [str(rank), ",".join(addresses)],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            for rank in range(count)
+        ]
+        self.weights = [self._said(process) for process in self._processes][0]
+
+    def step(self):
+        """The seconds that a step took the slower worker."""
+        for process in self._processes:
+            process.stdin.write(f"{STEPS}\n")
+            process.stdin.flush()
+        return max(self._said(process) for process in self._processes)
+
+    def end(self):
+        """End the processes."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def _said(self, process):
+        for line in process.stdout:
+            with contextlib.suppress(ValueError):
+                return json.loads(line)
+        raise RuntimeError(f"A worker ended: {process.args}")
+
+
+def run(command):
+    """Run a command of the system."""
+    subprocess.run(command.split(), check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def link(rate, delay):
+    """Two namespaces with a link of a rate between them; yields what is different from asked."""
+    remarks = ""
+    try:
+        for space in SPACES:
+            run(f"ip netns add {space}")
+        run(f"ip link add veth netns {SPACES[0]} type veth peer name veth netns {SPACES[1]}")
+        for space, host in zip(SPACES, HOSTS, strict=True):
+            inside = f"ip netns exec {space}"
+            run(f"{inside} ip address add {host}/24 dev veth")
+            for device in ("lo", "veth"):
+                run(f"{inside} ip link set {device} up")
+            run(
+                f"{inside} tc qdisc add dev veth root handle 1: tbf rate {rate} "
+                "burst 256kb latency 100ms"
+            )
+            if delay:
+                try:
+                    run(f"{inside} tc qdisc add dev veth parent 1: netem delay {delay}")
+                except subprocess.CalledProcessError:
+                    remarks = f" (no delay of {delay}: this kernel has no netem)"
+        yield remarks
+    finally:
+        for space in SPACES:
+            subprocess.run(["ip", "netns", "delete", space], capture_output=True, check=False)
+
+
+def measured(name, rounds):
+    """The lines of a link's table."""
+    shape = LINKS[name]
+    if shape and os.geteuid() != 0:
+        return [f"| {name} | skipped: only root may shape a link | | | |"]
+    with link(*shape) if shape else contextlib.nullcontext("") as remarks:
+        spaces = SPACES if shape else None
+        sides, times = {}, {}
+        try:
+            for side in NAMES:
+                for count in (1, 2):
+                    print(f"{name}: {NAMES[side]}, {count} started", file=sys.stderr)
+                    sides[side, count] = Workers(side, count, spaces if count == 2 else None)
+            assert len({workers.weights for workers in sides.values()}) == 1
+            for _ in range(rounds):
+                for key, workers in sides.items():
+                    times.setdefault(key, []).append(workers.step())
+        finally:
+            for workers in sides.values():
+                workers.end()
+    lines = []
+    for side, title in NAMES.items():
+        one, two = times[side, 1], times[side, 2]
+        efficiencies = [a / b for a, b in zip(one, two, strict=True)]
+        lines.append(
+            f"| {name}{remarks} | {title} | {1000 * statistics.median(one):.0f} ms "
+            f"| {1000 * statistics.median(two):.0f} ms | {statistics.median(efficiencies):.2f} "
+            f"({min(efficiencies):.2f} to {max(efficiencies):.2f}) |"
+        )
+    megabytes = next(iter(sides.values())).weights * 4 / 2**20
+    print(f"{name}: {megabytes:.1f} MiB of gradients a step", file=sys.stderr)
+    return lines
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("links", nargs="*", choices=[[], *LINKS], metavar="link")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--write", action="store_true")
+    arguments = parser.parse_args()
+    if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
+        sys.exit("Two cores are needed, and a system that can give a process one of them.")
+    lines = [
+        machine(),
+        "",
+        "| link | side | one worker | two workers | efficiency (range) |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name in arguments.links or LINKS:
+        lines += measured(name, arguments.rounds)
+    print("\n".join(lines))
+    if arguments.write:
+        write_section("scaling", lines)
+
+
+if __name__ == "__main__":
+    main()

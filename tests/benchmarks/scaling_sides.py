@@ -1,0 +1,179 @@
+"""What a worker of bench_scaling runs: one training, in one of three ways, as often as it is told.
+
+    python tests/benchmarks/scaling_sides.py ours|raw|ddp RANK ADDRESS[,ADDRESS...]
+
+It has the core with the number of its rank. Once two steps are done it says how many weights the
+network has; then it reads from standard input how many steps to take, and says how long one took.
+"""
+
+import json
+import os
+import sys
+import time
+
+BATCH = 32
+IMAGE = 32
+CHANNELS = ((32, 64), (128, 128), (256,))
+"""Of the convolutions; each group ends with a pooling that halves the image."""
+HIDDEN, CLASSES = 256, 10
+
+
+def keras_network():
+    """The network in Keras."""
+    import keras
+
+    layers = [keras.Input((IMAGE, IMAGE, 3))]
+    for group in CHANNELS:
+        layers += [keras.layers.Conv2D(n, 3, padding="same", activation="relu") for n in group]
+        layers.append(keras.layers.MaxPooling2D())
+    layers += [keras.layers.Flatten(), keras.layers.Dense(HIDDEN, activation="relu")]
+    return keras.Sequential([*layers, keras.layers.Dense(CLASSES)])
+
+
+def torch_network():
+    """The network in PyTorch."""
+    from torch import nn
+
+    layers, before = [], 3
+    for group in CHANNELS:
+        for channels in group:
+            layers += [nn.Conv2d(before, channels, 3, padding=1), nn.ReLU()]
+            before = channels
+        layers.append(nn.MaxPool2d(2))
+    pixels = (IMAGE // 2 ** len(CHANNELS)) ** 2 * before
+    layers += [nn.Flatten(), nn.Linear(pixels, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, CLASSES)]
+    return nn.Sequential(*layers)
+
+
+def examples(count):
+    """Random images and labels."""
+    import numpy as np
+
+    random = np.random.default_rng(0)
+    images = random.random((count, IMAGE, IMAGE, 3), "float32")
+    return images, random.integers(0, CLASSES, count)
+
+
+def ours(rank, addresses):
+    """`fit` of a distributed model; the same script on each worker."""
+    import keras
+
+    import keras_multigpu as kmg
+
+    class Ends(keras.callbacks.Callback):
+        """When each step ended."""
+
+        def on_train_begin(self, logs=None):
+            self.times = []
+
+        def on_train_batch_end(self, batch, logs=None):
+            self.times.append(time.perf_counter())
+
+    options = json.loads(os.environ.get("SCALING_OURS", "{}"))
+    if bucket := options.pop("bucket", None):
+        from keras_multigpu.training.exchange import packing
+
+        packing.BUCKET = packing.LARGE = int(bucket * 2**20)
+    model = kmg.distribute(keras_network(), kmg.strategy(), **options)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.001), loss)
+    whole, ends = BATCH * len(addresses), Ends()
+
+    def steps(count):
+        x, y = examples(whole * (count + 1))
+        model.fit(x, y, batch_size=whole, shuffle=False, verbose=0, callbacks=[ends])
+        return (ends.times[-1] - ends.times[0]) / count
+
+    return steps, model.count_params()
+
+
+def raw(rank, addresses):
+    """A loop of one's own under TensorFlow's strategy, as its tutorial has it."""
+    import keras
+    import tensorflow as tf
+
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    images, labels = map(tf.constant, examples(BATCH))
+    with strategy.scope():
+        network = keras_network()
+        weights = [tf.Variable(variable.value) for variable in network.trainable_variables]
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+
+    def on_replica():
+        with tf.GradientTape() as tape:
+            predictions, _ = network.stateless_call(weights, [], images, training=True)
+            value = loss(labels, predictions) / (BATCH * len(addresses))
+        gradients = tape.gradient(value, weights)
+        context = tf.distribute.get_replica_context()
+        summed = context.all_reduce(tf.distribute.ReduceOp.SUM, gradients)
+        for weight, gradient in zip(weights, summed, strict=True):
+            weight.assign_sub(0.001 * gradient)
+        return value
+
+    @tf.function
+    def step():
+        return strategy.run(on_replica)
+
+    def steps(count):
+        step()
+        start = time.perf_counter()
+        for _ in range(count):
+            float(step())
+        return (time.perf_counter() - start) / count
+
+    return steps, network.count_params()
+
+
+def ddp(rank, addresses):
+    """PyTorch's DistributedDataParallel, summing with gloo."""
+    import torch
+    from torch import distributed
+    from torch.nn.functional import cross_entropy
+
+    torch.set_num_threads(1)
+    rendezvous = f"tcp://{addresses[0]}"
+    distributed.init_process_group(
+        "gloo", init_method=rendezvous, rank=rank, world_size=len(addresses)
+    )
+    network = torch.nn.parallel.DistributedDataParallel(torch_network())
+    optimizer = torch.optim.SGD(network.parameters(), 0.001)
+    images, labels = map(torch.tensor, examples(BATCH))
+    images = images.permute(0, 3, 1, 2).contiguous()
+
+    def step():
+        optimizer.zero_grad()
+        value = cross_entropy(network(images), labels)
+        value.backward()
+        optimizer.step()
+        return float(value)
+
+    def steps(count):
+        step()
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        return (time.perf_counter() - start) / count
+
+    return steps, sum(weight.numel() for weight in network.parameters())
+
+
+def main():
+    """Train as often as standard input says."""
+    side, rank, addresses = sys.argv[1], int(sys.argv[2]), sys.argv[3].split(",")
+    cores = sorted(os.sched_getaffinity(0))
+    # Before anything counts the cores to start as many threads.
+    os.sched_setaffinity(0, {cores[rank]})
+    if len(addresses) > 1 and side != "ddp":
+        task = {"type": "worker", "index": rank}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
+    steps, weights = {"ours": ours, "raw": raw, "ddp": ddp}[side](rank, addresses)
+    steps(2)
+    print(json.dumps(weights), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(steps(int(line))), flush=True)
+    # The other worker may be gone by now, for which no shutdown needs to wait.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
