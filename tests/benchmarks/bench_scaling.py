@@ -4,11 +4,13 @@
 
 Each worker has a core of its own and the same network and batch; all sides take turns in each
 round. The links of a real rate are two network namespaces joined by a veth pair, shaped with
-`tc tbf`; for them the script has to run as root, and says so where it does not.
+`tc tbf`; for them the script has to run as root, and says so where it does not. PyTorch takes its
+turn where it is installed.
 """
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import statistics
@@ -26,7 +28,7 @@ NAMES = {"ours": "keras_multigpu", "raw": "TensorFlow, raw loop", "ddp": "PyTorc
 LINKS = {"loopback": None, "1gbit": ("1gbit", None), "200mbit": ("200mbit", "1ms")}
 """Rate and delay of each link."""
 
-STEPS = 20
+STEPS = 10
 SPACES = ("kmg_scaling_0", "kmg_scaling_1")
 HOSTS = ("10.99.77.1", "10.99.77.2")
 
@@ -40,7 +42,7 @@ class Workers:
         addresses = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=False)]
         environment = {
             **os.environ,
-            "PYTHONPATH": str(HERE.parents[1]),
+            "PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]),
             "CUDA_VISIBLE_DEVICES": "-1",
             "KERAS_BACKEND": "tensorflow",
             "TF_CPP_MIN_LOG_LEVEL": "3",
@@ -119,11 +121,12 @@ def measured(name, rounds):
     shape = LINKS[name]
     if shape and os.geteuid() != 0:
         return [f"| {name} | skipped: only root may shape a link | | | |"]
+    compared = [side for side in NAMES if side != "ddp" or importlib.util.find_spec("torch")]
     with link(*shape) if shape else contextlib.nullcontext("") as remarks:
         spaces = SPACES if shape else None
         sides, times = {}, {}
         try:
-            for side in NAMES:
+            for side in compared:
                 for count in (1, 2):
                     print(f"{name}: {NAMES[side]}, {count} started", file=sys.stderr)
                     sides[side, count] = Workers(side, count, spaces if count == 2 else None)
@@ -135,11 +138,11 @@ def measured(name, rounds):
             for workers in sides.values():
                 workers.end()
     lines = []
-    for side, title in NAMES.items():
+    for side in compared:
         one, two = times[side, 1], times[side, 2]
         efficiencies = [a / b for a, b in zip(one, two, strict=True)]
         lines.append(
-            f"| {name}{remarks} | {title} | {1000 * statistics.median(one):.0f} ms "
+            f"| {name}{remarks} | {NAMES[side]} | {1000 * statistics.median(one):.0f} ms "
             f"| {1000 * statistics.median(two):.0f} ms | {statistics.median(efficiencies):.2f} "
             f"({min(efficiencies):.2f} to {max(efficiencies):.2f}) |"
         )
@@ -151,7 +154,7 @@ def measured(name, rounds):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("links", nargs="*", choices=[[], *LINKS], metavar="link")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
