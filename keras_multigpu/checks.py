@@ -58,7 +58,6 @@ logging.getLogger("keras_multigpu").addFilter(_print_names_safely)
 
 
 def require_choice(name: str, value: object, choices: Iterable[object]) -> None:
-    """Raise a `ValueError` unless `value` is one of `choices`."""
     choices = list(choices)
     if value not in choices:
         known = ", ".join(repr(choice) for choice in choices)
@@ -96,7 +95,6 @@ def require_number(
 
 
 def require_positive_integer(name: str, value: object) -> None:
-    """Raise a `ValueError` unless `value` is an integer of at least one."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
         raise value_error(
             f"`{name}` is not a positive integer.",

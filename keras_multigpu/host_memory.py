@@ -22,7 +22,6 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def machine_memory(root: Path) -> int:
-    """The available bytes of the machine."""
     try:
         for line in (root / "proc/meminfo").read_text().splitlines():
             name, _, amount = line.partition(":")

@@ -78,12 +78,10 @@ class Row(NamedTuple):
 
 
 def width_of(columns: int) -> float:
-    """The width of a grid, in inches."""
     return 2 * MARGIN + columns * (CELL + GAP)
 
 
 def grid_of(rows: list[Row]) -> Any:
-    """A figure of rows of images."""
     # Where there are few images their titles need room.
     width = max(width_of(max(len(row.cells) for row in rows)) + GAP, 5.0)
     height = 2 * MARGIN + sum(row.height for row in rows)
@@ -96,7 +94,6 @@ def grid_of(rows: list[Row]) -> Any:
 
 
 def draw_row(figure: Any, row: Row, top: float) -> None:
-    """Draw one row."""
     for number, line in enumerate(row.heading):
         style = {"fontsize": FONT, "color": GREY}
         if number == 0:
@@ -110,7 +107,6 @@ def draw_row(figure: Any, row: Row, top: float) -> None:
 
 
 def draw_cell(figure: Any, cell: Cell, left: float, top: float) -> None:
-    """Draw one image and its texts."""
     width, height = figure.get_size_inches()
     high = height_of(cell.image)
     wide = min(CELL, high * cell.image.shape[1] / cell.image.shape[0])

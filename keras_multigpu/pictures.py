@@ -70,7 +70,6 @@ def finished(figure: Any, path: Path | None) -> Any:
 
 
 def png_of(figure: Any) -> bytes:
-    """The content of a PNG file of a figure."""
     content = io.BytesIO()
     figure.savefig(content, format="png")
     return content.getvalue()
@@ -91,7 +90,6 @@ def write_png(figure: Any, path: Path) -> None:
 
 
 def title(figure: Any, heading: str, line: str) -> None:
-    """A title and a line below it."""
     figure.suptitle(heading, fontsize=13, fontweight="bold", color=INK, x=0.01, ha="left")
     figure.text(0.99, 0.985, line, fontsize=8, color=GREY, ha="right", va="top", parse_math=False)
 

@@ -389,7 +389,6 @@ def _require_present(names: tuple[str, ...]) -> None:
 
 
 def require_gpus(names: Sequence[str]) -> None:
-    """Raise a `ValueError` unless there are GPUs of these names."""
     if max(int(name[4:]) for name in names) >= device_count("GPU"):
         raise value_error(
             "`devices` asks for more GPUs than there are.",

@@ -83,7 +83,6 @@ def is_keras_cv(layer: Any) -> bool:
 
 
 def parameters(function: Any) -> Sequence[str]:
-    """The names of a function's parameters."""
     try:
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):

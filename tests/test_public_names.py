@@ -54,6 +54,21 @@ def test_every_public_parameter_is_explained(part):
     assert unexplained == []
 
 
+@pytest.mark.parametrize("part", ["augmentation", "callbacks", "data", ""])
+def test_every_public_method_is_explained(part):
+    """In its own words, or in those of the class it overrides one of."""
+    module = getattr(keras_multigpu, part) if part else keras_multigpu
+    unexplained = []
+    for name in module.__all__:
+        public = getattr(module, name)
+        for method, value in vars(public).items() if inspect.isclass(public) else [(name, public)]:
+            wants = inspect.isroutine(value) or isinstance(value, property)
+            documented = inspect.getdoc(getattr(public, method, value))
+            if wants and not method.startswith("_") and not documented:
+                unexplained.append(f"{name}.{method}")
+    assert unexplained == []
+
+
 @pytest.mark.parametrize("part", ["augmentation", "callbacks", "data"])
 def test_each_part_offers_its_public_names_and_nothing_else(part):
     """To `dir`, and so to the completion of a notebook: no module, no imported name."""

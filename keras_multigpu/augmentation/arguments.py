@@ -25,7 +25,6 @@ Range = tuple[float, float]
 
 
 def require_seed(seed: object) -> None:
-    """Raise a `ValueError` unless `seed` is None or an integer."""
     if seed is None or (not isinstance(seed, bool) and isinstance(seed, numbers.Integral)):
         return
     raise value_error(
@@ -37,13 +36,11 @@ def require_seed(seed: object) -> None:
 
 
 def require_box_format(box_format: object) -> None:
-    """Raise a `ValueError` unless a format of bounding boxes is None or known."""
     if box_format is not None:
         require_choice("bounding_box_format", box_format, BOX_FORMATS)
 
 
 def require_bool(name: str, value: object) -> None:
-    """Raise a `ValueError` unless a value is True or False."""
     if not isinstance(value, bool):
         raise value_error(
             f"`{name}` is neither True nor False.",
@@ -116,7 +113,6 @@ def example(low: float, high: float) -> str:
 
 
 def require_probability(name: str, value: object) -> None:
-    """Raise a `ValueError` unless a value is a number from 0 to 1."""
     if not is_number(value) or not 0 <= value <= 1:  # type: ignore[operator]
         raise value_error(
             f"`{name}` is not a probability.",
@@ -148,7 +144,6 @@ def as_value_range(value: Any) -> Range:
 
 
 def as_number(name: str, value: Any, *, low: float, high: float) -> float:
-    """An argument as a float, checked: a number from `low` to `high`."""
     if not is_number(value) or not low <= value <= high:
         raise value_error(
             f"`{name}` is not a number in its range.",

@@ -194,7 +194,6 @@ class AugmentationLayer(keras.layers.Layer):
                 )
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         config = {"seed": self.seed, "bounding_box_format": self.bounding_box_format}
         # `autocast` is decided above.
         return {**super().get_config(), **config}

@@ -208,7 +208,6 @@ def paired(layer: AugmentationLayer, request: Request, count: int) -> tuple[list
 
 
 def seeds_for(seed: int, count: int) -> tf.Tensor:
-    """The seeds of some images."""
     rows = tf.range(count, dtype=tf.int32)[:, None]
     return folded(tf.fill((count, 2), tf.constant(seed % 2**31, tf.int32)), rows)
 
@@ -229,7 +228,6 @@ def own_value_range(layer: AugmentationLayer) -> tuple[float, float] | None:
 def cell(
     example: dict[str, Any], values: tuple[float, float], box_format: str | None, texts: list[str]
 ) -> Cell:
-    """An example as it is drawn."""
     low, high = values
     image = np.clip((example["images"].astype(np.float32) - low) / (high - low), 0, 1)
     lines = list(texts)

@@ -100,7 +100,6 @@ def parameter_text(name: str, value: np.ndarray) -> str:
 
 
 def number_text(value: Any) -> str:
-    """A number in few characters."""
     if isinstance(value, bytes | str):
         return value.decode() if isinstance(value, bytes) else value
     if np.issubdtype(np.asarray(value).dtype, np.floating):

@@ -107,7 +107,6 @@ class RandomErasing(AugmentationLayer):
         return {**super().get_config(), **config}
 
     def _fill_values(self, channels: int) -> tuple[float, ...]:
-        """The value of each channel."""
         if is_number(self.fill_value):
             return (float(self.fill_value),) * channels
         values = [float(value) for value in self.fill_value]
@@ -123,7 +122,6 @@ class RandomErasing(AugmentationLayer):
 
 
 def as_aspect_ratio(value: Any) -> Range:
-    """The argument `aspect_ratio`, checked."""
     return as_range(
         "aspect_ratio", value if is_pair(value) else None, low=0.01, high=100, symmetric=False
     )

@@ -157,7 +157,6 @@ MIXES = ("strong", "imagenet")
 
 
 def require_mixing(name: str) -> None:
-    """Raise a `ValueError` unless a recipe can mix images."""
     if name not in MIXES:
         raise value_error(
             "`num_classes` was given for a recipe that mixes no images.",

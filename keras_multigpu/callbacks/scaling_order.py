@@ -13,7 +13,6 @@ Callbacks = Sequence[keras.callbacks.Callback]
 
 
 def scalings_among(callbacks: Callbacks) -> list[Any]:
-    """Each `BatchSizeScaling`."""
     # Not above: its module imports this one.
     from keras_multigpu.callbacks.batch_size_scaling.callback import BatchSizeScaling
 
@@ -21,7 +20,6 @@ def scalings_among(callbacks: Callbacks) -> list[Any]:
 
 
 def warmups_among(callbacks: Callbacks) -> list[Any]:
-    """Each `LearningRateWarmup`."""
     from keras_multigpu.callbacks.learning_rate_warmup.callback import LearningRateWarmup
 
     return [callback for callback in callbacks if isinstance(callback, LearningRateWarmup)]

@@ -82,13 +82,11 @@ def tf_config() -> TFConfig | None:
 
 
 def as_tf_config(cluster: Cluster) -> str:
-    """What TF_CONFIG has to be for a worker."""
     task = {"type": "worker", "index": cluster.index}
     return json.dumps({"cluster": {"worker": cluster.workers}, "task": task})
 
 
 def _addresses(role: str, addresses: Any, text: str) -> tuple[str, ...]:
-    """The addresses of one role."""
     if isinstance(addresses, dict):
         raise _error(
             f"names some processes of {role!r} only, as with TFJob's `enableDynamicWorker`", text

@@ -61,7 +61,6 @@ class Worker:
         self.group: Group = groups.start(command.command, environment, self._write)
 
     def failure(self) -> Failure | None:
-        """How it has failed, if it has."""
         code = self.group.exit_code()
         if not code:
             return None

@@ -35,7 +35,6 @@ logger = logging.getLogger("keras_multigpu")
 
 
 def name_of(workers: Sequence[str], index: int) -> str:
-    """What messages call a worker."""
     return f"worker {index} ({workers[index]})"
 
 

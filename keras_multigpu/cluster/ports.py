@@ -11,7 +11,6 @@ PORTS = range(15_000, 32_000)
 def free_ports(
     count: int, address: str, choose: Callable[[range, int], list[int]] = random.sample
 ) -> list[int]:
-    """Ports of an address on which nobody listens now."""
     found: list[int] = []
     for port in choose(PORTS, len(PORTS)):
         if len(found) == count:

@@ -116,7 +116,6 @@ def plane_size(variables: Mapping[str, str], most: int) -> int:
 
 
 def node_of_each_task(counts: Sequence[int], plane: int) -> list[int]:
-    """For each task the place of its node in the list of nodes."""
     tasks = [
         (task // plane, node, task) for node, count in enumerate(counts) for task in range(count)
     ]
@@ -180,7 +179,6 @@ def number(variables: Mapping[str, str], name: str, missing: int | None = None) 
 
 
 def slurm_error(what: str, name: str, variables: Mapping[str, str]) -> ValueError:
-    """The error for a variable that makes no sense."""
     return value_error(
         f"SLURM's variable {name} cannot be used: {what}.",
         "Expected the variables that `srun` sets for each task, with tasks laid out by block, "

@@ -51,7 +51,6 @@ class Contents(NamedTuple):
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the command."""
     parser = subparsers.add_parser(
         "check-images",
         help="find damaged images in a folder",
@@ -308,7 +307,6 @@ def counted(number: int, noun: str) -> str:
 
 
 def positive(text: str) -> int:
-    """A positive integer."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(
             problem(

@@ -169,7 +169,6 @@ def build(case: Case) -> Any:
 
 
 def compile_model(model: Any) -> None:
-    """Compile a model as all ways do."""
     import keras
 
     model.compile(
@@ -180,7 +179,6 @@ def compile_model(model: Any) -> None:
 
 
 def trained(model: Any, x: Any, steps: int | None, validation: Any) -> Result:
-    """Train a model; what came of it."""
     import keras
 
     history = keras.callbacks.History()
@@ -212,7 +210,6 @@ def ours_is_one_device(results: Results) -> bool:
 
 
 def table(results: Results) -> str:
-    """The results of all cases, as text."""
     width = 2 + max(map(len, WAYS.values()))
     lines = [f"{'':{width}}  final loss  accuracy  weights differ by"]
     for index, case in enumerate(CASES):
@@ -224,7 +221,6 @@ def table(results: Results) -> str:
 
 
 def row(result: Result, one: Result, is_one: bool) -> str:
-    """One way's result in columns."""
     if result.error:
         after = f" in epoch {len(result.losses) + 1}" if len(result.losses) < EPOCHS else ""
         return f"failed{after}: {result.error}"
@@ -264,7 +260,6 @@ def picture_of(results: Results, path: Path) -> str:
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the command."""
     parser = subparsers.add_parser(
         "demo",
         help="train on two replicas and compare them with one device; about a minute",

@@ -16,7 +16,6 @@ LOOPBACK = "127.0.0.1"
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the command."""
     parser = subparsers.add_parser(
         "launch",
         help="start the workers of one training, on this machine or on several",
@@ -147,7 +146,6 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def usage(what: str, expected: str, fix: str, **received: object) -> UsageError:
-    """An error in three parts."""
     return UsageError(problem(what, f"Expected {expected}.", fix, **received))
 
 

@@ -24,7 +24,6 @@ STEPS = 5
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the command."""
     parser = subparsers.add_parser(
         "plan",
         help="predict how fast a training will be on N GPUs",
@@ -52,7 +51,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Predict and print."""
     training = training_of(arguments)
     predictions = [predicted(training, gpus) for gpus in numbers_of_gpus(arguments.gpus)]
     print(table(predictions))

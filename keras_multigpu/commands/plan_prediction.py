@@ -87,7 +87,6 @@ class Prediction(NamedTuple):
 
 
 def predicted(training: Training, gpus: int) -> Prediction:
-    """A step of a training on some GPUs."""
     hosts = math.ceil(gpus / training.gpus_per_host)
     slowest = training.step * (1 + SPREAD * math.sqrt(2 * math.log(gpus)))
     summed = end_of_sums(training, gpus, slowest)

@@ -13,7 +13,6 @@ from keras_multigpu.commands.usage import UsageError
 
 
 def add_parser(subparsers: Any) -> None:
-    """Describe the command."""
     parser = subparsers.add_parser(
         "verify",
         help="train a model on one device and on N replicas, and compare",

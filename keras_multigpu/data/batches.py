@@ -441,7 +441,6 @@ class Batches:
 
 
 def part_of(shard: Any) -> Part:
-    """What `shard` names, checked."""
     require_shard(shard)
     number, shards = map(int, shard)
     return Part(number, number + 1, shards)

@@ -101,13 +101,11 @@ class DatasetStream(Stream):
         return {**super().identity(), "made": made, "shuffle_buffer": self._buffer}
 
     def served(self, service: str) -> "DatasetStream":
-        """As `Stream.served`."""
         stream = copy.copy(self)
         stream.service = ServedDataset(self._dataset, service)
         return stream
 
     def report_to(self, quarantine: Quarantine) -> None:
-        """As `Stream.report_to`."""
         if self.service is not None:
             self.service.quarantine = quarantine
 

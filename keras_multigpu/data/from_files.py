@@ -141,7 +141,6 @@ def targets_of(
 
 
 def weights_of(files: FileList) -> np.ndarray | None:
-    """The weight of each file as an array, checked."""
     if files.weights is None:
         return None
     try:

@@ -161,7 +161,6 @@ def reject_steps(steps: int | None, flow: Any) -> None:
 
 
 def require_factory(flow: Any) -> None:
-    """Raise unless `flow` is a function that makes iterators."""
     if isinstance(flow, Iterator):
         raise value_error(
             "A generator came that can be read only once.",

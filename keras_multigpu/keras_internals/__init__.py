@@ -66,7 +66,6 @@ def variable_storage(variable: keras.Variable) -> Any:
 
 
 def storages_of(variables: list[keras.Variable]) -> list[Any]:
-    """What `variable_storage` says of each."""
     return [variable._value for variable in variables]
 
 
@@ -163,7 +162,6 @@ class UndrawnGenerator(keras.random.SeedGenerator):
         self._is_drawn = False
 
     def next(self, ordered: bool = True) -> Any:
-        """The next seed."""
         if not self._is_drawn:
             seed_generator.make_default_seed()
             self._is_drawn = True
@@ -303,7 +301,6 @@ def given_metrics(model: keras.Model) -> list[keras.metrics.Metric]:
 
 
 def losses_of(model: keras.Model) -> list[keras.losses.Loss]:
-    """The compiled losses, one by one."""
     return [entry.loss for entry in model._compile_loss._flat_losses]
 
 

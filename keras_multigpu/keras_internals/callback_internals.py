@@ -21,7 +21,6 @@ COUNTERS: dict[type, tuple[str, ...]] = {
 
 
 def counters_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """The values of a callback's private counters."""
     return {
         name: vars(callback)[name]
         for owner, names in COUNTERS.items()
@@ -32,7 +31,6 @@ def counters_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
 
 
 def set_counters(callback: keras.callbacks.Callback, values: dict[str, Any]) -> None:
-    """Give a callback the counters that `counters_of` has found."""
     for name, value in values.items():
         setattr(callback, name, value)
 

@@ -51,15 +51,12 @@ class JoinedVariable:
         self.shape = self.value.shape
 
     def assign(self, value: Any) -> None:
-        """Take a new value."""
         self.value = tf.cast(value, self.dtype)
 
     def assign_add(self, value: Any) -> None:
-        """Add to the value."""
         self.assign(self.value + tf.cast(value, self.dtype))
 
     def assign_sub(self, value: Any) -> None:
-        """Subtract from the value."""
         self.assign(self.value - tf.cast(value, self.dtype))
 
     def give_back(self) -> None:
@@ -74,23 +71,18 @@ class JoinedVariable:
         return self.value if dtype is None else tf.cast(self.value, dtype)
 
     def __add__(self, other: Any) -> tf.Tensor:
-        """As a tensor's."""
         return self.value + other
 
     def __sub__(self, other: Any) -> tf.Tensor:
-        """As a tensor's."""
         return self.value - other
 
     def __mul__(self, other: Any) -> tf.Tensor:
-        """As a tensor's."""
         return self.value * other
 
     def __truediv__(self, other: Any) -> tf.Tensor:
-        """As a tensor's."""
         return self.value / other
 
     def __neg__(self) -> tf.Tensor:
-        """As a tensor's."""
         return -self.value
 
     __radd__, __rmul__ = __add__, __mul__
@@ -151,5 +143,4 @@ def joined_slots(optimizer: Any, members: list[keras.Variable]) -> Iterator[None
 
 
 def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Tensors end to end."""
     return tf.concat([t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in tensors], axis=0)

@@ -24,13 +24,11 @@ class SeededNumbers:
     def uniform(
         self, shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = tf.float32
     ) -> tf.Tensor:
-        """As `tf.random.Generator.uniform`."""
         return tf.random.stateless_uniform(shape, self._next_seed(), minval, maxval, dtype)
 
     def normal(
         self, shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = tf.float32
     ) -> tf.Tensor:
-        """As `tf.random.Generator.normal`."""
         return tf.random.stateless_normal(shape, self._next_seed(), mean, stddev, dtype)
 
     def _next_seed(self) -> tf.Tensor:

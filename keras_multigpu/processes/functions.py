@@ -91,7 +91,6 @@ class Functions(pickle.Unpickler):
         self._place = place
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        """What a name stands for."""
         if module_name == "__main__":
             module_name = _import_script(self._place).__name__
         return super().find_class(module_name, global_name)

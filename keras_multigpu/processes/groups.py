@@ -48,7 +48,6 @@ class Group:
         return self._process.returncode
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to all of the group."""
         if self._process.returncode is None:
             try:
                 os.killpg(self.pid, number)

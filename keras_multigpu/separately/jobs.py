@@ -91,7 +91,6 @@ class Job:
             self._command = new_process.script(*words)
 
     def start(self, groups: Groups, slot: Slot) -> None:
-        """Run it there."""
         self.slot = slot
         variables = slot.variables | {"PYTHONUNBUFFERED": "1"}
         self._began = time.monotonic()
@@ -147,7 +146,6 @@ def call_name(function: Callable[..., Any]) -> str:
 
 
 def shortened(value: object) -> str:
-    """A value in a few letters."""
     if not isinstance(value, bool | int | float | str | tuple | Path):
         return "..."
     text = repr(value)
@@ -155,7 +153,6 @@ def shortened(value: object) -> str:
 
 
 def script_words(number: int, job: Any) -> list[str]:
-    """The path of a script, and its arguments."""
     is_list = isinstance(job, Sequence) and not isinstance(job, str | bytes)
     words = list(job) if is_list else [job]
     if not words or not all(isinstance(word, str | os.PathLike | int | float) for word in words):
@@ -167,7 +164,6 @@ def script_words(number: int, job: Any) -> list[str]:
 
 
 def job_error(number: int, job: object, what: str) -> ValueError:
-    """The error for a job that cannot be started."""
     return value_error(
         f"`jobs[{number - 1}]` {what}.",
         "Expected a function without arguments, the path of a script, or a list of a path and "

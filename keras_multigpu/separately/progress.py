@@ -21,7 +21,6 @@ class Progress:
         self._drawn_at = 0.0
 
     def started(self, job: Job) -> None:
-        """A job runs."""
         if not self._on_terminal:
             self._say(f"{self._head(job)} started")
 

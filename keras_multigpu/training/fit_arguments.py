@@ -27,7 +27,6 @@ def require_whole_numbers(**arguments: Any) -> None:
 
 
 def require_whole_number(name: str, value: Any) -> None:
-    """Raise a `ValueError` unless `value` is 0, 1, 2, ..."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 0:
         raise value_error(
             f"`{name}` is not a whole number.",
@@ -55,7 +54,6 @@ def require_fraction(validation_split: Any) -> None:
 
 
 def require_class_weights(class_weight: Any) -> None:
-    """Raise a `ValueError` unless class weights come as a dict."""
     if class_weight is not None and not isinstance(class_weight, dict):
         raise value_error(
             "`class_weight` is not a dict.",
@@ -138,7 +136,6 @@ def mistake(loss: str, width: int, units: int, classes: int | None) -> tuple[str
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things."""
     return f"{number} {what}{'s' * (number != 1)}"
 
 

@@ -59,7 +59,6 @@ class MovedBytes:
             }
 
     def __call__(self) -> dict[str, int]:
-        """The bytes of each kind so far."""
         return {kind: self._known[kind] + int(self._in_graphs[kind]) for kind in self.KINDS}
 
     def add(self, kind: str, tensors: Any) -> None:
@@ -325,12 +324,10 @@ def local_ids(strategy: tf.distribute.Strategy) -> list[int]:
 
 
 def copies_of(variable: keras.Variable) -> Copies:
-    """A variable's copies in this process."""
     return copies_in(keras_internals.variable_storage(variable))
 
 
 def copies_in(storage: Any) -> Copies:
-    """The copies of which a storage is made."""
     if isinstance(storage, tf.distribute.DistributedValues):
         return tuple(storage.values)
     return (storage,)

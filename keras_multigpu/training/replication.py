@@ -144,11 +144,9 @@ class Replication:
         return self._of(model, "train_step", training_step, key, self._data_wait)
 
     def evaluation(self, model: keras.Model) -> StepFunctions:
-        """The compiled evaluation steps."""
         return self._of(model, "test_step", evaluation_step)
 
     def prediction(self, model: keras.Model) -> StepFunctions:
-        """The compiled prediction steps."""
         return self._of(model, "predict_step", prediction_step)
 
     def _of(

@@ -87,7 +87,6 @@ class TrainingRun:
 
     @property
     def replicas(self) -> int:
-        """The number of replicas."""
         return self._replication.group.count
 
     @property

@@ -38,7 +38,6 @@ class Rows(NamedTuple):
 
     @property
     def x(self) -> Any:
-        """The inputs."""
         return self.data[0]
 
     @property
@@ -66,7 +65,6 @@ class Shares(NamedTuple):
 
 
 def present(structure: Any) -> list[Any]:
-    """The leaves of a structure that are not None."""
     return [leaf for leaf in keras.tree.flatten(structure) if leaf is not None]
 
 

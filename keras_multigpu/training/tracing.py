@@ -88,7 +88,6 @@ def specs_of(tensors: Any) -> Any:
 
 
 def spec_of(value: Any) -> Any:
-    """The spec of one tensor, variable or spec."""
     if value is None or isinstance(value, tf.TypeSpec):
         return value
     if isinstance(value, keras.Variable):

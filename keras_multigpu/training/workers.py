@@ -133,7 +133,6 @@ def number_of(value: Any) -> int:
 
 
 def of_this_worker(callbacks: Any, group: ReplicaGroup) -> Any:
-    """The callbacks that this process runs."""
     if group.is_chief or isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
     flat = [callback for callback in keras.tree.flatten(callbacks or []) if callback is not None]

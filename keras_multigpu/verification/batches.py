@@ -52,7 +52,6 @@ def as_dataset(batch: Batch) -> tf.data.Dataset:
 
 
 def number_of_examples(batch: Batch) -> int:
-    """How many examples a batch has."""
     for leaf in keras.tree.flatten(batch):
         if leaf is not None and leaf.shape.rank:
             # The first dimension of a ragged tensor is not in its static shape.
@@ -71,7 +70,6 @@ def to_arrays(batch: Batch) -> tuple[Any, list[Any]]:
 
 
 def from_arrays(pickled: tuple[Any, list[Any]]) -> Batch:
-    """The batch that `to_arrays` has taken apart."""
     specs, arrays = pickled
     tensors = [None if array is None else tf.constant(array) for array in arrays]
     return tf.nest.pack_sequence_as(specs, tensors, expand_composites=True)

@@ -112,7 +112,6 @@ def added_losses(model: keras.Model) -> list[tuple[keras.Layer, float]]:
 
 
 def as_arrays(gradients: Any) -> Gradients:
-    """Gradients as dense arrays."""
     return [None if g is None else tf.convert_to_tensor(g).numpy() for g in gradients]
 
 

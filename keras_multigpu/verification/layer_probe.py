@@ -200,7 +200,6 @@ def put_right(part: tf.Tensor, wanted: np.ndarray | None) -> tf.Tensor:
 
 
 def tensors_in(structure: Any) -> list[tf.Tensor]:
-    """The dense tensors in a structure."""
     return [leaf for leaf in keras.tree.flatten(structure) if is_dense(leaf)]
 
 

@@ -125,7 +125,6 @@ class Recipe:
         return Participant(model, self.device)
 
     def on_replicas(self, replicas: tf.distribute.Strategy) -> Participant:
-        """A model on the replicas of a strategy."""
         model = self.model()
         synchronize = synchronizes_batch_norm(model)
         model = distribute(model, replicas, sync_batch_norm=synchronize)
@@ -133,7 +132,6 @@ class Recipe:
 
 
 def value_of(variable: keras.Variable) -> np.ndarray:
-    """A variable's value."""
     # Keras's own ways make NumPy 2 warn about `__array__`.
     return tf.convert_to_tensor(variable).numpy()
 
@@ -180,7 +178,6 @@ def build(model: keras.Model, batch: Batch) -> None:
 
 
 def require_compiled_model(model: object, build_model: object) -> None:
-    """Raise a `ValueError` unless the user's function has returned a compiled model."""
     if isinstance(model, keras.Model) and model.compiled:
         return
     came = "a model that is not compiled" if isinstance(model, keras.Model) else repr(type(model))

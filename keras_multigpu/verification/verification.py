@@ -72,14 +72,12 @@ def explanation(report: Report) -> str:
 
 
 def verdict(report: Report) -> str:
-    """One word about a report."""
     if report.error is not None:
         return "crashes"
     return "agrees" if report.agrees else "DIFFERS"
 
 
 def row(report: Report) -> tuple[str, ...]:
-    """A report as one row of the table."""
     return (
         str(report.replicas),
         verdict(report),

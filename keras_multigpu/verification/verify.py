@@ -70,7 +70,6 @@ def verify(
 
 
 def check_arguments(build_model: object, replicas: object, steps: object) -> None:
-    """Raise a `ValueError` where an argument makes no sense."""
     if not callable(build_model) or isinstance(build_model, keras.Model):
         raise value_error(
             "`build_model` is not a function.",

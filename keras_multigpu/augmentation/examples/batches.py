@@ -57,7 +57,6 @@ def require_one_of_each(beside: Example, targets: Example, weight: Any) -> None:
 
 
 def place_of_images(x: Any, inputs: list) -> int:
-    """The place of the images among the inputs of a batch."""
     if isinstance(x, dict) and "images" in x:
         return next(place for place, leaf in enumerate(inputs) if leaf is x["images"])
     places = [place for place, leaf in enumerate(inputs) if leaf.shape.rank == 4]

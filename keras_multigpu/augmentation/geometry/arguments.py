@@ -101,13 +101,11 @@ def require_one_window(crop: Any, crop_area: Any, aspect_ratio: Any) -> None:
 
 
 def require_flip(flip: Any) -> None:
-    """Raise a `ValueError` unless `flip` is known."""
     if flip is not None:
         require_choice("flip", flip, [name for name in FLIPS if name is not None])
 
 
 def require_fill_value(value: Any) -> None:
-    """Raise a `ValueError` unless `fill_value` is a number."""
     if not is_number(value):
         raise value_error(
             "`fill_value` is not a number.",

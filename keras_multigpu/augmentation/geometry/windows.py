@@ -122,5 +122,4 @@ def proportion(sides: Sides) -> tf.Tensor:
 
 
 def floats(values: Any) -> list[tf.Tensor]:
-    """Numbers or tensors as float32."""
     return [tf.cast(one, tf.float32) for one in values]

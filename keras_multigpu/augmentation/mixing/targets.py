@@ -172,7 +172,6 @@ def present(structure: Any) -> list:
 
 
 def as_float(weight: Any) -> tf.Tensor:
-    """Weights as floats."""
     weight = tf.convert_to_tensor(weight)
     return weight if weight.dtype.is_floating else tf.cast(weight, tf.float32)
 

@@ -41,7 +41,6 @@ def from_levels(levels: tf.Tensor, value_range: Range) -> tf.Tensor:
 
 
 def identity(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
-    """Nothing changes."""
     return levels
 
 

@@ -130,12 +130,10 @@ def steps(drawn: Drawn) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
 
 
 def unchanged(images: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """Images as they are."""
     return images
 
 
 def with_magnitude(operation: Operation, magnitude: tf.Tensor) -> Change:
-    """An operation with the magnitudes of a whole batch."""
     return lambda levels, rows: operation(levels, tf.gather(magnitude, rows))
 
 

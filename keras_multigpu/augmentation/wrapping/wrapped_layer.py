@@ -142,7 +142,6 @@ def trial_error(call: Callable[[Any], Any], kind: str) -> Exception | None:
 
 
 def require_no_mixing(layer: keras.Layer, names: tuple[str, ...]) -> None:
-    """Raise a `ValueError` for a layer that mixes the examples of a batch."""
     parts = [type(part).__name__ for part in keras_internals.layers_of(layer)]
     mixing = [name for name in parts if name in names]
     if mixing:

@@ -146,7 +146,6 @@ class BatchSizeFinder(keras.callbacks.Callback):
         return f"{good} examples fit on each replica and {bad} do not{spare}"
 
     def _limit(self, run: TrainingRun) -> int | None:
-        """The largest size to try."""
         examples = number_of_examples(run)
         share = None if examples is None else max(self.minimum, examples // run.replicas)
         return min((size for size in (self.maximum, share) if size is not None), default=None)

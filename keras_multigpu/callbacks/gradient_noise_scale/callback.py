@@ -99,7 +99,6 @@ class GradientNoiseScale(keras.callbacks.Callback):
         self.curve = [Point(*point) for point in state["curve"]]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Start anew."""
         run = measurable_run(self)
         require_before_readers(self, run.callbacks, LOGGED)
         strategy = self.model.distribute_strategy
@@ -132,7 +131,6 @@ class GradientNoiseScale(keras.callbacks.Callback):
             logs["suggested_batch_size"] = suggested_batch_size(noise.scale, replicas)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Draw the picture."""
         if self.picture is not None:
             draw(self.curve, self.smoothing, self.picture)
 

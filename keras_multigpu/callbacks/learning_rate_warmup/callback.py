@@ -145,7 +145,6 @@ class LearningRateWarmup(keras.callbacks.Callback):
         self._probe.begin()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Log the rate of the last step."""
         if logs is not None:
             logs["learning_rate"] = self._probe.last
 
@@ -186,7 +185,6 @@ class LearningRateWarmup(keras.callbacks.Callback):
             self._probe.give(left=rate.lever.numpy())
 
     def _length(self) -> int:
-        """The number of steps."""
         if self.steps is not None:
             return self.steps
         run = getattr(self.model, "training_run", None)
@@ -201,7 +199,6 @@ class LearningRateWarmup(keras.callbacks.Callback):
         return max(1, round((EPOCHS if self.epochs is None else self.epochs) * each))
 
     def _first(self, target: float, length: int) -> float:
-        """The first step's part of the target rate."""
         if self.initial_rate is None:
             scaling = scaling_of(self.model)
             return 1.0 / (length + 1) if scaling is None else 1.0 / max(scaling.factor, 1.0)

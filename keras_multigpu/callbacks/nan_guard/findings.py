@@ -101,7 +101,6 @@ class Facts:
         self._columns = list(columns)
 
     def of(self, kind: str, name: str | None = None) -> np.ndarray:
-        """The columns of a kind."""
         chosen = [
             index
             for index, column in enumerate(self._columns)
@@ -147,7 +146,6 @@ class Facts:
 
 
 def finding_of(facts: Facts, epoch: int, step: int, run: Any, model: keras.Model) -> Finding:
-    """The finding that facts of a step amount to."""
     what, cause = facts.what, facts.cause
     replicas = facts.replicas(cause, "own" if cause == "loss" else None)
     variables = facts.names("gradient" if what == "loss" else what)

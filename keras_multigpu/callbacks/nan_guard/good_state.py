@@ -32,10 +32,8 @@ class GoodState:
 
     @property
     def saved(self) -> dict[str, Any]:
-        """The same, for a checkpoint."""
         return {"epoch": self._epoch, "values": dict(self._state.values)}
 
     @classmethod
     def loaded(cls, saved: dict[str, Any]) -> Self:
-        """A state from a checkpoint."""
         return cls(ModelState(dict(saved["values"])), saved["epoch"])

@@ -84,7 +84,6 @@ class FiniteProbe(Probe):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What a checkpoint has to keep."""
         return {
             "counters": self.read(),
             "facts": self.table(),
@@ -201,7 +200,6 @@ def widened(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def finite(tensors: Sequence[Any]) -> tf.Tensor:
-    """Whether all elements are finite."""
     flags = [tf.reduce_all(tf.math.is_finite(tensor)) for tensor in floating(tensors)]
     return tf.reduce_all(tf.stack(flags)) if flags else tf.constant(True)
 

@@ -35,7 +35,6 @@ class RateProbe(Probe):
         self.active.assign(False)
 
     def make(self) -> None:
-        """Make the variables."""
         self.active = tf.Variable(False)
         self._last = tf.Variable(0.0)
         self._count = tf.Variable(0, dtype=tf.int64)
@@ -61,7 +60,6 @@ class RateProbe(Probe):
 
     @property
     def last(self) -> float:
-        """The rate of the last step."""
         return float(self._last.numpy())
 
     def go_on(self, last: float) -> None:
@@ -90,7 +88,6 @@ class RateProbe(Probe):
 
 
 def multiply_velocities(velocities: list[tuple[tf.Variable, ...]], change: Any) -> None:
-    """Multiply velocities on all replicas, each on its device."""
     for parts in velocities:
         for part in parts:
             with tf.device(part.device):

@@ -76,7 +76,6 @@ class Rate:
 
     @property
     def next(self) -> float:
-        """The rate of the next step."""
         return float(self.optimizer.learning_rate)
 
     def scale(self, factor: float) -> None:
@@ -110,7 +109,6 @@ class Rate:
     # Inside a training step.
 
     def lever_copies(self) -> tuple[tf.Variable, ...]:
-        """The lever on each replica."""
         return self._copies(self.lever)
 
     def steps(self) -> tf.Tensor:

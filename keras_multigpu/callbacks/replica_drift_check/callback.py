@@ -86,7 +86,6 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         self._epoch = self._step = self._checked_at = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Start anew."""
         self.checks, self.drifts = 0, []
         strategy = self.model.distribute_strategy
         compares = strategy.num_replicas_in_sync > 1 and home_device(strategy) is None
@@ -104,7 +103,6 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         self._step = self._checked_at = 0 if run is None else run.step
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Check, if it is due."""
         self._step = batch + 1
         if self._step // self.every_steps > self._checked_at // self.every_steps:
             self._check()

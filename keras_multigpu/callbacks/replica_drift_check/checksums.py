@@ -97,12 +97,10 @@ class Checksums:
 
 
 def checksums(*values: tf.Tensor) -> tf.Tensor:
-    """The checksum of each tensor."""
     return tf.stack([checksum(value) for value in values])
 
 
 def checksum(value: tf.Tensor) -> tf.Tensor:
-    """The checksum of one tensor."""
     words = words_of(value)
     positions = tf.cast(tf.range(tf.size(words)), tf.uint32)
     mixed = words + positions * tf.constant(STRIDE, tf.uint32)

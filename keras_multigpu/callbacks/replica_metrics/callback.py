@@ -139,7 +139,6 @@ class ReplicaMetrics(keras.callbacks.Callback):
             self._report(self._since_last(sums, timing))
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Draw the picture."""
         if self._picture is not None and self.windows:
             write_png(replica_figure(self.windows, self._ends), self._picture)
 
@@ -252,7 +251,6 @@ def refuse_second(callbacks: list[Any]) -> None:
 
 
 def metrics_of(metrics: Any) -> Any:
-    """The metrics, checked."""
     several = metrics.values() if isinstance(metrics, dict) else [metrics]
     for one in several:
         flat = one if isinstance(one, (list, tuple)) else [one]
@@ -285,5 +283,4 @@ def add_to_history(history: dict[str, list[Any]], window: Window) -> None:
 
 
 def sums_of(arrays: Any) -> Sums:
-    """Sums from a state."""
     return Sums(*(np.asarray(part, np.float64) for part in arrays))

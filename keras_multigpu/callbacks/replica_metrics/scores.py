@@ -34,7 +34,6 @@ class Score(NamedTuple):
     states: list[list[tf.Variable]]
 
     def result(self, replica: int) -> float:
-        """A replica's value so far."""
         values = [tf.convert_to_tensor(state) for state in self.states[replica]]
         # On the first device, whatever scope is open.
         with keras_internals.single_device():
@@ -192,5 +191,4 @@ def mean_of(result: Any) -> float:
 
 
 def flat(result: Any) -> list[Any]:
-    """The leaves of a result."""
     return list(keras.tree.flatten(result))

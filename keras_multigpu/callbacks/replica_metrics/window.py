@@ -30,7 +30,6 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, group: ReplicaGroup) -> "Place":
-        """The places of all replicas."""
         replicas = range(group.count)
         return cls([*map(group.worker_of, replicas)], [*map(group.device_of, replicas)])
 
@@ -53,7 +52,6 @@ class Window(NamedTuple):
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each replica."""
         place = self.place
         return [
             {

@@ -162,7 +162,6 @@ class ResumableCheckpoint(keras.callbacks.Callback):
         self._validating = True
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Validation is over."""
         self._validating = False
 
     def _cut_validation(self) -> None:
@@ -276,7 +275,6 @@ class ResumableCheckpoint(keras.callbacks.Callback):
 
 
 def require_signals(names: Any) -> None:
-    """Raise a `ValueError` for what is not a list of names of signals."""
     unknown = (
         [names]
         if isinstance(names, str)

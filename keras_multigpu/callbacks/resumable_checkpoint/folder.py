@@ -216,7 +216,6 @@ def locked(file: int) -> bool:
 
 
 def number_of(path: Path) -> int:
-    """The number in a checkpoint's name."""
     found = NAME.fullmatch(path.name)
     assert found is not None
     return int(found[1])

@@ -62,7 +62,6 @@ class Encoded:
         return sum(array.nbytes for array in self.arrays.values()) + len(self._header)
 
     def write_to(self, file: BinaryIO) -> None:
-        """Write the file."""
         archive = zipfile.ZipFile(file, "w")
         try:
             archive.writestr(TREE, self._header)

@@ -130,7 +130,6 @@ def told(changed: dict[str, tuple[Any, Any]]) -> str:
 
 
 def shortened(value: Any) -> str:
-    """The beginning of a value's text."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -49,7 +49,6 @@ def verdict_on(found: Throughput, model: keras.Model, data: Any) -> str:
 
 
 def faster_input(data: Any) -> list[str]:
-    """What makes data come faster."""
     if isinstance(data, Batches):
         settings = repr(data)
         tries = [] if "cache=" in settings else ['cache="memory" or a folder']
@@ -67,7 +66,6 @@ def faster_input(data: Any) -> list[str]:
 
 
 def less_communication(model: keras.Model) -> list[str]:
-    """What makes replicas talk less."""
     tries = ["a larger replica batch (micro_batches= where memory is short)"]
     if model.compute_dtype == "float32":
         tries.append("faster links between the devices, or fewer devices")
@@ -75,7 +73,6 @@ def less_communication(model: keras.Model) -> list[str]:
 
 
 def less_dispatch(model: keras.Model) -> list[str]:
-    """What leaves less to the host."""
     tries = []
     if model.run_eagerly:
         tries.append("compile(run_eagerly=False)")
@@ -89,7 +86,6 @@ def less_dispatch(model: keras.Model) -> list[str]:
 
 
 def faster_steps(model: keras.Model) -> list[str]:
-    """What makes the computation itself faster."""
     tries = []
     if model.compute_dtype == "float32":
         tries.append('mixed precision: keras.config.set_dtype_policy("mixed_bfloat16")')

@@ -111,12 +111,10 @@ class ThroughputReport(keras.callbacks.Callback):
         self._devices = [self._group.name_of(replica) for replica in range(self._group.count)]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Start the clock."""
         assert self._clock is not None
         self._clock.begin_epoch()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Report the epoch."""
         assert self._clock is not None
         timings, run = of_replicas(self._clock.read(), self._group), self._run
         # All have waited for the data of the last one.
@@ -210,7 +208,6 @@ def refuse_generator(data: Any) -> None:
 
 
 def tell(report: Throughput) -> None:
-    """Print a report."""
     say(str(report))
 
 

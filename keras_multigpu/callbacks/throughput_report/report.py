@@ -90,7 +90,6 @@ class Throughput(NamedTuple):
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> "Throughput":
-        """The report that a state is of."""
         scaling = state["scaling"]
         return cls(**{**state, "scaling": scaling and Scaling(**scaling)})
 
@@ -108,7 +107,6 @@ class Throughput(NamedTuple):
         return None if done is None or not self.peak_flops else done / self.peak_flops
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, as JSON can hold it."""
         numbers = {
             "examples_per_second": self.examples_per_second,
             "examples_per_second_per_device": self.examples_per_second_per_device,
@@ -175,12 +173,10 @@ LABELS = {
 
 
 def line(*columns: str) -> str:
-    """One line of the table."""
     return f"  {columns[0]:<20}{columns[1]:>12}   {columns[2]}"
 
 
 def scaling_line(scaling: Scaling) -> str:
-    """What is told of scaling."""
     note = "; these devices share one processor" if scaling.shared else ""
     return line(
         f"scaling 1 -> {scaling.replicas}",
@@ -190,7 +186,6 @@ def scaling_line(scaling: Scaling) -> str:
 
 
 def with_unit(operations: float) -> str:
-    """Operations a second with the unit that fits."""
     unit, factor = ("T", 1e12) if operations >= 1e12 else ("G", 1e9)
     return f"{operations / factor:.3g} {unit}/s"
 

@@ -28,7 +28,6 @@ class Timing(NamedTuple):
     sums: Sums
 
     def plus(self, other: "Timing") -> "Timing":
-        """Both together."""
         return Timing(
             self.wall + other.wall,
             self.data_wait + other.data_wait,
@@ -39,7 +38,6 @@ class Timing(NamedTuple):
         )
 
     def since(self, before: "Timing") -> "Timing":
-        """What came after."""
         return Timing(
             self.wall - before.wall,
             self.data_wait - before.data_wait,
@@ -113,7 +111,6 @@ class StepClock:
         self._stop()
 
     def step_done(self) -> None:
-        """Some steps are done."""
         self._steps += self._run.step - self.step
         self.step = self._run.step
         self._groups += 1

@@ -38,24 +38,19 @@ class Sums(NamedTuple):
     steps: np.ndarray
 
     def of_replicas(self, name: str) -> np.ndarray:
-        """One column for all replicas."""
         return self.replicas[:, REPLICA_SUMS.index(name)]
 
     def of_steps(self, name: str) -> float:
-        """One entry."""
         return float(self.steps[STEP_SUMS.index(name)])
 
     def since(self, before: "Sums") -> "Sums":
-        """What was added since then."""
         return Sums(self.replicas - before.replicas, self.steps - before.steps)
 
     def plus(self, other: "Sums") -> "Sums":
-        """Both together."""
         return Sums(self.replicas + other.replicas, self.steps + other.steps)
 
 
 def no_sums(replicas: int) -> Sums:
-    """Sums over no steps."""
     return Sums(np.zeros((replicas, len(REPLICA_SUMS))), np.zeros(len(STEP_SUMS)))
 
 
@@ -85,7 +80,6 @@ class TraceProbe(Probe):
             self._on_trace()
 
     def read(self) -> Sums:
-        """The sums so far."""
         return no_sums(self.replicas)
 
 
@@ -114,7 +108,6 @@ class StepProbe(TraceProbe):
                 self._of_steps = tf.Variable(zeros.steps, trainable=False)
 
     def on_replica(self, seen: Seen) -> list[tf.Tensor]:
-        """A replica's numbers and times."""
         assert seen.times is not None
         numbers = [tf.cast(seen.examples, tf.float32)]
         if self._losses:

@@ -102,7 +102,6 @@ class CachedPart(Subset):
 
 
 def require_place(where: str | Path) -> None:
-    """Raise a `ValueError` unless `where` can be a place for a cache."""
     if not isinstance(where, str | Path) or not str(where):
         raise value_error(
             "`cache` is not a place for decoded examples.",

@@ -111,7 +111,6 @@ def header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
 
 
 def size_of(shape: tuple[int, ...], dtype: np.dtype) -> int:
-    """The bytes of an array."""
     return int(np.prod(shape)) * dtype.itemsize
 
 

@@ -81,5 +81,4 @@ def shown(pieces: Iterator[Piece], count: int, what: str) -> Iterator[Piece]:
 
 
 def size_of_one(leaves: Sequence[Any]) -> int:
-    """The bytes of one example."""
     return sum(leaf.dtype.size * leaf.shape.num_elements() for leaf in leaves)

@@ -231,7 +231,6 @@ class FolderCache:
         self._open(folder)
 
     def _files(self, folder: Path) -> list[tuple[Path, tf.TensorSpec, np.dtype]]:
-        """Each leaf's file, spec and type."""
         return [
             (folder / f"leaf_{number}.npy", leaf, np.dtype(leaf.dtype.as_numpy_dtype))
             for number, leaf in enumerate(self._leaves)

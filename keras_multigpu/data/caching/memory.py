@@ -96,7 +96,6 @@ def damaged_among(indices: np.ndarray, damaged: dict[int, str]) -> list[tuple[in
 
 
 def require_memory(needed: int, name: str) -> None:
-    """Raise a `MemoryError` unless so many bytes can be had."""
     available = available_bytes()
     if needed > MOST_OF_MEMORY * available:
         raise MemoryError(

@@ -182,7 +182,6 @@ class OpenCVBackend:
 
 
 def cut(image: np.ndarray, box: Box) -> np.ndarray:
-    """A part of an image."""
     return image[box.top : box.top + box.height, box.left : box.left + box.width]
 
 
@@ -204,7 +203,6 @@ def smoothed(image: np.ndarray, kernel: str) -> tf.Tensor:
 
 
 def with_channels(image: np.ndarray, channels: int) -> np.ndarray:
-    """An image of 1, 3 or 4 channels with another number of them."""
     if image.shape[2] == channels:
         return image
     if channels == 1:

@@ -179,7 +179,6 @@ def cause_of(error: OSError) -> str:
 
 
 def random_box(height: int, width: int, seed: np.ndarray) -> Box:
-    """A random part of an image."""
     # Python's own generator starts ten times as fast as NumPy's.
     draw = random.Random(int(seed[0]) << 32 | int(seed[1])).random
     for _ in range(TRIES):

@@ -123,7 +123,6 @@ def jpeg(data: bytes) -> Header:
 
 
 def png(data: bytes) -> Header:
-    """The header of a PNG."""
     width, height = struct.unpack_from(">II", data, 16)
     if not data.endswith(PNG_END) and PNG_END not in data:
         raise cut_off(data)

@@ -26,7 +26,6 @@ def image_folder(
     follow_links: bool,
     verbose: bool,
 ) -> ImageFiles:
-    """The source of all images in a folder."""
     require_folder(path)
     labels, inferred = require_labels(labels, label_mode, class_names)
     classes = chosen_classes(path, class_names) if inferred else None
@@ -96,7 +95,6 @@ def chosen_classes(path: str, class_names: Sequence[str] | None) -> list[str]:
 
 
 def listed_labels(labels: Any, count: int, path: str) -> np.ndarray:
-    """A list of labels as an array, checked."""
     numbers = np.asarray(labels)
     if numbers.ndim != 1 or len(numbers) != count:
         raise value_error(
@@ -121,7 +119,6 @@ def listed_labels(labels: Any, count: int, path: str) -> np.ndarray:
 
 
 def require_folder(path: str) -> None:
-    """Raise an error unless `path` is a folder on this machine."""
     if os.path.isdir(path):
         return
     if "://" in path:

@@ -81,7 +81,6 @@ class ImageFiles(Source):
         )
 
     def example_name(self, index: int) -> str:
-        """The path of one file."""
         return self._files.path(index)
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
@@ -113,7 +112,6 @@ def state_of(files: FileTable, exact: bool) -> str:
 
 
 def state_of_file(path: str, exact: bool) -> str:
-    """The size of a file, and when it was changed."""
     try:
         state = os.stat(path)
     except OSError:

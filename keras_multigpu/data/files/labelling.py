@@ -16,7 +16,6 @@ SEPARATOR = "|"
 
 
 def found_task(labels: np.ndarray, task: str | None, label_mode: str | None) -> str:
-    """What the labels are for, found from their values unless `task` says it."""
     require_choice("task", task, TASKS)
     require_choice("label_mode", label_mode, LABEL_MODES)
     found = task or task_of(labels)
@@ -32,7 +31,6 @@ def found_task(labels: np.ndarray, task: str | None, label_mode: str | None) -> 
 
 
 def task_of(labels: np.ndarray) -> str:
-    """The task that the values of the labels suggest."""
     if labels.dtype == object:
         if any(not isinstance(label, str) for label in labels):
             return "multi_label"
@@ -116,7 +114,6 @@ def plain_array(labels: Any) -> np.ndarray:
 
 
 def number_columns(columns: Sequence[np.ndarray]) -> np.ndarray:
-    """Columns of numbers as a matrix."""
     return np.stack([np.asarray(column, np.float64) for column in columns], axis=1)
 
 
@@ -152,7 +149,6 @@ def class_targets(
 
 
 def mask_paths(labels: np.ndarray) -> list[str]:
-    """The labels as the paths of masks."""
     if labels.dtype != object or any(not isinstance(label, str) for label in labels):
         raise value_error(
             "Some labels are not paths.",
@@ -209,7 +205,6 @@ def class_columns(matrix: np.ndarray, names: list[str] | None) -> ValueTargets:
 
 
 def numbers_of(labels: np.ndarray, names: list[str]) -> np.ndarray:
-    """The number of each name."""
     numbers = {name: number for number, name in enumerate(names)}
     unknown = sorted({str(label) for label in labels} - numbers.keys())
     if unknown or len(numbers) < len(names):

@@ -125,7 +125,6 @@ def from_table(
     root: str,
     name: str,
 ) -> FileList:
-    """The files of a table."""
     for argument, values in (("labels", labels), ("sample_weight", weights)):
         if values is not None:
             raise value_error(
@@ -211,7 +210,6 @@ def in_order(values: Any, name: str) -> Any:
 
 
 def texts_of(paths: Iterable[Any], name: str) -> list[str]:
-    """Paths, be they texts or objects of `pathlib`, as texts."""
     texts = []
     for row, path in enumerate(paths):
         if not isinstance(path, str | os.PathLike) or path == "":
@@ -226,7 +224,6 @@ def texts_of(paths: Iterable[Any], name: str) -> list[str]:
 
 
 def require_table_file(path: str) -> None:
-    """Raise a `ValueError` unless `path` is a CSV file."""
     if os.path.splitext(path)[1].lower() in _DELIMITERS and os.path.isfile(path):
         return
     if os.path.isdir(path):

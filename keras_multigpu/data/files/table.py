@@ -27,7 +27,6 @@ class FileTable:
             self._names.add(name)
 
     def __len__(self) -> int:
-        """How many files there are."""
         return len(self._names)
 
     def path(self, index: int) -> str:

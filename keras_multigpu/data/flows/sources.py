@@ -170,11 +170,9 @@ class FlowFiles(FlowSource):
         return self._loading.load(self._files.path(index))
 
     def example_name(self, index: int) -> str:
-        """The path of one file."""
         return self._files.path(index)
 
     def content(self, exact: bool) -> Any:
-        """As `FlowSource.content`: the files, and how they are loaded."""
         files = state_of(self._files, exact)
         return {"files": files, **self._loading._asdict()}
 

@@ -73,7 +73,6 @@ class FlowTargets:
             target[...] = part[indices]
 
     def identity(self, exact: bool) -> list[Any]:
-        """What decides them, as `Source.identity`."""
         return [
             part.identity(exact) if isinstance(part, Classes) else of_array(part, whole=exact)
             for part in self._parts
@@ -110,6 +109,5 @@ class Classes:
         return vectors
 
     def identity(self, exact: bool) -> Any:
-        """What decides them, as `Source.identity`."""
         parts = [of_array(part, whole=exact) for part in (self._numbers, self._ends)]
         return {"classes": parts, "spec": str(self.spec)}

@@ -49,5 +49,4 @@ def scalar_text(value: Any, class_names: list[str] | None) -> str:
 
 
 def class_text(number: int, class_names: list[str] | None) -> str:
-    """The name of a class, or its number."""
     return class_names[number] if class_names and 0 <= number < len(class_names) else str(number)

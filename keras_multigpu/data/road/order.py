@@ -123,7 +123,6 @@ def permuted(numbers: np.ndarray, lengths: np.ndarray, key: np.ndarray) -> np.nd
 
 
 def below(limit: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-    """Hashes as numbers from zero to `limit`."""
     return (hashes % limit.astype(np.uint64)).astype(np.int64)
 
 

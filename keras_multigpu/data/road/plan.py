@@ -75,7 +75,6 @@ class Plan(NamedTuple):
         return Place(first.epoch + 1 + epochs, step * self.global_batch_size)
 
     def positions(self, start: int, part: Part) -> np.ndarray:
-        """The positions of a part of the batch that begins at `start`."""
         size = min(self.global_batch_size, self.order.length - start)
         low, high = part.rows(size)
         return np.arange(start + low, start + high, dtype=np.int64)

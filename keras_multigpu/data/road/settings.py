@@ -111,7 +111,6 @@ def changes_of(settings: Batching) -> list[str]:
 
 
 def require_valid(settings: Batching, source: Source | Stream) -> None:
-    """Raise a `ValueError` unless these settings can be used with a source."""
     sizes = {name: settings[name] for name in ("global_batch_size", "replica_batch_size")}
     if None not in sizes.values():
         raise value_error(
@@ -171,7 +170,6 @@ def require_batches(plan: Plan) -> None:
 
 
 def require_place(epoch: Any, start: Any, length: int | None) -> None:
-    """Raise a `ValueError` unless an epoch can begin there."""
     for name, value in (("epoch", epoch), ("start", start)):
         if not isinstance(value, int | np.integer) or value < 0:
             raise value_error(
@@ -190,7 +188,6 @@ def require_place(epoch: Any, start: Any, length: int | None) -> None:
 
 
 def require_shard(shard: Any) -> None:
-    """Raise a `ValueError` unless `shard` is `(i, n)` with `0 <= i < n`."""
     valid = (
         isinstance(shard, tuple | list)
         and len(shard) == 2

@@ -93,8 +93,6 @@ class ServedDataset:
             arrivals.stop()
 
     def _read(self) -> Iterator[tuple[Any, Any]]:
-        """Places and elements, as the service gives them."""
-
         def with_place(place: tf.Tensor) -> tuple[tf.Tensor, Any]:
             return place, tf.data.experimental.at(self._dataset, place)
 

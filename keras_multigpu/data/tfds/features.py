@@ -115,7 +115,6 @@ class Features:
         return self.example(specs)
 
     def example(self, values: dict[str, Any]) -> Example:
-        """The values of features as `(x, y, sample_weight)`."""
         return placed(self.keys, values)
 
     def labels_key(self) -> str | None:
@@ -145,7 +144,6 @@ class Features:
         return not all(isinstance(decoder, skip) for decoder in self._given.values())
 
     def identity(self) -> dict[str, Any]:
-        """What is read, and how."""
         images = {name: decoder.settings for name, decoder in self.images.items()}
         return {"keys": self.keys, "images": images, "decoders": identity_of(self._given)}
 
@@ -183,7 +181,6 @@ def chosen_keys(info: Any, chosen: Any, as_supervised: bool) -> Any:
 
 
 def given_decoders(decoders: Any, connectors: dict[str, Any]) -> dict[str, Any]:
-    """The user's decoders, if they can be used."""
     if decoders is None:
         return {}
     if not isinstance(decoders, dict):
@@ -239,7 +236,6 @@ def is_plain_image(connector: Any) -> bool:
 
 
 def spec_of(value: Any) -> tf.TypeSpec:
-    """The spec of a value, which may be a spec."""
     if isinstance(value, tf.TypeSpec):
         return value
     tensor = tf.convert_to_tensor(value)

@@ -61,7 +61,6 @@ class Packing:
         self._sent_as = [dtypes[members[0]] for members in self._members]
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Join the tensors into flat packs."""
         flat = [[tf.reshape(tensors[i], [-1]) for i in members] for members in self._members]
         return [parts[0] if len(parts) == 1 else tf.concat(parts, axis=0) for parts in flat]
 

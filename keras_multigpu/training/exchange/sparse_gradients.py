@@ -92,7 +92,6 @@ def concatenated(first: tf.IndexedSlices, second: tf.IndexedSlices) -> tf.Indexe
 
 
 def rows_spec(gradient: tf.IndexedSlices) -> tf.IndexedSlicesSpec:
-    """The spec of a sparse gradient with any number of rows."""
     values, indices, shape = gradient.values, gradient.indices, gradient.dense_shape
     table = tf.get_static_value(shape)
     return tf.IndexedSlicesSpec(
@@ -128,7 +127,6 @@ def zero_unless(condition: tf.Tensor, tensor: Any) -> Any:
 
 
 def add_all(first: list[Any], second: list[Any]) -> list[Any]:
-    """Add two lists of tensors, one by one."""
     return [
         concatenated(a, b) if is_sparse(a) else a + b for a, b in zip(first, second, strict=True)
     ]

@@ -103,7 +103,6 @@ class Stages:
         self._parts = parts
 
     def __call__(self, *args: Any) -> Any:
-        """What the function returns to one replica, when all call it."""
         if not tf.executing_eagerly():
             # The calls that this graph makes need the functions of the stages.
             tf.compat.v1.add_to_collection("keras_multigpu/stages", self)

@@ -236,7 +236,6 @@ def are_copied(devices: Sequence[str], specs: Any) -> bool:
 
 
 def has_own_memory(device: str) -> bool:
-    """Whether a device has memory of its own."""
     return tf.DeviceSpec.from_string(device).device_type != "CPU"
 
 
@@ -248,7 +247,6 @@ def one_by_one(*shares: Rows) -> tf.data.Dataset:
 
 
 def on_device(rows: Rows, device: str) -> Rows:
-    """The same rows on a device."""
     with tf.device(device):
         return keras.tree.map_structure(
             lambda leaf: None if leaf is None else tf.identity(leaf), rows

@@ -57,7 +57,6 @@ class EpochSource(BatchSource):
 
     @property
     def batch_size(self) -> int:
-        """The global batch size."""
         return int(self._batches.global_batch_size)
 
     @property

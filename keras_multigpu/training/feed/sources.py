@@ -92,7 +92,6 @@ class BatchSource:
         """Begin with this step of this epoch of `fit`, where epochs have numbers."""
 
     def iterator(self) -> Iterator[Shares]:
-        """A new iterator."""
         raise NotImplementedError
 
     def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
@@ -174,7 +173,6 @@ class DatasetSource(BatchSource):
 
     @property
     def batch_size(self) -> int | None:
-        """The global batch size; None if unknown."""
         if self._cut is not None:
             return self._cut[0] or batch_size_of(self.spec)
         size: int | None = self._adapter.batch_size
@@ -182,14 +180,12 @@ class DatasetSource(BatchSource):
 
     @property
     def num_examples(self) -> int | None:
-        """The number of examples; None if unknown."""
         x = self._arguments["x"]
         if isinstance(x, (tf.data.Dataset, keras.utils.PyDataset)):
             return None if self._cut is None else self._cut[1]
         return int(keras.tree.flatten(x)[0].shape[0])
 
     def iterator(self) -> Iterator[Shares]:
-        """A new iterator."""
         if self._order is not None:
             self._order.change()
         if self._shares is None:
@@ -234,7 +230,6 @@ class Order:
             self._number = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def change(self) -> None:
-        """Take the next order."""
         self._number.assign_add(1)
 
     def taken(self) -> contextlib.AbstractContextManager[None]:
@@ -283,7 +278,6 @@ class DistributedSource(PythonSource):
     """Batches that a strategy has already cut, of which each replica's rows are on its device."""
 
     def iterator(self) -> Iterator[Shares]:
-        """A new iterator."""
         return map(self._shares, self._make())
 
     def _shares(self, batch: Any) -> Shares:

@@ -54,7 +54,6 @@ class Operation(NamedTuple):
         return tf.get_static_value(self.inputs[index])
 
     def numbers(self, index: int) -> list[int] | None:
-        """An input as a list of integers."""
         value = self.value(index)
         return None if value is None else [int(number) for number in value.reshape(-1)]
 
@@ -104,7 +103,6 @@ class Operation(NamedTuple):
 
 
 def trait_of(op: Operation) -> Trait | None:
-    """What an operation makes of the batch."""
     if op.kind in OF_SHAPES_ONLY:
         return of_shape(op)
     if op.rows():
@@ -204,7 +202,6 @@ def reduction(op: Operation) -> Trait | None:
 
 
 def along_last(op: Operation) -> Trait | None:
-    """Operations that work along the last axis."""
     trait = op.traits[0]
     return RELATED if trait and trait.axis == op.inputs[0].shape.rank - 1 else trait
 
@@ -233,7 +230,6 @@ def shuffled(op: Operation) -> Trait | None:
 
 
 def half_of_all_squares(op: Operation) -> Trait | None:
-    """`L2Loss`."""
     return Trait("sum")
 
 
@@ -449,7 +445,6 @@ def of_one_axis(op: Operation, found: list[Trait]) -> Trait | None:
 
 
 def einsum(op: Operation) -> Trait | None:
-    """`Einsum`, by the letters of its equation."""
     equation = tf.compat.as_str(op.attribute("equation", b"")).replace(" ", "")
     if "." in equation or "->" not in equation:
         return None

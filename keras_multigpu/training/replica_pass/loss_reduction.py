@@ -271,7 +271,6 @@ def random_rows(specs: list[Any], targets: int, seed: int) -> list[np.ndarray]:
 
 
 def values_of(loss: keras.losses.Loss, data: Any) -> np.ndarray:
-    """The loss's values for a batch."""
     y_true, y_pred = tf.nest.map_structure(
         lambda rows: keras.ops.convert_to_tensor(rows, dtype=loss.dtype), data
     )

@@ -107,7 +107,6 @@ def ordered(count: int | None, trait: Trait | None) -> int | None:
 
 
 def outputs_of_many(function: Callable[..., Any], x: Any) -> Any:
-    """The shapes of the outputs for many examples."""
     many = symbolic(keras.tree.map_structure(of_many, x))
     return keras_internals.symbolic_call(function, many)
 
@@ -174,7 +173,6 @@ def blocks_in(count: int | None) -> range:
 
 
 def blocks_of(leaf: Any, count: int | None) -> list[Any]:
-    """An output in these blocks."""
     number = len(blocks_in(count))
     return [leaf] if number == 1 else tf.split(leaf, number)
 

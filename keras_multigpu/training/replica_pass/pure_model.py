@@ -155,7 +155,6 @@ class RememberingRegularizer:
         self.users = 0
 
     def __call__(self, outputs: tf.Tensor) -> tf.Tensor:
-        """The regulariser's penalty."""
         penalty = self.regularizer(outputs)
         self.penalties.seen.append(penalty)
         return penalty

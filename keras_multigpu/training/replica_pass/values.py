@@ -67,7 +67,6 @@ class Variables:
         return [*self.trainable, *self.others, self.global_seed]
 
     def seeded(self, values: Values, replica: tf.Tensor) -> Values:
-        """The values with the seeds of one replica."""
         return self._with_seeds(for_replica, values, replica)
 
     def unseeded(self, values: Values, replica: tf.Tensor) -> Values:

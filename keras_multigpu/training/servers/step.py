@@ -110,7 +110,6 @@ class ServedTrainStep(TrainStep):
         return [[tf.convert_to_tensor(copy) for copy in part] for part in self._stored]
 
     def _added(self, shares: Sequence[Rows], found: Any) -> dict[str, Any]:
-        """The logs, with what a batch has added."""
         losses, metrics = tf.nest.map_structure(tf.convert_to_tensor, found)
         update = Update([], [], [], losses, metrics, tf.zeros(()))
         outcome = self._traced.graph.structured_outputs  # Of which nothing is asked.

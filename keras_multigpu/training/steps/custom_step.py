@@ -361,8 +361,6 @@ def noted_metrics(metrics: Sequence[keras.metrics.Metric], given: Given) -> Iter
 def noting_result(
     metric: keras.metrics.Metric, result: Callable[..., Any], given: Given
 ) -> Callable[..., Any]:
-    """`metric.result`, noting what it gives."""
-
     def noted() -> Any:
         value = result()
         given[id(value)] = value, metric

@@ -44,7 +44,6 @@ class EvaluationStep(Step):
         return self._logs(shares, results, [loss], whole)
 
     def predict(self, shares: Sequence[Rows]) -> Any:
-        """The predictions for one global batch."""
         results = self._run(shares)
         self._assign(results)
         return self._predictions(results)

@@ -204,7 +204,6 @@ def turn(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def running(step: PresentStep) -> Iterator[None]:
-    """Let `step` be the present one."""
     _thread.step = step
     try:
         noted = step.noted()

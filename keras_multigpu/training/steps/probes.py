@@ -116,7 +116,6 @@ class Seen:
 
     @property
     def total_loss(self) -> tf.Tensor:
-        """The loss of the global batch."""
         return self._whole_loss if self._whole_loss is not None else self.update.losses[0]
 
     @property

@@ -41,7 +41,6 @@ def fingerprint(batches: Any) -> tf.Tensor:
 
 
 def bits(values: tf.Tensor) -> tf.Tensor:
-    """Values of any type as integers."""
     if values.dtype == tf.string:
         return tf.cast(tf.strings.to_hash_bucket_fast(values, 2**31 - 1), tf.int32)
     if values.dtype.is_floating:

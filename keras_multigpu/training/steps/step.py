@@ -155,7 +155,6 @@ class Step:
         return self._group.run(on_replica)
 
     def _assign(self, results: list[Result]) -> None:
-        """Give variables their new values."""
         others = [*results[0].layout.changed, *self._variables.seeds]
         places = [*self._updated, *(self._others[index] for index in others)]
         for replica, (update, outcome, *_) in zip(self._group.replicas, results, strict=True):
@@ -187,7 +186,6 @@ class Step:
             refuse_computed(results[0].layout.counts, parts)
 
     def _whole(self, shares: Sequence[Rows], results: list[Result]) -> tuple[Batch, Any]:
-        """The global batch and its predictions."""
         batch, y_pred = self._global_batch(shares), self._predictions(results)
         if not self._model.run_eagerly:
             self._pass.metrics.build_for(batch, y_pred)

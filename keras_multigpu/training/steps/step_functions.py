@@ -68,7 +68,6 @@ class StepFunctions:
 
     @property
     def steps(self) -> list[Any]:
-        """The steps compiled so far."""
         return list(self._single.values())
 
     def run(self, group: Group, spec: Batch | None) -> Any:
@@ -155,7 +154,6 @@ class CompiledStep:
         self.structured_outputs = self._graph.structured_outputs
 
     def __call__(self, rows: Sequence[Rows]) -> Any:
-        """Run the step on the rows of each replica."""
         return self._graph(*present(rows))
 
 
@@ -215,7 +213,6 @@ def next_of(iterator: Any, data_wait: tf.Variable | None) -> Any:
 
 
 def key_of(spec: Batch) -> Hashable:
-    """A structure of specs as a key."""
     leaves = tuple(leaf for leaf in keras.tree.flatten(spec))
     return str(keras.tree.map_structure(lambda _: 0, spec)), leaves
 

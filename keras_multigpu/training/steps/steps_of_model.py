@@ -145,7 +145,6 @@ def served_step(model: keras.Model, replication: "Replication", spec: Batch) -> 
 def evaluation_step(
     model: keras.Model, replication: "Replication", spec: Batch, batch: Batch | None
 ) -> RunStep:
-    """The evaluation step, as `training_step`."""
     prepare(model, replication, spec, batch, "test_step")
     if is_overridden(model, "test_step"):
         make_ready(model, replication, (spec, batch), model.test_step)
@@ -163,7 +162,6 @@ def evaluation_step(
 def prediction_step(
     model: keras.Model, replication: "Replication", spec: Batch, batch: Batch | None
 ) -> RunStep:
-    """The prediction step, as `training_step`."""
     prepare(model, replication, spec, batch)
     group = replication.group
     if is_overridden(model, "predict_step"):
@@ -213,7 +211,6 @@ class SumOrWhole:
             self._step = make_whole()
 
     def __call__(self, shares: Any) -> Any:
-        """Run the step."""
         try:
             return self._step(shares)
         except NeedsWholeBatch:
@@ -222,7 +219,6 @@ class SumOrWhole:
 
 
 def metrics_of(model: keras.Model, spec: Batch) -> AdditiveMetrics:
-    """The compiled metrics, for a pass."""
     return AdditiveMetrics(model, spec, is_overridden(model, "compute_metrics"))
 
 

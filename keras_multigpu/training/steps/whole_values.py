@@ -289,7 +289,6 @@ def summed_gradients(
 
 
 def is_variable(source: Any) -> bool:
-    """Whether a source of gradients is a variable."""
     return isinstance(source, keras.Variable | tf.Variable)
 
 

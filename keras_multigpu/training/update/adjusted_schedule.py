@@ -37,11 +37,9 @@ class AdjustedSchedule(keras.optimizers.schedules.LearningRateSchedule):
         return [self.factor, self.offset]
 
     def __call__(self, step: Any) -> Any:
-        """The adjusted rate of a step."""
         return keras.ops.cast(self.unadjusted(step), "float32") * self.factor + self.offset
 
     def unadjusted(self, step: Any) -> Any:
-        """The rate that the user's schedule has for a step."""
         takes_step = isinstance(self.schedule, keras.optimizers.schedules.LearningRateSchedule)
         return self.schedule(step) if takes_step else self.schedule()
 

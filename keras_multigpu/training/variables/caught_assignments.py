@@ -53,13 +53,11 @@ class CatchingScope(keras.StatelessScope):
         self._watch = refused_without_keras() if several else contextlib.nullcontext()
 
     def __enter__(self) -> "CatchingScope":
-        """Begin to catch."""
         self._watch.__enter__()
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Catch no more."""
         super().__exit__(*error)
         self._watch.__exit__(*error)
 

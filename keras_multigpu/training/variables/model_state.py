@@ -109,7 +109,6 @@ def variables_of(model: keras.Model) -> dict[str, keras.Variable]:
 
 
 def unique(variables: list[keras.Variable]) -> list[keras.Variable]:
-    """The variables, each once."""
     return list({id(variable): variable for variable in variables}.values())
 
 

@@ -39,7 +39,6 @@ def place_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
 def place_optimizers(
     optimizers: list[keras.optimizers.Optimizer], strategy: tf.distribute.Strategy
 ) -> None:
-    """Move the variables of optimizers to `strategy`."""
     for optimizer in optimizers:
         if home_device(strategy) is None:
             optimizer_internals.set_optimizer_strategy(optimizer, strategy)
@@ -81,7 +80,6 @@ def idle_optimizers(model: keras.Model) -> Iterator[None]:
 
 
 def with_inner(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
-    """An optimizer and those it wraps."""
     inner = getattr(optimizer, "inner_optimizer", None)
     parts = [*getattr(optimizer, "optimizers", ()), *([] if inner is None else [inner])]
     return [optimizer, *(each for part in parts for each in with_inner(part))]
@@ -254,7 +252,6 @@ class NeedsVariables(MadeOutside):
         super().__init__(*(variable.path for variable in self._variables))
 
     def build(self) -> None:
-        """Take them up."""
         self._placement.take(self._variables)
 
 
