@@ -89,7 +89,7 @@ GLOBAL_BATCH = 12
 SWEEPS = {
     "dense": Case("dense"),
     "convolution and BatchNorm": Case(
-        "convolution and BatchNorm", made.bn_convnet, kinds, made.images, sync_batch_norm=True
+        "convolution and BatchNorm", made.bn_convnet, kinds, made.images
     ),
 }
 # Two replicas nearly always have examples, eight often have none. A convolution takes long; what it

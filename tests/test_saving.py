@@ -165,7 +165,7 @@ def test_a_plain_keras_model_loads_and_goes_on(name, tmp_path):
     uninterrupted.save(path)
     fit(uninterrupted)
     loaded = keras.saving.load_model(path, custom_objects={"Unregistered": Unregistered})
-    resumed = kmg.distribute(loaded, replicas(3), sync_batch_norm=True)
+    resumed = kmg.distribute(loaded, replicas(3))
     fit(resumed)
     assert_close(uninterrupted.get_weights(), resumed.get_weights())
     assert_close(optimizer_values(uninterrupted), optimizer_values(resumed))

@@ -30,13 +30,13 @@ def same_weights():
 RIGHT = [
     models.right_with_adam,
     models.half_precision,
-    models.synchronised_batch_norm,
+    models.batch_norm,
     models.scalar_loss,
     models.added_mean,
     models.own_step,
 ]
 WRONG = [
-    (models.batch_norm, "BatchNormalization is not synchronised", "here in norm."),
+    (models.batch_norm_of_shares, "BatchNormalization is not synchronised", "here in norm."),
     (models.divides_by_local_batch_with_adam, "divides its loss by the local batch", ""),
     (models.couples_examples, "`train_step` computes its loss from the batch as a whole", ""),
     (models.layer_mixes_examples, "Layer centre (CentresOverBatch) mixes the examples", ""),

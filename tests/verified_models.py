@@ -64,13 +64,9 @@ def recurrent():
     return compiled(keras.Sequential(parts))
 
 
-def synchronised_batch_norm():
-    return kmg.distribute(batch_norm(), sync_batch_norm=True)
-
-
 def synchronised_batch_norm_with_adam():
     model = sequential(layers.BatchNormalization(), layers.Activation("tanh"), optimizer="adam")
-    return kmg.distribute(model, sync_batch_norm=True)
+    return kmg.distribute(model)
 
 
 def scalar_loss():
@@ -162,6 +158,10 @@ def draws_in_step():
 
 def batch_norm():
     return sequential(layers.BatchNormalization(name="norm"), layers.Activation("tanh"))
+
+
+def batch_norm_of_shares():
+    return kmg.distribute(batch_norm(), sync_batch_norm=False)
 
 
 class CentresOverBatch(layers.Layer):

@@ -35,7 +35,7 @@ All start from the same weights and see the same batches of images, shuffled ane
 two replicas should end where one device does, but for rounding (about 1e-06). Stock Keras averages
 the means of two replicas though one has fewer examples, gives each its own BatchNorm statistics,
 and one without examples makes NaN. That its numbers are sometimes better is luck: they are not
-those of one device. keras_multigpu ran with `kmg.distribute(model, sync_batch_norm=True)`.
+those of one device.
 
 {picture}
 
@@ -142,7 +142,7 @@ def compared(folder: Path) -> Results:
             with two_replicas.scope() if way == "stock" else contextlib.nullcontext():
                 model = build(case)
                 if way == "ours":
-                    model = kmg.distribute(model, two_replicas, sync_batch_norm=True)
+                    model = kmg.distribute(model, two_replicas)
                 compile_model(model)
             data: Any = (some, None, validation)
             if way != "ours":

@@ -48,7 +48,7 @@ class Replication:
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        sync_batch_norm: bool = False,
+        sync_batch_norm: bool = True,
         half_sums: bool = False,
         micro_batches: int | str = 1,
         pieces: int = 1,

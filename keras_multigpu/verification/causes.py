@@ -159,7 +159,7 @@ def mixing_layer(trial: Trial) -> Cause | None:
         return Cause(
             f"BatchNormalization is not synchronised: every replica normalises with the mean and "
             f"variance of its own share, here in {names}.",
-            "`kmg.distribute(model, sync_batch_norm=True)` uses those of the global batch.",
+            "Leave out `sync_batch_norm=False`: then it uses those of the global batch.",
         )
     return Cause(
         f"{trial.describe(places[0])} mixes the examples of its batch, or talks to other replicas: "

@@ -142,8 +142,8 @@ def weights_of(model: keras.Model) -> list[np.ndarray]:
 
 
 def synchronizes_batch_norm(model: keras.Model) -> bool:
-    """Whether the user's function has distributed the model with `sync_batch_norm=True`."""
-    return isinstance(model, DistributedModel) and model.replication.sync_batch_norm
+    """As the user's function has distributed it; otherwise as `distribute` does."""
+    return not isinstance(model, DistributedModel) or model.replication.sync_batch_norm
 
 
 def operations_of(model: keras.Model) -> list[keras.Operation]:

@@ -99,6 +99,17 @@ def test_what_workers_cannot_do_is_refused_by_name(model, settings, what):
         training_step(model, model.replication, spec, None)
 
 
+def test_the_moments_of_all_workers_are_refused():
+    """They pass over their shares apart; asynchronous ones have whole batches."""
+    layers = [keras.Input((2,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    model = kmg.distribute(keras.Sequential(layers))
+    model.compile("sgd", "mse")
+    spec = (tf.TensorSpec((None, 2)), tf.TensorSpec((None, 1)), None)
+    model.replication.servers = SimpleNamespace(asynchronous=False, workers=2)
+    with pytest.raises(ValueError, match="synchronised .`sync_batch_norm=False` switches it off"):
+        training_step(model, model.replication, spec, None)
+
+
 def test_tpus_are_refused():
     with pytest.raises(
         ValueError, match="TPUStrategy.* has replicas outside.*TPUs are not supported"

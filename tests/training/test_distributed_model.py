@@ -246,10 +246,10 @@ class LogsItsLoss(keras.Model):
 
 
 @pytest.mark.slow
-def test_own_steps_log_what_they_return_and_can_synchronise_batch_norm():
-    """The logs are the global values; BatchNorm sees the global batch on request."""
+def test_own_steps_log_what_they_return_and_synchronise_batch_norm():
+    """The logs are the global values; BatchNorm sees the global batch."""
     histories = []
-    for model in (LogsItsLoss(), kmg.distribute(LogsItsLoss(), strategy(3), sync_batch_norm=True)):
+    for model in (LogsItsLoss(), kmg.distribute(LogsItsLoss(), strategy(3))):
         model.compile("sgd", "mse")
         options = {"batch_size": 5, "epochs": 2, "shuffle": False, "verbose": 0}
         histories.append(model.fit(X, Y, **options).history)

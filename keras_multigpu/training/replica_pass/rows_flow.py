@@ -29,7 +29,7 @@ RELATES = (
 )
 
 ADVICE = (
-    "Take `keras.layers.BatchNormalization(synchronized=True)` for statistics of the batch. Write "
+    "Take `keras.layers.BatchNormalization` for statistics of the batch. Write "
     "what compares examples as a loss for `compile` or in `compute_loss`: these are given the "
     "whole batch. Give `add_loss` a mean over the examples. Or train on one device: "
     "`kmg.strategy('one_device')`."

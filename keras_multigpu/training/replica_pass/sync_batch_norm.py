@@ -37,7 +37,10 @@ def said_of_batch_norm(model: keras.Model, every: bool) -> str:
     if not count:
         return ""
     if synchronised == count:
-        return " BatchNormalization is synchronised: it normalises over the global batch."
+        return (
+            " BatchNormalization is synchronised: it normalises over the global batch, as on one "
+            "device. `kmg.distribute(model, sync_batch_norm=False)` switches that off."
+        )
     which = "is not" if not synchronised else f"of {count - synchronised} layers is not"
     return (
         f" BatchNormalization {which} synchronised: each replica normalises its own share; "

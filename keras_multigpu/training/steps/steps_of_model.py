@@ -88,7 +88,8 @@ def training_step(
     if replication.servers is not None:
         return served_step(model, replication, spec)
     group, probes, pieces = replication.group, replication.probes, replication.pieces
-    layers = synchronized_layers(model, replication.sync_batch_norm)
+    # One replica has the whole batch: Keras's own moments are those of all.
+    layers = synchronized_layers(model, replication.sync_batch_norm) if group.count > 1 else []
     if is_overridden(model, "train_step"):
         refuse_pieces(pieces)
         make_ready(model, replication, (spec, batch), model.train_step)
@@ -121,7 +122,10 @@ def served_step(model: keras.Model, replication: "Replication", spec: Batch) -> 
         "a `train_step` of its own": is_overridden(model, "train_step"),
         "a `compute_loss` of its own": is_overridden(model, "compute_loss"),
         "`run_eagerly=True`": model.run_eagerly,
-        "`sync_batch_norm=True`": replication.sync_batch_norm,
+        "BatchNormalization that is synchronised (`sync_batch_norm=False` switches it off)": (
+            not replication.servers.asynchronous
+            and synchronized_layers(model, replication.sync_batch_norm)
+        ),
         "a callback that looks into steps": replication.probes,
     }
     try:

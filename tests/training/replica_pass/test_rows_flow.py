@@ -247,7 +247,7 @@ def test_a_layer_of_ones_own_is_told_once(replicas, options, caplog):
         if record.name == "keras_multigpu" and record.levelno >= logging.WARNING
     ]
     assert "(test_rows_flow.py:" in record.message
-    assert "BatchNormalization(synchronized=True)" in record.message
+    assert "`keras.layers.BatchNormalization`" in record.message
 
 
 @pytest.mark.parametrize(

@@ -38,14 +38,14 @@ def trained(replicas, x, y, **arguments):
 @pytest.mark.slow
 def test_shares_have_the_moments_of_the_batch(replicas):
     """Uneven shares, shares of one example, and replicas that have none."""
-    found = trained(replicas, X, TARGETS, sync_batch_norm=True)
+    found = trained(replicas, X, TARGETS)
     np.testing.assert_allclose(found, [1.8, 0.5, 4.0, 4.0], rtol=1e-5)
 
 
 @pytest.mark.slow
 def test_masked_positions_do_not_count():
     """Neither in the moments nor in the number that they are divided by."""
-    found = trained(2, SEQUENCES, LATE, sync_batch_norm=True)
+    found = trained(2, SEQUENCES, LATE)
     np.testing.assert_allclose(found, [1.8, 0.5, 4.0, 4.0], rtol=1e-5)
 
 
