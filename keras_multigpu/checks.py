@@ -1,13 +1,17 @@
 """Errors in three parts: what came, what was expected, how to fix it; and how names are printed."""
 
+import functools
 import logging
 import math
 import numbers
 import warnings
 from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+E = TypeVar("E", bound=Exception)
 
 
-def problem(what: str, expected: str, fix: str, **received: object) -> str:
+def problem(what: str, expected: str, fix: str, /, **received: object) -> str:
     """The text of one error: three sentences and the values that caused it.
 
     Args:
@@ -22,9 +26,16 @@ def problem(what: str, expected: str, fix: str, **received: object) -> str:
     return f"{printable(f'{what} {expected} {fix}')} Received: {lines}"
 
 
-def value_error(what: str, expected: str, fix: str, **received: object) -> ValueError:
-    """A `ValueError` to raise, with the text of `problem`."""
-    return ValueError(problem(what, expected, fix, **received))
+def error_of(
+    kind: Callable[[str], E], what: str, expected: str, fix: str, /, **received: object
+) -> E:
+    """An error of some kind to raise, with the text of `problem`."""
+    return kind(problem(what, expected, fix, **received))
+
+
+value_error = functools.partial(error_of, ValueError)
+type_error = functools.partial(error_of, TypeError)
+runtime_error = functools.partial(error_of, RuntimeError)
 
 
 def printable(text: str) -> str:

@@ -4,7 +4,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from keras_multigpu.checks import problem, value_error
+from keras_multigpu.checks import error_of, value_error
 from keras_multigpu.writing import require_writable, whole, writes_here
 
 INK, GREY, LIGHT = "#1d2730", "#6b7783", "#e3e7ea"
@@ -44,13 +44,12 @@ def new_figure(size: tuple[float, float], layout: Any = "constrained", dpi: int 
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(
-            problem(
-                "The package matplotlib is not installed.",
-                "Expected it for pictures; the rest of keras_multigpu does without.",
-                "Run `pip install matplotlib`, or ask for no picture.",
-                package="matplotlib",
-            )
+        raise error_of(
+            ImportError,
+            "The package matplotlib is not installed.",
+            "Expected it for pictures; the rest of keras_multigpu does without.",
+            "Run `pip install matplotlib`, or ask for no picture.",
+            package="matplotlib",
         ) from error
     # Not through pyplot, whose state and windows belong to the user.
     return Figure(figsize=size, dpi=dpi, facecolor="white", layout=layout)

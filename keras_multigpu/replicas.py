@@ -18,22 +18,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.checks import problem, require_choice, require_positive_integer, value_error
+from keras_multigpu.checks import (
+    problem,
+    require_choice,
+    require_positive_integer,
+    runtime_error,
+    value_error,
+)
 from keras_multigpu.cluster import environment, lifelines, slurm
 from keras_multigpu.cluster.environment import Cluster
 from keras_multigpu.cluster.loopback import keep_to_loopback
 from keras_multigpu.cluster.settings import settings
 from keras_multigpu.keras_internals import cluster_internals
 
-KINDS = (
-    "auto",
-    "one_device",
-    "mirrored",
-    "multi_worker",
-    "central_storage",
-    "parameter_server",
-    "tpu",
-)
+KINDS = "auto one_device mirrored multi_worker central_storage parameter_server tpu".split()
 # These take their devices from the cluster, not from `devices`.
 _CLUSTER_KINDS = ("multi_worker", "parameter_server", "tpu")
 
@@ -150,14 +148,12 @@ def require_logical_cpus(count: int) -> None:
             [tf.config.LogicalDeviceConfiguration()] * count,
         )
     except RuntimeError as error:
-        raise RuntimeError(
-            problem(
-                f"{count} logical CPU devices are needed, but TensorFlow started with {present}.",
-                "Expected to make them before TensorFlow's first operation.",
-                f"Restart Python and move `keras_multigpu.strategy(devices={count})` before the "
-                "first model, tensor or dataset; ask for the largest number first.",
-                devices=count,
-            )
+        raise runtime_error(
+            f"{count} logical CPU devices are needed, but TensorFlow started with {present}.",
+            "Expected to make them before TensorFlow's first operation.",
+            f"Restart Python and move `keras_multigpu.strategy(devices={count})` before the "
+            "first model, tensor or dataset; ask for the largest number first.",
+            devices=count,
         ) from error
 
 
@@ -174,15 +170,13 @@ def obtained(
 
     known = _strategies.get((kind, names))
     if tf.distribute.has_strategy() and tf.distribute.get_strategy() is not known:
-        raise RuntimeError(
-            problem(
-                "A strategy was asked for inside the scope of another one.",
-                "Expected no open scope, or the scope of the same strategy.",
-                "Call `keras_multigpu.strategy` before the `with ...scope():` block, or use "
-                "`tf.distribute.get_strategy()` inside it.",
-                kind=kind,
-                devices=devices,
-            )
+        raise runtime_error(
+            "A strategy was asked for inside the scope of another one.",
+            "Expected no open scope, or the scope of the same strategy.",
+            "Call `keras_multigpu.strategy` before the `with ...scope():` block, or use "
+            "`tf.distribute.get_strategy()` inside it.",
+            kind=kind,
+            devices=devices,
         )
     if known is None:
         # With SLURM this chooses the process's GPUs, so it comes before any look at them.

@@ -12,7 +12,7 @@ from picture_files import encoded, picture
 import keras_multigpu as kmg
 from keras_multigpu.checks import printable, problem
 from keras_multigpu.commands import main
-from keras_multigpu.data.previewing.labels import label_texts
+from keras_multigpu.data.preview import label_texts
 from keras_multigpu.data.road.damage import DamagedExample
 
 PACKAGE = Path(kmg.__file__).parent

@@ -8,16 +8,7 @@ import numpy as np
 
 from keras_multigpu.checks import require_choice, value_error
 
-BOX_FORMATS = (
-    "xyxy",
-    "rel_xyxy",
-    "yxyx",
-    "rel_yxyx",
-    "xywh",
-    "rel_xywh",
-    "center_xywh",
-    "center_yxhw",
-)
+BOX_FORMATS = "xyxy rel_xyxy yxyx rel_yxyx xywh rel_xywh center_xywh center_yxhw".split()
 """The formats that `keras.utils.bounding_boxes` converts."""
 
 Range = tuple[float, float]

@@ -33,17 +33,10 @@ WRONG = {
 }
 """What keras-cv 0.9.0 gets wrong, so that targets would no longer fit their images."""
 
-STATEFUL = {
-    "Multinomial",
-    "RandomGamma",
-    "RandomPoissonV2",
-    "RandomShuffle",
-    "RandomStandardNormal",
-    "RandomUniform",
-    "RandomUniformInt",
-    "RngReadAndSkip",
-    "TruncatedNormal",
-}
+STATEFUL = """
+    Multinomial RandomGamma RandomPoissonV2 RandomShuffle RandomStandardNormal RandomUniform
+    RandomUniformInt RngReadAndSkip TruncatedNormal
+""".split()
 """TensorFlow's operations that draw from a stream of their own."""
 
 NO_SEED = (0, 0)

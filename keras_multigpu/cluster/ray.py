@@ -6,7 +6,7 @@ Ray's `TensorflowTrainer` sets TF_CONFIG for each worker; from there on all is a
 from collections.abc import Callable
 from typing import Any
 
-from keras_multigpu.checks import problem, require_positive_integer
+from keras_multigpu.checks import error_of, require_positive_integer
 
 
 def train(
@@ -89,12 +89,11 @@ def installed_ray_train() -> Any:
     try:
         import ray.train
     except ImportError as error:
-        raise ImportError(
-            problem(
-                "Ray Train is not installed.",
-                "Expected it for `kmg.cluster.ray`; the rest of keras_multigpu does without.",
-                'Run `pip install "ray[train]"`, or start workers with `keras-multigpu launch`.',
-                package="ray",
-            )
+        raise error_of(
+            ImportError,
+            "Ray Train is not installed.",
+            "Expected it for `kmg.cluster.ray`; the rest of keras_multigpu does without.",
+            'Run `pip install "ray[train]"`, or start workers with `keras-multigpu launch`.',
+            package="ray",
         ) from error
     return ray.train

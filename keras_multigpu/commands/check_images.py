@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TextIO
 
 from keras_multigpu.checks import printable, problem
 from keras_multigpu.commands.moving import move
-from keras_multigpu.commands.usage import UsageError
+from keras_multigpu.commands.usage import UsageError, usage_error
 
 AT_ONCE = 256
 """How many images are handed to the threads together."""
@@ -89,13 +89,11 @@ def run(arguments: argparse.Namespace) -> int:
     require_usable(folder, target)
     contents = contents_of(folder)
     if not contents.images and not contents.folders:
-        raise UsageError(
-            problem(
-                "There is no image in the folder.",
-                f"Expected files that end in {', '.join(SUFFIXES)}, in it or in its subfolders.",
-                "Check the path.",
-                folder=str(folder),
-            )
+        raise usage_error(
+            "There is no image in the folder.",
+            f"Expected files that end in {', '.join(SUFFIXES)}, in it or in its subfolders.",
+            "Check the path.",
+            folder=str(folder),
         )
     with without_library_messages() as terminal:
         verdicts = [*contents.folders]
@@ -115,27 +113,23 @@ def require_usable(folder: Path, target: Path | None) -> None:
         with os.scandir(folder):
             pass
     except OSError as error:
-        raise UsageError(
-            problem(
-                f"The folder cannot be read: {error.strerror}.",
-                "Expected a folder of images.",
-                "Check the path.",
-                folder=str(folder),
-            )
+        raise usage_error(
+            f"The folder cannot be read: {error.strerror}.",
+            "Expected a folder of images.",
+            "Check the path.",
+            folder=str(folder),
         ) from None
     if target is None:
         return
     inside = target.resolve().is_relative_to(folder.resolve())
     if inside or (target.exists() and not target.is_dir()):
-        raise UsageError(
-            problem(
-                "Damaged files cannot be moved there: it is "
-                f"{'in the folder that is checked' if inside else 'not a folder'}.",
-                "Expected another folder, which need not exist yet.",
-                "Pass one as `--move-to`.",
-                move_to=str(target),
-                folder=str(folder),
-            )
+        raise usage_error(
+            "Damaged files cannot be moved there: it is "
+            f"{'in the folder that is checked' if inside else 'not a folder'}.",
+            "Expected another folder, which need not exist yet.",
+            "Pass one as `--move-to`.",
+            move_to=str(target),
+            folder=str(folder),
         )
 
 
@@ -203,7 +197,7 @@ def checker(max_pixels: int | None) -> Callable[[str], Verdict]:
     import numpy as np
     import tensorflow as tf
 
-    from keras_multigpu.data.decoding.decoder import ImageDecoder, cause_of, read_file
+    from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
     from keras_multigpu.data.decoding.header import MAX_PIXELS, read_header
     from keras_multigpu.data.road.damage import DamagedExample
 
@@ -223,8 +217,6 @@ def checker(max_pixels: int | None) -> Callable[[str], Verdict]:
             data = read_file(path)
             kind = read_header(data).kind
             decoder.decode(data, seed)
-        except OSError as error:
-            return Verdict(cause_of(error))
         except DamagedExample as damage:
             return Verdict(damage.cause)
         named = SUFFIXES[suffix(path)]

@@ -10,7 +10,7 @@ from keras_multigpu.checks import problem
 from keras_multigpu.cluster import gpus, worker_commands
 from keras_multigpu.cluster.launcher import launch
 from keras_multigpu.cluster.worker_commands import WorkerCommand
-from keras_multigpu.commands.usage import UsageError
+from keras_multigpu.commands.usage import UsageError, usage_error
 
 LOOPBACK = "127.0.0.1"
 
@@ -121,32 +121,28 @@ def check(arguments: argparse.Namespace) -> None:
     """Raise a `UsageError` for arguments that do not go together."""
     if arguments.hosts:
         if not all(arguments.hosts.split(",")) or arguments.address:
-            raise usage(
+            raise usage_error(
                 "`--hosts` is not a list of names, or `--address` was given too.",
-                "names with commas between them, at which the workers reach each other",
+                "Expected names with commas between them, at which the workers reach each other.",
                 "Write for example `--hosts node1,node2`, without `--address`.",
                 hosts=arguments.hosts,
                 address=arguments.address,
             )
         if (arguments.workers or 1) > 1 and not arguments.devices_per_worker:
-            raise usage(
+            raise usage_error(
                 "Several workers of a machine would use the same GPUs.",
-                "`--devices-per-worker` where there are hosts with several workers",
+                "Expected `--devices-per-worker` where there are hosts with several workers.",
                 "Say how many GPUs each has, or leave `--workers` out.",
                 workers=arguments.workers,
             )
     elif arguments.ssh or arguments.port or not arguments.workers:
-        raise usage(
+        raise usage_error(
             "It is not clear where workers are to be started.",
-            "`--workers` for this machine, or `--hosts`, which `--ssh` and `--port` belong to",
+            "Expected `--workers`, or `--hosts`, which `--ssh` and `--port` belong to.",
             "Write for example `keras-multigpu launch --workers 2 train.py`.",
             workers=arguments.workers,
             hosts=arguments.hosts,
         )
-
-
-def usage(what: str, expected: str, fix: str, **received: object) -> UsageError:
-    return UsageError(problem(what, f"Expected {expected}.", fix, **received))
 
 
 def checked(kind: Callable[[str], Any], least: float) -> Callable[[str], Any]:

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_multigpu.checks import problem
-from keras_multigpu.commands.launch import checked, usage
+from keras_multigpu.commands.launch import checked
 from keras_multigpu.commands.plan_prediction import Link, Prediction, Training, predicted
-from keras_multigpu.commands.usage import UsageError
+from keras_multigpu.commands.usage import UsageError, usage_error
 
 RATES = {"nvlink": "160gbit", "pcie": "80gbit"}
 """What sums reach of it in a host of eight GPUs, about."""
@@ -76,9 +75,9 @@ def training_of(arguments: argparse.Namespace) -> Training:
         step = step or measured(model, arguments.batch) * 1e3
         print(f"{arguments.model}: {gradient:.1f} MB of gradients, {step:.1f} ms a step.\n")
     if not step or not gradient:
-        raise usage(
+        raise usage_error(
             "It is not known what is to be trained.",
-            "`--model`, or both `--step-ms` and `--gradient-mb`",
+            "Expected `--model`, or both `--step-ms` and `--gradient-mb`.",
             "Write for example `--step-ms 250 --gradient-mb 102`.",
             step_ms=step,
             gradient_mb=gradient,
@@ -100,9 +99,9 @@ def rate_of(name: str, text: str) -> float:
     """Bytes a second of a rate such as `25gbit`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([mg])bit", RATES.get(text, text))
     if match is None or not float(match[1]):
-        raise usage(
+        raise usage_error(
             f"`--{name}` is not a rate.",
-            f"bits a second, or one of {', '.join(RATES)} with `--inside`",
+            f"Expected bits a second, or one of {', '.join(RATES)} with `--inside`.",
             "Write for example `25gbit` or `200mbit`.",
             **{name: text},
         )
@@ -119,9 +118,9 @@ def numbers_of_gpus(text: str) -> list[int]:
     elif re.fullmatch(r"\d+(,\d+)*", text):
         found = set(map(int, text.split(",")))
     if not found or min(found) < 1 or (match and first > last):
-        raise usage(
+        raise usage_error(
             "`--gpus` names no numbers of GPUs.",
-            "two numbers with `..` between them, or some with commas",
+            "Expected two numbers with `..` between them, or some with commas.",
             "Write for example `1..1024`, or `1,8,24`.",
             gpus=text,
         )
@@ -135,13 +134,11 @@ def application(name: str) -> Any:
     builder = getattr(keras.applications, name, None)
     if not callable(builder):
         known = [each for each in dir(keras.applications) if each[0].isupper()]
-        raise UsageError(
-            problem(
-                "There is no such model in `keras.applications`.",
-                f"Expected one of {', '.join(known)}.",
-                "Check the spelling, or give `--step-ms` and `--gradient-mb` of your own.",
-                model=name,
-            )
+        raise usage_error(
+            "There is no such model in `keras.applications`.",
+            f"Expected one of {', '.join(known)}.",
+            "Check the spelling, or give `--step-ms` and `--gradient-mb` of your own.",
+            model=name,
         )
     return builder(weights=None)
 

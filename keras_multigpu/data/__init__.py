@@ -8,7 +8,7 @@ A source offers its examples in any order (`road/source.py`). `road/` is the way
 `order.py` says which one stands where in an epoch, `plan.py` which ones make a batch, `loader.py`
 reads them, and `pipeline.py` makes a `tf.data.Dataset` of it. Sources that can only be read from
 front to end go through `streams/`. `files/`, `flows/` and `tfds/` are kinds of sources, `caching/`
-keeps what was decoded, and `previewing/` draws what training will see.
+keeps what was decoded, and `preview.py` draws what training will see.
 """
 
 from keras_multigpu.data.batches import Batches as Batches

@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu import replicas as devices
-from keras_multigpu.checks import printable, problem, require_positive_integer
+from keras_multigpu.checks import printable, require_positive_integer, type_error
+from keras_multigpu.data import preview
 from keras_multigpu.data.caching import cached_source as caching
 from keras_multigpu.data.files.targets import class_weights, counts_of
-from keras_multigpu.data.previewing import preview
 from keras_multigpu.data.road import augmenting, subsets
 from keras_multigpu.data.road.damage import Damage, Quarantine
 from keras_multigpu.data.road.loader import Loader
@@ -131,26 +131,22 @@ class Batches:
 
     def __iter__(self) -> Any:
         """Batches are not iterated over: each epoch has its own order."""
-        raise TypeError(
-            problem(
-                "`Batches` came where something to iterate over was expected.",
-                "Expected one epoch of them.",
-                "Write `batches.epoch(0)`.",
-                batches=self,
-            )
+        raise type_error(
+            "`Batches` came where something to iterate over was expected.",
+            "Expected one epoch of them.",
+            "Write `batches.epoch(0)`.",
+            batches=self,
         )
 
     def __len__(self) -> int:
         """The number of batches in an epoch."""
         steps = self.steps_per_epoch
         if steps is None:
-            raise TypeError(
-                problem(
-                    "These batches have no length.",
-                    "Expected a source whose number of examples is known.",
-                    "Count them while reading, or use `steps_per_epoch`, which is None here.",
-                    source=self._source.name,
-                )
+            raise type_error(
+                "These batches have no length.",
+                "Expected a source whose number of examples is known.",
+                "Count them while reading, or use `steps_per_epoch`, which is None here.",
+                source=self._source.name,
             )
         return steps
 
@@ -266,29 +262,22 @@ class Batches:
         """Where reading stands, as `(epoch, examples)`, some batches after a position."""
         return self._plan().place(Place(*position), batches)
 
-    def cut_epoch(self, number: int, start: int = 0) -> tf.data.Dataset:
-        """As `epoch`, of `for_replicas(n, here)`: their rows, with two numbers.
+    def cut_epochs(self, number: int, start: int, endless: bool) -> tf.data.Dataset:
+        """As `epoch` or `epochs`, of `for_replicas(n, here)`: their rows, with two numbers.
 
         These are the size of the whole batch, and how many of its rows come before.
         """
-        return self._cut(Place(number, start), endless=False)
-
-    def cut_epochs(self, number: int = 0, start: int = 0) -> tf.data.Dataset:
-        """As `epochs`, of `for_replicas(n, here)`: their rows, with two numbers."""
-        return self._cut(Place(number, start), endless=True)
-
-    def _cut(self, first: Place, endless: bool) -> tf.data.Dataset:
         here, plan = self._use.here, self._plan()
         assert here is not None and self._use.replicas is not None
         augment = self._settings["augment"]
         several = augment if isinstance(augment, list | tuple) else [augment]
         in_pairs = any(hasattr(one, "augment_batch") for one in several)
         part = Part(here.start, here.stop, self._use.replicas, never_none=True, in_pairs=in_pairs)
-        cuts = tf.data.Dataset.from_tensor_slices(plan.cuts(first.start, part))
+        cuts = tf.data.Dataset.from_tensor_slices(plan.cuts(start, part))
         if endless:
             further = tf.data.Dataset.from_tensor_slices(plan.cuts(0, part))
             cuts = cuts.concatenate(further.repeat())
-        return tf.data.Dataset.zip(self._dataset(first, endless, part), cuts)
+        return tf.data.Dataset.zip(self._dataset(Place(number, start), endless, part), cuts)
 
     def _dataset(self, first: Place, endless: bool, part: Part) -> tf.data.Dataset:
         settings = self._settings

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.batches import Batches, with_settings
+from keras_multigpu.data.road.damage import Damaged
 from keras_multigpu.data.road.settings import Batching, require_known
 from keras_multigpu.data.road.source import Example, Source, present
 from keras_multigpu.identities import identity_of, of_array
@@ -55,9 +56,7 @@ class ArraySource(Source):
         self.spec = specs_of(data)
         self.labels = class_labels(data[1])
 
-    def read(
-        self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
-    ) -> list[tuple[int, str]]:
+    def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         for target, array in zip(out, self._arrays, strict=True):
             target[...] = array[indices]
         return []

@@ -7,7 +7,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import problem, require_choice, require_positive_integer, value_error
+from keras_multigpu.checks import (
+    require_choice,
+    require_positive_integer,
+    type_error,
+    value_error,
+)
 from keras_multigpu.data.batches import Batches, with_settings
 from keras_multigpu.data.from_arrays import weight_type
 from keras_multigpu.data.road.damage import Quarantine
@@ -192,13 +197,11 @@ def known(dataset: tf.data.Dataset) -> int | None:
 def require_dataset(dataset: Any) -> None:
     """Raise a `TypeError` unless this is a `tf.data.Dataset`."""
     if not isinstance(dataset, tf.data.Dataset):
-        raise TypeError(
-            problem(
-                "`dataset` is not a `tf.data.Dataset`.",
-                "Expected one that is not distributed yet.",
-                "Use `from_arrays` for arrays and `from_flow` for generators.",
-                dataset=dataset,
-            )
+        raise type_error(
+            "`dataset` is not a `tf.data.Dataset`.",
+            "Expected one that is not distributed yet.",
+            "Use `from_arrays` for arrays and `from_flow` for generators.",
+            dataset=dataset,
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import problem, require_positive_integer, value_error
+from keras_multigpu.checks import require_positive_integer, type_error, value_error
 from keras_multigpu.data.batches import Batches, with_settings
 from keras_multigpu.data.flows.sources import FlowArrays, FlowFiles
 from keras_multigpu.data.flows.transforms import FILL_MODES
@@ -169,14 +169,12 @@ def require_factory(flow: Any) -> None:
             flow=flow,
         )
     if not callable(flow):
-        raise TypeError(
-            problem(
-                f"A {type(flow).__name__} came as a flow.",
-                "Expected a flow of an ImageDataGenerator, a `keras.utils.PyDataset`, or a "
-                "function that returns an iterator.",
-                "Arrays belong to `from_arrays`, a `tf.data.Dataset` to `from_dataset`.",
-                flow=type(flow).__name__,
-            )
+        raise type_error(
+            f"A {type(flow).__name__} came as a flow.",
+            "Expected a flow of an ImageDataGenerator, a `keras.utils.PyDataset`, or a "
+            "function that returns an iterator.",
+            "Arrays belong to `from_arrays`, a `tf.data.Dataset` to `from_dataset`.",
+            flow=type(flow).__name__,
         )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from keras_multigpu.checks import problem, value_error
+from keras_multigpu.checks import runtime_error, value_error
 
 SCRIPT = "__verified_script__"
 """The name under which the other process imports the script."""
@@ -68,13 +68,11 @@ def _unreachable(argument: str, function: object, why: str) -> ValueError:
 def refuse_while_importing(name: str) -> None:
     """Raise a `RuntimeError` where a script calls `name` while another process imports it."""
     if _importing:
-        raise RuntimeError(
-            problem(
-                f"`{name}` was called while the script was being imported.",
-                "Expected the script to do its work only when it is run itself.",
-                'Put the call, and what else the script does, under `if __name__ == "__main__":`.',
-                script=sys.modules[SCRIPT].__file__ if SCRIPT in sys.modules else None,
-            )
+        raise runtime_error(
+            f"`{name}` was called while the script was being imported.",
+            "Expected the script to do its work only when it is run itself.",
+            'Put the call, and what else the script does, under `if __name__ == "__main__":`.',
+            script=sys.modules[SCRIPT].__file__ if SCRIPT in sys.modules else None,
         )
 
 

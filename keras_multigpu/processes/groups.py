@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
-from keras_multigpu.checks import printable, problem
+from keras_multigpu.checks import printable, runtime_error
 from keras_multigpu.processes import new_process
 
 COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -81,13 +81,11 @@ class Groups:
 
     def __init__(self, grace: float = 10.0) -> None:
         if os.name != "posix":
-            raise RuntimeError(
-                problem(
-                    "Processes cannot be started in groups on this system.",
-                    "Expected Linux or macOS.",
-                    "On Windows use WSL2, where TensorFlow has GPUs too.",
-                    system=os.name,
-                )
+            raise runtime_error(
+                "Processes cannot be started in groups on this system.",
+                "Expected Linux or macOS.",
+                "On Windows use WSL2, where TensorFlow has GPUs too.",
+                system=os.name,
             )
         self.grace = grace
         self._groups: list[Group] = []

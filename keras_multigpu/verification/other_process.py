@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import runtime_error
 from keras_multigpu.processes import functions, new_process
 from keras_multigpu.verification import in_this_process
 from keras_multigpu.verification.batches import first_batches, from_arrays, to_arrays
@@ -59,14 +59,12 @@ def ask(request: dict[str, Any]) -> Any:
         )
         if reply.exists():
             return pickle.loads(reply.read_bytes())
-    raise RuntimeError(
-        problem(
-            "The process that compares the models died.",
-            "Expected it to finish.",
-            "See what it wrote, below; it may have run out of memory.",
-            exit_code=ended.returncode,
-            wrote=ended.stderr[-2000:],
-        )
+    raise runtime_error(
+        "The process that compares the models died.",
+        "Expected it to finish.",
+        "See what it wrote, below; it may have run out of memory.",
+        exit_code=ended.returncode,
+        wrote=ended.stderr[-2000:],
     )
 
 

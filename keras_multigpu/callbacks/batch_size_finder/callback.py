@@ -10,7 +10,7 @@ from keras_multigpu.callbacks.batch_size_finder.figure import size_figure
 from keras_multigpu.callbacks.batch_size_finder.search import SizeSearch, Try, largest_size
 from keras_multigpu.callbacks.trial_batches import batches_going_round, run_to_try, same_draws
 from keras_multigpu.checks import (
-    problem,
+    error_of,
     require_choice,
     require_number,
     require_positive_integer,
@@ -212,13 +212,12 @@ def raise_unknown_size(run: TrainingRun) -> NoReturn:
 
 def raise_too_little_memory(size: int, replicas: int) -> NoReturn:
     """Raise because not even the smallest batch fits."""
-    raise MemoryError(
-        problem(
-            f"The model does not fit into memory with {size} examples on each replica.",
-            "Expected that at least `minimum` examples fit.",
-            "Pass a smaller `minimum`, shrink the examples or the model, or train with "
-            "`keras.mixed_precision`; see what else holds memory on the device.",
-            minimum=size,
-            replicas=replicas,
-        )
+    raise error_of(
+        MemoryError,
+        f"The model does not fit into memory with {size} examples on each replica.",
+        "Expected that at least `minimum` examples fit.",
+        "Pass a smaller `minimum`, shrink the examples or the model, or train with "
+        "`keras.mixed_precision`; see what else holds memory on the device.",
+        minimum=size,
+        replicas=replicas,
     )

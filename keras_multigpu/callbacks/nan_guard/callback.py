@@ -25,7 +25,7 @@ from keras_multigpu.callbacks.nan_guard.probe import (
 )
 from keras_multigpu.callbacks.rates.rates import Rate
 from keras_multigpu.checks import (
-    problem,
+    error_of,
     require_choice,
     require_number,
     require_positive_integer,
@@ -295,11 +295,10 @@ class NaNGuard(keras.callbacks.Callback):
 
 def give_up(finding: Finding, why: str, **received: Any) -> NoReturn:
     """Raise a `FloatingPointError` where nothing helps."""
-    raise FloatingPointError(
-        problem(
-            f"{finding} {why}",
-            "Expected training to become finite again.",
-            "Lower the rate, clip gradients (`clipnorm` of the optimizer), or mend the example.",
-            **received,
-        )
+    raise error_of(
+        FloatingPointError,
+        f"{finding} {why}",
+        "Expected training to become finite again.",
+        "Lower the rate, clip gradients (`clipnorm` of the optimizer), or mend the example.",
+        **received,
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import runtime_error
 from keras_multigpu.cluster.ray import installed_ray_train
 
 
@@ -36,13 +36,11 @@ class RayReport(keras.callbacks.Callback):
         try:
             installed_ray_train().get_context()
         except RuntimeError as error:
-            raise RuntimeError(
-                problem(
-                    "`RayReport` came to a `fit` that Ray Train has not started.",
-                    "Expected to be called in a function that Ray Train runs on its workers.",
-                    "Start the training with `kmg.cluster.ray.train`, or leave the callback out.",
-                    model=type(self.model).__name__,
-                )
+            raise runtime_error(
+                "`RayReport` came to a `fit` that Ray Train has not started.",
+                "Expected to be called in a function that Ray Train runs on its workers.",
+                "Start the training with `kmg.cluster.ray.train`, or leave the callback out.",
+                model=type(self.model).__name__,
             ) from error
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import keras
 
 from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
-from keras_multigpu.checks import problem, value_error
+from keras_multigpu.checks import type_error, value_error
 from keras_multigpu.identities import changes
 from keras_multigpu.keras_internals.dataset_internals import UNSEEDED
 from keras_multigpu.training.run import TrainingRun
@@ -35,13 +35,11 @@ def encoded(tree: Any) -> Encoded:
     try:
         return Encoded(tree)
     except TypeError as cause:
-        raise TypeError(
-            problem(
-                f"A callback's state cannot be saved: {cause}.",
-                "Expected numbers, texts, None, NumPy arrays, and lists and dicts of them.",
-                "Let the callback's `state` return such values.",
-                callbacks=sorted(tree["callbacks"]),
-            )
+        raise type_error(
+            f"A callback's state cannot be saved: {cause}.",
+            "Expected numbers, texts, None, NumPy arrays, and lists and dicts of them.",
+            "Let the callback's `state` return such values.",
+            callbacks=sorted(tree["callbacks"]),
         ) from cause
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.caching.folder import FolderCache
 from keras_multigpu.data.caching.memory import MemoryCache
+from keras_multigpu.data.road.damage import Damaged
 from keras_multigpu.data.road.source import Source
 from keras_multigpu.data.road.subsets import Subset
 
@@ -49,7 +50,6 @@ class CachedSource(Source):
     def __init__(self, source: Source, cache: MemoryCache | FolderCache) -> None:
         self._source = source
         self._cache = cache
-        self._prepared = False
         self.name = source.name
         self.num_examples = source.num_examples
         self.spec = source.spec
@@ -63,17 +63,13 @@ class CachedSource(Source):
 
     def prepare(self) -> None:
         """Decode all examples that are not in the cache yet."""
-        if not self._prepared:
-            self.prepare_rows(np.arange(self.num_examples))
-            self._prepared = True
+        self.prepare_rows(np.arange(self.num_examples))
 
     def prepare_rows(self, rows: np.ndarray) -> None:
         """Decode some examples that are not in the cache yet."""
         self._cache.prepare(self._source, rows)
 
-    def read(
-        self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
-    ) -> list[tuple[int, str]]:
+    def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         return self._cache.read(self._source, out, indices)
 
     def example_name(self, index: int) -> str:
@@ -89,13 +85,10 @@ class CachedPart(Subset):
     def __init__(self, source: "CachedSource | CachedPart", indices: np.ndarray) -> None:
         super().__init__(source, indices)
         self._whole = source
-        self._prepared = False
 
     def prepare(self) -> None:
         """Decode the examples of this part that are not in the cache yet."""
-        if not self._prepared:
-            self.prepare_rows(np.arange(self.num_examples))
-            self._prepared = True
+        self.prepare_rows(np.arange(self.num_examples))
 
     def prepare_rows(self, rows: np.ndarray) -> None:
         self._whole.prepare_rows(self.indices[rows])

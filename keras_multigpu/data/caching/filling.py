@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from keras_multigpu.data.road.damage import Damaged
 from keras_multigpu.data.road.loader import CORES
 
 PIECE_BYTES = 4 * 2**20
@@ -31,11 +32,11 @@ class Piece(NamedTuple):
 
     low: int
     high: int
-    damaged: list[tuple[int, str]]
+    damaged: Damaged
 
 
 def in_pieces(
-    read: Callable[[int, int], list[tuple[int, str]]], count: int, example_bytes: int
+    read: Callable[[int, int], Damaged], count: int, example_bytes: int
 ) -> Generator[Piece, None, None]:
     """Call `read(low, high)` from several threads for consecutive ranges, up to `count`.
 
@@ -45,7 +46,7 @@ def in_pieces(
     """
     size = min(PIECE_BYTES // max(example_bytes, 1), PIECE_EXAMPLES, -(-count // (4 * CORES)))
     size = max(size, 1)
-    waiting: deque[tuple[int, int, Future[list[tuple[int, str]]]]] = deque()
+    waiting: deque[tuple[int, int, Future[Damaged]]] = deque()
     pool = ThreadPoolExecutor(CORES, thread_name_prefix="keras_multigpu_cache")
     try:
         for low in range(0, count, size):
@@ -59,7 +60,7 @@ def in_pieces(
         pool.shutdown(cancel_futures=True)
 
 
-def finished(low: int, high: int, result: Future[list[tuple[int, str]]]) -> Piece:
+def finished(low: int, high: int, result: Future[Damaged]) -> Piece:
     """A piece, as soon as it has been read."""
     return Piece(low, high, result.result())
 

@@ -27,6 +27,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.data.caching import files as cache_files
 from keras_multigpu.data.caching import filling as cache_filling
 from keras_multigpu.data.caching.memory import damaged_among
+from keras_multigpu.data.road.damage import Damaged
 from keras_multigpu.data.road.source import Source, present
 from keras_multigpu.writing import size_text
 
@@ -70,9 +71,7 @@ class FolderCache:
             with cache_files.locked(self._folder):
                 self._fill(source, self._folder, rows)
 
-    def read(
-        self, source: Source, out: Sequence[np.ndarray], indices: np.ndarray
-    ) -> list[tuple[int, str]]:
+    def read(self, source: Source, out: Sequence[np.ndarray], indices: np.ndarray) -> Damaged:
         """Copy examples that have been prepared; those whose bytes have changed are read anew.
 
         Returns:
@@ -174,7 +173,7 @@ class FolderCache:
         seeds = np.zeros((len(rows), 2), np.int32)
         sums = np.zeros(len(rows), np.uint32)
 
-        def read(low: int, high: int) -> list[tuple[int, str]]:
+        def read(low: int, high: int) -> Damaged:
             leaves = [
                 np.empty((high - low, *leaf.shape), leaf.dtype.as_numpy_dtype)
                 for leaf in self._leaves

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import error_of
 from keras_multigpu.data.caching import filling as cache_filling
+from keras_multigpu.data.road.damage import Damaged
 from keras_multigpu.data.road.source import Source, present
 from keras_multigpu.host_memory import available_bytes
 from keras_multigpu.writing import size_text
@@ -40,9 +41,7 @@ class MemoryCache:
                 source.prepare()
                 self._fill(source, rows)
 
-    def read(
-        self, source: Source, out: Sequence[np.ndarray], indices: np.ndarray
-    ) -> list[tuple[int, str]]:
+    def read(self, source: Source, out: Sequence[np.ndarray], indices: np.ndarray) -> Damaged:
         """Copy examples that have been prepared.
 
         Returns:
@@ -74,7 +73,7 @@ class MemoryCache:
         # The same for every example: a source that draws is not cached.
         seeds = np.zeros((len(rows), 2), np.int32)
 
-        def read(low: int, high: int) -> list[tuple[int, str]]:
+        def read(low: int, high: int) -> Damaged:
             part = slice(low, high)
             return source.read([array[part] for array in arrays], rows[part], seeds[part])
 
@@ -88,7 +87,7 @@ class MemoryCache:
                 self._slots[rows[low:high]] = np.arange(start + low, start + high)
 
 
-def damaged_among(indices: np.ndarray, damaged: dict[int, str]) -> list[tuple[int, str]]:
+def damaged_among(indices: np.ndarray, damaged: dict[int, str]) -> Damaged:
     """`(row, cause)` of each of the examples that is damaged."""
     if not damaged:
         return []
@@ -98,12 +97,11 @@ def damaged_among(indices: np.ndarray, damaged: dict[int, str]) -> list[tuple[in
 def require_memory(needed: int, name: str) -> None:
     available = available_bytes()
     if needed > MOST_OF_MEMORY * available:
-        raise MemoryError(
-            problem(
-                f"The decoded examples of {name} take {size_text(needed)}, and "
-                f"{size_text(available)} of memory are available.",
-                f"Expected at most {MOST_OF_MEMORY:.0%} of it, as the training needs some, too.",
-                "Pass a folder as `cache`, choose smaller images, or leave `cache` out.",
-                cache="memory",
-            )
+        raise error_of(
+            MemoryError,
+            f"The decoded examples of {name} take {size_text(needed)}, and "
+            f"{size_text(available)} of memory are available.",
+            f"Expected at most {MOST_OF_MEMORY:.0%} of it, as the training needs some, too.",
+            "Pass a folder as `cache`, choose smaller images, or leave `cache` out.",
+            cache="memory",
         )

@@ -14,16 +14,7 @@ from keras_multigpu.data.decoding.header import MAX_PIXELS, MOST_PIXELS, read_he
 from keras_multigpu.data.road.damage import DamagedExample
 
 CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
-INTERPOLATIONS = (
-    "bilinear",
-    "nearest",
-    "bicubic",
-    "area",
-    "lanczos3",
-    "lanczos5",
-    "gaussian",
-    "mitchellcubic",
-)
+INTERPOLATIONS = "bilinear nearest bicubic area lanczos3 lanczos5 gaussian mitchellcubic".split()
 
 RESIZES = {"stretch": "fit", "crop": "crop", "pad": "pad", "random_crop": "random"}
 """How an image comes to its size; behind it the word that caches and checkpoints have for it."""
@@ -104,20 +95,10 @@ class ImageDecoder:
 
     def decode_file(self, path: str, seed: np.ndarray) -> np.ndarray:
         """The image in a file, as a `uint8` array of `shape`."""
-        try:
-            data = read_file(path)
-        except OSError as error:
-            raise DamagedExample(cause_of(error), path) from None
-        return self.decode(data, seed, path)
+        return self.decode(read_file(path), seed)
 
-    def decode(self, data: bytes, seed: np.ndarray, name: str = "") -> np.ndarray:
+    def decode(self, data: bytes, seed: np.ndarray) -> np.ndarray:
         """An encoded image as a `uint8` array of `shape`."""
-        try:
-            return self._decoded(data, seed)
-        except DamagedExample as damage:
-            raise DamagedExample(damage.cause, name or None) from None
-
-    def _decoded(self, data: bytes, seed: np.ndarray) -> np.ndarray:
         header = read_header(data, self.max_pixels)
         height, width, _ = self.shape
         if self.draws and header.kind == "JPEG":
@@ -149,22 +130,27 @@ class ImageDecoder:
 
 
 def read_file(path: str) -> bytes:
-    """The content of a regular file; `OSError` for anything else."""
-    file = os.open(path, _OPEN)
+    """The content of a regular file; `DamagedExample` for anything else."""
     try:
-        status = os.fstat(file)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError("it is not a regular file")
-        if status.st_size > MAX_BYTES:
-            raise OSError(f"it has {status.st_size:,} bytes, too many for an image")
-        data = os.read(file, status.st_size)
-        while len(data) < status.st_size and (more := os.read(file, status.st_size - len(data))):
-            data += more
-        return data
-    finally:
-        os.close(file)
+        file = os.open(path, _OPEN)
+        try:
+            status = os.fstat(file)
+            if stat.S_ISDIR(status.st_mode):
+                raise IsADirectoryError
+            if not stat.S_ISREG(status.st_mode):
+                raise DamagedExample("it is not a regular file")
+            size = status.st_size
+            if size > MAX_BYTES:
+                raise DamagedExample(f"it has {size:,} bytes, too many for an image")
+            data = os.read(file, size)
+            # A call may read less than it was asked for: Linux ends at 2 GiB less a page.
+            while len(data) < size and (more := os.read(file, size - len(data))):
+                data += more
+            return data
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise DamagedExample(cause_of(error)) from None
 
 
 def cause_of(error: OSError) -> str:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.files.table import FileTable
 from keras_multigpu.data.files.targets import Targets
-from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.road.damage import Damaged, DamagedExample
 from keras_multigpu.data.road.source import Source
 from keras_multigpu.identities import of_array
 
@@ -52,9 +52,7 @@ class ImageFiles(Source):
         self._targets = targets
         self._weights = weights
 
-    def read(
-        self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
-    ) -> list[tuple[int, str]]:
+    def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         damaged = []
         rest = iter(out)
         images = next(rest)

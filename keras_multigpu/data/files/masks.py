@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.data.decoding.decoder import ImageDecoder, cause_of, read_file
+from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
 from keras_multigpu.data.decoding.header import read_header
 from keras_multigpu.data.files.images import state_of
 from keras_multigpu.data.files.table import FileTable
 from keras_multigpu.data.files.targets import Targets
-from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.road.damage import Damaged, DamagedExample
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _PALETTE, _GREY_ALPHA = 0, 3, 4
@@ -55,9 +55,7 @@ class MaskTargets(Targets):
         )
         self.spec = tf.TensorSpec(self._grey.shape, tf.uint8)
 
-    def read(
-        self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray
-    ) -> list[tuple[int, str]]:
+    def read(self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         damaged = []
         for row, (index, seed) in enumerate(zip(indices.tolist(), seeds, strict=True)):
             path = self._masks.path(index)
@@ -66,8 +64,6 @@ class MaskTargets(Targets):
                 if self._grey.draws:
                     require_same_size(data, read_file(self._images.path(index)))
                 out[row] = self._decoded(data, seed)
-            except OSError as error:
-                damaged.append((row, f"its mask {path}: {cause_of(error)}"))
             except DamagedExample as damage:
                 damaged.append((row, f"its mask {path}: {damage.cause}"))
         return damaged

@@ -7,6 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import require_choice, value_error
+from keras_multigpu.data.road.damage import Damaged
 from keras_multigpu.identities import of_array
 
 LABEL_MODES = ("int", "categorical", "binary", None)
@@ -26,9 +27,7 @@ class Targets(abc.ABC):
     class_names: list[str] | None = None
 
     @abc.abstractmethod
-    def read(
-        self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray
-    ) -> list[tuple[int, str]]:
+    def read(self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         """Fill `out` with the targets of some examples, and return what `Source.read` does."""
 
     def still(self) -> "Targets":
@@ -69,9 +68,7 @@ class ClassTargets(Targets):
             shapes[label_mode], tf.int32 if label_mode == "int" else tf.float32
         )
 
-    def read(
-        self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray
-    ) -> list[tuple[int, str]]:
+    def read(self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         assert self.labels is not None
         labels = self.labels[indices]
         if self._mode == "categorical":
@@ -106,9 +103,7 @@ class ValueTargets(Targets):
         self.spec = tf.TensorSpec(values.shape[1:], values.dtype)
         self.labels = labels
 
-    def read(
-        self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray
-    ) -> list[tuple[int, str]]:
+    def read(self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         out[...] = self._values[indices]
         return []
 

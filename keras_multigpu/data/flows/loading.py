@@ -7,6 +7,7 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
+from keras_multigpu.data.decoding.decoder import read_file
 from keras_multigpu.data.decoding.header import read_header
 from keras_multigpu.data.road.damage import DamagedExample
 
@@ -49,15 +50,6 @@ class FlowLoading(NamedTuple):
         columns = min(width, height * self.size[1] // self.size[0])
         top, left = (height - rows) // 2, (width - columns) // 2
         return left, top, left + columns, top + rows
-
-
-def read_file(path: str) -> bytes:
-    """The content of a file; `DamagedExample` if there is none."""
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise DamagedExample(f"it cannot be opened: {error.strerror}") from error
 
 
 def decoded_jpeg(data: bytes, color_mode: str) -> np.ndarray | None:

@@ -15,33 +15,16 @@ from keras_multigpu.data.flows.loading import FlowLoading
 from keras_multigpu.data.flows.parameters import FlowParameters, matrices
 from keras_multigpu.data.flows.targets import FlowTargets
 from keras_multigpu.data.flows.transforms import change_colors, flipped, warp
-from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.road.damage import Damaged, DamagedExample
 from keras_multigpu.data.road.source import Source
 from keras_multigpu.identities import identity_of, of_array
 
-_SETTINGS = (
-    "rotation_range",
-    "width_shift_range",
-    "height_shift_range",
-    "brightness_range",
-    "shear_range",
-    "zoom_range",
-    "channel_shift_range",
-    "fill_mode",
-    "cval",
-    "horizontal_flip",
-    "vertical_flip",
-    "rescale",
-    "samplewise_center",
-    "samplewise_std_normalization",
-    "featurewise_center",
-    "featurewise_std_normalization",
-    "zca_whitening",
-    "preprocessing_function",
-    "mean",
-    "std",
-    "zca_whitening_matrix",
-)
+_SETTINGS = """
+    rotation_range width_shift_range height_shift_range brightness_range shear_range zoom_range
+    channel_shift_range fill_mode cval horizontal_flip vertical_flip rescale samplewise_center
+    samplewise_std_normalization featurewise_center featurewise_std_normalization zca_whitening
+    preprocessing_function mean std zca_whitening_matrix
+""".split()
 
 
 class FlowSource(Source):
@@ -74,9 +57,7 @@ class FlowSource(Source):
     def load(self, index: int) -> np.ndarray:
         """One image as it is before it is changed, in the size of the result."""
 
-    def read(
-        self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
-    ) -> list[tuple[int, str]]:
+    def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         images, *rest = out
         drawn = self.parameters.draw(seeds)
         places = matrices(drawn, *images.shape[1:3])

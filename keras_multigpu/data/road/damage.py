@@ -10,6 +10,10 @@ MOST_FAILURES = 64
 """How many errors are remembered: more than are ever read at once."""
 
 
+Damaged = list[tuple[int, str]]
+"""`(row, cause)` of each example of a batch that cannot be read."""
+
+
 class DamagedExample(ValueError):
     """An example that cannot be read.
 

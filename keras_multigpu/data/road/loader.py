@@ -1,6 +1,7 @@
 """Reads one batch after another from a source; called by the threads of tf.data."""
 
 import atexit
+import dataclasses
 import os
 import sys
 import threading
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.data.road.damage import DamagedExample, Quarantine
+from keras_multigpu.data.road.damage import Damaged, DamagedExample, Quarantine
 from keras_multigpu.data.road.order import draw_seeds
 from keras_multigpu.data.road.plan import Part, Place, Plan
 from keras_multigpu.data.road.source import Source, present
@@ -28,6 +29,7 @@ _READING = ThreadPoolExecutor(1000, thread_name_prefix="keras_multigpu_read")
 _SHARING = ThreadPoolExecutor(CORES, thread_name_prefix="keras_multigpu_share")
 
 
+@dataclasses.dataclass(eq=False)
 class Loader:
     """The batches of one part, by their number.
 
@@ -39,26 +41,17 @@ class Loader:
             all others have a weight of one.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        plan: Plan,
-        *,
-        first: Place,
-        part: Part,
-        weights: np.ndarray | None,
-        skip: bool,
-        quarantine: Quarantine,
-        marks_missing: bool = False,
-    ) -> None:
-        self._source = source
-        self._plan = plan
-        self._first = first
-        self._part = part
-        self._weights = weights
-        self._skip = skip
-        self._quarantine = quarantine
-        self._marks_missing = marks_missing
+    source: Source
+    plan: Plan
+    _: dataclasses.KW_ONLY
+    first: Place
+    part: Part
+    weights: np.ndarray | None
+    skip: bool
+    quarantine: Quarantine
+    marks_missing: bool = False
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._finished: dict[int, int] = {}
 
@@ -67,51 +60,51 @@ class Loader:
         try:
             return self._batch(step)
         except Exception as error:
-            self._quarantine.failed(error)
+            self.quarantine.failed(error)
             raise
 
     def _batch(self, step: int) -> list[np.ndarray]:
-        place = self._plan.place(self._first, step)
-        positions = self._plan.positions(place.start, self._part)
-        order = self._plan.order
+        place = self.plan.place(self.first, step)
+        positions = self.plan.positions(place.start, self.part)
+        order = self.plan.order
         examples, repeats = order.examples(place.epoch, positions)
         seeds = draw_seeds(order.seed, place.epoch, examples, repeats)
         leaves = [
             np.empty((len(examples), *spec.shape), spec.dtype.as_numpy_dtype)
-            for spec in present(self._source.spec)
+            for spec in present(self.source.spec)
         ]
-        damaged = read_in_pieces(self._source, leaves, examples, seeds)
+        damaged = read_in_pieces(self.source, leaves, examples, seeds)
         for row, cause in damaged:
             self._note(place.epoch, int(examples[row]), cause)
         self._finish(place.epoch)
         leaves = self._weighted(leaves, examples)
-        return without(damaged, [*leaves, seeds], self._marks_missing)
+        return without(damaged, [*leaves, seeds], self.marks_missing)
 
     def _note(self, epoch: int, example: int, cause: str) -> None:
-        name = self._source.example_name(example)
-        if not self._skip:
+        name = self.source.example_name(example)
+        if not self.skip:
             raise DamagedExample(cause, name)
-        self._quarantine.add(epoch, name, cause)
+        self.quarantine.add(epoch, name, cause)
 
     def _finish(self, epoch: int) -> None:
         """Give the warning of an epoch after its last batch has been read."""
         with self._lock:
             done = self._finished.pop(epoch, 0) + 1
-            start = self._first.start if epoch == self._first.epoch else 0
-            if done < self._plan.steps(start):
+            start = self.first.start if epoch == self.first.epoch else 0
+            if done < self.plan.steps(start):
                 self._finished[epoch] = done
                 return
-        self._quarantine.warn(epoch)
+        self.quarantine.warn(epoch)
 
     def _weighted(self, leaves: list[np.ndarray], examples: np.ndarray) -> list[np.ndarray]:
         """The leaves with class weights multiplied into the sample weights."""
-        count = len(present(self._source.spec[2]))
-        if self._marks_missing:
+        count = len(present(self.source.spec[2]))
+        if self.marks_missing:
             return [*leaves[: len(leaves) - count], np.ones(len(examples), np.float32)]
-        if self._weights is None:
+        if self.weights is None:
             return leaves
-        assert self._source.labels is not None
-        factor = self._weights[self._source.labels[examples]].astype(np.float32)
+        assert self.source.labels is not None
+        factor = self.weights[self.source.labels[examples]].astype(np.float32)
         weights = leaves[-count:] if count else [np.ones(1, np.float32)]
         return [
             *leaves[: len(leaves) - count],
@@ -119,9 +112,7 @@ class Loader:
         ]
 
 
-def without(
-    damaged: list[tuple[int, str]], leaves: list[np.ndarray], keep_shape: bool
-) -> list[np.ndarray]:
+def without(damaged: Damaged, leaves: list[np.ndarray], keep_shape: bool) -> list[np.ndarray]:
     """A batch without its damaged rows, or with zeros of weight zero in their place."""
     if not damaged:
         return leaves
@@ -135,14 +126,14 @@ def without(
 
 def read_in_pieces(
     source: Source, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
-) -> list[tuple[int, str]]:
+) -> Damaged:
     """`source.read`, by several threads where there are more cores than batches at once."""
     pieces = min(_THREADS_PER_BATCH, len(indices) // _LEAST_PIECE)
     if pieces <= 1:
         return source.read(out, indices, seeds)
     bounds = np.linspace(0, len(indices), pieces + 1).astype(int)
 
-    def read(low: int, high: int) -> list[tuple[int, str]]:
+    def read(low: int, high: int) -> Damaged:
         part = source.read([leaf[low:high] for leaf in out], indices[low:high], seeds[low:high])
         return [(low + row, cause) for row, cause in part]
 

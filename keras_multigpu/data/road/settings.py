@@ -6,7 +6,12 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from keras_multigpu.checks import problem, require_choice, require_positive_integer, value_error
+from keras_multigpu.checks import (
+    require_choice,
+    require_positive_integer,
+    type_error,
+    value_error,
+)
 from keras_multigpu.data.road.damage import Quarantine
 from keras_multigpu.data.road.plan import Plan
 from keras_multigpu.data.road.source import Source, Stream
@@ -70,23 +75,19 @@ def require_known(settings: Mapping[str, Any]) -> None:
     """Raise a `TypeError` for a name that is not an argument; values are not looked at."""
     for name, value in settings.items():
         if name == "batch_size":
-            raise TypeError(
-                problem(
-                    "`batch_size` does not say whose batch it is.",
-                    "Expected `global_batch_size` (one optimizer step, what Keras means), or "
-                    "`replica_batch_size` (one replica's share of it).",
-                    f"Write global_batch_size={value!r}.",
-                    batch_size=value,
-                )
+            raise type_error(
+                "`batch_size` does not say whose batch it is.",
+                "Expected `global_batch_size` (one optimizer step, what Keras means), or "
+                "`replica_batch_size` (one replica's share of it).",
+                f"Write global_batch_size={value!r}.",
+                batch_size=value,
             )
         if name not in DEFAULTS:
-            raise TypeError(
-                problem(
-                    f"`{name}` is not an argument of `Batches`.",
-                    f"Expected some of {', '.join(DEFAULTS)}.",
-                    "Check the spelling.",
-                    **{name: value},
-                )
+            raise type_error(
+                f"`{name}` is not an argument of `Batches`.",
+                f"Expected some of {', '.join(DEFAULTS)}.",
+                "Check the spelling.",
+                **{name: value},
             )
 
 

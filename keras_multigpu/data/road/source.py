@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.data.road.damage import DamagedExample, Quarantine
+from keras_multigpu.data.road.damage import Damaged, DamagedExample, Quarantine
 
 Example = tuple[Any, Any, Any]
 """`(x, y, sample_weight)`; `y` and `sample_weight` may be None."""
@@ -37,9 +37,7 @@ class Source(abc.ABC):
     has_files: bool = False
 
     @abc.abstractmethod
-    def read(
-        self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
-    ) -> list[tuple[int, str]]:
+    def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         """Read some examples.
 
         Args:
@@ -146,9 +144,7 @@ class Stream(abc.ABC):
         return examples, None
 
 
-def fill_rows(
-    out: Sequence[np.ndarray], count: int, read: Callable[[int], Example]
-) -> list[tuple[int, str]]:
+def fill_rows(out: Sequence[np.ndarray], count: int, read: Callable[[int], Example]) -> Damaged:
     """Read examples one by one into the rows of `out`; what `Source.read` returns.
 
     Args:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from keras_multigpu.checks import require_positive_integer, value_error
+from keras_multigpu.data.road.damage import Damaged
 from keras_multigpu.data.road.order import Order
 from keras_multigpu.data.road.settings import Batching
 from keras_multigpu.data.road.source import Source, Stream
@@ -48,9 +49,7 @@ class Subset(Source):
     def prepare(self) -> None:
         self.source.prepare()
 
-    def read(
-        self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
-    ) -> list[tuple[int, str]]:
+    def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         return self.source.read(out, self.indices[indices], seeds)
 
     def still(self) -> Source:

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import problem, value_error
+from keras_multigpu.checks import type_error, value_error
 from keras_multigpu.data.from_arrays import as_array, specs_of
 from keras_multigpu.data.road.damage import Quarantine
 from keras_multigpu.data.road.loader import GATE
@@ -172,13 +172,11 @@ class GeneratorStream(PythonBatches):
         try:
             return iter(made)
         except TypeError:
-            raise TypeError(
-                problem(
-                    "The function made nothing to iterate over.",
-                    "Expected an iterator over batches.",
-                    "Use `yield` in the function, or return an iterator.",
-                    made=type(made).__name__,
-                )
+            raise type_error(
+                "The function made nothing to iterate over.",
+                "Expected an iterator over batches.",
+                "Use `yield` in the function, or return an iterator.",
+                made=type(made).__name__,
             ) from None
 
     def batches(self, epoch: int, shuffle: bool, seed: int) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from keras_multigpu.checks import problem, value_error
+from keras_multigpu.checks import error_of, value_error
 from keras_multigpu.writing import one_at_a_time
 
 _log = logging.getLogger("keras_multigpu")
@@ -20,13 +20,12 @@ def imported() -> ModuleType:
     try:
         import tensorflow_datasets
     except ImportError as error:
-        raise ImportError(
-            problem(
-                "`from_tfds` needs the package tensorflow-datasets, which cannot be imported.",
-                "Expected it to be installed.",
-                "Run `pip install tensorflow-datasets importlib_resources array_record`.",
-                cause=str(error),
-            )
+        raise error_of(
+            ImportError,
+            "`from_tfds` needs the package tensorflow-datasets, which cannot be imported.",
+            "Expected it to be installed.",
+            "Run `pip install tensorflow-datasets importlib_resources array_record`.",
+            cause=str(error),
         ) from error
     return tensorflow_datasets
 

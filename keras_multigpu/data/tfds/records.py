@@ -10,7 +10,7 @@ import keras
 import numpy as np
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.road.damage import Damaged, DamagedExample
 from keras_multigpu.data.road.source import Source, fill_rows
 from keras_multigpu.data.tfds.features import Features
 
@@ -54,9 +54,7 @@ class TfdsRecords(Source):
                 bar.update(rows[-1] + 1)
         return labels if labels.min(initial=0) >= 0 else None
 
-    def read(
-        self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
-    ) -> list[tuple[int, str]]:
+    def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         records = self._fetched(indices.tolist())
         return fill_rows(out, len(records), lambda row: self._decoded(records[row], seeds[row]))
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.decoding.decoder import ImageDecoder
-from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.road.damage import Damaged, DamagedExample
 from keras_multigpu.data.road.loader import GATE, in_lasting_thread, read_in_pieces
 from keras_multigpu.data.road.source import Example, Source, Stream
 from keras_multigpu.data.streams.order import buffer_shuffled, epoch_seed
@@ -96,9 +96,7 @@ class EncodedImages(Source):
         self._decoder = decoder
         self._images = images
 
-    def read(
-        self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray
-    ) -> list[tuple[int, str]]:
+    def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         damaged = []
         for row, index in enumerate(indices.tolist()):
             try:

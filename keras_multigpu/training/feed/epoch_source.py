@@ -105,8 +105,7 @@ class EpochSource(BatchSource):
         return self._cutter.ahead(made)
 
     def _cut_ahead(self) -> WaitingShares:
-        epochs = self._batches.cut_epochs if self.endless else self._batches.cut_epoch
-        made = epochs(*self._position(*self._place))
+        made = self._batches.cut_epochs(*self._position(*self._place), self.endless)
         if self._class_weight is not None:
             weigh = weighing(made.element_spec[0], self._class_weight)
             made = made.map(lambda element, numbers: (weigh(*element), numbers))

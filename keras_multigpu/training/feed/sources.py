@@ -17,20 +17,10 @@ from keras_multigpu.training.feed.cutter import Cutter, WaitingShares, joined_sh
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.shares import Batch, Shares, batch_size_of, normalized
 
-OFFERED = (
-    "epoch",
-    "epochs",
-    "evaluation",
-    "example_at",
-    "failure_in",
-    "for_replicas",
-    "global_batch_size",
-    "identity",
-    "position_after",
-    "prediction",
-    "steps_per_epoch",
-    "with_",
-)
+OFFERED = """
+    epoch epochs evaluation example_at failure_in for_replicas global_batch_size identity
+    position_after prediction steps_per_epoch with_
+""".split()
 
 
 def knows_epochs(x: Any) -> bool:

@@ -207,6 +207,6 @@ def test_the_limit_is_that_of_tensorflow():
 def test_what_is_no_image(content, cause):
     """The cause is a short clause."""
     with pytest.raises(DamagedExample) as error:
-        ImageDecoder((8, 8)).decode(content, SEED, "photo.jpg")
+        ImageDecoder((8, 8)).decode(content, SEED)
     assert error.value.cause == cause
-    assert str(error.value).startswith(f"photo.jpg cannot be read: {cause}. Expected an intact")
+    assert str(error.value).startswith(f"An example cannot be read: {cause}. Expected an intact")

@@ -1,4 +1,0 @@
-"""`Batches.preview`: what training will see.
-
-preview   which examples      labels   what they are called
-"""
