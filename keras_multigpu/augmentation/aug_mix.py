@@ -29,6 +29,9 @@ WEAKEST = 0.1
 """The severity of the weakest operation that is drawn."""
 
 
+DRAWN = ("mixture", "shares", "operation", "magnitude")
+
+
 @keras.saving.register_keras_serializable("keras_multigpu")
 class AugMix(Policy):
     """Mixes each image with several chains of operations on it.
@@ -67,6 +70,7 @@ class AugMix(Policy):
         **kwargs: `name` and `dtype`.
     """
 
+    settings = ("num_chains", "chain_depth", "severity", "alpha")
     unsupported = ("bounding_boxes", "segmentation_masks")
 
     def __init__(
@@ -115,19 +119,16 @@ class AugMix(Policy):
         shares = dirichlet(draws, self.alpha, self.num_chains)
         chains = [self._drawn_chain(draws, shape) for _ in range(self.num_chains)]
         operation, magnitude = (tf.stack(one, axis=1) for one in zip(*chains, strict=True))
-        return {
-            "mixture": mixture,
-            "shares": shares,
-            "operation": operation,
-            "magnitude": magnitude,
-        }
+        return dict(zip(DRAWN, (mixture, shares, operation, magnitude), strict=True))
 
     def change_images(self, images: tf.Tensor, drawn: Drawn, on_host: bool) -> tf.Tensor:
-        names = ("mixture", "shares", "operation", "magnitude")
-        require_draws(drawn, names, needed=names)
+        require_draws(drawn, DRAWN, needed=DRAWN)
         # All chains are one batch, the first chain of all images first.
         chains = drawn["operation"].shape[1]
-        flat = {name: in_one_batch(drawn[name]) for name in ("operation", "magnitude")}
+        flat = {
+            name: tf.concat(tf.unstack(drawn[name], axis=1), axis=0)
+            for name in ("operation", "magnitude")
+        }
         levels = as_levels(images, self.value_range)
         places = tf.tile(tf.range(tf.shape(images)[0]), [chains])
         for kind, magnitude in steps(flat):
@@ -148,15 +149,6 @@ class AugMix(Policy):
             for share, operations, magnitudes in chains
         )
 
-    def get_config(self) -> dict[str, Any]:
-        config = {
-            "num_chains": self.num_chains,
-            "chain_depth": self.chain_depth,
-            "severity": self.severity,
-            "alpha": self.alpha,
-        }
-        return {**super().get_config(), **config}
-
     def _drawn_chain(self, draws: Draws, shape: Shape) -> tuple[tf.Tensor, tf.Tensor]:
         """The operations of a chain and their magnitudes; a shorter chain ends in identities."""
         least, most = self.chain_depth
@@ -168,11 +160,6 @@ class AugMix(Policy):
             operations.append(tf.where(place < depth, operation, OPERATIONS.index("identity")))
             magnitudes.append(tf.where(place < depth, magnitude, 0.0))
         return tf.stack(operations, axis=1), tf.stack(magnitudes, axis=1)
-
-
-def in_one_batch(values: tf.Tensor) -> tf.Tensor:
-    """What each image has for each chain, with the chains one below the other."""
-    return tf.concat(tf.unstack(values, axis=1), axis=0)
 
 
 def chain_text(operations: Any, magnitudes: Any) -> str:

@@ -35,12 +35,11 @@ class AugmentationLayer(keras.layers.Layer):
     unsupported: tuple[str, ...] = ()
     """What cannot follow the images through this layer, of the keys above."""
 
+    settings: tuple[str, ...] = ("seed", "bounding_box_format")
+    """The arguments of the constructor that are attributes of the same name, for `get_config`."""
+
     def __init__(
-        self,
-        *,
-        seed: int | None = None,
-        bounding_box_format: str | None = None,
-        **kwargs: Any,
+        self, *, seed: int | None = None, bounding_box_format: str | None = None, **kwargs: Any
     ) -> None:
         require_seed(seed)
         require_box_format(bounding_box_format)
@@ -194,9 +193,8 @@ class AugmentationLayer(keras.layers.Layer):
                 )
 
     def get_config(self) -> dict[str, Any]:
-        config = {"seed": self.seed, "bounding_box_format": self.bounding_box_format}
-        # `autocast` is decided above.
-        return {**super().get_config(), **config}
+        names = [name for cls in type(self).__mro__ for name in vars(cls).get("settings", ())]
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
     def _with_examples(self, data: Any, change: Any) -> Any:
         if isinstance(data, dict):

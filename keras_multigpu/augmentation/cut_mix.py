@@ -27,6 +27,7 @@ class CutMix(Mixing):
         **kwargs: `name` and `dtype`.
     """
 
+    settings = ("alpha",)
     unsupported = ("bounding_boxes",)
 
     def __init__(
@@ -42,6 +43,3 @@ class CutMix(Mixing):
 
     def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
         return {"box": drawn_box(Draws(seeds), self.alpha, shape)}
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "alpha": self.alpha}

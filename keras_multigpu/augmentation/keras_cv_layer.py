@@ -94,9 +94,11 @@ class KerasCVLayer(WrappedLayer):
     def change(self, example: Example, drawn: Drawn, on_host: bool) -> Example:
         data, back = self._opened(example)
         seeds = drawn["seeds"]
-        # keras-cv tells its layers apart by whether they take a batch at once; boxes that it
-        # drops would leave ragged batches.
-        if on_host or "bounding_boxes" in data or not is_vectorized(self.wrapped):
+        # Only vectorized layers draw for each image of a batch; boxes that they drop would leave
+        # ragged batches.
+        classes = [cls.__name__ for cls in type(self.wrapped).__mro__]
+        vectorized = any(name.startswith("VectorizedBase") for name in classes)
+        if on_host or "bounding_boxes" in data or not vectorized:
             return back(image_by_image(self._one, data, seeds))
         padded, cut = with_a_row(data)
         return back(cut(self._one(padded, tf.reduce_sum(seeds[:1], axis=0))))
@@ -172,11 +174,6 @@ def require_one_size(layer: keras.Layer) -> None:
                 "Use `augmentation.RandomGeometry(aspect_ratio=...)`, or leave it out.",
                 layer=type(layer).__name__,
             )
-
-
-def is_vectorized(layer: keras.Layer) -> bool:
-    """Whether a layer of keras-cv draws for a whole batch at once."""
-    return any(cls.__name__.startswith("VectorizedBase") for cls in type(layer).__mro__)
 
 
 def in_place(moved: Any, boxes: Any) -> Any:

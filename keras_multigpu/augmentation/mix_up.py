@@ -40,6 +40,8 @@ class MixUp(Mixing):
     ```
     """
 
+    settings = ("alpha",)
+
     def __init__(
         self,
         alpha: float = 0.2,
@@ -53,6 +55,3 @@ class MixUp(Mixing):
 
     def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
         return {"share": beta(Draws(seeds), self.alpha)}
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "alpha": self.alpha}

@@ -29,6 +29,8 @@ class MixUpOrCutMix(Mixing):
         **kwargs: `name` and `dtype`.
     """
 
+    settings = ("mix_up_alpha", "cut_mix_alpha", "switch_probability", "probability")
+
     def __init__(
         self,
         mix_up_alpha: float = 0.8,
@@ -58,12 +60,3 @@ class MixUpOrCutMix(Mixing):
             "share": tf.where(mixes & ~cuts, share, 1.0),
             "box": tf.where((mixes & cuts)[:, None], box, 0),
         }
-
-    def get_config(self) -> dict[str, Any]:
-        config = {
-            "mix_up_alpha": self.mix_up_alpha,
-            "cut_mix_alpha": self.cut_mix_alpha,
-            "switch_probability": self.switch_probability,
-            "probability": self.probability,
-        }
-        return {**super().get_config(), **config}

@@ -58,6 +58,7 @@ class RandAugment(Policy):
         **kwargs: `name` and `dtype`.
     """
 
+    settings = ("num_ops", "magnitude", "magnitude_std")
     fill = 128.0
 
     def __init__(
@@ -112,14 +113,6 @@ class RandAugment(Policy):
         ]
         operation, magnitude = (tf.stack(one, axis=1) for one in zip(*drawn, strict=True))
         return {"operation": operation, "magnitude": magnitude}
-
-    def get_config(self) -> dict[str, Any]:
-        config = {
-            "num_ops": self.num_ops,
-            "magnitude": self.magnitude,
-            "magnitude_std": self.magnitude_std,
-        }
-        return {**super().get_config(), **config}
 
     def _strength(self, draws: Draws) -> tf.Tensor:
         if not self.magnitude_std:

@@ -67,6 +67,8 @@ class RandomColor(AugmentationLayer):
         **kwargs: `name` and `dtype`.
     """
 
+    settings = (*CHANGES, "value_range")
+
     def __init__(
         self,
         *,
@@ -147,18 +149,6 @@ class RandomColor(AugmentationLayer):
             images = change_hue_and_saturation(inside, hue, saturation, black, on_host)
             maps = after
         return self._mapped(images, maps, on_host)
-
-    def get_config(self) -> dict[str, Any]:
-        config = {
-            "brightness": self.brightness,
-            "contrast": self.contrast,
-            "saturation": self.saturation,
-            "hue": self.hue,
-            "channel_shift": self.channel_shift,
-            "grayscale": self.grayscale,
-            "value_range": self.value_range,
-        }
-        return {**super().get_config(), **config}
 
     def _maps(self, images: tf.Tensor, drawn: Drawn) -> tuple[list[ColorMap], list[ColorMap]]:
         """What is linear, before hue and saturation and after them."""

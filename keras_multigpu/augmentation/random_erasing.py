@@ -48,6 +48,8 @@ class RandomErasing(AugmentationLayer):
         **kwargs: `name` and `dtype`.
     """
 
+    settings = ("factor", "scale", "aspect_ratio", "fill_value", "value_range")
+
     def __init__(
         self,
         factor: float | Range = 0.5,
@@ -95,16 +97,6 @@ class RandomErasing(AugmentationLayer):
         values = None if noise is not None else self._fill_values(images.shape[3])
         settings = self.value_range, values
         return fused(erased, [images, drawn["erased"], noise], *settings, on_host=on_host)
-
-    def get_config(self) -> dict[str, Any]:
-        config = {
-            "factor": self.factor,
-            "scale": self.scale,
-            "aspect_ratio": self.aspect_ratio,
-            "fill_value": self.fill_value,
-            "value_range": self.value_range,
-        }
-        return {**super().get_config(), **config}
 
     def _fill_values(self, channels: int) -> tuple[float, ...]:
         if is_number(self.fill_value):

@@ -42,6 +42,8 @@ class RandomGaussianBlur(AugmentationLayer):
         **kwargs: `name` and `dtype`.
     """
 
+    settings = ("factor", "kernel_size", "sigma", "value_range")
+
     def __init__(
         self,
         factor: float | Range = 1.0,
@@ -74,15 +76,6 @@ class RandomGaussianBlur(AugmentationLayer):
         )
         images = blurred(images, along_rows, along_columns)
         return clipped_to(images, self.value_range)
-
-    def get_config(self) -> dict[str, Any]:
-        config = {
-            "factor": self.factor,
-            "kernel_size": self.kernel_size,
-            "sigma": self.sigma,
-            "value_range": self.value_range,
-        }
-        return {**super().get_config(), **config}
 
 
 def require_odd(kernel_size: object) -> None:

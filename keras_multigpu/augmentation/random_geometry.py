@@ -92,6 +92,11 @@ class RandomGeometry(AugmentationLayer):
         **kwargs: `name` and `dtype`.
     """
 
+    settings = (
+        *("flip", "rotation", "translation", "zoom", "shear", "aspect_ratio", "crop_area"),
+        *("crop", "size", "fill_mode", "fill_value", "interpolation"),
+    )
+
     def __init__(
         self,
         *,
@@ -202,13 +207,6 @@ class RandomGeometry(AugmentationLayer):
 
     def changed_shape(self, shape: Shape) -> Shape:
         return (*self._result_size(shape), shape[2])
-
-    def get_config(self) -> dict[str, Any]:
-        names = (
-            *("flip", "rotation", "translation", "zoom", "shear", "aspect_ratio", "crop_area"),
-            *("crop", "size", "fill_mode", "fill_value", "interpolation"),
-        )
-        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
 
     def _moved(
         self, pictures: tf.Tensor, drawn: Drawn, interpolation: str, on_host: bool

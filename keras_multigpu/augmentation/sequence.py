@@ -30,6 +30,8 @@ class Sequence(AugmentationLayer):
         **kwargs: `name` and `dtype`.
     """
 
+    settings = ("segmentation_masks",)
+
     def __init__(
         self,
         layers: Several[Any],
@@ -83,11 +85,8 @@ class Sequence(AugmentationLayer):
             layer.require_support(*kinds)
 
     def get_config(self) -> dict[str, Any]:
-        config = {
-            "layers": [keras.saving.serialize_keras_object(layer) for layer in self.layers],
-            "segmentation_masks": self.segmentation_masks,
-        }
-        return {**super().get_config(), **config}
+        layers = [keras.saving.serialize_keras_object(layer) for layer in self.layers]
+        return {**super().get_config(), "layers": layers}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "Sequence":

@@ -7,12 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import (
-    require_choice,
-    require_positive_integer,
-    type_error,
-    value_error,
-)
+from keras_multigpu.checks import require_choice, require_positive_integer, type_error, value_error
 from keras_multigpu.data.batches import Batches, with_settings
 from keras_multigpu.data.from_arrays import weight_type
 from keras_multigpu.data.road.damage import Quarantine

@@ -23,12 +23,7 @@ _OWN_METHODS = ("get_random_transform", "apply_transform", "random_transform", "
 
 
 @with_settings
-def from_flow(
-    flow: Any,
-    *,
-    steps: int | None = None,
-    **batching: Unpack[Batching],
-) -> Batches:
+def from_flow(flow: Any, *, steps: int | None = None, **batching: Unpack[Batching]) -> Batches:
     """An `ImageDataGenerator` flow, a `PyDataset` or a generator as `Batches`.
 
     A flow's files, labels and parameters are taken over; so are its batch size, as the global one,

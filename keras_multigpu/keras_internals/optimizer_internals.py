@@ -114,9 +114,7 @@ def inner_scope(variables: list[keras.Variable]) -> Iterator[keras.StatelessScop
 
 
 def apply_functionally(
-    optimizer: keras.optimizers.Optimizer,
-    gradients: Any,
-    trainable: list[keras.Variable],
+    optimizer: keras.optimizers.Optimizer, gradients: Any, trainable: list[keras.Variable]
 ) -> None:
     """`optimizer.apply` by `FunctionalOptimizer`'s rules, inside a stateless scope."""
     with contextlib.ExitStack() as stack:

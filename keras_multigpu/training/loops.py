@@ -263,12 +263,7 @@ def shown(group: ReplicaGroup, verbose: Any) -> Any:
 
 
 def callback_list(
-    model: keras.Model,
-    callbacks: Any,
-    verbose: Any,
-    epochs: int,
-    steps: Any,
-    history: bool = True,
+    model: keras.Model, callbacks: Any, verbose: Any, epochs: int, steps: Any, history: bool = True
 ) -> Any:
     """The callbacks as a `CallbackList`, with Keras's own ones added."""
     if isinstance(callbacks, keras.callbacks.CallbackList):

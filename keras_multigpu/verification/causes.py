@@ -234,10 +234,7 @@ PREAMBLES = (
     "Detected at node",
     "<stack traces unavailable>",
 )
-UNKNOWN = Cause(
-    "No known cause fits.",
-    "Please report the model at the project's issue tracker.",
-)
+UNKNOWN = Cause("No known cause fits.", "Please report the model at the project's issue tracker.")
 CRASH = Cause("The model runs on one device but not on the replicas.", "")
 
 

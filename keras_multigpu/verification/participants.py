@@ -45,10 +45,7 @@ class Participant:
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        device: str | None,
-        replicas: tf.distribute.Strategy | None = None,
+        self, model: keras.Model, device: str | None, replicas: tf.distribute.Strategy | None = None
     ) -> None:
         self.model = model
         self._device = device

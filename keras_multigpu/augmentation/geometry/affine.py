@@ -33,10 +33,7 @@ def rotation(degrees: tf.Tensor, height: int, width: int) -> tf.Tensor:
     angle = degrees * (math.pi / 180)
     cosine, sine = tf.cos(angle), tf.sin(angle)
     x, y = last(width) / 2, last(height) / 2
-    rows = (
-        (cosine, -sine, x - x * cosine + y * sine),
-        (sine, cosine, y - x * sine - y * cosine),
-    )
+    rows = ((cosine, -sine, x - x * cosine + y * sine), (sine, cosine, y - x * sine - y * cosine))
     return matrix(rows, tf.shape(degrees)[0])
 
 

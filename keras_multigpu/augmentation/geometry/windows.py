@@ -79,10 +79,7 @@ def still_window(shape: Shape, result: Sides, settings: WindowSettings) -> Drawn
         return {}
     if settings.crop is not None and fits(settings.crop, shape):
         own_height, own_width = settings.crop
-        return {
-            "crop_top": (shape[0] - own_height) // 2,
-            "crop_left": (shape[1] - own_width) // 2,
-        }
+        return {"crop_top": (shape[0] - own_height) // 2, "crop_left": (shape[1] - own_width) // 2}
     own_height, own_width = largest_window(shape, proportion(settings.crop or result), 1.0)
     if settings.crop is not None:
         room = tf.reduce_all(

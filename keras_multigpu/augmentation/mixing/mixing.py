@@ -28,6 +28,7 @@ class Mixing(AugmentationLayer):
     """
 
     unsupported: tuple[str, ...] = ("bounding_boxes", "segmentation_masks")
+    settings: tuple[str, ...] = ("num_classes",)
 
     def __init__(
         self, *, num_classes: int | None = None, seed: int | None = None, **kwargs: Any
@@ -63,14 +64,10 @@ class Mixing(AugmentationLayer):
             own = own * (1 - area(box, image_shape(example)))
             if "segmentation_masks" in example:
                 changed["segmentation_masks"] = keras.tree.map_structure(
-                    lambda masks: pasted(masks, partners, box),
-                    example["segmentation_masks"],
+                    lambda masks: pasted(masks, partners, box), example["segmentation_masks"]
                 )
         changed["images"] = images
         return {**changed, **mixed_targets.mixed(example, own, partners)}
-
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "num_classes": self.num_classes}
 
     def _require_targets(self, example: Example) -> None:
         if any(kind in example for kind in ("labels", "segmentation_masks")):

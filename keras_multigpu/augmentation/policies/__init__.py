@@ -1,4 +1,4 @@
 """Operations by name and magnitude: RandAugment, TrivialAugment, AugMix.
 
-draws ───> policy ───> operations, geometry
+draws ───> policy ───> operations
 """

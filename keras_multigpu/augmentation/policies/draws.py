@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_multigpu.augmentation.policies.geometry import GEOMETRIC_OPERATIONS
-from keras_multigpu.augmentation.policies.operations import VALUE_OPERATIONS
+from keras_multigpu.augmentation.policies.operations import GEOMETRIC_OPERATIONS, VALUE_OPERATIONS
 from keras_multigpu.augmentation.random_numbers import Draws
 
 OPERATIONS = (*VALUE_OPERATIONS, *GEOMETRIC_OPERATIONS)

@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import Range
 from keras_multigpu.augmentation.color.matrices import clipped_to, color_channels, scaled
+from keras_multigpu.augmentation.examples.forms import Shape
+from keras_multigpu.augmentation.geometry import affine
 
 Operation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 """A function of levels `float32[n, height, width, channels]` and magnitudes `float32[n]`."""
@@ -194,3 +196,25 @@ VALUE_OPERATIONS: dict[str, Operation] = {
     )
 }
 """The operations that move no pixels, by name."""
+
+
+GEOMETRIC_OPERATIONS = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+"""Their names. Magnitudes are degrees counterclockwise, shares of the other side, and pixels."""
+
+
+def geometric_matrices(kind: tf.Tensor, magnitude: tf.Tensor, shape: Shape) -> tf.Tensor:
+    """The maps of operations, `float32[n, 2, 3]`, as `affine.py` writes them.
+
+    Args:
+        kind: Places in `GEOMETRIC_OPERATIONS`, `int32[n]`; any other number is not an operation.
+    """
+    degrees, shear_x, shear_y, x, y = (
+        tf.where(kind == place, magnitude, 0.0) for place in range(len(GEOMETRIC_OPERATIONS))
+    )
+    # Of the three only one changes anything, so their order does not matter. Pillow's shears
+    # keep the image's corner, those of `affine` the middle of the pixel in it.
+    return affine.product(
+        affine.rotation(degrees, shape[0], shape[1]),
+        affine.shear(shear_x, shear_y),
+        affine.translation(x - shear_x / 2, y - shear_y / 2),
+    )

@@ -12,12 +12,12 @@ from keras_multigpu.augmentation.examples.forms import Drawn, Shape
 from keras_multigpu.augmentation.geometry import affine
 from keras_multigpu.augmentation.geometry.resampling import INTERPOLATIONS, resampled
 from keras_multigpu.augmentation.policies.draws import OPERATIONS, Magnitudes, operation_text
-from keras_multigpu.augmentation.policies.geometry import geometric_matrices
 from keras_multigpu.augmentation.policies.operations import (
     VALUE_OPERATIONS,
     Operation,
     as_levels,
     from_levels,
+    geometric_matrices,
 )
 from keras_multigpu.checks import require_choice
 
@@ -44,6 +44,8 @@ class Policy(AugmentationLayer):
 
     fill = 0.0
     """What appears where an image has moved away, among 256 levels."""
+
+    settings: tuple[str, ...] = ("value_range", "interpolation")
 
     def __init__(
         self,
@@ -104,21 +106,13 @@ class Policy(AugmentationLayer):
             places: The place of each image in `levels`, `int32[n]`.
         """
         move = moving(
-            kind,
-            magnitude,
-            interpolation=self.interpolation,
-            fill_value=self.fill,
-            on_host=on_host,
+            kind, magnitude, interpolation=self.interpolation, fill_value=self.fill, on_host=on_host
         )
         changes = [with_magnitude(operation, magnitude) for operation in VALUE_OPERATIONS.values()]
         # To resample takes a map, whatever it is the map of: one group for all moves.
         group = tf.minimum(kind, _MOVE)
         changes.append(lambda *part: tf.floor(move(*part) + 0.5))
         return regrouped(levels, places, group, changes)
-
-    def get_config(self) -> dict[str, Any]:
-        config = {"value_range": self.value_range, "interpolation": self.interpolation}
-        return {**super().get_config(), **config}
 
 
 def steps(drawn: Drawn) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:

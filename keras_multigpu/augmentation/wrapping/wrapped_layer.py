@@ -22,6 +22,7 @@ TRIAL = (61, 67, 3)
 class WrappedLayer(AugmentationLayer):
     """A layer or function that does not know of this package, as one of its layers."""
 
+    settings = ("moves_pixels",)
     argument = "layer"
     """What the constructor calls that which is wrapped."""
 
@@ -42,11 +43,8 @@ class WrappedLayer(AugmentationLayer):
         return type(self.wrapped).__name__
 
     def get_config(self) -> dict[str, Any]:
-        config = {
-            self.argument: keras.saving.serialize_keras_object(self.wrapped),
-            "moves_pixels": self.moves_pixels,
-        }
-        return {**super().get_config(), **config}
+        wrapped = keras.saving.serialize_keras_object(self.wrapped)
+        return {**super().get_config(), self.argument: wrapped}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "WrappedLayer":

@@ -62,11 +62,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
     """
 
     def __init__(
-        self,
-        smoothing: float = 0.99,
-        *,
-        every_steps: int = 100,
-        picture: str | Path | None = None,
+        self, smoothing: float = 0.99, *, every_steps: int = 100, picture: str | Path | None = None
     ) -> None:
         super().__init__()
         fix = "Pass 0.99 to average over the last hundred steps or so."

@@ -13,12 +13,7 @@ from keras_multigpu.callbacks.replica_drift_check.checksums import (
     Copied,
     copied_variables,
 )
-from keras_multigpu.callbacks.replica_drift_check.drift import (
-    Drift,
-    drift_of,
-    repair,
-    values_of,
-)
+from keras_multigpu.callbacks.replica_drift_check.drift import Drift, drift_of, repair, values_of
 from keras_multigpu.checks import (
     problem,
     require_choice,

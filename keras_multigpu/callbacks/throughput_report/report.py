@@ -120,11 +120,7 @@ class Throughput(NamedTuple):
             **{k: None if v is None or math.isnan(v) else v for k, v in numbers.items()},
             "shares": self.shares,
             "scaling": scaling
-            and {
-                **scaling._asdict(),
-                "speedup": scaling.speedup,
-                "efficiency": scaling.efficiency,
-            },
+            and {**scaling._asdict(), "speedup": scaling.speedup, "efficiency": scaling.efficiency},
         }
 
     def __str__(self) -> str:

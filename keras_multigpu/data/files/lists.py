@@ -118,12 +118,7 @@ class FrameTable:
 
 
 def from_table(
-    table: CsvTable | FrameTable,
-    labels: Any,
-    weights: Any,
-    columns: Columns,
-    root: str,
-    name: str,
+    table: CsvTable | FrameTable, labels: Any, weights: Any, columns: Columns, root: str, name: str
 ) -> FileList:
     for argument, values in (("labels", labels), ("sample_weight", weights)):
         if values is not None:

@@ -39,11 +39,7 @@ class FlowSource(Source):
         self.draws = self.parameters.draws or bool(self._generator.preprocessing_function)
         image = tf.TensorSpec(shape, flow.dtype)
         x, y, weight = targets.spec
-        self.spec = (
-            (image, *x) if x else image,
-            image if targets.repeats_image else y,
-            weight,
-        )
+        self.spec = ((image, *x) if x else image, image if targets.repeats_image else y, weight)
         self.labels, self.class_names = targets.labels, targets.class_names
 
     def still(self) -> Source:

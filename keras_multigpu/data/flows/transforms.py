@@ -12,11 +12,7 @@ _ROUNDING = 1e-3
 
 
 def warp(
-    image: np.ndarray,
-    matrix: np.ndarray,
-    out: np.ndarray,
-    fill_mode: str,
-    cval: float,
+    image: np.ndarray, matrix: np.ndarray, out: np.ndarray, fill_mode: str, cval: float
 ) -> None:
     """Fill `out` with an image seen through an affine map, interpolated linearly.
 

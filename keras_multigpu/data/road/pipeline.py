@@ -15,12 +15,7 @@ PREFETCHED = 2
 
 
 def batches_of(
-    loader: Loader,
-    spec: Example,
-    *,
-    steps: int | None,
-    size: int | None,
-    augment: Augment | None,
+    loader: Loader, spec: Example, *, steps: int | None, size: int | None, augment: Augment | None
 ) -> tf.data.Dataset:
     """A dataset of the batches that a loader reads.
 

@@ -12,10 +12,7 @@ from keras_multigpu.data.streams.order import in_python
 
 
 def alike(
-    examples: tf.data.Dataset,
-    name: str,
-    batch_size: int,
-    failed: Callable[[Exception], Exception],
+    examples: tf.data.Dataset, name: str, batch_size: int, failed: Callable[[Exception], Exception]
 ) -> tf.data.Dataset:
     """The same examples, with an error that explains where those of a batch differ in shape.
 

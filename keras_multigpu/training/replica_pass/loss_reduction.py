@@ -77,10 +77,7 @@ class LossShares:
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        fraction: tf.Tensor,
-        known: Sequence[tf.Tensor] | None = None,
+        self, model: keras.Model, fraction: tf.Tensor, known: Sequence[tf.Tensor] | None = None
     ) -> None:
         self._model = model
         self._fraction = fraction

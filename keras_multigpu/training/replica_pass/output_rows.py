@@ -137,10 +137,7 @@ def of_many(spec: Any) -> Any:
 
 
 def joined(
-    parts: Sequence[Any],
-    examples: Sequence[Any],
-    counts: Counts,
-    group: ReplicaGroup | None = None,
+    parts: Sequence[Any], examples: Sequence[Any], counts: Counts, group: ReplicaGroup | None = None
 ) -> Any:
     """Replicas' outputs as those of the whole batch.
 

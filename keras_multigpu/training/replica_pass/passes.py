@@ -334,10 +334,7 @@ class EvaluationPass(ReplicaPass):
     """Forward pass over a replica's rows in inference mode, with the loss or without."""
 
     def __init__(
-        self,
-        model: keras.Model,
-        metrics: AdditiveMetrics | None = None,
-        has_loss: bool = False,
+        self, model: keras.Model, metrics: AdditiveMetrics | None = None, has_loss: bool = False
     ) -> None:
         super().__init__(model, metrics, keeps=not has_loss)
         self._has_loss = has_loss

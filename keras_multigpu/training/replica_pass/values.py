@@ -2,7 +2,10 @@
 
 Weights are equal everywhere and stay so. Two kinds of variables do not:
 
-Seeds. `seeds` gives each replica its own for the length of a pass.
+Seeds. Keras's random layers draw from a `SeedGenerator`, whose state is `[seed, counter]`. It is
+equal everywhere, so every replica would draw the same dropout mask. So a replica adds a multiple of
+its index to the seed before a pass and takes it off afterwards: draws differ, replay exactly, and a
+checkpoint sees the state of a single device. Replica 0 draws what one device draws.
 
 What a pass changes: BatchNorm's moving statistics, counters, spectral norms, the state of layers'
 metrics. `contribution` is what a replica adds to a sum over replicas, and the sum is
@@ -26,8 +29,10 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.training.exchange.packing import Packing, SumAll
 from keras_multigpu.training.exchange.sparse_gradients import zero_unless
-from keras_multigpu.training.replica_pass.seeds import for_one_device, for_replica
 from keras_multigpu.training.shares import Rows
+
+STRIDE = 0x9E3779B1
+"""Distance between two replicas' seeds; far larger than any seed Keras picks."""
 
 
 class Values(NamedTuple):
@@ -138,3 +143,18 @@ def summable(dtype: tf.DType) -> tf.DType:
         return tf.float32
     # TensorFlow keeps int32 on the host, and sums what is on the host apart from the rest.
     return tf.int64 if dtype.is_integer or dtype.is_bool else dtype
+
+
+def for_replica(state: tf.Tensor, replica: int | tf.Tensor) -> tf.Tensor:
+    """A seed generator's state as one replica uses it."""
+    return state + offset(state, replica)
+
+
+def for_one_device(state: tf.Tensor, replica: int | tf.Tensor) -> tf.Tensor:
+    """The inverse of `for_replica`: the state without the replica's share."""
+    return state - offset(state, replica)
+
+
+def offset(state: tf.Tensor, replica: int | tf.Tensor) -> tf.Tensor:
+    shift = tf.cast(replica, tf.int64) * tf.constant(STRIDE, tf.int64)
+    return tf.cast(tf.stack([shift, tf.zeros((), tf.int64)]), state.dtype)

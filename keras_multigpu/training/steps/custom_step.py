@@ -23,8 +23,8 @@ from keras_multigpu.training.replica_group import Replica, ReplicaGroup, copies_
 from keras_multigpu.training.replica_pass import output_rows
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch, divided
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow, tell
-from keras_multigpu.training.replica_pass.seeds import for_one_device, for_replica
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
+from keras_multigpu.training.replica_pass.values import for_one_device, for_replica
 from keras_multigpu.training.shares import Batch, Rows, rows_count
 from keras_multigpu.training.steps.present_step import (
     PresentStep,
@@ -229,11 +229,7 @@ class CustomStep:
 
 
 def beyond_first(
-    variable: keras.Variable,
-    old: tf.Tensor,
-    first: tf.Tensor,
-    new: tf.Tensor,
-    fraction: tf.Tensor,
+    variable: keras.Variable, old: tf.Tensor, first: tf.Tensor, new: tf.Tensor, fraction: tf.Tensor
 ) -> tf.Tensor | None:
     """What another replica adds to the first one's value; None where only that counts."""
     if variable.aggregation == "sum":
@@ -275,11 +271,7 @@ class CustomPrediction(CustomStep):
     """A prediction step that runs the user's `predict_step` on each replica."""
 
     def __init__(
-        self,
-        model: keras.Model,
-        group: ReplicaGroup,
-        function: Callable[[Any], Any],
-        spec: Batch,
+        self, model: keras.Model, group: ReplicaGroup, function: Callable[[Any], Any], spec: Batch
     ) -> None:
         super().__init__(model, group, lambda data: self._with_origins(function(data)))
         self._in_order = True

@@ -81,11 +81,7 @@ class Step:
     """
 
     def __init__(
-        self,
-        model: keras.Model,
-        group: ReplicaGroup,
-        spec: Batch,
-        replica_pass: ReplicaPass,
+        self, model: keras.Model, group: ReplicaGroup, spec: Batch, replica_pass: ReplicaPass
     ) -> None:
         self._model = model
         self._group = group

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation.geometry.affine import moved_boxes
 from keras_multigpu.augmentation.geometry.resampling import resampled
-from keras_multigpu.augmentation.policies.geometry import GEOMETRIC_OPERATIONS, geometric_matrices
+from keras_multigpu.augmentation.policies.operations import GEOMETRIC_OPERATIONS, geometric_matrices
 
 Image = pytest.importorskip("PIL.Image")
 

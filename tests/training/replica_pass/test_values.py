@@ -6,8 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.training.replica_pass.seeds import for_one_device, for_replica
-from keras_multigpu.training.replica_pass.values import contribution
+from keras_multigpu.training.replica_pass.values import contribution, for_one_device, for_replica
 
 
 @pytest.mark.parametrize(
