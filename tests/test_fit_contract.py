@@ -25,6 +25,7 @@ WEIGHTS = made.weighted()[2]
 KINDS = made.classes()[1]
 BATCH = 8
 BATCHES = [(X[start : start + BATCH], Y[start : start + BATCH]) for start in range(0, 29, BATCH)]
+SIGNATURE = tuple(tf.TensorSpec((None, part.shape[1])) for part in BATCHES[0])
 
 
 def three_replicas():
@@ -791,6 +792,31 @@ def test_single_batches_give_what_keras_gives(metrics, return_dict):
             ]
         )
     assert_close(*results)
+
+
+def test_only_steps_that_were_taken_count():
+    """Also where the end of an epoch is found by reading, of which Keras counts each as a step."""
+    data = tf.data.Dataset.from_generator(lambda: iter(BATCHES), output_signature=SIGNATURE)
+    one, three = one_and_three()
+    quiet = {"verbose": 0, "shuffle": False}
+    one.fit(data.apply(tf.data.experimental.assert_cardinality(4)), epochs=2, **quiet)
+    three.fit(data, epochs=2, **quiet)
+    assert three.optimizer.iterations == 8
+    assert_close(one.get_weights(), three.get_weights())
+
+
+def test_only_training_builds_the_optimizer():
+    """So layers that are unfrozen between `evaluate` and `fit` are trained."""
+    model = kmg.distribute(compiled(), three_replicas())
+    model.layers[0].trainable = False
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X[:3], verbose=0)
+    model.test_on_batch(X, Y)
+    assert not model.optimizer.built
+    model.layers[0].trainable = True
+    before = model.layers[0].get_weights()[0]
+    model.train_on_batch(X, Y)
+    assert np.abs(model.layers[0].get_weights()[0] - before).max() > 0
 
 
 @pytest.mark.slow

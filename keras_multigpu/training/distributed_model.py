@@ -18,6 +18,7 @@ from keras_multigpu.training.shares import Batch, normalized
 from keras_multigpu.training.steps.custom_step import share_of_loss
 from keras_multigpu.training.steps.present_step import present_rows
 from keras_multigpu.training.steps.steps_of_model import prepare
+from keras_multigpu.training.variables.placement import build_optimizer
 from keras_multigpu.training.workers import agreed_seed, together
 
 
@@ -92,6 +93,7 @@ class DistributedModel(keras.Model):
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built:
             prepare(self, self.replication, None)
+            build_optimizer(self.optimizer, self.trainable_variables, self.distribute_strategy)
 
     def fit(
         self,
@@ -116,7 +118,7 @@ class DistributedModel(keras.Model):
         require_compiled(self)
         fit_arguments.require_whole_number("epochs", epochs)
         fit_arguments.require_fraction(validation_split)
-        fit_arguments.require_class_weights(class_weight)
+        fit_arguments.require_class_weights(class_weight, y, self.loss, most_axes=2)
         fit_arguments.require_whole_numbers(
             batch_size=batch_size,
             initial_epoch=initial_epoch,
@@ -141,6 +143,8 @@ class DistributedModel(keras.Model):
             training=True,
             order_seed=agreed_seed(self.replication.group),
         )
+        if feed.spec is not None:
+            fit_arguments.require_class_weights(class_weight, feed.spec[1], self.loss)
         validation = None
         if validation_data is not None:
             parts = keras.utils.unpack_x_y_sample_weight(validation_data)
@@ -207,6 +211,7 @@ class DistributedModel(keras.Model):
                     "Multiply the class weights into `sample_weight`.",
                     class_weight=class_weight,
                 )
+            fit_arguments.require_class_weights(class_weight, y, self.loss, most_axes=2)
             sample_weight = keras_internals.class_weights_of_labels(y, class_weight)
         batch = normalized((x, y, sample_weight))
         self.reset_metrics()

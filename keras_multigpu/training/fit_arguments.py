@@ -9,11 +9,14 @@ import numbers
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from keras_multigpu.checks import real_number, value_error
 
+SPARSE = "sparse_categorical_crossentropy"
+
 LOSSES = {
-    keras.losses.SparseCategoricalCrossentropy: "sparse_categorical_crossentropy",
+    keras.losses.SparseCategoricalCrossentropy: SPARSE,
     keras.losses.CategoricalCrossentropy: "categorical_crossentropy",
     keras.losses.BinaryCrossentropy: "binary_crossentropy",
 }
@@ -53,13 +56,37 @@ def require_fraction(validation_split: Any) -> None:
         )
 
 
-def require_class_weights(class_weight: Any) -> None:
-    if class_weight is not None and not isinstance(class_weight, dict):
+def require_class_weights(
+    class_weight: Any, labels: Any, loss: Any, most_axes: int | None = None
+) -> None:
+    """Raise a `ValueError` unless class weights come as a dict, and each label says a class.
+
+    Args:
+        class_weight: The weights of classes, or None.
+        labels: The targets, or their specs.
+        loss: The compiled loss.
+        most_axes: How many axes labels may have; Keras reads more of them in datasets only.
+    """
+    if class_weight is None:
+        return
+    if not isinstance(class_weight, dict):
         raise value_error(
             "`class_weight` is not a dict.",
             "Expected a weight for each class, by the class's number.",
             "Pass {0: 1.0, 1: 2.5}, for example.",
             class_weight=class_weight,
+        )
+    shape = tf.TensorShape(getattr(labels, "shape", None))
+    # Keras takes two axes for one-hot labels.
+    several = shape.rank == 2 and shape[1] not in (None, 1) and name_of(loss) == SPARSE
+    if several or (most_axes and (shape.rank or 0) > most_axes):
+        raise value_error(
+            "`class_weight` came to targets with several labels for each example.",
+            "Expected one class for each example, as a number or one-hot.",
+            "Pass `sample_weight` instead, with a weight for each label: "
+            "`np.vectorize(class_weight.get)(y)` of integer labels.",
+            class_weight=class_weight,
+            shape=tuple(shape),
         )
 
 
@@ -97,6 +124,8 @@ def require_fitting_labels(model: keras.Model, labels: Any, classes: int | None)
     shape = getattr(labels, "shape", None)
     if units is None or loss is None or shape is None or shape.rank not in (1, 2):
         return
+    if getattr(only_loss(model.loss), "ignore_class", None) is not None:
+        classes = None  # One of them needs no unit.
     width = 1 if shape.rank == 1 else shape[1]
     wrong = None if width is None else mistake(loss, width, units, classes)
     if wrong is not None:
@@ -115,7 +144,7 @@ def mistake(loss: str, width: int, units: int, classes: int | None) -> tuple[str
 
     An example has so many numbers as its label, and the model returns so many units for it.
     """
-    if loss == "sparse_categorical_crossentropy":
+    if loss == SPARSE:
         if width > 1:
             what = f"Labels of {width} numbers"
             return what, 'Pass `label_mode="int"`, or use loss="categorical_crossentropy".'
@@ -149,13 +178,15 @@ def units_of(model: keras.Model) -> int | None:
 
 def name_of(loss: Any) -> str | None:
     """Which of `LOSSES` a compiled loss is; None for all others."""
-    if isinstance(loss, (list, tuple)) and len(loss) == 1:
-        (loss,) = loss
-    if isinstance(loss, str):
-        loss = keras.losses.get(loss)
-    if getattr(loss, "ignore_class", None) is not None:
-        return None
+    loss = only_loss(loss)
     for kind, name in LOSSES.items():
         if type(loss) is kind or loss is getattr(keras.losses, name):
             return name
     return None
+
+
+def only_loss(loss: Any) -> Any:
+    """A compiled loss itself, where it came in a list or by its name."""
+    if isinstance(loss, (list, tuple)) and len(loss) == 1:
+        (loss,) = loss
+    return keras.losses.get(loss) if isinstance(loss, str) else loss

@@ -58,6 +58,25 @@ def test_whole_numbers_of_any_kind_are_taken(model):
     assert history.epoch == []
 
 
+def test_class_weights_of_several_labels_are_named():
+    """Classes in time: of arrays Keras reads one-hot labels at most, of datasets more."""
+    sequence = keras.Sequential([keras.Input((4, 5)), keras.layers.Dense(3, activation="softmax")])
+    sequence = kmg.distribute(sequence, devices=2)
+    x, y, weights = np.zeros((6, 4, 5), "float32"), np.zeros((6, 4), "int32"), {0: 1.0, 2: 3.0}
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
+    last_axis = tf.data.Dataset.from_tensor_slices((x, y[..., np.newaxis])).batch(2)
+    sequence.compile("sgd", "sparse_categorical_crossentropy")
+    for call in (
+        lambda: sequence.fit(x, y, class_weight=weights),
+        lambda: sequence.fit(x, y[..., np.newaxis], class_weight=weights),
+        lambda: sequence.fit(dataset, class_weight=weights),
+        lambda: sequence.train_on_batch(x, y, class_weight=weights),
+    ):
+        with pytest.raises(ValueError, match=r"several labels for each.*`sample_weight`.*shape="):
+            call()
+    assert sequence.fit(last_axis, class_weight=weights, verbose=0).epoch == [0]
+
+
 @pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
 def test_datasets_of_single_examples_are_named(model, method):
     """Before the first step, in words that do not ask for knowledge of layers."""

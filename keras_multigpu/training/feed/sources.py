@@ -265,7 +265,10 @@ class PythonSource(BatchSource):
 
 
 class DistributedSource(PythonSource):
-    """Batches that a strategy has already cut, of which each replica's rows are on its device."""
+    """Batches that a strategy has already cut, of which each replica's rows are on its device.
+
+    One with a single replica has left them whole.
+    """
 
     def iterator(self) -> Iterator[Shares]:
         return map(self._shares, self._make())
@@ -274,6 +277,8 @@ class DistributedSource(PythonSource):
         leaves = keras.tree.flatten(batch)
         parts = {len(leaf.values) for leaf in leaves if is_dealt_out(leaf)} or {1}
         devices = self._cutter.devices
+        if parts == {1}:
+            return self._cutter(self._weighted(part_of(batch, 0)))
         if parts != {len(devices)}:
             refuse_other_replicas(parts, devices)
         return joined_shares([self._weighted(part_of(batch, i)) for i in range(len(devices))])

@@ -53,11 +53,10 @@ def prepare(
     # A layer that the call leaves out is never built.
     if unbuilt and not called:
         return
-    # As in Keras: where the model was built before, a step of the user's builds its
-    # optimizers itself, each for the variables that it updates.
-    if unbuilt or not is_overridden(model, "train_step"):
-        optimizer = getattr(model, "optimizer", None)
-        build_optimizer(optimizer, model.trainable_variables, strategy)
+    # As in Keras only training builds an optimizer. Where the model was built before, a step of
+    # the user's builds its optimizers itself, each for the variables that it updates.
+    if method == "train_step" and (unbuilt or not is_overridden(model, method)):
+        build_optimizer(model.optimizer, model.trainable_variables, strategy)
 
 
 def call_once(

@@ -205,3 +205,10 @@ def test_what_a_strategy_has_cut_stays_cut():
     assert {int(rows.global_batch_size) for rows in found[0].rows} == {3}
     with pytest.raises(ValueError, match="distributed to other replicas"):
         next(DistributedSource(Cutter(3), lambda: data, None).iterator())
+
+
+def test_what_was_distributed_to_one_replica_is_cut():
+    """Its batches are whole, however many replicas the model has."""
+    data = tf.distribute.get_strategy().experimental_distribute_dataset(dataset())
+    found = next(DistributedSource(Cutter(2), lambda: data, None).iterator())
+    assert [rows.x.numpy().tolist() for rows in found.rows] == [[0, 1], [2]]
