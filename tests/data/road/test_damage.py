@@ -192,10 +192,11 @@ def test_of_several_failures_the_one_that_ended_reading_is_named():
 
 
 FAILING_FIT = """
-import sys
+import atexit, gc, sys
 import keras
 import keras_multigpu as kmg
 
+atexit.unregister(gc.freeze)  # It ends as a user's process does.
 batches = kmg.data.from_files(
     sys.argv[1:], [0.5] * (len(sys.argv) - 1), image_size=(8, 8), global_batch_size=2
 )
