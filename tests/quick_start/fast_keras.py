@@ -15,7 +15,7 @@ import typing
 # a third of all that the tests did, and more with every graph.
 gc.set_threshold(600_000, 4, 2)
 
-# A process that ends looks through all of its modules once more, a quarter of what it took to start.
+# A process that ends looks through all modules once more: a quarter of what it took to start.
 atexit.register(gc.freeze)
 
 # TensorFlow's annotations name the same few types 18,000 times, and each is compiled.
