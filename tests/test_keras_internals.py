@@ -420,6 +420,40 @@ def test_functions_are_exchanged_for_a_while():
     assert called[-1][1] is True
 
 
+@pytest.mark.parametrize("eager", [True, False])
+def test_functions_with_a_gradient_are_called_in_one_place(eager):
+    """What is added to a list among their arguments while they run, is an input with a gradient."""
+
+    def with_weight(original):
+        def call(function, args, kwargs):
+            def more(weights, *own):
+                weights.append(weight_of[0])
+                result, _ = function(*own)
+                return result * weights[0], lambda arriving: [7.0 * arriving, 11.0 * arriving]
+
+            return original(more, ([], *args), kwargs)
+
+        return call
+
+    @tf.custom_gradient
+    def same(x):
+        return x, lambda arriving: arriving
+
+    weight_of = []
+
+    def gradients():
+        x, weight = tf.constant(5.0), tf.constant(3.0)
+        weight_of[:] = [weight]
+        with step_hooks.exchanged([(*place, with_weight) for place in step_hooks.CUSTOM_GRADIENTS]):
+            with tf.GradientTape() as tape:
+                tape.watch([x, weight])
+                y = same(x)
+            return y, *tape.gradient(y, [weight, x])
+
+    found = gradients() if eager else tf.function(gradients)()
+    assert [float(each) for each in found] == [15.0, 7.0, 11.0]
+
+
 def test_calls_of_layers_are_noticed():
     """Keras still keeps the outermost call under `current_call_ctx`."""
     seen = []

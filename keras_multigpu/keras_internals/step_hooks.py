@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import op_callbacks
-from tensorflow.python.ops import embedding_ops
+from tensorflow.python.ops import custom_gradient, embedding_ops
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
@@ -78,6 +78,12 @@ MOMENTS = ((tf.nn, "moments"),)
 GRADIENTS = ((tf.GradientTape, "gradient"),)
 """Where gradients come from."""
 
+
+CUSTOM_GRADIENTS = (
+    (custom_gradient, "_graph_mode_decorator"),
+    (custom_gradient, "_eager_mode_decorator"),
+)
+"""Where functions that were decorated with `tf.custom_gradient` are called."""
 
 TURNS = ((tf.distribute.ReplicaContext, "merge_call"),)
 """Where a replica waits for the others; in one process they run then, on the same layers."""

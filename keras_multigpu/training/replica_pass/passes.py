@@ -259,14 +259,16 @@ class TrainingPass(ReplicaPass):
         return self.of_replicas(share)(shares.divisors)
 
     def _piece(self, values: Values, share: Rows, loss_scale: Any, of_all: OfAll) -> Made:
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(values.trainable)
-            with self.pure.scope(values, share.fraction) as scope, self.context(share):
-                forward = self.pure.forward(share.x, True, scope)
-                losses, part = self.losses(forward, share, of_all)
-                end = self.pure.new_values(scope, values)
-            scaled = losses[0] * loss_scale
-        found = tape.gradient(scaled, values.trainable)
+        # What recomputes a layer's outputs needs its context in the backward pass, too.
+        with self.context(share):
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(values.trainable)
+                with self.pure.scope(values, share.fraction) as scope:
+                    forward = self.pure.forward(share.x, True, scope)
+                    losses, part = self.losses(forward, share, of_all)
+                    end = self.pure.new_values(scope, values)
+                scaled = losses[0] * loss_scale
+            found = tape.gradient(scaled, values.trainable)
         gradients, kinds = connected(found, self.variables.trainable)
         seen = self.seen(share, forward)
         return Made(Summands(losses, [], seen.summands, gradients), end, seen, kinds, part)

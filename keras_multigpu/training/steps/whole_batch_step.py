@@ -95,9 +95,9 @@ class WholeBatchTrainStep(UpdatingStep):
         arriving = [g if g is None else g[first:last] for g in whole.of_predictions]
         arriving += whole.of_added
         targets = [t for t, g in zip(own + added, arriving, strict=True) if g is not None]
-        back = tape.gradient(
-            targets, start.trainable, [gradient for gradient in arriving if gradient is not None]
-        )
+        arriving = [gradient for gradient in arriving if gradient is not None]
+        with self._pass.context(rows):
+            back = tape.gradient(targets, start.trainable, arriving)
         gradients = [
             total(gradient, direct, rows.fraction)
             for gradient, direct in zip(back, whole.of_trainable, strict=True)

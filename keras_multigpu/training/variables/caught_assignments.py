@@ -6,6 +6,7 @@ a loss, one of a plain Python object. A `CatchingScope` sees them all.
 """
 
 import contextlib
+import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -50,6 +51,7 @@ class CatchingScope(keras.StatelessScope):
         self.updates = 0
         self._known = {id(variable) for variable in (*variables, *apart)}
         self._graph = tf.compat.v1.get_default_graph()
+        self._read: dict[int, tf.Tensor] = {}
         self._watch = refused_without_keras() if several else contextlib.nullcontext()
 
     def __enter__(self) -> "CatchingScope":
@@ -76,7 +78,30 @@ class CatchingScope(keras.StatelessScope):
     def get_current_value(self, variable: keras.Variable) -> tf.Tensor | None:
         """The value of a variable inside the scope; None if it is not known here."""
         self._meet(variable)
-        return super().get_current_value(variable)
+        value = super().get_current_value(variable)
+        if value is not None and variable.trainable:
+            self._read[id(variable)] = value
+        return value
+
+    @contextlib.contextmanager
+    def reads(self) -> Iterator[dict[int, tf.Tensor]]:
+        """The values of the trainable variables that are read in this context, by identity."""
+        before, self._read = self._read, {}
+        try:
+            yield self._read
+        finally:
+            self._read = before | self._read
+
+    def again(self, values: dict[int, tf.Tensor]) -> "CatchingScope":
+        """A scope in which the same code runs once more, with these values by identity."""
+        scope = copy.copy(self)
+        scope.begin(values)
+        return scope
+
+    def begin(self, values: dict[int, tf.Tensor]) -> None:
+        """Forget what has been assigned."""
+        self.state_mapping, self.losses, self.assigned = dict(values), [], {}
+        self._graph, self._watch = tf.compat.v1.get_default_graph(), contextlib.nullcontext()
 
     def _meet(self, variable: keras.Variable) -> None:
         if (

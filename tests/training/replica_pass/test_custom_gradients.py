@@ -1,0 +1,109 @@
+"""Functions with gradients of their own, which read weights: recomputed ones, and a user's."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+
+RANDOM = np.random.default_rng(0)
+X, Y = RANDOM.normal(size=(22, 6)).astype("float32"), RANDOM.normal(size=(22, 1)).astype("float32")
+
+
+@keras.saving.register_keras_serializable("test")
+class Block(keras.layers.Layer):
+    """Two layers whose outputs are dropped, and computed anew in the backward pass."""
+
+    def __init__(self, around, norm=False):
+        super().__init__()
+        self.around = around
+        self.parts = [keras.layers.Dense(8, "tanh"), keras.layers.Dense(6, use_bias=False)]
+        if norm:
+            self.parts += [keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+
+    def build(self, shape):
+        for part in self.parts:
+            part.build(shape)
+            shape = part.compute_output_shape(shape)
+
+    def call(self, x, training=None):
+        def all_parts(x):
+            for part in self.parts:
+                options = {"training": training} if part._call_has_training_arg else {}
+                x = part(x, **options)
+            return x
+
+        return self.around(all_parts)(x)
+
+
+def doubled(function):
+    """Its gradient is twice as large as it is, for inputs and weights."""
+
+    @tf.custom_gradient
+    def call(x):
+        def gradient(arriving, variables=()):
+            with tf.GradientTape() as tape:
+                tape.watch([x, *variables])
+                result = function(x)
+            found = tape.gradient(result, [x, *variables], arriving)
+            return 2 * found[0], [2 * each for each in found[1:]]
+
+        return function(x), gradient
+
+    return call
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class OwnLoss(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x, y, y_pred, sample_weight)
+
+
+def trained(replicas, around, cls=keras.Model, norm=False, **options):
+    """The losses and weights after two epochs; plain Keras's without replicas."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((6,))
+    model = cls(inputs, keras.layers.Dense(1)(Block(around, norm)(inputs)))
+    if replicas:
+        model = kmg.distribute(model, devices=replicas)
+    model.compile("sgd", "mse", **options)
+    history = model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return [history.history["loss"], *model.get_weights()]
+
+
+def assert_close(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("around", [keras.remat, tf.recompute_grad, doubled])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_weights_read_inside_get_their_gradients(around, replicas):
+    """They stayed as they were: TensorFlow looks for variables, and a pass has none."""
+    assert_close(trained(replicas, around), trained(None, around))
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (OwnStep, {}),
+        (OwnLoss, {}),
+        (keras.Model, {"run_eagerly": True}),
+        (keras.Model, {"jit_compile": True}),
+        (keras.Model, {"micro_batches": 2}),
+    ],
+)
+def test_in_every_kind_of_step(cls, options):
+    expected = trained(None, keras.remat, cls)
+    assert_close(trained(2, keras.remat, cls, **options), expected)
+
+
+@pytest.mark.parametrize("cls", [keras.Model, OwnLoss])
+def test_what_is_recomputed_is_what_was_computed(cls):
+    """The same moments of the whole batch, the same draws; assigned once."""
+    assert_close(trained(2, keras.remat, cls, norm=True), trained(2, lambda f: f, cls, norm=True))
