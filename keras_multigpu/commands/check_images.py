@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from keras_multigpu.checks import printable, problem
+from keras_multigpu.checks import printable
 from keras_multigpu.commands.moving import move
-from keras_multigpu.commands.usage import UsageError, usage_error
+from keras_multigpu.commands.usage import UsageError, at_least, usage_error
 
 AT_ONCE = 256
 """How many images are handed to the threads together."""
@@ -66,14 +66,14 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument(
         "--jobs",
-        type=positive,
+        type=at_least(int, 1),
         default=None,
         metavar="N",
         help="how many images to decode at once (default: one for each core)",
     )
     parser.add_argument(
         "--max-pixels",
-        type=positive,
+        type=at_least(int, 1),
         default=None,
         metavar="N",
         help="how many pixels an image may have, as in training (default: about 89 million)",
@@ -296,16 +296,3 @@ def report(folder: Path, contents: Contents, verdicts: list[tuple[str, Verdict]]
 def counted(number: int, noun: str) -> str:
     """`1 image`, `2 images`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(
-            problem(
-                "this is not a positive integer.",
-                "Expected an integer of at least 1.",
-                "Write for example `--jobs 4`.",
-                value=text,
-            )
-        )
-    return int(text)

@@ -2,15 +2,13 @@
 
 import argparse
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
-from keras_multigpu.checks import problem
 from keras_multigpu.cluster import gpus, worker_commands
 from keras_multigpu.cluster.launcher import launch
 from keras_multigpu.cluster.worker_commands import WorkerCommand
-from keras_multigpu.commands.usage import UsageError, usage_error
+from keras_multigpu.commands.usage import UsageError, at_least, usage_error
 
 LOOPBACK = "127.0.0.1"
 
@@ -25,7 +23,7 @@ def add_parser(subparsers: Any) -> None:
         "or --hosts in a network of your own only.",
     )
     add = parser.add_argument
-    whole, seconds = checked(int, 1), checked(float, 0)
+    whole, seconds = at_least(int, 1), at_least(float, 0)
     add("--workers", type=whole, metavar="N", help="workers on this machine, or on each host")
     add(
         "--devices-per-worker",
@@ -44,7 +42,7 @@ def add_parser(subparsers: Any) -> None:
     )
     add(
         "--max-restarts",
-        type=checked(int, 0),
+        type=at_least(int, 0),
         default=0,
         metavar="N",
         help="start all workers again if one fails, at most this often (default: 0)",
@@ -143,25 +141,3 @@ def check(arguments: argparse.Namespace) -> None:
             workers=arguments.workers,
             hosts=arguments.hosts,
         )
-
-
-def checked(kind: Callable[[str], Any], least: float) -> Callable[[str], Any]:
-    """A reader of numbers that are not too small."""
-
-    def read(text: str) -> Any:
-        try:
-            number = kind(text)
-        except ValueError:
-            number = math.nan
-        if not least <= number < math.inf:
-            raise argparse.ArgumentTypeError(
-                problem(
-                    "this is not a number of the kind.",
-                    f"Expected one of at least {least}.",
-                    f"Write for example `{least + 1}`.",
-                    value=text,
-                )
-            )
-        return number
-
-    return read

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_multigpu.commands.launch import checked
 from keras_multigpu.commands.plan_prediction import Link, Prediction, Training, predicted
-from keras_multigpu.commands.usage import UsageError, usage_error
+from keras_multigpu.commands.usage import UsageError, at_least, usage_error
 
 RATES = {"nvlink": "160gbit", "pcie": "80gbit"}
 """What sums reach of it in a host of eight GPUs, about."""
@@ -32,7 +31,7 @@ def add_parser(subparsers: Any) -> None:
         "command in the documentation lists them.",
     )
     add = parser.add_argument
-    whole, positive = checked(int, 1), checked(float, 0.001)
+    whole, positive = at_least(int, 1), at_least(float, 0.001)
     add("--gpus", default="1..1024", metavar="A..B", help="powers of two, or numbers with commas")
     add("--model", metavar="NAME", help="of keras.applications: its gradients, and its step here")
     add("--batch", type=whole, default=64, metavar="N", help="examples of a GPU (default: 64)")

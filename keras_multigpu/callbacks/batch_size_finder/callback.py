@@ -106,7 +106,14 @@ class BatchSizeFinder(keras.callbacks.Callback):
         """Search once the other callbacks have prepared what they need."""
         run = run_to_try(self)
         if self.apply == "micro_batches" and run.global_batch_size is None:
-            raise_unknown_size(run)
+            raise value_error(
+                "The global batch is to be kept, and its size is not known.",
+                "Expected data that know their batch size.",
+                "Make the data with one of the `keras_multigpu.data.from_*` functions, or pass "
+                "`apply=None`.",
+                apply="micro_batches",
+                data=type(run.data).__name__,
+            )
         if self.apply == "replica_batch_size":
             # Data that come in batches of their own are refused now, and not after a search.
             run.first_batches((run.global_batch_size or 0) + 1)
@@ -196,18 +203,6 @@ def require_order(minimum: int, maximum: int) -> None:
             minimum=minimum,
             maximum=maximum,
         )
-
-
-def raise_unknown_size(run: TrainingRun) -> NoReturn:
-    """Raise because nobody knows how large the batches will be."""
-    raise value_error(
-        "The global batch is to be kept, and its size is not known.",
-        "Expected data that know their batch size.",
-        "Make the data with one of the `keras_multigpu.data.from_*` functions, or pass "
-        "`apply=None`.",
-        apply="micro_batches",
-        data=type(run.data).__name__,
-    )
 
 
 def raise_too_little_memory(size: int, replicas: int) -> NoReturn:

@@ -36,6 +36,9 @@ PATIENCE = 5.0
 FEWEST = 10
 """With fewer steps there is no curve."""
 
+FOUND = ("suggested_rate", "lowest_rate", "exploded_rate")
+"""What a search finds, and a run that goes on keeps."""
+
 
 class LearningRateFinder(keras.callbacks.Callback):
     """Suggests a learning rate by a range test, before the first epoch.
@@ -107,16 +110,15 @@ class LearningRateFinder(keras.callbacks.Callback):
     @property
     def state(self) -> dict[str, Any]:
         """What was found, for a run that goes on and need not search again."""
-        names = ("suggested_rate", "lowest_rate", "exploded_rate")
         factor = self._factor
         if factor is not None and self._rate is not None:
             # With what others have multiplied since, because this is what is set again.
             factor = self._rate.state
-        return {**{name: getattr(self, name) for name in names}, "factor": factor}
+        return {**{name: getattr(self, name) for name in FOUND}, "factor": factor}
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
-        for name in ("suggested_rate", "lowest_rate", "exploded_rate"):
+        for name in FOUND:
             setattr(self, name, state[name])
         self._factor, self._resumed = state["factor"], True
         if self.apply and self._rate is not None and self._factor is not None:
@@ -127,7 +129,12 @@ class LearningRateFinder(keras.callbacks.Callback):
         run = run_to_try(self)
         self._rate, self._factor, self._resumed = Rate(self.model), None, False
         if self.apply and not self._rate.is_plain and not self._rate.next:
-            raise_schedule_from_zero()
+            raise value_error(
+                "`apply` came to a schedule whose next rate is zero.",
+                "Expected a schedule that can be scaled to begin with the suggested rate.",
+                "Leave out `apply`, and compile a schedule with the rate that is suggested.",
+                apply="learning_rate",
+            )
         run.after_begin(lambda: self._begin(run))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -185,7 +192,12 @@ class LearningRateFinder(keras.callbacks.Callback):
         self.model.reset_metrics()
         logs = pythonic(run.train_on(batch))
         if "loss" not in logs:
-            raise_no_loss(logs)
+            raise value_error(
+                "The model's `train_step` returns no loss.",
+                'Expected the loss in its logs, as "loss".',
+                'Add it to the dict that `train_step` returns: `{"loss": loss, ...}`.',
+                logs=sorted(logs),
+            )
         return float(logs["loss"])
 
     def _use(self, rate: float) -> None:
@@ -258,23 +270,3 @@ def require_finite(loss: float) -> None:
             "Check the data for NaN and the model for a wrong loss or activation.",
             loss=loss,
         )
-
-
-def raise_no_loss(logs: dict[str, Any]) -> None:
-    """Raise because a `train_step` does not tell its loss."""
-    raise value_error(
-        "The model's `train_step` returns no loss.",
-        'Expected the loss in its logs, as "loss".',
-        'Add it to the dict that `train_step` returns: `{"loss": loss, ...}`.',
-        logs=sorted(logs),
-    )
-
-
-def raise_schedule_from_zero() -> None:
-    """Raise because a schedule that begins with zero cannot be scaled to a rate."""
-    raise value_error(
-        "`apply` came to a schedule whose next rate is zero.",
-        "Expected a schedule that can be scaled to begin with the suggested rate.",
-        "Leave out `apply`, and compile a schedule with the rate that is suggested.",
-        apply="learning_rate",
-    )

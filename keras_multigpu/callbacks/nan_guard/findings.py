@@ -54,9 +54,7 @@ class Finding:
             where = [f"{r} ({d})" for r, d in zip(self.replicas, self.devices, strict=True)]
             parts.append(f" on replica {', '.join(where)}")
         if self.layers:
-            rest = len(self.layers) - LISTED
-            more = f" and {rest} more" if rest > 0 else ""
-            parts.append(f", in {', '.join(self.layers[:LISTED])}{more}")
+            parts.append(f", in {listed(self.layers)}")
         parts.append(f". {self.cause}")
         if self.position is not None:
             name = f" ({self.example})" if self.example else ""
@@ -149,7 +147,7 @@ def finding_of(facts: Facts, epoch: int, step: int, run: Any, model: keras.Model
     what, cause = facts.what, facts.cause
     replicas = facts.replicas(cause, "own" if cause == "loss" else None)
     variables = facts.names("gradient" if what == "loss" else what)
-    before = weights_not_finite(model)
+    before = [path for path, _ in copies_not_finite(model)]
     place = facts.position(cause) if cause in ROWS else None
     words = CAUSES[cause]
     if what == "loss" and cause in ("y_pred", "loss") and before:
@@ -179,11 +177,6 @@ def listed(names: Sequence[str]) -> str:
 def layers_of(paths: Sequence[str]) -> list[str]:
     """The layers that variables belong to, each once."""
     return list(dict.fromkeys(path.rpartition("/")[0] or path for path in paths))
-
-
-def weights_not_finite(model: keras.Model) -> list[str]:
-    """The paths of weights that are not finite on any replica."""
-    return [path for path, _ in copies_not_finite(model)]
 
 
 def copies_not_finite(model: keras.Model) -> list[tuple[str, dict[int, str]]]:

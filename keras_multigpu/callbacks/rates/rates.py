@@ -109,11 +109,11 @@ class Rate:
     # Inside a training step.
 
     def lever_copies(self) -> tuple[tf.Variable, ...]:
-        return self._copies(self.lever)
+        return copies_of(self.lever)
 
     def steps(self) -> tf.Tensor:
         """The number of steps that the optimizer has done, as a tensor."""
-        counter = self._copies(optimizer_internals.step_counter(self.optimizer))
+        counter = copies_of(optimizer_internals.step_counter(self.optimizer))
         return counter[0].read_value()
 
     def of_step(self) -> tf.Tensor:
@@ -121,14 +121,14 @@ class Rate:
         lever = self.lever_copies()[0].read_value()
         if self.is_plain:
             return lever
-        offset = self._copies(self._adjusted.offset)[0].read_value()
+        offset = copies_of(self._adjusted.offset)[0].read_value()
         return tf.cast(self._adjusted.unadjusted(self.steps()), lever.dtype) * lever + offset
 
     def velocities(self) -> list[tuple[tf.Variable, ...]]:
         """The velocities of SGD with momentum on each replica, which contain the rate."""
         if not isinstance(self.optimizer, keras.optimizers.SGD) or not self.optimizer.momentum:
             return []
-        return [self._copies(v) for v in getattr(self.optimizer, "momentums", ()) if v is not None]
+        return [copies_of(v) for v in getattr(self.optimizer, "momentums", ()) if v is not None]
 
     @property
     def _variables(self) -> list[keras.Variable]:
@@ -137,9 +137,6 @@ class Rate:
     @property
     def _adjusted(self) -> AdjustedSchedule:
         return self.optimizer.__dict__["_adjusted_schedule"]
-
-    def _copies(self, variable: keras.Variable) -> tuple[tf.Variable, ...]:
-        return copies_of(variable)
 
     def _compile_again(self) -> None:
         # A distributed model looks at its schedule by itself; Keras's compiled step does not.

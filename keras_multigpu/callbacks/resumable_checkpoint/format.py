@@ -18,8 +18,6 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-OLD = b"keras_multigpu checkpoint "
-"""How a file of format 1 begins, which was never released."""
 NUMBER = 2
 TREE = "tree.json"
 PLAIN = (bool, int, float, str, type(None))
@@ -111,8 +109,6 @@ def decoded(file: BinaryIO) -> Any:
         Damaged: The file is not as it was written.
         OtherFormat: Its format is not this one.
     """
-    if file.read(len(OLD)) == OLD:
-        raise OtherFormat("it has format 1, which was never released")
     size = file.seek(0, 2)
     try:
         with zipfile.ZipFile(file) as archive:

@@ -163,24 +163,13 @@ class ThroughputReport(keras.callbacks.Callback):
 
     def _write(self) -> None:
         if self._json_path is not None and writes_here():
-            content = jsonable({"epochs": [report.as_json() for report in self.reports]})
+            content = {"epochs": [report.as_json() for report in self.reports]}
             with whole(self._json_path) as partial:
                 partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     def _compiling(self) -> None:
         if self._clock is not None:
             self._clock.compiling()
-
-
-def jsonable(value: Any) -> Any:
-    """A value as strict JSON can hold it, which knows no NaN and no infinity."""
-    if isinstance(value, dict):
-        return {name: jsonable(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [jsonable(one) for one in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None if math.isnan(value) else str(value)
-    return value
 
 
 def flops_of(model: keras.Model, spec: Any) -> int | None:

@@ -107,7 +107,7 @@ class Throughput(NamedTuple):
         return None if done is None or not self.peak_flops else done / self.peak_flops
 
     def as_json(self) -> dict[str, Any]:
-        numbers = {
+        numbers: dict[str, Any] = {
             "examples_per_second": self.examples_per_second,
             "examples_per_second_per_device": self.examples_per_second_per_device,
             "step_time": self.step_time,
@@ -115,13 +115,10 @@ class Throughput(NamedTuple):
             "utilisation": self.utilisation,
         }
         scaling = self.scaling
-        return {
-            **self._asdict(),
-            **{k: None if v is None or math.isnan(v) else v for k, v in numbers.items()},
-            "shares": self.shares,
-            "scaling": scaling
-            and {**scaling._asdict(), "speedup": scaling.speedup, "efficiency": scaling.efficiency},
-        }
+        if scaling is not None:
+            ratios = {"speedup": scaling.speedup, "efficiency": scaling.efficiency}
+            numbers["scaling"] = {**scaling._asdict(), **ratios}
+        return jsonable({**self._asdict(), **numbers, "shares": self.shares})
 
     def __str__(self) -> str:
         """A small table and the verdict."""
@@ -166,6 +163,17 @@ LABELS = {
     "host": "host",
     "step": "step, as a whole",
 }
+
+
+def jsonable(value: Any) -> Any:
+    """A value as strict JSON can hold it, which knows no NaN and no infinity."""
+    if isinstance(value, dict):
+        return {name: jsonable(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [jsonable(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
 
 
 def line(*columns: str) -> str:

@@ -1,7 +1,7 @@
 """Where the time of steps went, without steps that were compiled and without validation."""
 
+import operator
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from keras_multigpu.callbacks.timing.step_probe import Sums, TraceProbe, no_sums
@@ -28,24 +28,12 @@ class Timing(NamedTuple):
     sums: Sums
 
     def plus(self, other: "Timing") -> "Timing":
-        return Timing(
-            self.wall + other.wall,
-            self.data_wait + other.data_wait,
-            self.in_steps + other.in_steps,
-            self.groups + other.groups,
-            self.steps + other.steps,
-            self.sums.plus(other.sums),
-        )
+        added = map(operator.add, self[:-1], other[:-1])
+        return Timing._make([*added, self.sums.plus(other.sums)])
 
     def since(self, before: "Timing") -> "Timing":
-        return Timing(
-            self.wall - before.wall,
-            self.data_wait - before.data_wait,
-            self.in_steps - before.in_steps,
-            self.groups - before.groups,
-            self.steps - before.steps,
-            self.sums.since(before.sums),
-        )
+        passed = map(operator.sub, self[:-1], before[:-1])
+        return Timing._make([*passed, self.sums.since(before.sums)])
 
 
 def of_replicas(timing: Timing, group: ReplicaGroup) -> list[Timing]:
@@ -70,23 +58,15 @@ class StepClock:
     Args:
         run: The `TrainingRun`.
         eager: Whether steps run without a graph; then only the first one is left out.
-        now: The clock, in seconds.
 
     Attributes:
         step: How many steps of the epoch it knows to be done.
     """
 
-    def __init__(
-        self,
-        run: Any,
-        probe: TraceProbe,
-        eager: bool = False,
-        now: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, run: Any, probe: TraceProbe, eager: bool = False) -> None:
         self._eager = eager
         self._run = run
         self._probe = probe
-        self._now = now
         self._total: Timing | None = None
         self._begun: Timing | None = None
         self._last = 0.0
@@ -114,7 +94,7 @@ class StepClock:
         self._steps += self._run.step - self.step
         self.step = self._run.step
         self._groups += 1
-        self._last = self._now()
+        self._last = time.perf_counter()
         if self._begun is None:
             self._start()
 
@@ -128,7 +108,7 @@ class StepClock:
         return self._total
 
     def _start(self, at: float | None = None) -> None:
-        self._last = self._now() if at is None else at
+        self._last = time.perf_counter() if at is None else at
         self._begun = self._mark()
 
     def _stop(self) -> None:
