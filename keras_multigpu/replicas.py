@@ -35,6 +35,9 @@ KINDS = "auto one_device mirrored multi_worker central_storage parameter_server 
 # These take their devices from the cluster, not from `devices`.
 _CLUSTER_KINDS = ("multi_worker", "parameter_server", "tpu")
 
+THREADS = 2
+"""On which a worker starts operations, at least."""
+
 _log = logging.getLogger("keras_multigpu")
 _strategies: dict[tuple[str, tuple[str, ...]], tf.distribute.Strategy] = {}
 _last_asked_for: tf.distribute.Strategy | None = None
@@ -236,6 +239,8 @@ def _multi_worker(resolver: Any) -> tf.distribute.Strategy:
     wanted, workers = settings(), resolver.cluster_spec().as_dict().get("worker", [])
     if not device_count("GPU"):
         require_logical_cpus(wanted.cpu_devices)
+    if not cluster_internals.has_started():
+        _let_sums_overlap()
     cluster_internals.watch_heartbeats(len(workers), wanted.heartbeat_timeout)
     options = tf.distribute.experimental.CommunicationOptions(
         timeout_seconds=wanted.exchange_timeout
@@ -247,6 +252,18 @@ def _multi_worker(resolver: Any) -> tf.distribute.Strategy:
             )
     except RuntimeError as error:
         raise _joined_too_late(workers) from error
+
+
+def _let_sums_overlap() -> None:
+    """Let a worker start operations on two threads, also where it has one core.
+
+    A single thread takes what became ready last. A backward pass would so reach the input first,
+    leave all gradients of weights until then, and after them the sums.
+    """
+    threading = tf.config.threading
+    chosen = threading.get_inter_op_parallelism_threads() or "TF_NUM_INTEROP_THREADS" in os.environ
+    if sys.platform == "linux" and not chosen and len(os.sched_getaffinity(0)) < THREADS:
+        threading.set_inter_op_parallelism_threads(THREADS)
 
 
 def _joined_too_late(workers: Any) -> RuntimeError:

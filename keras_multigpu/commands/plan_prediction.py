@@ -8,8 +8,7 @@ faster: around a ring of all GPUs, or inside each host first and then between ho
 import math
 from typing import NamedTuple
 
-BUCKET = 25 * 2**20
-"""The bytes that are summed together."""
+from keras_multigpu.training.exchange.bucket_sizes import filling
 
 BACKWARD = 2 / 3
 """The part of a step in which gradients become ready."""
@@ -111,11 +110,13 @@ def end_of_sums(training: Training, gpus: int, step: float) -> float:
     """
     if gpus == 1:
         return step
-    buckets = math.ceil(training.gradient / BUCKET)
-    inside, between = sum_of_bucket(training, training.gradient / buckets, gpus)
     left_hosts = end = 0.0
-    for bucket in range(1, buckets + 1):
-        ready = step * (1 - BACKWARD + BACKWARD * bucket / buckets)
+    left = training.gradient
+    while left > 0:
+        bucket = min(left, filling(left))
+        left -= bucket
+        inside, between = sum_of_bucket(training, bucket, gpus)
+        ready = step * (1 - BACKWARD * left / training.gradient)
         # One bucket is inside the hosts while another one is between them.
         left_hosts = max(left_hosts, ready) + inside
         end = max(end, left_hosts) + between

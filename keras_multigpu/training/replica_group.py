@@ -217,15 +217,18 @@ class ReplicaGroup:
         self._count_here("summed", summed)
         return summed
 
-    def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The rows of all replicas, in the order of their ids; called by each of them."""
+    def gather(self, tensors: Sequence[tf.Tensor], alike: bool = False) -> list[tf.Tensor]:
+        """The rows of all replicas, in the order of their ids; called by each of them.
+
+        If they are alike, all replicas have as many rows, and need not tell each other how many.
+        """
         if self.count == 1:
             return list(tensors)
         context = tf.distribute.get_replica_context()
         if self.pretends:
             gathered = [tf.concat([tensor] * self.count, axis=0) for tensor in tensors]
         elif self.is_spread:
-            gathered = rows_by_sums(list(tensors), self.present.id, self.count, self.sum)
+            gathered = rows_by_sums(list(tensors), self.present.id, self.count, self.sum, alike)
         else:
             gathered = [context.all_gather(tensor, axis=0) for tensor in tensors]
         self._count_here("gathered", gathered)
@@ -249,7 +252,8 @@ class ReplicaGroup:
             return [list(each) for each in values] * (1 if not self.is_spread else self.count)
 
         def on_replica(replica: Replica) -> list[tf.Tensor]:
-            return self.gather([tensor[tf.newaxis] for tensor in here(values[replica.place])])
+            own = here(values[replica.place])
+            return self.gather([tensor[tf.newaxis] for tensor in own], alike=True)
 
         stacked = self._from_all(on_replica)
         return [[tensor[number] for tensor in stacked] for number in range(self.count)]
@@ -380,7 +384,11 @@ def sums(strategy: tf.distribute.Strategy, *values: Any) -> Any:
 
 
 def rows_by_sums(
-    tensors: list[tf.Tensor], replica: int, replicas: int, total: Callable[..., list[tf.Tensor]]
+    tensors: list[tf.Tensor],
+    replica: int,
+    replicas: int,
+    total: Callable[..., list[tf.Tensor]],
+    alike: bool,
 ) -> list[tf.Tensor]:
     """The rows of all replicas, by sums in which each adds its own rows at their place.
 
@@ -388,8 +396,11 @@ def rows_by_sums(
     """
     refuse_to_send(tensors)
     lengths = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
-    others = [[replica, replicas - 1 - replica], [0, 0]]
-    (lengths,) = total([tf.pad(lengths[tf.newaxis], others)])
+    if alike:
+        lengths = tf.tile(lengths[tf.newaxis], [replicas, 1])
+    else:
+        others = [[replica, replicas - 1 - replica], [0, 0]]
+        (lengths,) = total([tf.pad(lengths[tf.newaxis], others)])
     before = tf.reduce_sum(lengths[:replica], axis=0)
     after = tf.reduce_sum(lengths[replica + 1 :], axis=0)
     packs: dict[tf.DType, list[int]] = {}

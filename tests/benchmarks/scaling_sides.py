@@ -71,9 +71,9 @@ def ours(rank, addresses):
 
     options = json.loads(os.environ.get("SCALING_OURS", "{}"))
     if bucket := options.pop("bucket", None):
-        from keras_multigpu.training.exchange import packing
+        from keras_multigpu.training.exchange import bucket_sizes as sizes
 
-        packing.BUCKET = packing.LARGE = int(bucket * 2**20)
+        sizes.BUCKET = sizes.SMALLEST = sizes.LARGE = int(bucket * 2**20)
     model = kmg.distribute(keras_network(), kmg.strategy(), **options)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.001), loss)

@@ -84,13 +84,17 @@ POINTS = {
 }
 
 # What is not in the model: a step of 0.17 s in which 512 images of each GPU pass through the host;
-# eight hosts whose gradients go through four servers.
-MISSED = {("DGX-1 P100", "AlexNet", 8), ("EC2 K80", "ResNet-152", 64)}
+# eight hosts whose gradients go through four servers; and a figure lower than that of 64 GPUs.
+MISSED = {
+    ("DGX-1 P100", "AlexNet", 8),
+    ("EC2 K80", "ResNet-152", 64),
+    ("EC2 K80", "ResNet-50", 32),
+}
 
 
 @pytest.mark.parametrize("name", sorted(POINTS), ids=lambda name: " ".join(map(str, name)))
 def test_published_measurements_are_met_within_ten_percent(name):
-    """Except for two, whose reasons are known."""
+    """Except for three, whose reasons are known."""
     training, gpus, base, efficiency = POINTS[name]
     found = predicted(training, gpus).efficiency / predicted(training, base).efficiency
     assert (abs(found / efficiency - 1) > 0.1) == (name in MISSED)
@@ -104,13 +108,13 @@ def test_sums_cost_what_the_formulas_say():
 
 
 def test_sums_are_hidden_behind_the_backward_pass():
-    """All but that of the last bucket; a hundred times slower, none is."""
-    fast = predicted(Training(1, 100e6, 8, 1, NVLINK, ethernet(10)), 2)
-    slow = predicted(Training(1, 100e6, 8, 1, NVLINK, ethernet(0.1)), 2)
-    bucket, slowest = 25e6, 1 + SPREAD * math.sqrt(2 * math.log(2))
-    assert fast.step == pytest.approx(slowest + bucket / (1.25e9 * USABLE), rel=1e-3)
-    first = slowest * (1 - 2 / 3 * 3 / 4)
-    assert slow.step == pytest.approx(first + 100e6 / (0.0125e9 * USABLE), rel=1e-3)
+    """All but that of the last bucket; a hundred times slower, none is. Of 32 MiB half go first."""
+    fast = predicted(Training(1, 32 * 2**20, 8, 1, NVLINK, ethernet(10)), 2)
+    slow = predicted(Training(1, 32 * 2**20, 8, 1, NVLINK, ethernet(0.1)), 2)
+    slowest = 1 + SPREAD * math.sqrt(2 * math.log(2))
+    assert fast.step == pytest.approx(slowest + 2**20 / (1.25e9 * USABLE), rel=1e-3)
+    first = slowest * (1 - 2 / 3 / 2)
+    assert slow.step == pytest.approx(first + 32 * 2**20 / (0.0125e9 * USABLE), rel=1e-3)
     assert (fast.bottleneck, slow.bottleneck) == ("the GPUs", "the link between hosts")
 
 
@@ -129,9 +133,9 @@ def test_the_command_prints_and_draws(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:3] for line in lines[1:5]] == [
         ["1", "1", "485.0"],
-        ["2", "1", "498.4"],
-        ["4", "1", "504.1"],
-        ["8", "2", "520.2"],
+        ["2", "1", "496.5"],
+        ["4", "1", "501.3"],
+        ["8", "2", "517.7"],
     ]
     assert lines[-2] == (
         "Waiting for the link between hosts takes more than a tenth of a step from 16 GPUs on."

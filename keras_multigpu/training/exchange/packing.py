@@ -9,7 +9,8 @@ bucket is full the next one begins:
     buckets           [ losses, statistics, gradients ][ gradients ][ gradients ]
     sums                                               └─ 1 ──┘     └─ 2 ──┘     └─ 3 ──┘
 
-A bucket depends on nothing but its tensors: while it is summed, the backward pass goes on.
+A bucket depends on nothing but its tensors: while it is summed, the backward pass goes on. How many
+bytes fill one, `bucket_sizes` says.
 """
 
 import math
@@ -17,14 +18,10 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from keras_multigpu.training.exchange import bucket_sizes
+
 SumAll = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 """Sums each of some tensors over all replicas, when all of them call it."""
-
-BUCKET = 25 * 2**20
-"""So many bytes fill a bucket."""
-
-LARGE = 4 * 2**20
-"""A tensor of so many bytes travels alone: to copy it costs more than a sum more."""
 
 
 class Packing:
@@ -45,17 +42,14 @@ class Packing:
         order = range(len(tensors)) if order is None else order
         place = {index: position for position, index in enumerate(order)}
         self._members: list[list[int]] = []
-        filling: dict[tuple[tf.DType, tf.DType], list[int]] = {}
+        small: dict[tuple[tf.DType, tf.DType], list[int]] = {}
         for index in order:
-            kind = tensors[index].dtype, dtypes[index]
-            if self._size([index]) * dtypes[index].size >= LARGE:
+            if self._size([index]) * dtypes[index].size >= bucket_sizes.LARGE:
                 self._members.append([index])
-                continue
-            bucket = filling.setdefault(kind, [])
-            bucket.append(index)
-            if self._size(bucket) * dtypes[index].size >= BUCKET:
-                self._members.append(filling.pop(kind))
-        self._members += filling.values()
+            else:
+                small.setdefault((tensors[index].dtype, dtypes[index]), []).append(index)
+        for (_, dtype), members in small.items():
+            self._members += self._buckets(members, dtype)
         # What fills up first is not what is ready first: a large tensor may have come between.
         self._members.sort(key=lambda members: place[members[-1]])
         self._sent_as = [dtypes[members[0]] for members in self._members]
@@ -102,6 +96,18 @@ class Packing:
             elif len(before) < len(members):
                 parts.append(tf.reshape(pack, [-1])[self._size(before) :])
         return parts
+
+    def _buckets(self, members: Sequence[int], dtype: tf.DType) -> list[list[int]]:
+        """Tensors that travel as one dtype, in as many buckets as they fill."""
+        buckets: list[list[int]] = [[]]
+        left = size = self._size(members) * dtype.size
+        for index in members:
+            buckets[-1].append(index)
+            left -= self._size([index]) * dtype.size
+            if left and size - left >= bucket_sizes.filling(size):
+                buckets.append([])
+                size = left
+        return buckets
 
     def _size(self, members: Sequence[int]) -> int:
         return sum(math.prod(self._shapes[index]) for index in members)

@@ -1,0 +1,21 @@
+"""How many bytes travel together, for whoever packs them or predicts how long that takes.
+
+    40 MiB of gradients, from the last layer to the first    [  20  ][ 10 ][ 5 ][2.5][1.3][1.2]
+
+Each sum costs something, so buckets are large; but all wait for the sum that begins last, when the
+backward pass is over and nothing is left to hide it, so the last ones are small.
+"""
+
+BUCKET = 25 * 2**20
+"""So many bytes fill any bucket."""
+
+SMALLEST = 2**20
+"""So many bytes are worth a sum."""
+
+LARGE = 4 * 2**20
+"""A tensor of so many bytes travels alone: to copy it costs more than a sum more."""
+
+
+def filling(left: float) -> float:
+    """How many bytes fill the next bucket, when it and those after it hold so many."""
+    return min(BUCKET, max(SMALLEST, left / 2))

@@ -1,0 +1,50 @@
+"""A worker with one core, whose backward pass waits until the first sum is over.
+
+    overlapping_worker.py FOLDER
+
+It leaves a file in the folder, named after the worker: how many seconds before the end of the
+backward pass the first gradients were summed.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+
+import keras
+import numpy as np
+import tensorflow as tf
+from training.test_overlap import NearTheInput, noted
+
+import keras_multigpu as kmg
+from keras_multigpu.training.exchange import bucket_sizes
+from keras_multigpu.training.replica_group import ReplicaGroup
+
+
+def main(folder):
+    """Train for a step."""
+    # Before TensorFlow counts the cores to start as many threads.
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+    layer, summed, sum_of = NearTheInput(), [], ReplicaGroup.sum
+
+    def note():
+        summed.append(time.perf_counter())
+        layer.event.set()
+
+    def noting_sum(group, tensors, **more):
+        totals = sum_of(group, tensors, **more)
+        return [noted(each, note) if each.dtype == tf.float32 else each for each in totals]
+
+    bucket_sizes.BUCKET, ReplicaGroup.sum = 64, noting_sum
+    layers = [keras.Input((4,)), layer, keras.layers.Dense(8), keras.layers.Dense(3)]
+    model = kmg.distribute(keras.Sequential(layers))
+    model.compile("sgd", "mse")
+    model.fit(np.ones((4, 4), "float32"), np.ones((4, 3), "float32"), batch_size=4, verbose=0)
+    worker = kmg.strategy().cluster_resolver.task_id
+    Path(folder, str(worker)).write_text(str(max(layer.times) - min(summed)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

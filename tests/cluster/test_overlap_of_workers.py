@@ -1,0 +1,15 @@
+"""Sums between workers travel while the backward pass still runs, also where each has one core."""
+
+from pathlib import Path
+
+import pytest
+from worker_processes import run_workers
+
+SCRIPT = Path(__file__).with_name("overlapping_worker.py")
+
+
+@pytest.mark.slow
+def test_the_first_sum_is_over_before_the_backward_pass_ends(tmp_path):
+    """One thread would first reach the input, and then begin with gradients and sums."""
+    run_workers(SCRIPT, 2, [tmp_path])
+    assert min(float((tmp_path / name).read_text()) for name in "01") > 0
