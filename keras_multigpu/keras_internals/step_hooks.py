@@ -79,6 +79,15 @@ GRADIENTS = ((tf.GradientTape, "gradient"),)
 """Where gradients come from."""
 
 
+TAPES = ((tf.GradientTape, "__enter__"),)
+"""Where tapes begin to record."""
+
+
+def watches_variables(tape: tf.GradientTape) -> bool:
+    """Whether a tape watches each variable that is read, which it does not tell."""
+    return bool(tape._watch_accessed_variables)
+
+
 CUSTOM_GRADIENTS = (
     (custom_gradient, "_graph_mode_decorator"),
     (custom_gradient, "_eager_mode_decorator"),

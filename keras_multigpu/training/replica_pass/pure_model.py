@@ -15,8 +15,6 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.keras_internals import step_hooks
-from keras_multigpu.training.replica_pass.custom_gradients import CUSTOM_GRADIENTS
 from keras_multigpu.training.replica_pass.rows_flow import watched
 from keras_multigpu.training.replica_pass.values import Values, Variables
 from keras_multigpu.training.variables.caught_assignments import (
@@ -83,7 +81,6 @@ class PureModel:
         with (
             penalties_seen as penalties,
             WeighedNumbers.weighed(),
-            step_hooks.exchanged(CUSTOM_GRADIENTS),
             self._watched(x, training) as flow,
         ):
             y_pred = keras_internals.called(self.model, x, training)

@@ -17,6 +17,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import step_hooks
+from keras_multigpu.training.variables.own_gradients import EXCHANGES
 
 
 class CatchingScope(keras.StatelessScope):
@@ -31,6 +32,7 @@ class CatchingScope(keras.StatelessScope):
             piece. A `tf.Variable` that it assigns would be assigned as often.
 
     Attributes:
+        weights: The values of the variables that are trained.
         assigned: The variables that have new values, by identity.
         unknown: The variables that were used without a known value, by identity.
         updates: How often a variable was assigned.
@@ -52,16 +54,23 @@ class CatchingScope(keras.StatelessScope):
         self._known = {id(variable) for variable in (*variables, *apart)}
         self._graph = tf.compat.v1.get_default_graph()
         self._read: dict[int, tf.Tensor] = {}
-        self._watch = refused_without_keras() if several else contextlib.nullcontext()
+        pairs = zip(variables, values, strict=True)
+        self.weights = [
+            value for variable, value in pairs if variable.trainable and value.dtype.is_floating
+        ]
+        self._watch = contextlib.ExitStack()
+        self._several = several
 
     def __enter__(self) -> "CatchingScope":
-        self._watch.__enter__()
+        if self._several:
+            self._watch.enter_context(refused_without_keras())
+        self._watch.enter_context(step_hooks.exchanged(EXCHANGES))
         super().__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
-        self._watch.__exit__(*error)
+        self._watch.close()
 
     def add_update(self, update: tuple[keras.Variable, tf.Tensor]) -> None:
         """Note a new value; no gradient flows through it, as through no assignment."""
@@ -100,8 +109,9 @@ class CatchingScope(keras.StatelessScope):
 
     def begin(self, values: dict[int, tf.Tensor]) -> None:
         """Forget what has been assigned."""
-        self.state_mapping, self.losses, self.assigned = dict(values), [], {}
-        self._graph, self._watch = tf.compat.v1.get_default_graph(), contextlib.nullcontext()
+        self.state_mapping, self.assigned = dict(values), {}
+        self.losses: list[tf.Tensor] = []
+        self._graph, self._watch = tf.compat.v1.get_default_graph(), contextlib.ExitStack()
 
     def _meet(self, variable: keras.Variable) -> None:
         if (

@@ -1,4 +1,4 @@
-"""Functions with gradients of their own, which read weights: recomputed ones, and a user's."""
+"""Functions with gradients of their own, which read weights, and tapes in a user's loss."""
 
 import keras
 import numpy as np
@@ -101,6 +101,23 @@ def test_weights_read_inside_get_their_gradients(around, replicas):
 def test_in_every_kind_of_step(cls, options):
     expected = trained(None, keras.remat, cls)
     assert_close(trained(2, keras.remat, cls, **options), expected)
+
+
+class Flat(keras.Model):
+    """Its loss grows with the gradient of the loss."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.ops.square(self(x, training=True) - y))
+        found = tape.gradient(loss, self.trainable_variables)
+        return loss + 0.1 * sum(keras.ops.sum(keras.ops.square(each)) for each in found)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_tape_in_the_loss_watches_the_weights(replicas):
+    """It raised `AttributeError`: weights of a pass have no handle."""
+    expected = trained(None, lambda f: f, Flat)
+    assert_close(trained(replicas, lambda f: f, Flat), expected)
 
 
 @pytest.mark.parametrize("cls", [keras.Model, OwnLoss])
