@@ -5,18 +5,17 @@ A row names a model, what it is compiled with, its data and the arguments of `fi
 `benchmarks/parity_vs_stock.py` on stock Keras as well. Whatever holds state (optimizers,
 losses, callbacks) is made anew for each run, hence the lambdas.
 
-Unless a row says otherwise there are 29 examples in batches of 8, so that the last batch is
+Unless a row says otherwise there are 15 examples in batches of 8, so that the last batch is
 smaller, divides evenly on no number of replicas, and is too small for 8 of them.
 
 A row runs on one number of replicas, in turn, and most in batches of 7. What `ELSEWHERE` names does
 not run. With the environment variable `KMG_ALL_REPLICAS=1` (`make test-all`) every row runs on 2,
-3, 4 and 8, as it stands.
+3, 4 and 8, as it stands, and with 29 examples.
 """
 
 import contextlib
 import dataclasses
 import itertools
-import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ import keras
 import recipe_models as recipes
 import replica_models as made
 from keras import callbacks, layers, losses, metrics, optimizers, regularizers
+from replica_models import ALL_REPLICAS
 
 from keras_multigpu.keras_internals.versions import minor
 
@@ -38,7 +38,6 @@ BFLOAT16 = 2.0**-6
 FLOAT16 = 2.0**-9
 
 REPLICAS = (2, 3, 4, 8)
-ALL_REPLICAS = os.environ.get("KMG_ALL_REPLICAS") == "1"
 
 
 def once(model: keras.Model, fit: Fit) -> History:
@@ -350,6 +349,8 @@ PRECISION = [
     Case(
         "mixed_bfloat16",
         lambda: made.in_precision("mixed_bfloat16", made.mlp),
+        # After a few steps a bias is so small that its rounding is more than that of the rest.
+        data=lambda: made.regression(29),
         tolerance=BFLOAT16,
     ),
     of_optimizer(
@@ -410,7 +411,11 @@ OPTIMIZERS = [
 ]
 
 EXECUTION = [
-    Case("steps_per_execution", compile=lambda: mse(steps_per_execution=3)),
+    Case(
+        "steps_per_execution",
+        compile=lambda: mse(steps_per_execution=3),
+        data=lambda: made.regression(29),
+    ),
     Case("jit_compile", compile=lambda: mse(jit_compile=True)),
     Case("run_eagerly", compile=lambda: mse(run_eagerly=True)),
 ]
@@ -614,7 +619,7 @@ CASES = [
     *in_turn((2, 3), BATCH_NORM),
     # Where 8 bits are left of a number, a batch of one example rounds differently.
     *in_turn((2, 3), PRECISION),
-    # No number divides 7, and of 29 examples the last one stands alone.
+    # No number divides 7, and the last example stands alone.
     *in_turn((3, 2), itertools.chain(*IN_TURN), batch_size=7),
     *in_turn(
         (2, 3),

@@ -1,18 +1,23 @@
 """Small models, data, losses and metrics: what the table of `replica_cases.py` is made of.
 
-A model has a few dozen weights, the data 29 examples unless a case says otherwise. With a
-global batch of 8 the last one then has 5, which leaves some of 8 replicas without any.
+A model has a few dozen weights, the data 15 examples unless a case says otherwise (29 with
+`KMG_ALL_REPLICAS=1`). With a global batch of 8 the last one has 7 (5), too few for 8 replicas.
 """
+
+import os
 
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
 
+ALL_REPLICAS = os.environ.get("KMG_ALL_REPLICAS") == "1"
+EXAMPLES = 29 if ALL_REPLICAS else 15
+
 # Data: each function returns `(x, y, sample_weight)`.
 
 
-def regression(examples=29):
+def regression(examples=EXAMPLES):
     """Five numbers in, one out."""
     draw = np.random.default_rng(0)
     x = draw.normal(size=(examples, 5)).astype("float32")
@@ -20,7 +25,7 @@ def regression(examples=29):
     return x, (x[:, :1] * x[:, 1:2] + 0.5 * noise).astype("float32"), None
 
 
-def weighted(examples=29):
+def weighted(examples=EXAMPLES):
     """The same with a weight for each example, some of them zero."""
     x, y, _ = regression(examples)
     weights = np.random.default_rng(1).uniform(0.0, 2.0, examples).astype("float32")
@@ -28,44 +33,44 @@ def weighted(examples=29):
     return x, y, weights
 
 
-def classes(examples=29):
+def classes(examples=EXAMPLES):
     """Five numbers in, one of three classes out."""
     x, y, _ = regression(examples)
     return x, np.digitize(y[:, 0], [-0.4, 0.4]).astype("int32"), None
 
 
-def one_hot(examples=29):
+def one_hot(examples=EXAMPLES):
     """The same with the class as a row of zeros and a one."""
     x, y, _ = classes(examples)
     return x, np.eye(3, dtype="float32")[y], None
 
 
-def yes_or_no(examples=29):
+def yes_or_no(examples=EXAMPLES):
     """Five numbers in, 0 or 1 out."""
     x, y, _ = regression(examples)
     return x, (y > 0).astype("float32"), None
 
 
-def two_targets(examples=29):
+def two_targets(examples=EXAMPLES):
     """One input, a dict of two targets."""
     x, y, _ = regression(examples)
     return x, {"value": y, "kind": classes(examples)[1]}, None
 
 
-def two_weighted_targets(examples=29):
+def two_weighted_targets(examples=EXAMPLES):
     """The same with weights for each target."""
     x, y, _ = two_targets(examples)
     weights = weighted(examples)[2]
     return x, y, {"value": weights, "kind": weights[::-1].copy()}
 
 
-def target_list(examples=29):
+def target_list(examples=EXAMPLES):
     """One input, a list of two targets."""
     x, y, _ = two_targets(examples)
     return x, [y["value"], y["kind"]], None
 
 
-def words(examples=29):
+def words(examples=EXAMPLES):
     """Sentences of 1 to 6 words, filled up with 0; one number out."""
     draw = np.random.default_rng(2)
     x = draw.integers(1, 12, size=(examples, 6))
@@ -73,19 +78,19 @@ def words(examples=29):
     return x.astype("int32"), draw.normal(size=(examples, 1)).astype("float32"), None
 
 
-def tagged_words(examples=29):
+def tagged_words(examples=EXAMPLES):
     """The same sentences with one of three classes for each word."""
     x, _, _ = words(examples)
     return x, np.random.default_rng(3).integers(0, 3, size=x.shape).astype("int32"), None
 
 
-def weighted_tags(examples=29):
+def weighted_tags(examples=EXAMPLES):
     """The same with a weight for each word."""
     x, y, _ = tagged_words(examples)
     return x, y, np.random.default_rng(4).uniform(0.0, 2.0, x.shape).astype("float32")
 
 
-def series(examples=29):
+def series(examples=EXAMPLES):
     """Five numbers at six times, one of three classes at each; a weight for each time."""
     draw = np.random.default_rng(5)
     x = draw.normal(size=(examples, 6, 5)).astype("float32")
@@ -93,14 +98,14 @@ def series(examples=29):
     return x, y, draw.uniform(0.0, 2.0, (examples, 6)).astype("float32")
 
 
-def images(examples=29):
+def images(examples=EXAMPLES):
     """Images of 6 x 6 pixels with two channels, one of three classes."""
     draw = np.random.default_rng(6)
     x = draw.normal(size=(examples, 6, 6, 2)).astype("float32")
     return x, draw.integers(0, 3, size=examples).astype("int32"), None
 
 
-def one_overflow(examples=29):
+def one_overflow(examples=EXAMPLES):
     """Regression in which one single example is too large for float16's gradients."""
     x, y, _ = regression(examples)
     y[10] = 3000.0

@@ -20,9 +20,9 @@ from replica_runs import difference
 
 import keras_multigpu as kmg
 
-X, Y, _ = made.regression()
-WEIGHTS = made.weighted()[2]
-KINDS = made.classes()[1]
+X, Y, _ = made.regression(29)
+WEIGHTS = made.weighted(29)[2]
+KINDS = made.classes(29)[1]
 BATCH = 8
 BATCHES = [(X[start : start + BATCH], Y[start : start + BATCH]) for start in range(0, 29, BATCH)]
 SIGNATURE = tuple(tf.TensorSpec((None, part.shape[1])) for part in BATCHES[0])

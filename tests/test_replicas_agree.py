@@ -157,7 +157,7 @@ def test_an_overflow_on_one_replica_makes_all_skip_the_step(replicas):
 @pytest.mark.slow
 def test_two_models_take_turns():
     """Two models in one process, on the same replicas and on others, do not disturb each other."""
-    x, y, _ = made.regression()
+    x, y, _ = made.regression(29)
 
     def losses(place):
         models = [place(Case(f"on {count}"), count) for count in (2, 2, 4)]
@@ -179,7 +179,7 @@ def test_callbacks_see_the_true_indices_of_grouped_steps():
     seen = []
     model = kmg.distribute(made.mlp(), kmg.strategy("mirrored", devices=2))
     model.compile("sgd", "mse", steps_per_execution=3)
-    x, y, _ = made.regression()
+    x, y, _ = made.regression(29)
     recording = keras.callbacks.LambdaCallback(
         on_train_batch_begin=lambda batch, logs: seen.append(("begin", batch)),
         on_train_batch_end=lambda batch, logs: seen.append(("end", batch)),

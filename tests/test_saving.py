@@ -24,7 +24,7 @@ pytestmark = [
     ),
 ]
 
-X, Y, _ = made.regression()
+X, Y, _ = made.regression(29)
 
 
 class Unregistered(made.Subclassed):

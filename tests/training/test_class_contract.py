@@ -20,7 +20,7 @@ pytestmark = [
     ),
 ]
 
-X, Y, _ = made.regression()
+X, Y, _ = made.regression(29)
 
 
 @pytest.fixture(scope="module")
