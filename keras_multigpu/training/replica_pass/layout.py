@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from keras_multigpu.training.exchange.packing import Packing, order_of_backward
 from keras_multigpu.training.exchange.sparse_gradients import (
-    has_distinct_rows,
+    alike,
     is_sparse,
     of_table,
     square_norm,
@@ -37,13 +37,13 @@ class GradientKinds(NamedTuple):
     Attributes:
         dense: Those with a dense gradient.
         sparse: Those of whose gradient there are rows.
-        distinct: Those of them of which each row comes once.
+        alike: What `alike` says of these, in their order.
         yielded: The order of the dense gradients in the backward pass.
     """
 
     dense: list[int] = []
     sparse: list[int] = []
-    distinct: frozenset[int] = frozenset()
+    alike: tuple[int | None, ...] = ()
     yielded: list[int] = []
 
 
@@ -116,7 +116,7 @@ def connected(
     kinds = GradientKinds(
         dense,
         sparse,
-        frozenset(i for i in sparse if has_distinct_rows(gradients[i])),
+        tuple(alike(gradients[i]) for i in sparse),
         order_of_backward([gradients[i] if first[i] is None else first[i] for i in dense]),
     )
     tensors = [

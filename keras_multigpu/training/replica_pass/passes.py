@@ -15,7 +15,8 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.training.exchange.sparse_gradients import (
     add_all,
-    added_up,
+    joined_parts,
+    rows_noted,
     square_norm_of_all,
     zero_unless,
 )
@@ -231,17 +232,23 @@ class TrainingPass(ReplicaPass):
         start = self.variables.seeded(values, replica)
         ahead = self._micro_batches > 1 or (self._several and self.model.jit_compile)
         of_all = refuse_to_sum if ahead else self.of_replicas(share)
+        with rows_noted(share):
+            made, norms = self._made_with_divisors(start, share, loss_scale, of_all)
+        outcome, layout = self.outcome(made, start, share, replica)
+        return outcome._replace(pieces=norms), layout
+
+    def _made_with_divisors(
+        self, start: Values, share: Rows, loss_scale: Any, of_all: OfAll
+    ) -> tuple[Made, list[tf.Tensor]]:
         try:
-            made, norms = self._made(start, share, loss_scale, of_all)
+            return self._made(start, share, loss_scale, of_all)
         except NeedsDivisors:
             # Of the first try, and of the pass that finds the divisors, only these are left in the
             # graph. All else waits for them: XLA cannot hand the lists of a loop from what comes
             # before a sum to what comes after it.
             divisors = self._divisors(start, share)
             with tf.control_dependencies(divisors):
-                made, norms = self._made(start, share, loss_scale, lambda own: divisors)
-        outcome, layout = self.outcome(made, start, share, replica)
-        return outcome._replace(pieces=norms), layout
+                return self._made(start, share, loss_scale, lambda own: divisors)
 
     def _made(
         self, values: Values, share: Rows, loss_scale: Any, of_all: OfAll
@@ -323,9 +330,9 @@ class TrainingPass(ReplicaPass):
         """The new values of all variables of a replica, from the sums over replicas."""
         sums, kinds = layout.sums(packs), layout.gradients
         gradients: list[Any] = [None] * len(values.trainable)
-        known = [*sums.gradients, *slices]
+        known = [*sums.gradients, *map(joined_parts, slices, kinds.alike)]
         for index, gradient in zip(kinds.dense + kinds.sparse, known, strict=True):
-            gradients[index] = added_up(gradient) if index in kinds.distinct else gradient
+            gradients[index] = gradient
         new = [*values.trainable, *optimizer_values]
         if gradients:
             new = updated(self.model.optimizer, self.variables.trainable, new, gradients)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import step_hooks
-from keras_multigpu.training.exchange.sparse_gradients import distinct_rows_noted
+from keras_multigpu.training.exchange.sparse_gradients import rows_noted
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
 from keras_multigpu.training.shares import Rows
@@ -208,7 +208,7 @@ def running(step: PresentStep) -> Iterator[None]:
     try:
         noted = step.noted()
         watch = refused_without_keras() if step.group.count > 1 else contextlib.nullcontext()
-        with noted, watch, distinct_rows_noted():
+        with noted, watch, rows_noted(step.rows):
             yield
     finally:
         _thread.step = None

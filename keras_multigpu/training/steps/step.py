@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
 from keras_multigpu.training.exchange.sparse_gradients import (
-    distinct_rows_noted,
+    rows_noted,
     rows_of_all,
     rows_spec,
 )
@@ -145,7 +145,7 @@ class Step:
             values = Values(
                 read(self._trainable, replica), read(self._others, replica), global_seed
             )
-            with distinct_rows_noted():
+            with rows_noted(rows):
                 return self._on_replica(values, rows, replica, shares)
 
         return self._group.run(on_replica)

@@ -77,13 +77,52 @@ def test_it_is_known_whether_equal_rows_were_added_up(eager):
         unique = tf.cast(tf.reshape(tf.unique(indices)[0], [-1]), tf.int64)
         for each in (indices, unique):
             gradient = tf.IndexedSlices(tf.ones((2, 2)), each, tf.constant([3, 2]))
-            seen.append(sparse_gradients.has_distinct_rows(gradient))
+            seen.append(sparse_gradients.alike(gradient))
         return unique
 
-    with sparse_gradients.distinct_rows_noted():
-        (look if eager else tf.function(look))(tf.constant([1, 1, 2]))
-    assert seen == [False, True]
-    assert not sparse_gradients.has_distinct_rows(TWICE)
+    traced_with_rows(look, tf.constant([1, 1, 2]), eager)
+    assert seen == [None, 0]
+    assert sparse_gradients.alike(TWICE) is None
+
+
+def traced_with_rows(look, rows, eager):
+    """Call a function with rows that are noted, in a graph of any number of them or without one."""
+
+    def noted(rows):
+        with sparse_gradients.rows_noted(rows):
+            look(rows)
+
+    shape = [None] * rows.shape.rank
+    (noted if eager else tf.function(noted, [tf.TensorSpec(shape, rows.dtype)]))(rows)
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_positions_are_alike_for_any_part_of_the_batch(eager):
+    """As many as there are, 0 if only the graph can know. Not so what rows decide, or chance."""
+    seen = []
+
+    def look(rows):
+        for indices in (
+            tf.range(3),
+            tf.constant([1, 0, 1, 1]),
+            tf.range(tf.shape(rows)[1]) + 1,
+            tf.reshape(rows, [-1]),
+            tf.random.uniform([2], maxval=3, dtype=tf.int32),
+        ):
+            gradient = tf.IndexedSlices(tf.ones((3, 2)), indices, tf.constant([3, 2]))
+            seen.append(sparse_gradients.alike(gradient))
+
+    traced_with_rows(look, tf.constant([[1, 1, 2], [1, 1, 2]]), eager)
+    assert seen == [3, 4, None if eager else 0, None, None]
+
+
+def test_parts_that_are_alike_are_added_to_each_other():
+    """Two parts with the rows 2, 0, 2 are three rows; the sum has each once where that is known."""
+    parts = sparse_gradients.concatenated(TWICE, TWICE)
+    joined = sparse_gradients.joined_parts(parts, 3)
+    assert content(joined) == [(2, [2, 4]), (0, [6, 8]), (2, [10, 12])]
+    assert content(sparse_gradients.joined_parts(parts, 0)) == [(2, [12, 16]), (0, [6, 8])]
+    assert sparse_gradients.joined_parts(parts, None) is parts
 
 
 SPARSE = np.array([[1, 0, 2], [1, 3, 0], [0, 0, 4], [5, 6, 0], [7, 0, 0]], "float32")
@@ -122,6 +161,55 @@ def test_sparse_inputs_train_eagerly_as_on_one_device(replicas, own_step, option
     found = weights(lambda model: kmg.distribute(model, strategy), **options)
     for one, other in zip(found, weights(lambda model: model), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5)
+
+
+class Positions(keras.layers.Layer):
+    """Adds what two tables have: each place once, and some places several times."""
+
+    def __init__(self):
+        super().__init__()
+        self.once = keras.layers.Embedding(4, 3)
+        self.often = keras.layers.Embedding(2, 3)
+
+    def call(self, x):
+        often = self.often(keras.ops.convert_to_tensor([1, 0, 1, 1]))
+        return x + self.once(keras.ops.arange(keras.ops.shape(x)[1])) + often
+
+
+@pytest.mark.parametrize(
+    ("replicas", "own_step", "options"),
+    [
+        (2, False, {}),
+        (2, False, {"run_eagerly": True}),
+        (1, False, {"micro_batches": 2}),
+        (2, False, {"loss": lambda y, y_pred: keras.ops.mean(keras.ops.square(y - y_pred))}),
+        (2, True, {}),
+    ],
+    ids=["replicas", "eagerly", "micro-batches", "a loss of the whole batch", "an own step"],
+)
+def test_tables_of_positions_train_as_on_one_device(replicas, own_step, options):
+    """Adam takes a place as often as on one device, not once for each replica or piece."""
+    x = np.arange(20).reshape(5, 4) % 5
+
+    class Net(keras.Model):
+        if own_step:
+
+            def train_step(self, data):
+                return super().train_step(data)
+
+    def weights(place, **options):
+        keras.utils.set_random_seed(1)
+        given = keras.Input((4,), dtype="int32")
+        flat = keras.layers.Flatten()(Positions()(keras.layers.Embedding(5, 3)(given)))
+        model = place(Net(given, keras.layers.Dense(1)(flat)))
+        model.compile(keras.optimizers.Adam(0.1), **{"loss": "mse", **options})
+        for _ in range(3):
+            model.train_on_batch(x, x[:, :1] / 4)
+        return model.get_weights()
+
+    found = weights(lambda model: kmg.distribute(model, devices=replicas), **options)
+    for one, other in zip(found, weights(lambda model: model), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
