@@ -7,7 +7,7 @@ when a later version changes one of them.
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -65,7 +65,7 @@ def variable_storage(variable: keras.Variable) -> Any:
     return variable._value
 
 
-def storages_of(variables: list[keras.Variable]) -> list[Any]:
+def storages_of(variables: Sequence[keras.Variable]) -> list[Any]:
     return [variable._value for variable in variables]
 
 

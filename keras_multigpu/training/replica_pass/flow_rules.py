@@ -7,6 +7,7 @@ numbers of rows that a condition has `chosen`. An operation that makes its resul
 several rows, or takes some of them by their place, is `RELATED`: a share gives other numbers.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -39,8 +40,14 @@ ROW = Trait("row")
 """Its answer for one that takes an example in its turn, as loops do."""
 
 
-class Operation(NamedTuple):
-    """An operation that was made or run, with what is known of its inputs."""
+@dataclasses.dataclass
+class Operation:
+    """An operation that was made or run, with what is known of its inputs.
+
+    Attributes:
+        rows: The inputs that have rows, and where they stand.
+        figures: The means and sums among the inputs.
+    """
 
     kind: str
     inputs: Any
@@ -48,6 +55,10 @@ class Operation(NamedTuple):
     outputs: Any
     traits: list[Trait | None]
     length: int | None
+
+    def __post_init__(self) -> None:
+        self.rows = [(i, t) for i, t in enumerate(self.traits) if t and t.kind == "rows"]
+        self.figures = [t for t in self.traits if t and t.kind in ("mean", "sum")]
 
     def value(self, index: int) -> Any:
         """An input as a number or an array; None if it is known only when the graph runs."""
@@ -85,14 +96,6 @@ class Operation(NamedTuple):
         constant = self.value(1)
         return bool(self.length and np.size(constant) == 1 and constant == self.length)
 
-    def rows(self) -> list[tuple[int, Trait]]:
-        """The inputs that have rows, and where they stand."""
-        return [(i, t) for i, t in enumerate(self.traits) if t and t.kind == "rows"]
-
-    def figures(self) -> list[Trait]:
-        """The means and sums among the inputs."""
-        return [t for t in self.traits if t and t.kind in ("mean", "sum")]
-
     def has_row(self) -> bool:
         """Whether an input is made of one example."""
         return any(t and t.kind == "row" for t in self.traits)
@@ -105,21 +108,21 @@ class Operation(NamedTuple):
 def trait_of(op: Operation) -> Trait | None:
     if op.kind in OF_SHAPES_ONLY:
         return of_shape(op)
-    if op.rows():
+    if op.rows:
         return RULES.get(op.kind, by_place)(op)
-    return of_figures(op) if op.figures() else of_others(op)
+    return of_figures(op) if op.figures else of_others(op)
 
 
 def of_shape(op: Operation) -> Trait | None:
     """Shapes and sizes: of what has rows they count them."""
-    for _, trait in op.rows():
+    for _, trait in op.rows:
         return {"Shape": trait._replace(kind="shape"), "Size": Trait("count")}.get(op.kind)
     return None
 
 
 def of_figures(op: Operation) -> Trait | None:
     """Operations on means, sums and counts: what is linear keeps them."""
-    figures, counts = op.figures(), op.counts()
+    figures, counts = op.figures, op.counts()
     first = next((t for t in figures if t.kind == "sum"), figures[0])
     if op.has_row():
         return RELATED
@@ -168,13 +171,13 @@ def of_counts(op: Operation) -> Trait | None:
 
 def by_place(op: Operation) -> Trait | None:
     """Any other operation: the axis stays where it is, which the shapes confirm."""
-    return op.rows()[0][1]
+    return op.rows[0][1]
 
 
 def elementwise(op: Operation) -> Trait | None:
     """Operations that broadcast."""
-    rows = op.rows()
-    if op.figures() or op.has_row():
+    rows = op.rows
+    if op.figures or op.has_row():
         return RELATED
     if op.kind in DIVISIONS and op.counts():
         return RELATED
@@ -273,15 +276,15 @@ def squeezed(op: Operation) -> Trait | None:
 def packed(op: Operation) -> Trait | None:
     """Tensors on top of one another, along a new axis."""
     axis, rank = op.attribute("axis"), op.outputs[0].shape.rank
-    trait = op.rows()[0][1]
-    if rank is None or any(other.axis != trait.axis for _, other in op.rows()):
+    trait = op.rows[0][1]
+    if rank is None or any(other.axis != trait.axis for _, other in op.rows):
         return None
     return trait._replace(axis=trait.axis + (axis % rank <= trait.axis))
 
 
 def unpacked(op: Operation) -> Trait | None:
     """A tensor taken apart along an axis."""
-    trait, axis = op.rows()[0][1], op.attribute("axis") % (op.inputs[0].shape.rank or 1)
+    trait, axis = op.rows[0][1], op.attribute("axis") % (op.inputs[0].shape.rank or 1)
     if axis == trait.axis:
         return ROW
     return trait._replace(axis=trait.axis - (axis < trait.axis))
@@ -289,7 +292,7 @@ def unpacked(op: Operation) -> Trait | None:
 
 def concatenated(op: Operation) -> Trait | None:
     """Tensors one after another along an axis that exists."""
-    axes, rows = op.axes(len(op.inputs) - 1), op.rows()
+    axes, rows = op.axes(len(op.inputs) - 1), op.rows
     trait = rows[0][1]
     if axes is None or any(other.axis != trait.axis for _, other in rows):
         return None
@@ -415,7 +418,7 @@ def multiplied(op: Operation) -> Trait | None:
     if op.kind == "MatMul" and any(trait and trait.kind == "lost" for trait in op.traits):
         return RELATED  # Wherever the rows of the one are, those of the other meet them.
     kept, contracted, outer = [], 0, []
-    for i, trait in op.rows():
+    for i, trait in op.rows:
         rank = op.inputs[i].shape.rank
         if rank is None:
             return None
@@ -429,7 +432,7 @@ def multiplied(op: Operation) -> Trait | None:
             kept.append(trait._replace(axis=place))
         else:
             contracted += 1
-    if op.figures():
+    if op.figures:
         return RELATED
     if contracted:
         return RELATED if kept or outer or contracted == 1 else Trait("sum")
@@ -449,13 +452,13 @@ def einsum(op: Operation) -> Trait | None:
     if "." in equation or "->" not in equation:
         return None
     inputs, result = equation.split("->")
-    letters = {inputs.split(",")[i][trait.axis] for i, trait in op.rows()}
-    if op.figures() or len(letters & set(result)) > 1 or (len(letters) > 1):
+    letters = {inputs.split(",")[i][trait.axis] for i, trait in op.rows}
+    if op.figures or len(letters & set(result)) > 1 or (len(letters) > 1):
         return RELATED
     (letter,) = letters
     if letter not in result:
-        return Trait("sum") if len(op.rows()) == len(op.inputs) else RELATED
-    return op.rows()[0][1]._replace(axis=result.index(letter))
+        return Trait("sum") if len(op.rows) == len(op.inputs) else RELATED
+    return op.rows[0][1]._replace(axis=result.index(letter))
 
 
 def spread(op: Operation) -> Trait | None:

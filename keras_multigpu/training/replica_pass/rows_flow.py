@@ -121,7 +121,7 @@ class RowsFlow:
             return
         traits = [self.trait(tensor) for tensor in inputs]
         op = Operation(kind, inputs, attributes, outputs, traits, self._length)
-        if ("Random" in kind or "Shuffle" in kind) and not op.rows():
+        if ("Random" in kind or "Shuffle" in kind) and not op.rows:
             self._keep_random(outputs)
             return
         if not any(traits):
@@ -164,13 +164,13 @@ class RowsFlow:
             return None  # An operation of a form that no rule foresees: its shape may tell.
         if found is None or self.quiet:
             return found if found and found.kind == "rows" else None
-        if found.kind in ("mean", "sum") and not op.figures():
+        if found.kind in ("mean", "sum") and not op.figures:
             return found._replace(where=self._line())
         if found == RELATED:
-            origins = [t.where for t in op.figures()]
+            origins = [t.where for t in op.figures]
             where = next(filter(None, origins), None) if origins else self._line()
             if where is None:  # Keras's own doing, after which the rows are rows.
-                return op.rows()[0][1] if op.rows() else None
+                return op.rows[0][1] if op.rows else None
             self.found.append(Finding(op.kind, where))
         return found
 
@@ -201,7 +201,7 @@ class RowsFlow:
         if shape.rank is None or op.kind in ("Shape", "Where"):
             return None
         if self._length is not None:
-            of_rows = [op.inputs[i].shape.as_list() for i, _ in op.rows()]
+            of_rows = [op.inputs[i].shape.as_list() for i, _ in op.rows]
             if not of_rows or any(sizes.count(self._length) != 1 for sizes in of_rows):
                 return None
         elif not kinds & {"rows", "count", "shape"}:

@@ -161,23 +161,23 @@ class MetricStorages:
     def use(self, variables: Sequence[keras.Variable], in_parts: bool) -> None:
         """Let variables live once, or in parts on the replicas; their values are kept."""
         in_parts = in_parts and home_device(self._strategy) is None
-        for variable in variables:
-            storage = keras_internals.variable_storage(variable)
+        moved: list[tuple[keras.Variable, tf.Variable]] = []
+        storages = keras_internals.storages_of(variables)
+        for variable, storage in zip(variables, storages, strict=True):
             if storage is None or is_in_parts(storage) == in_parts:
                 continue
             value = storage.numpy()
             # The variable is kept too, so that no other one gets its identity.
             self._made[id(variable), not in_parts] = variable, storage
             if (id(variable), in_parts) not in self._made:
-                self._made[id(variable), in_parts] = variable, self._new(variable, in_parts)
-            _, storage = self._made[id(variable), in_parts]
-            give(storage, value, everywhere=self._is_spread)
-            keras_internals.set_storages([variable], [storage])
+                self._made[id(variable), in_parts] = variable, self._new(variable, value, in_parts)
+            _, other = self._made[id(variable), in_parts]
+            give(other, value, everywhere=self._is_spread)
+            moved.append((variable, other))
+        keras_internals.set_storages([each for each, _ in moved], [each for _, each in moved])
 
-    def _new(self, variable: keras.Variable, in_parts: bool) -> tf.Variable:
-        zeros = np.zeros(
-            variable.shape, keras_internals.variable_storage(variable).dtype.as_numpy_dtype
-        )
+    def _new(self, variable: keras.Variable, value: np.ndarray, in_parts: bool) -> tf.Variable:
+        zeros = np.zeros_like(value)
         if in_parts and self._is_spread:
             # Processes would have to meet whenever one of them reads a value in parts.
             return copied([(variable, zeros)], self._strategy)[0]
