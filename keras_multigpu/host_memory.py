@@ -50,6 +50,7 @@ def cgroup_memory(root: Path) -> Iterator[int]:
                 # No such group, or a limit of "max".
                 continue
             parts = dict(line.split(maxsplit=1) for line in lines)
+            # What is kept of files is given back before a process is killed.
             yield max(most - now + sum(int(parts.get(name, 0)) for name in freeable), 0)
 
 

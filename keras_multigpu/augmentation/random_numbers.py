@@ -60,6 +60,7 @@ class Draws:
 def unit_numbers(seeds: tf.Tensor, first: int, count: int) -> tf.Tensor:
     """Numbers from zero to below one, `float32[n, count]`; the `first`-th of each image onwards."""
     hashes = hashed(seeds, tf.range(first, first + count, dtype=tf.int32)[None])
+    # 24 bits are what a float32 holds exactly; with more of them some numbers would round to one.
     return tf.cast(tf.bitwise.right_shift(hashes, tf.constant(8, tf.uint32)), tf.float32) * 2.0**-24
 
 

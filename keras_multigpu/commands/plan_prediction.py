@@ -11,8 +11,10 @@ from typing import NamedTuple
 from keras_multigpu.training.exchange.bucket_sizes import filling
 
 BACKWARD = 2 / 3
-"""The part of a step in which gradients become ready."""
+"""The part of a step in which gradients become ready: those by the inputs and those by the weights
+take as many operations each as the forward pass."""
 
+# These two were chosen once, so that published measurements are met; docs/api/plan.md lists them.
 USABLE = 0.65
 """The part of a link's rate that sums of gradients reach."""
 

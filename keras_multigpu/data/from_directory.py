@@ -148,6 +148,7 @@ def parts_of(
     """
     indices = np.arange(source.num_examples)
     if shuffle:
+        # The generator of `keras.utils.image_dataset_from_directory`: it chooses the same files.
         np.random.RandomState(seed).shuffle(indices)
     count = int(fraction * len(indices))
     if not count:

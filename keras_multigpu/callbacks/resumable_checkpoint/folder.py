@@ -147,6 +147,7 @@ class CheckpointFolder:
             with os.fdopen(made, "wb") as file:
                 write_through(file, content)
             os.replace(partial, path)
+            # Without this a power cut may take the new name back, with the content on the disk.
             bring_to_disk(self.path)
         except OSError as error:
             with contextlib.suppress(OSError):

@@ -45,12 +45,13 @@ def scaling_of(model: Any, run: Any, steps: int) -> Scaling:
         together = copy_of(model, model.distribute_strategy)
         sides = [(alone, shares), (together, batches)]
         for side, data in sides:
-            speed_of(side, data, 2)
+            speed_of(side, data, 2)  # The first step compiles.
         rounds = [[speed_of(side, data, steps) for side, data in sides] for _ in range(ROUNDS)]
     finally:
         state.restore(model)
         random.setstate(generators[0])
         np.random.set_state(generators[1])
+    # Both sides of a round meet the same load of the machine, so their ratio is steadier than they.
     one, ratio = (statistics.median(r[0] for r in rounds), [r[1] / r[0] for r in rounds])
     shared = replicas > 1 and all("CPU" in device for device in devices)
     return Scaling(replicas, one, one * statistics.median(ratio), shared)

@@ -147,6 +147,7 @@ def create(folder: Path, fill: Callable[[Path], None]) -> None:
         partial.mkdir()
         fill(partial)
         if folder.exists():
+            # A folder can take the place of an empty one only.
             shutil.rmtree(folder)
         os.replace(partial, folder)
     except OSError as error:

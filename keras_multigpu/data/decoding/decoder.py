@@ -22,6 +22,7 @@ RESIZES = {"stretch": "fit", "crop": "crop", "pad": "pad", "random_crop": "rando
 MAX_BYTES = 2**31
 """No image of `MOST_PIXELS` takes more, even without compression."""
 
+# How often, and within which limits, torchvision's `RandomResizedCrop` draws, too.
 AREAS = (0.08, 1.0)
 ASPECTS = (math.log(3 / 4), math.log(4 / 3))
 TRIES = 10

@@ -25,6 +25,7 @@ JPEG_END = b"\xff\xd9"
 PROGRESSIVE = 0xC2
 START_OF_SCAN = 0xDA
 WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))
+# The other three mean tables, or nothing yet, and have no size in them.
 FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
 
@@ -133,6 +134,7 @@ def gif(data: bytes) -> Header:
     """The header of a GIF, and where its first frame ends."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     place = 13 + colors(flags)
+    # Extensions (0x21), such as comments, may stand before the first frame (0x2C).
     while data[place] != 0x2C:
         if data[place] != 0x21:
             raise DamagedExample("it is a GIF without a frame")
@@ -160,6 +162,7 @@ def webp(data: bytes) -> Header:
         raise cut_off(data)
     chunk = data[12:16]
     if chunk == b"VP8X":
+        # This and the lossless form write sizes less one, in 24 and in 14 bits.
         width = 1 + int.from_bytes(data[24:27], "little")
         height = 1 + int.from_bytes(data[27:30], "little")
     elif chunk == b"VP8L":
@@ -179,6 +182,7 @@ def bmp(data: bytes) -> Header:
     else:
         width, height, _, depth, compression = struct.unpack_from("<iiHHI", data, 18)
     height = abs(height)
+    # Of compressed rows only the decoder knows how long they are.
     if compression in (0, 3) and len(data) < start + (width * depth + 31) // 32 * 4 * height:
         raise cut_off(data)
     return Header("BMP", height, width)

@@ -123,6 +123,7 @@ def as_grey(data: bytes) -> bytes:
         content = data[place + 8 : place + 8 + length]
         place += 12 + length
         if kind == b"IHDR":
+            # Byte 9 is the kind of the colours; the palette's own chunk is left out below.
             grey = content[:9] + bytes([_GREY]) + content[10:]
             check = zlib.crc32(kind + grey)
             parts.append(struct.pack(">I4s", length, kind) + grey + struct.pack(">I", check))

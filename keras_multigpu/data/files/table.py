@@ -17,6 +17,7 @@ class FileTable:
     def __init__(self, files: Iterable[tuple[str, str]] = ()) -> None:
         self._names = Texts()
         self._folders = Texts()
+        # Four bytes a file; eight say where its name ends, and the name takes the rest.
         self._folder_of = array.array("I")
         numbers: dict[str, int] = {}
         for folder, name in files:

@@ -87,6 +87,7 @@ def uniform_numbers(seeds: np.ndarray) -> np.ndarray:
     """Numbers from 0 to 1 that depend on the seeds alone; `float64[draws, n]`."""
     draws = np.arange(_DRAWS)[:, None]
     hashes = hashed(seeds[:, 0], seeds[:, 1], draws)
+    # 53 bits are what a float64 holds exactly.
     return (hashes >> np.uint64(11)) * 2.0**-53
 
 

@@ -102,6 +102,7 @@ def shuffled(positions: np.ndarray, length: int | np.ndarray, key: np.ndarray) -
     """
     positions, lengths, key = np.broadcast_arrays(positions, np.asarray(length, np.int64), key)
     numbers = permuted(positions, lengths, key)
+    # What falls behind the end goes through again until it lies before it: still one to one.
     outside = np.flatnonzero(numbers >= lengths)
     while outside.size:
         numbers[outside] = permuted(numbers[outside], lengths[outside], key[outside])

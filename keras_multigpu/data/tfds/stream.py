@@ -45,6 +45,7 @@ class TfdsStream(Stream):
         return self._read(None, shuffle=False).element_spec
 
     def _read(self, seed: tf.Tensor | None, shuffle: bool) -> tf.data.Dataset:
+        # What stays in memory is for `cache` to say, and not for the size of the data.
         config = dataclasses.replace(
             self._config, shuffle_seed=seed, add_tfds_id=True, try_autocache=False
         )

@@ -177,6 +177,7 @@ def looped(step: CompiledStep, iterator: Any, data_wait: tf.Variable | None = No
         def body(index: tf.Tensor, _: Any) -> Any:
             return index + 1, step(next_of(iterator, data_wait))
 
+        # One after another: a step begins with the variables that the one before has assigned.
         _, logs = tf.while_loop(
             lambda index, _: index < count, body, (0, nothing), parallel_iterations=1
         )
