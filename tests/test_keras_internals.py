@@ -516,6 +516,19 @@ def test_operations_of_one_graph_are_noted():
     assert attributes[attributes.index("keep_dims") + 1].b
 
 
+def test_operations_that_are_noted_return_what_they_would():
+    """A list where there are several outputs, which Keras's recurrent layers reverse in place."""
+
+    @tf.function
+    def last(x):
+        with step_hooks.noted_operations(lambda *operation: None, x.graph):
+            rows = tf.unstack(x)
+            rows.reverse()
+        return rows[0]
+
+    assert last(tf.constant([1.0, 2.0])) == 2
+
+
 def test_calls_of_functions_are_noted_and_can_be_looked_into():
     """A graph still gets such calls in `make_call_op_in_graph`, and knows its functions."""
     kinds = []

@@ -184,7 +184,8 @@ def noted_operations(
     ) -> Any:
         if graph is of_interest:
             note(tf.compat.as_str(kind), inputs, attributes, outputs)
-        return outputs
+        # TensorFlow takes what is returned, and would have a list where nobody looks.
+        return list(outputs)
 
     of_interest = graph
     op_callbacks.add_op_callback(callback)
