@@ -8,8 +8,9 @@ INSTALLED := $(VENV)/.installed
 
 # The tests by area, which processes work through, the longest first. TensorFlow gets slower with
 # every graph that it has seen, so one process for all would take longer.
-AREAS := training callbacks core data docs contract commands augmentation
-TESTS_training := tests/training tests/test_replicas_agree.py
+AREAS := callbacks core training exactness data docs augmentation contract commands
+TESTS_training := tests/training
+TESTS_exactness := tests/test_replicas_agree.py
 TESTS_contract := $(addprefix tests/test_,fit_contract.py saving.py)
 TESTS_callbacks := tests/callbacks
 TESTS_data := tests/data
@@ -28,7 +29,8 @@ PROGRESS := '\[ *[0-9]+%\]$$'
 # What takes long is left out: `make quick`, or `make quick AREA=training`.
 quick: export PYTEST_ADDOPTS := -m 'not slow'
 quick: $(INSTALLED)
-	@$(MAKE) --no-print-directory --keep-going --jobs=2 $(addprefix test-,$(or $(AREA),$(AREAS)))
+	@$(MAKE) --no-print-directory --keep-going --jobs=2 \
+		$(addprefix test-,$(or $(AREA:training=training exactness),$(AREAS)))
 
 # Three processes on two cores, for a good part of the time tests wait, for other processes or for
 # a disk. They end together: what is short comes last.
@@ -70,7 +72,8 @@ OLDEST_VERSIONS = $$(sed -nE \
 	's/^dependencies = .*"keras>=([0-9.]+)", "tensorflow>=([0-9.]+)".*/keras==\1.* tensorflow==\2.*/p' \
 	pyproject.toml)
 test-oldest: $(OLDEST)/.installed
-	$(OLDEST)/bin/python -m pytest tests/test_keras_internals.py $(TESTS_training) $(TESTS_contract)
+	$(OLDEST)/bin/python -m pytest tests/test_keras_internals.py $(TESTS_training) \
+		$(TESTS_exactness) $(TESTS_contract)
 
 $(OLDEST)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(OLDEST)
