@@ -18,7 +18,8 @@ class AugmentationLayer(keras.layers.Layer):
 
     It runs in a pipeline, as `Batches(augment=layer)`, or in a model. There it changes nothing
     at inference. To write a layer of your own, override `draw` and `change_images`, and where
-    pixels move also `change_boxes` and `change_masks`.
+    pixels move also `change_boxes` and `change_masks`; name the arguments of its constructor in
+    `settings`, and it can be saved.
 
     Images are `[batch, height, width, channels]` or one without the batch axis, integers or
     floats. The result has the layer's `dtype`, float32 unless you choose another; the arithmetic

@@ -31,11 +31,6 @@ def scaling_of(model: keras.Model) -> Any:
     return None if run is None else next(iter(scalings_among(run.callbacks)), None)
 
 
-def warmup_of(model: keras.Model) -> Any:
-    """The `LearningRateWarmup` of the present `fit`, or None."""
-    return next(iter(warmups_among(model.training_run.callbacks)), None)
-
-
 def refuse_scheduler(callbacks: Callbacks) -> None:
     """Raise a `ValueError` where Keras's scheduler would set rates that are not scaled."""
     if any(isinstance(callback, keras.callbacks.LearningRateScheduler) for callback in callbacks):

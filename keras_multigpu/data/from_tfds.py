@@ -98,17 +98,12 @@ def from_tfds(
         max_pixels=max_pixels,
     )
     source: Source | Stream
-    if has_random_access(builder):
+    in_any_order = imported().core.FileFormat.with_random_access()
+    if builder.info.available_file_formats() & in_any_order:
         source = TfdsRecords(builder, split, chosen)
     else:
         source = TfdsStream(builder, split, chosen, read_config, shuffle_buffer)
     return Batches(source, **batching)
-
-
-def has_random_access(builder: Any) -> bool:
-    """Whether the prepared data can be read in any order."""
-    formats = builder.info.available_file_formats()
-    return bool(formats & imported().core.FileFormat.with_random_access())
 
 
 def require_split(builder: Any, split: Any) -> None:

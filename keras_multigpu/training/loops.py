@@ -287,7 +287,8 @@ def listens(callbacks: keras.callbacks.CallbackList, mode: str) -> bool:
     return is_changed(callbacks, keras.callbacks.CallbackList, mode) or any(
         is_changed(callback, keras.callbacks.Callback, mode)
         for callback in callbacks.callbacks
-        if not is_silent(callback)
+        # Keras's progress bar, where it shows no single batches.
+        if type(callback) is not keras.callbacks.ProgbarLogger or callback.verbose == 1
     )
 
 
@@ -297,11 +298,6 @@ def is_changed(callback: Any, base: type, mode: str) -> bool:
         getattr(getattr(callback, name), "__func__", None) is not getattr(base, name)
         for name in HEARD[mode]
     )
-
-
-def is_silent(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback is Keras's progress bar and shows no single batches."""
-    return type(callback) is keras.callbacks.ProgbarLogger and callback.verbose != 1
 
 
 def joined(outputs: list[Any]) -> Any:

@@ -219,6 +219,20 @@ def test_a_saved_model_draws_as_the_original(tmp_path):
     np.testing.assert_array_equal(levels(loaded(IMAGES, training=True)), expected)
 
 
+def test_a_layer_of_ones_own_names_its_arguments():
+    """Those in `settings` are saved beside those that all layers have."""
+
+    class Stronger(Shifted):
+        settings = ("strength",)
+
+        def __init__(self, strength, **kwargs):
+            super().__init__(**kwargs)
+            self.strength = strength
+
+    config = Stronger(3, seed=7).get_config()
+    assert (config["strength"], config["seed"]) == (3, 7)
+
+
 def test_batches_of_a_pipeline_are_changed_by_their_seeds_alone():
     """The same seeds give the same change, in training only."""
     seeds = tf.constant([[1, 2], [3, 4], [1, 2], [5, 6]])

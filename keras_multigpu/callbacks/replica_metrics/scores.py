@@ -187,8 +187,5 @@ def zeros_like(tensor: Any) -> tf.Tensor:
 
 def mean_of(result: Any) -> float:
     """A metric's result as one number: the mean where there is one for each class."""
-    return float(np.mean([np.mean(tf.convert_to_tensor(v).numpy()) for v in flat(result)]))
-
-
-def flat(result: Any) -> list[Any]:
-    return list(keras.tree.flatten(result))
+    values = keras.tree.flatten(result)
+    return float(np.mean([np.mean(tf.convert_to_tensor(value).numpy()) for value in values]))

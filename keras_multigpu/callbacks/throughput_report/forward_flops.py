@@ -69,15 +69,10 @@ def times(*numbers: int | None) -> int | None:
     return None if None in numbers else int(np.prod([n for n in numbers if n is not None]))
 
 
-def matrix_product(operation: Any) -> int | None:
-    """Each element of the result is a sum over the inner dimension."""
-    inner = operation.inputs[0].shape[-2 if operation.get_attr("transpose_a") else -1]
-    return times(size(operation.outputs[0].shape), inner)
-
-
-def batch_product(operation: Any) -> int | None:
-    """The same for many matrices at once."""
-    inner = operation.inputs[0].shape[-2 if operation.get_attr("adj_x") else -1]
+def product(operation: Any) -> int | None:
+    """Each element of the result is a sum over the inner dimension; also of many matrices."""
+    turned = operation.get_attr("transpose_a" if operation.type == "MatMul" else "adj_x")
+    inner = operation.inputs[0].shape[-2 if turned else -1]
     return times(size(operation.outputs[0].shape), inner)
 
 
@@ -113,10 +108,7 @@ def transposed(operation: Any) -> int | None:
 
 
 RULES: dict[str, Callable[[Any], int | None]] = {
-    "MatMul": matrix_product,
-    "BatchMatMul": batch_product,
-    "BatchMatMulV2": batch_product,
-    "BatchMatMulV3": batch_product,
+    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), product),
     "Einsum": einsum,
     "Conv2D": convolution,
     "Conv3D": convolution,

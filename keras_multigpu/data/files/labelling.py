@@ -54,7 +54,11 @@ def as_array(
         may_be_empty: Whether an empty text is a label: that of an image without any class.
     """
     try:
-        array = plain_array(labels) if columns is None else number_columns(labels)
+        array = (
+            plain_array(labels)
+            if columns is None
+            else np.stack([np.asarray(column, np.float64) for column in labels], axis=1)
+        )
     except (ValueError, TypeError, KeyError) as error:
         raise value_error(
             f"The labels make no array: {error}.",
@@ -105,21 +109,14 @@ def plain_array(labels: Any) -> np.ndarray:
     if names or isinstance(first, str | os.PathLike):
         array = np.empty(len(labels), object)
         for row, label in enumerate(labels):
-            array[row] = tuple(label) if names else as_text(label)
+            # A missing label among paths stays what it is, and is told later.
+            path = os.fspath(label) if isinstance(label, os.PathLike) else label
+            array[row] = tuple(label) if names else path
         return array
     array = np.asarray(labels)
     if array.dtype.kind not in "iubf":
         raise TypeError(f"they mix kinds, such as {first!r}")
     return array
-
-
-def number_columns(columns: Sequence[np.ndarray]) -> np.ndarray:
-    return np.stack([np.asarray(column, np.float64) for column in columns], axis=1)
-
-
-def as_text(label: Any) -> Any:
-    """A path or a NumPy string as text; what is neither, such as a missing label, as it is."""
-    return os.fspath(label) if isinstance(label, os.PathLike) else label
 
 
 def class_targets(
