@@ -1,14 +1,26 @@
 """`keras-multigpu plan`: how fast a training will be on N GPUs, and what will be in the way."""
 
 import argparse
+import contextlib
+import math
+import os
 import re
 import statistics
+import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_multigpu.commands.plan_prediction import Link, Prediction, Training, predicted
+from keras_multigpu.commands.plan_prediction import (
+    EVENLY,
+    Link,
+    Prediction,
+    Training,
+    Yielded,
+    predicted,
+)
 from keras_multigpu.commands.usage import UsageError, at_least, usage_error
 
 RATES = {"nvlink": "160gbit", "pcie": "80gbit"}
@@ -67,11 +79,14 @@ def run(arguments: argparse.Namespace) -> int:
 def training_of(arguments: argparse.Namespace) -> Training:
     """What the arguments say, completed by the model that they name."""
     step, gradient = arguments.step_ms, arguments.gradient_mb
+    yielded = EVENLY
     if arguments.model:
-        model = application(arguments.model)
-        weights = sum(variable.shape.num_elements() for variable in model.trainable_variables)
-        gradient = gradient or weights * 4 / 1e6
-        step = step or measured(model, arguments.batch) * 1e3
+        with without_noise():
+            model = application(arguments.model)
+            weights = sum(variable.shape.num_elements() for variable in model.trainable_variables)
+            gradient = gradient or weights * 4 / 1e6
+            yielded = in_backward_order(model)
+            step = step or measured(model, arguments.batch) * 1e3
         print(f"{arguments.model}: {gradient:.1f} MB of gradients, {step:.1f} ms a step.\n")
     if not step or not gradient:
         raise usage_error(
@@ -91,6 +106,7 @@ def training_of(arguments: argparse.Namespace) -> Training:
         Link(rate_of("inside", arguments.inside), min(latency, 1e-5)),
         Link(rate_of("link", arguments.link), latency),
         arguments.input_rate or float("inf"),
+        yielded,
     )
 
 
@@ -142,8 +158,41 @@ def application(name: str) -> Any:
     return builder(weights=None)
 
 
+def in_backward_order(model: Any) -> Yielded:
+    """How a model's layers yield their gradients.
+
+    A layer's work is about its number of weights, times the places where it applies them.
+    """
+    layers = [layer for layer in reversed(model.layers) if layer.trainable_variables]
+    sizes = [sum(v.shape.num_elements() for v in layer.trainable_variables) for layer in layers]
+    places = [math.prod(size or 1 for size in layer.output.shape[1:-1]) for layer in layers]
+    work = [size * count for size, count in zip(sizes, places, strict=True)]
+    return tuple((a / sum(sizes), b / sum(work)) for a, b in zip(sizes, work, strict=True))
+
+
+@contextlib.contextmanager
+def without_noise() -> Iterator[None]:
+    """Keep to oneself what TensorFlow writes past Python, unless something fails."""
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as kept:
+        os.dup2(kept.fileno(), 2)
+        failed = False
+        try:
+            yield
+        except Exception as error:
+            failed = not isinstance(error, UsageError)
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            if failed:
+                kept.seek(0)
+                sys.stderr.write(kept.read().decode(errors="replace"))
+
+
 def measured(model: Any, batch: int) -> float:
-    """Seconds of a training step on the first device of this machine."""
+    """Seconds of a training step on the first device of this machine; how far it is, is printed."""
     import numpy as np
 
     model.compile("sgd", "sparse_categorical_crossentropy")
@@ -151,11 +200,18 @@ def measured(model: Any, batch: int) -> float:
     shape = [size or 224 for size in model.input_shape[1:]]
     images = random.random((batch, *shape), np.float32)
     labels = np.zeros(batch, np.int32)
-    seconds = []
-    for _ in range(STEPS + 1):
+    seconds: list[float] = []
+    for number in range(STEPS + 1):
+        print(
+            f"\rMeasuring {model.name}, step {number} of {STEPS}"
+            f"{' (compiling)' if not number else '            '}",
+            end="",
+            flush=True,
+        )
         start = time.perf_counter()
         model.train_on_batch(images, labels)
         seconds.append(time.perf_counter() - start)
+    print()
     return statistics.median(seconds[1:])  # The first one compiles.
 
 

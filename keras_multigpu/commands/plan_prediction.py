@@ -16,13 +16,21 @@ take as many operations each as the forward pass."""
 
 # These two were chosen once, so that published measurements are met; docs/api/plan.md lists them.
 USABLE = 0.65
-"""The part of a link's rate that sums of gradients reach."""
+"""The part of a fast link's rate that sums of gradients reach."""
+
+SLOW = 1e9 / 8
+"""Up to so many bytes a second a link is all that holds sums up, and they reach its rate."""
 
 SPREAD = 0.02
 """How much steps of equal GPUs differ: their standard deviation. All wait for the slowest."""
 
 NOTICED = 0.05
 """The part of a step from which a loss is worth a word."""
+
+Yielded = tuple[tuple[float, float], ...]
+"""Of each layer, the last one first: what part of the gradients it has, and of the work."""
+
+EVENLY: Yielded = ((1, 1),)
 
 
 class Link(NamedTuple):
@@ -48,6 +56,7 @@ class Training(NamedTuple):
         inside: The link between the GPUs of a host.
         between: The link of a host to the others.
         input_rate: How many examples a second a host can read and decode.
+        yielded: How the layers yield their gradients.
     """
 
     step: float
@@ -57,6 +66,7 @@ class Training(NamedTuple):
     inside: Link
     between: Link
     input_rate: float = math.inf
+    yielded: Yielded = EVENLY
 
 
 class Prediction(NamedTuple):
@@ -118,11 +128,23 @@ def end_of_sums(training: Training, gpus: int, step: float) -> float:
         bucket = min(left, filling(left))
         left -= bucket
         inside, between = sum_of_bucket(training, bucket, gpus)
-        ready = step * (1 - BACKWARD * left / training.gradient)
+        worked = work_done(training.yielded, 1 - left / training.gradient)
+        ready = step * (1 - BACKWARD * (1 - worked))
         # One bucket is inside the hosts while another one is between them.
         left_hosts = max(left_hosts, ready) + inside
         end = max(end, left_hosts) + between
     return end
+
+
+def work_done(yielded: Yielded, gradients: float) -> float:
+    """What part of the backward pass is done when such a part of the gradients is there."""
+    done = 0.0
+    for part, work in yielded:
+        done += work * min(1, gradients / part)
+        gradients -= part
+        if gradients <= 0:
+            break
+    return done
 
 
 def sum_of_bucket(training: Training, size: float, gpus: int) -> tuple[float, float]:
@@ -139,11 +161,16 @@ def sum_of_bucket(training: Training, size: float, gpus: int) -> tuple[float, fl
 
 def ring(size: float, ranks: int, link: Link) -> float:
     """A sum around a ring: each rank sends a piece to its neighbour `2 (ranks - 1)` times."""
-    return 2 * (ranks - 1) * (link.latency + size / ranks / (USABLE * link.rate))
+    return 2 * (ranks - 1) * (link.latency + size / ranks / reached(link.rate))
 
 
 def halving(size: float, ranks: int, link: Link) -> float:
     """A sum by halves with ever nearer ranks, and back: as many bytes as a ring, fewer messages."""
     messages = 2 * math.ceil(math.log2(ranks))
     sent = 2 * (ranks - 1) / ranks * size
-    return messages * link.latency + sent / (USABLE * link.rate)
+    return messages * link.latency + sent / reached(link.rate)
+
+
+def reached(rate: float) -> float:
+    """Bytes a second that sums send over a link."""
+    return max(min(rate, SLOW), USABLE * rate)

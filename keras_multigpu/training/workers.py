@@ -122,8 +122,12 @@ def in_step(
 
 
 def may_stop_alone(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback may know more than the logs, which are the same in all processes."""
-    return not type(callback).__module__.startswith("keras.")
+    """Whether a callback may know more than the logs, which are the same in all processes.
+
+    Those of Keras do not, but for one that calls functions of the user's.
+    """
+    of_keras = type(callback).__module__.startswith("keras.")
+    return not of_keras or isinstance(callback, keras.callbacks.LambdaCallback)
 
 
 def number_of(value: Any) -> int:

@@ -31,9 +31,9 @@ def train():
     )
     model.compile("adam", "mse")
     random = np.random.default_rng(0)
-    x = random.normal(size=(512, 24, 24, 3)).astype("float32")
-    y = random.normal(size=(512, 10)).astype("float32")
-    return model.fit(x, y, batch_size=32, epochs=2, verbose=0).history["loss"]
+    x = random.normal(size=(256, 24, 24, 3)).astype("float32")
+    y = random.normal(size=(256, 10)).astype("float32")
+    return model.fit(x, y, batch_size=32, verbose=0).history["loss"]
 
 
 def seconds(places):

@@ -2,6 +2,10 @@
 
 import math
 import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,8 +18,10 @@ from keras_multigpu.commands.plan_prediction import (
     halving,
     predicted,
     ring,
+    work_done,
 )
 
+TESTS = Path(__file__).parents[1]
 NVLINK, PCIE = Link(20e9, 1e-5), Link(10e9, 1e-5)
 GRADIENTS = {  # MB, of the models' numbers of weights.
     "AlexNet": 244,
@@ -101,8 +107,8 @@ def test_published_measurements_are_met_within_ten_percent(name):
 
 
 def test_sums_cost_what_the_formulas_say():
-    """Four ranks, 100 bytes, 10 bytes a second of which sums reach a part, 1 s of latency."""
-    link = Link(10 / USABLE, 1)
+    """Four ranks, 100 bytes, 10 bytes a second, 1 s of latency."""
+    link = Link(10, 1)
     assert ring(100, 4, link) == pytest.approx(6 * (1 + 25 / 10))
     assert halving(100, 4, link) == pytest.approx(4 * 1 + 150 / 10)
 
@@ -114,8 +120,40 @@ def test_sums_are_hidden_behind_the_backward_pass():
     slowest = 1 + SPREAD * math.sqrt(2 * math.log(2))
     assert fast.step == pytest.approx(slowest + 2**20 / (1.25e9 * USABLE), rel=1e-3)
     first = slowest * (1 - 2 / 3 / 2)
-    assert slow.step == pytest.approx(first + 32 * 2**20 / (0.0125e9 * USABLE), rel=1e-3)
+    assert slow.step == pytest.approx(first + 32 * 2**20 / 0.0125e9, rel=1e-3)
     assert (fast.bottleneck, slow.bottleneck) == ("the GPUs", "the link between hosts")
+
+
+def with_two_workers():
+    """Seconds of a step by link, of the page that `bench_scaling.py --write` writes."""
+    page = (TESTS.parent / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    rows = re.findall(r"\| (\w+)[^|]*\| keras_multigpu \| \d+ ms \| (\d+) ms", page)
+    return {link: int(milliseconds) / 1e3 for link, milliseconds in rows}
+
+
+@pytest.mark.parametrize("link", ["1gbit", "200mbit"])
+def test_shaped_links_are_met_within_ten_percent(link):
+    """From a step over loopback: cores that compute have to send and to add as well."""
+    network = runpy.run_path(str(TESTS / "benchmarks" / "scaling_sides.py"))["keras_network"]()
+    measured = with_two_workers()
+    training = Training(
+        step=measured["loopback"],
+        gradient=4 * network.count_params(),
+        batch=32,
+        gpus_per_host=1,
+        inside=NVLINK,
+        between=Link(plan.rate_of("link", link), 1e-4),
+        yielded=plan.in_backward_order(network),
+    )
+    assert predicted(training, 2).step == pytest.approx(measured[link], rel=0.1)
+
+
+def test_gradients_are_ready_when_their_layers_are_done():
+    """Two thirds of the bytes need a tenth of the work, the others the rest."""
+    yielded = ((2 / 3, 0.1), (1 / 3, 0.9))
+    assert [work_done(yielded, part / 6) for part in (0, 2, 4, 5, 6)] == pytest.approx(
+        [0, 0.05, 0.1, 0.55, 1]
+    )
 
 
 def test_a_slow_input_is_seen():
@@ -144,11 +182,15 @@ def test_the_command_prints_and_draws(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_model_is_measured(capsys):
-    """Its weights are counted, and a step of it is timed on this machine."""
+def test_a_model_is_measured():
+    """Its weights are counted, and a step of it is timed on this machine, in one line."""
     words = ["--model", "MobileNetV3Small", "--batch", "1", "--gpus", "1,2", "--link", "1gbit"]
-    assert main(["plan", *words]) == 0
-    assert "MobileNetV3Small: 10.2 MB of gradients, " in capsys.readouterr().out
+    command = [sys.executable, "-m", "keras_multigpu", "plan", *words]
+    done = subprocess.run(command, check=True, capture_output=True, encoding="utf-8")
+    steps = re.findall(r"^Measuring MobileNetV3Small, step (\d) of 5", done.stdout, re.MULTILINE)
+    assert steps == list("012345")
+    assert "\nMobileNetV3Small: 10.2 MB of gradients, " in done.stdout
+    assert not done.stderr
 
 
 @pytest.mark.parametrize(
