@@ -805,6 +805,17 @@ def test_only_steps_that_were_taken_count():
     assert_close(one.get_weights(), three.get_weights())
 
 
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize` method")
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+def test_a_quantized_model_predicts_with_its_new_weights():
+    """The steps that were compiled before are made anew."""
+    one, three = compiled(), kmg.distribute(compiled(), three_replicas())
+    for model in (one, three):
+        model.predict(X, verbose=0)
+        model.quantize("int8")
+    assert_close(one.predict(X, verbose=0), three.predict(X, verbose=0))
+
+
 def test_only_training_builds_the_optimizer():
     """So layers that are unfrozen between `evaluate` and `fit` are trained."""
     model = kmg.distribute(compiled(), three_replicas())

@@ -516,6 +516,17 @@ def test_operations_of_one_graph_are_noted():
     assert attributes[attributes.index("keep_dims") + 1].b
 
 
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize` method")
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+def test_it_is_told_that_a_model_was_quantized():
+    """Where Keras drops the functions of its loops."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    told = []
+    keras_internals.after_quantizing(model, lambda: told.append(model.layers[0].quantization_mode))
+    model.quantize("int8")
+    assert told == ["int8"]
+
+
 def test_operations_that_are_noted_return_what_they_would():
     """A list where there are several outputs, which Keras's recurrent layers reverse in place."""
 

@@ -7,7 +7,7 @@ when a later version changes one of them.
 
 import contextlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -281,6 +281,21 @@ def own_training_state(model: keras.Model) -> None:
     Keras remembers the scope a model was made in and then avoids XLA and distributes data.
     """
     model._distribute_strategy = None
+
+
+def after_quantizing(model: keras.Model, act: Callable[[], None]) -> None:
+    """Call `act` whenever `quantize` has changed the model's layers.
+
+    Each layer keeps its `quantize` from when it was made, so a later class cannot override it.
+    """
+    original = getattr(type(model), "_post_quantize", None)  # Not in every Keras 3.
+
+    def post_quantize(mode: str, **kwargs: Any) -> None:
+        if original is not None:
+            original(model, mode, **kwargs)
+        act()
+
+    vars(model)["_post_quantize"] = post_quantize
 
 
 def owned_metrics(model: keras.Model) -> list[keras.metrics.Metric]:

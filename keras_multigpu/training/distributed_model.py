@@ -59,6 +59,7 @@ class DistributedModel(keras.Model):
         """Let the model run on other replicas from now on; its values are kept."""
         # Not an attribute for Keras to track or save.
         self.__dict__["_replication"] = replication
+        keras_internals.after_quantizing(self, replication.forget_steps)
 
     @property
     def distribute_strategy(self) -> tf.distribute.Strategy:
