@@ -128,6 +128,7 @@ def test_a_distiller_learns_as_on_one_device(two):
 
 
 @has_multi_optimizer
+@pytest.mark.slow
 def test_one_of_several_optimizers_may_have_nothing_to_update(two):
     """A default optimizer of `MultiOptimizer` that no variable falls to is never built."""
     optimizers = keras.optimizers.OptimizerMap(

@@ -322,6 +322,7 @@ BATCH_NORM = {
 
 
 @pytest.mark.parametrize(("replicas", "sync"), BATCH_NORM)
+@pytest.mark.slow
 def test_the_first_fit_says_where_it_trains(replicas, sync, caplog):
     """In one line, once for a model and its strategy."""
     caplog.set_level("INFO", "keras_multigpu")

@@ -138,6 +138,7 @@ SPARSE = np.array([[1, 0, 2], [1, 3, 0], [0, 0, 4], [5, 6, 0], [7, 0, 0]], "floa
     ],
     ids=["replicas", "micro-batches", "a loss of the whole batch", "an own step"],
 )
+@pytest.mark.slow
 def test_sparse_inputs_train_eagerly_as_on_one_device(replicas, own_step, options):
     """Adam takes each row once: those of all replicas and pieces are added up before."""
 
@@ -187,6 +188,7 @@ class Positions(keras.layers.Layer):
     ],
     ids=["replicas", "eagerly", "micro-batches", "a loss of the whole batch", "an own step"],
 )
+@pytest.mark.slow
 def test_tables_of_positions_train_as_on_one_device(replicas, own_step, options):
     """Adam takes a place as often as on one device, not once for each replica or piece."""
     x = np.arange(20).reshape(5, 4) % 5

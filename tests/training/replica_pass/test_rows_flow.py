@@ -232,6 +232,7 @@ class Statistics(layers.Layer):
     ("replicas", "options"),
     [(2, {}), (2, {"run_eagerly": True}), (1, {"micro_batches": 2})],
 )
+@pytest.mark.slow
 def test_a_layer_of_ones_own_is_told_once(replicas, options, caplog):
     """With its line and what to write, in `fit` and `predict` together."""
     inputs = keras.Input((4,))

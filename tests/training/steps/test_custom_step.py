@@ -258,6 +258,7 @@ def test_layers_keep_what_this_replica_gave_them(eager):
     )
 
 
+@pytest.mark.slow
 def test_gradients_of_tensors():
     """A row's is its own; that of a tensor made of weights is of all rows; Jacobians are local."""
     seen = {}

@@ -88,6 +88,7 @@ def test_each_replica_has_its_own_loss_and_gradient(compiled):
     assert (probe.order.numpy() > 0).all()
 
 
+@pytest.mark.slow
 def test_an_empty_replica_has_nothing():
     """One example on two replicas: the second has zeros."""
     probe = Remember()

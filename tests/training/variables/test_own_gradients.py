@@ -83,6 +83,7 @@ def assert_close(found, expected):
 
 @pytest.mark.parametrize("around", [keras.remat, tf.recompute_grad, doubled])
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.slow
 def test_weights_read_inside_get_their_gradients(around, replicas):
     """They stayed as they were: TensorFlow looks for variables, and a pass has none."""
     assert_close(trained(replicas, around), trained(None, around))
@@ -98,6 +99,7 @@ def test_weights_read_inside_get_their_gradients(around, replicas):
         (keras.Model, {"micro_batches": 2}),
     ],
 )
+@pytest.mark.slow
 def test_in_every_kind_of_step(cls, options):
     expected = trained(None, keras.remat, cls)
     assert_close(trained(2, keras.remat, cls, **options), expected)
@@ -114,6 +116,7 @@ class Flat(keras.Model):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.slow
 def test_a_tape_in_the_loss_watches_the_weights(replicas):
     """It raised `AttributeError`: weights of a pass have no handle."""
     expected = trained(None, lambda f: f, Flat)
@@ -121,6 +124,7 @@ def test_a_tape_in_the_loss_watches_the_weights(replicas):
 
 
 @pytest.mark.parametrize("cls", [keras.Model, OwnLoss])
+@pytest.mark.slow
 def test_what_is_recomputed_is_what_was_computed(cls):
     """The same moments of the whole batch, the same draws; assigned once."""
     assert_close(trained(2, keras.remat, cls, norm=True), trained(2, lambda f: f, cls, norm=True))
