@@ -612,6 +612,46 @@ def test_tensorflow_takes_a_function_by_its_definition_and_forgets_it():
         tf.function(lambda: call(args=[3.0])[0], autograph=False)()
 
 
+def test_tensorflow_optimizes_functions():
+    """Its optimizer still takes a library, and leaves what is stateful, or called."""
+    count = tf.Variable(0.0)
+
+    @tf.function(autograph=False)
+    def function(x):
+        count.assign_add(1.0)
+        return tf.cond(x > 0.0, lambda: tf.exp(x), lambda: x) + (tf.exp(x) - tf.exp(x))
+
+    whole = function.get_concrete_function(tf.TensorSpec(()))
+    (smaller,) = keras_internals.optimized_functions(
+        [whole.function_def], whole.graph.as_graph_def()
+    )
+    operations = [node.op for node in smaller.node_def]
+    assert "Exp" not in operations or operations.count("Exp") == 1
+    assert {"AssignAddVariableOp", "StatelessIf"} <= set(operations)
+    assert smaller.signature == whole.function_def.signature
+
+
+def test_functions_that_the_optimizer_does_not_take_stay_as_they_are():
+    """One that calls a function which nobody knows."""
+    whole = tf.function(lambda x: x, autograph=False).get_concrete_function(tf.TensorSpec(()))
+    broken = type(whole.function_def).FromString(whole.function_def.SerializeToString())
+    broken.node_def.add(name="unknown", op="NoSuchOperation")
+    assert keras_internals.optimized_functions([broken], tf.Graph().as_graph_def()) == [broken]
+
+
+def test_variables_are_read_together():
+    """`_ReadVariablesOp` still exists, and a graph still knows the variables that it has read."""
+    variables = [tf.Variable(1.0), tf.Variable([2, 3]), tf.Variable(True)]
+    graph = tf.function(
+        lambda: keras_internals.read_together(variables), autograph=False
+    ).get_concrete_function()
+    assert [value.numpy().tolist() for value in graph()] == [1.0, [2, 3], True]
+    assert [tensor.shape.rank for tensor in graph.outputs] == [0, 1, 0]
+    types = [operation.type for operation in graph.graph.get_operations()]
+    assert types.count("_ReadVariablesOp") == 1 and "ReadVariableOp" not in types
+    assert {id(v) for v in graph.variables} == {id(v) for v in variables}
+
+
 def test_elements_are_dealt_out_to_devices():
     """TensorFlow still has its iterator over several devices, with these arguments."""
     devices = ["/device:CPU:1", "/device:CPU:2"]

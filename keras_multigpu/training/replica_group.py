@@ -174,10 +174,15 @@ class ReplicaGroup:
 
     def read(self, variables: Sequence[Copies], replica: Replica) -> list[tf.Tensor]:
         """The values of variables on one replica: of its own copies, or of those all share."""
-        return [
-            (parts[0] if is_shared(parts) else parts[replica.place]).read_value()
-            for parts in variables
-        ]
+        own = [parts[0] if is_shared(parts) else parts[replica.place] for parts in variables]
+        if tf.executing_eagerly():
+            return [variable.read_value() for variable in own]
+        values: dict[int, tf.Tensor] = {}
+        for device, places in by_device(own).items():
+            with tf.device(device):
+                there = keras_internals.read_together([own[place] for place in places])
+            values.update(zip(places, there, strict=True))
+        return [values[place] for place in range(len(own))]
 
     def assign(
         self, variables: Sequence[Copies], values: Sequence[tf.Tensor], replica: Replica
@@ -187,12 +192,15 @@ class ReplicaGroup:
         A copy that all share is given its value by the first replica of this process: only values
         that are the same on all replicas may go there, such as the state of a metric.
         """
-        for parts, value in zip(variables, values, strict=True):
-            if is_shared(parts) and replica.place != 0:
-                continue
-            part = parts[replica.place]
-            with tf.device(part.device):
-                part.assign(value, read_value=False)
+        pairs = [
+            (parts[replica.place], value)
+            for parts, value in zip(variables, values, strict=True)
+            if replica.place == 0 or not is_shared(parts)
+        ]
+        for device, places in by_device([part for part, _ in pairs]).items():
+            with tf.device(device):
+                for part, value in (pairs[place] for place in places):
+                    part.assign(value, read_value=False)
 
     def sent_as(self, dtype: tf.DType) -> tf.DType:
         """The dtype in which dense gradients of a dtype are summed."""
@@ -335,6 +343,14 @@ def copies_in(storage: Any) -> Copies:
     if isinstance(storage, tf.distribute.DistributedValues):
         return tuple(storage.values)
     return (storage,)
+
+
+def by_device(variables: Sequence[tf.Variable]) -> dict[str, list[int]]:
+    """At which places variables stand that live on each device."""
+    places: dict[str, list[int]] = {}
+    for place, variable in enumerate(variables):
+        places.setdefault(variable.device, []).append(place)
+    return places
 
 
 def is_shared(parts: Copies) -> bool:

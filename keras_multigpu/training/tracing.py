@@ -14,6 +14,8 @@ from keras_multigpu.training.exchange.stages import Stages, present_sum, summing
 def traced(function: Callable[..., Any], specs: Sequence[Any], jit_compile: bool) -> Any:
     """A graph of `function` for arguments of the given specs, cut where replicas sum.
 
+    TensorFlow optimizes it once, and not for each replica, unless XLA compiles it.
+
     It is traced outside any strategy, as for one device; called inside a replica it runs
     on that replica's device. TensorFlow itself would trace it anew for each replica.
     """
@@ -35,7 +37,9 @@ def traced(function: Callable[..., Any], specs: Sequence[Any], jit_compile: bool
 
     with summing(cut):
         whole = trace(function, specs)
-    return Stages(whole, cuts, trace if jit_compile else None) if cuts else whole
+    if jit_compile:
+        return Stages(whole, cuts, trace) if cuts else whole
+    return Stages(whole, cuts, None)
 
 
 class TracedPass:

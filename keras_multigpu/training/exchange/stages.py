@@ -98,8 +98,11 @@ class Stages:
         wanted = {tensor.name for tensor in self.graph.outputs}
         wanted.update(name for part in parts for name in part.names_needed)
         must_run = {operation.name for operation in self.graph.control_outputs}
-        for part in parts:
-            part.define(definition, wanted, must_run, compiled)
+        functions = [part.definition(definition, wanted, must_run) for part in parts]
+        if compiled is None:
+            functions = keras_internals.optimized_functions(functions, self.graph.as_graph_def())
+        for part, function in zip(parts, functions, strict=True):
+            part.define(function, compiled)
         self._parts = parts
 
     def __call__(self, *args: Any) -> Any:
@@ -191,20 +194,13 @@ class Part:
         self._inputs.setdefault(tensor.name, tensor)
         return f"kmg_input_{list(self._inputs).index(tensor.name)}"
 
-    def define(
-        self,
-        whole: Any,
-        wanted: set[str],
-        must_run: set[str],
-        compiled: Callable[[Callable[..., Any], Sequence[Any]], Any] | None,
-    ) -> None:
-        """Make a function of the operations.
+    def definition(self, whole: Any, wanted: set[str], must_run: set[str]) -> Any:
+        """A function of the operations.
 
         Args:
             whole: The definition of the whole function.
             wanted: The names of tensors that are needed outside.
             must_run: The names of operations that run although nothing needs them.
-            compiled: See `Stages`.
         """
         self._outputs = [t for op in self.operations for t in op.outputs if t.name in wanted]
         definition = type(whole)()
@@ -225,13 +221,22 @@ class Part:
                 name = self._nodes[operation.name].name
                 signature.control_output.append(name)
                 definition.control_ret[name] = name
-        keras_internals.add_function(definition)
-        weakref.finalize(self, keras_internals.remove_function, signature.name)
+        return definition
+
+    def define(
+        self,
+        function: Any,
+        compiled: Callable[[Callable[..., Any], Sequence[Any]], Any] | None,
+    ) -> None:
+        """Let TensorFlow know the function; `compiled` as in `Stages`."""
+        name = function.signature.name
+        keras_internals.add_function(function)
+        weakref.finalize(self, keras_internals.remove_function, name)
         kind = tf.raw_ops.PartitionedCall
         if any(operation.op_def.is_stateful for operation in self.operations):
             kind = tf.raw_ops.StatefulPartitionedCall
         types = [tensor.dtype for tensor in self._outputs]
-        self._call = functools.partial(called, kind, signature.name, types)
+        self._call = functools.partial(called, kind, name, types)
         if compiled is not None:
             specs = [tf.TensorSpec(t.shape, t.dtype) for t in self._inputs.values()]
             self._call = compiled(self._call, specs)
@@ -252,7 +257,7 @@ class Part:
 def summed_together(own: list[tf.Tensor]) -> list[tf.Tensor]:
     """The sums of tensors over replicas, in one pack; one alone needs none."""
     if len(own) < 2:
-        return list(_thread.sum(own))
+        return list(_thread.sum(own)) if own else []
     packing = Packing(own)
     return packing.unpack(_thread.sum(packing.pack(own)))
 

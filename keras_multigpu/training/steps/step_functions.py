@@ -4,6 +4,7 @@ A step is made once for each form of batch (structure, dtypes, shapes) and used 
 later `fit`, `evaluate` and `predict`, so that repeated calls neither trace nor grow.
 """
 
+import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -89,7 +90,7 @@ class StepFunctions:
 
     def make(self, spec: Batch, here: Here = ()) -> None:
         """Compile the step for batches of these specs before there are any."""
-        self._with_all(spec, lambda: self._step(spec, here))
+        self._with_all(spec, lambda: self._step(spec, here).graph)
 
     def _with_all(self, spec: Batch, call: Callable[[], Any]) -> Any:
         """What `call` returns, after the step for `spec` has got all that it asks for."""
@@ -135,33 +136,48 @@ class StepFunctions:
         key = (key_of(spec), here, several)
         if key not in self._looped:
             make = looped if several else reading
-            step = self._with_all(spec, lambda: self._step(spec, here))
-            self._looped[key] = make(step, iterator, self._data_wait)
+            self._looped[key] = self._with_all(
+                spec, lambda: make(self._step(spec, here), iterator, self._data_wait)
+            )
         return self._looped[key]
 
 
 class CompiledStep:
-    """A step as one graph, called with the leaves of replicas' rows."""
+    """A step as one graph, called with the leaves of replicas' rows.
+
+    It is made when it is first needed: a function that runs nothing but one step has the step's
+    operations in its own graph, which saves to hand all variables from graph to graph.
+    """
 
     def __init__(self, step: RunStep, spec: Sequence[Rows]) -> None:
-        def on_leaves(*leaves: Any) -> Any:
-            return step(filled(spec, leaves))
+        self._step = step
+        self._spec = spec
 
-        function = tf.function(on_leaves, autograph=False)
-        self._graph = function.get_concrete_function(*present(spec))
+    @functools.cached_property
+    def graph(self) -> Any:
+        """The graph, compiled."""
+        function = tf.function(lambda *leaves: self._on_leaves(leaves), autograph=False)
+        graph = function.get_concrete_function(*present(self._spec))
         # A graph that calls this one asks for its variables, to which it has weak references.
-        self._variables = self._graph.variables
-        self.structured_outputs = self._graph.structured_outputs
+        self._variables = graph.variables
+        return graph
 
     def __call__(self, rows: Sequence[Rows]) -> Any:
-        return self._graph(*present(rows))
+        return self.graph(*present(rows))
+
+    def inside(self, rows: Sequence[Rows]) -> Any:
+        """The same inside the present graph."""
+        return self._on_leaves(present(rows))
+
+    def _on_leaves(self, leaves: Sequence[Any]) -> Any:
+        return self._step(filled(self._spec, leaves))
 
 
 def reading(step: CompiledStep, iterator: Any, data_wait: tf.Variable | None = None) -> Any:
     """A function of an iterator that runs a step on the next batch."""
 
     def run(iterator: Any) -> Any:
-        return step(next_of(iterator, data_wait))
+        return step.inside(next_of(iterator, data_wait))
 
     return tf.function(run, autograph=False).get_concrete_function(iterator)
 
@@ -171,7 +187,7 @@ def looped(step: CompiledStep, iterator: Any, data_wait: tf.Variable | None = No
 
     def run(iterator: Any, count: tf.Tensor) -> Any:
         nothing = keras.tree.map_structure(
-            lambda value: tf.zeros(value.shape, value.dtype), step.structured_outputs
+            lambda value: tf.zeros(value.shape, value.dtype), step.graph.structured_outputs
         )
 
         def body(index: tf.Tensor, _: Any) -> Any:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
+import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error, warn
@@ -18,7 +19,7 @@ from keras_multigpu.training.steps.evaluation_step import EvaluationStep
 from keras_multigpu.training.steps.step import TrainStep, is_overridden
 from keras_multigpu.training.steps.step_functions import RunStep
 from keras_multigpu.training.steps.whole_batch_step import WholeBatchTrainStep
-from keras_multigpu.training.tracing import symbolic, traced
+from keras_multigpu.training.tracing import symbolic
 from keras_multigpu.training.variables.placement import (
     build_optimizer,
     idle_optimizers,
@@ -182,8 +183,11 @@ def make_ready(
     spec, batch = example
 
     def run_step() -> None:
-        with idle_optimizers(model):
-            traced(lambda *parts: function(keras.utils.pack_x_y_sample_weight(*parts)), spec, False)
+        step = tf.function(
+            lambda *parts: function(keras.utils.pack_x_y_sample_weight(*parts)), autograph=False
+        )
+        with idle_optimizers(model), keras_internals.single_device():
+            step.get_concrete_function(*spec)
         place_model(model, replication.strategy)
 
     if not is_built(model):
