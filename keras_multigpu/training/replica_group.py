@@ -145,7 +145,7 @@ class ReplicaGroup:
 
         def on_replica() -> None:
             replica = self.present
-            with summing(functools.partial(self.sum, differentiable=False)):
+            with summing(self.sum):
                 results[replica.place] = function(replica)
 
         # Results are collected here and not returned, because `run` would wrap each tensor.
@@ -206,8 +206,11 @@ class ReplicaGroup:
         """The dtype in which dense gradients of a dtype are summed."""
         return tf.bfloat16 if self._half_sums and dtype == tf.float32 else dtype
 
-    def sum(self, tensors: Sequence[tf.Tensor], differentiable: bool = True) -> list[tf.Tensor]:
-        """The sums of tensors over all replicas; called by each of them."""
+    def sum(self, tensors: Sequence[tf.Tensor], differentiable: bool = False) -> list[tf.Tensor]:
+        """The sums of tensors over all replicas; called by each of them.
+
+        What TensorFlow keeps for the gradient of a sum, graph and all, it never lets go.
+        """
         if not tensors or self.count == 1:
             return list(tensors)
         if self.pretends:

@@ -15,6 +15,7 @@ contributes one N-th (one without examples nothing), and then all gradients are 
 device, whatever is done with the numbers in between.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -274,12 +275,13 @@ def summed_gradients(
         for i in dense
         for v in [variables[i]]
     ]
+    total = functools.partial(step.group.sum, differentiable=True)
     if all(tensor.shape.is_fully_defined() for tensor in tensors):
         sent_as = [step.group.sent_as(tensor.dtype) for tensor in tensors]
         packing = Packing(tensors, order_of_backward([gradients[i] for i in dense]), sent_as)
-        totals = packing.unpack(packing.summed(packing.pack(tensors), step.group.sum))
+        totals = packing.unpack(packing.summed(packing.pack(tensors), total))
     else:
-        totals = step.group.sum(tensors)
+        totals = total(tensors)
     for i, value in zip(dense, totals, strict=True):
         result[i] = step.shared(value)
     for i, value in enumerate(result):
@@ -301,7 +303,7 @@ def is_in_common(step: PresentStep, source: Any) -> bool:
 
 def sum_of_all(step: PresentStep, own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Sums over replicas; one without examples adds nothing."""
-    return step.group.sum([zero_unless(step.present, value) for value in own])
+    return step.group.sum([zero_unless(step.present, value) for value in own], differentiable=True)
 
 
 def losses_of_all(original: property) -> property:

@@ -1,0 +1,30 @@
+"""What a model leaves behind, besides what TensorFlow keeps for good."""
+
+import gc
+
+import keras
+import numpy as np
+
+import keras_multigpu as kmg
+from keras_multigpu.training.exchange.stages import Stages
+
+
+def test_the_graphs_of_a_model_go_with_it():
+    """TensorFlow keeps what it needs for the gradient of a sum, and none is needed of a step's."""
+    strategy = kmg.strategy("mirrored", devices=2)
+    model = kmg.distribute(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), strategy)
+    model.compile("adam", "mse")
+    gc.collect()
+    before = stages()
+    model.fit(np.ones((4, 2), "float32"), np.ones((4, 1), "float32"), verbose=0)
+    made = stages() - before
+    assert len(made) == 2, "a pass and an update"
+    del model
+    keras.utils.clear_session()
+    gc.collect()
+    assert not made & stages()
+
+
+def stages():
+    """The numbers of all traced functions that exist."""
+    return {id(each) for each in gc.get_objects() if isinstance(each, Stages)}
