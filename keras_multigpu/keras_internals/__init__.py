@@ -75,7 +75,15 @@ def optimized_functions(functions: list[Any], graph: Any) -> list[Any]:
     options = rewriting.graph_options.rewrite_options
     options.meta_optimizer_iterations = options.ONE
     options.memory_optimization = options.NO_MEM_OPT
-    for left in ("layout_optimizer", "remapping", "function_optimization", "loop_optimization"):
+    # It would make functions of its own of the branches of conditions.
+    options.disable_tfg_optimizer = True
+    for left in (
+        "layout_optimizer",
+        "remapping",
+        "function_optimization",
+        "loop_optimization",
+        "implementation_selector",
+    ):
         setattr(options, left, options.OFF)
     whole = meta_graph_pb2.MetaGraphDef()
     library = whole.graph_def.library
@@ -103,6 +111,9 @@ def optimized_functions(functions: list[Any], graph: Any) -> list[Any]:
         # TensorFlow too goes on with a graph that its optimizer does not take.
         return functions
     known = {function.signature.name: function for function in optimized.library.function}
+    if not known.keys() <= {function.signature.name for function in library.function}:
+        # They may call what TensorFlow has made now, and nobody would find it.
+        return functions
     return [known[function.signature.name] for function in functions]
 
 
