@@ -31,7 +31,7 @@ def reused(build: Callable[..., keras.Model]) -> Callable[..., keras.Model]:
         if key not in kept:
             model = build(*args, **kwargs)
             if hasattr(model, "replication"):
-                prepare(model, model.replication, None)
+                prepare(model, model.replication, None, method="train_step")
             elif model.optimizer is not None:
                 model.optimizer.build(model.trainable_variables)
             kept[key] = model, values_of(model), random.getstate(), np.random.get_state()
