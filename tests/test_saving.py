@@ -123,7 +123,7 @@ class Unregistered(replica_models.Subclassed):
     pass
 
 
-x, y, _ = replica_models.regression()
+x, y, _ = replica_models.regression(29)
 for path in Path(sys.argv[1]).glob("*.keras"):
     model = keras.saving.load_model(path, custom_objects={"Unregistered": Unregistered})
     # To trace takes longer than these few steps.

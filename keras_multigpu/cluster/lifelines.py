@@ -92,9 +92,10 @@ class Lifelines:
 
     def accept(self, server: socket.socket, password: str) -> None:
         """Listen to all who know the password, each in a thread of its own."""
-        while True:
-            line, _ = server.accept()
-            in_background(self.greet, line, password)
+        with contextlib.suppress(OSError):  # The socket is closed where a process ends.
+            while True:
+                line, _ = server.accept()
+                in_background(self.greet, line, password)
 
     def greet(self, line: socket.socket, password: str) -> None:
         """Listen to who says the password and a worker's number; hang up on others."""
