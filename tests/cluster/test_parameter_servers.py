@@ -58,7 +58,8 @@ def test_asynchronous_workers_lose_no_step_though_one_is_killed(left_behind):
     """Each batch has updated the model: 20 epochs of 6 batches, of which one worker did most."""
     _, found = left_behind
     assert found["killed"] == [-9, -9]
-    assert found["steps"] == 20 * 6
+    # Killed between its update and its answer, a worker has that one batch done again by another.
+    assert found["steps"] in (20 * 6, 20 * 6 + 1)
     assert found["after"] < found["before"] / 4
     assert found["losses"][-1] < found["losses"][0] / 2
 
