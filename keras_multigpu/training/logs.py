@@ -6,15 +6,24 @@ import numpy as np
 
 
 def pythonic(logs: dict[str, Any]) -> dict[str, Any]:
-    """Logs as Python numbers, or as arrays where there are several; sorted."""
-    return {
-        name: float(value) if np.ndim(value) == 0 else np.asarray(value)
-        for name, value in flattened(logs).items()
-    }
+    """Logs as Python numbers, or as arrays where there are several; flat and sorted."""
+    return flattened(numbers(logs))
+
+
+def numbers(logs: dict[str, Any]) -> dict[str, Any]:
+    """Logs as Python numbers, or as arrays where there are several; nested as they were."""
+    return {name: number(value) for name, value in logs.items()}
+
+
+def number(value: Any) -> Any:
+    """One of them, or a dict of them."""
+    if isinstance(value, dict):
+        return numbers(value)
+    return float(value) if np.ndim(value) == 0 else np.asarray(value)
 
 
 def flattened(logs: dict[str, Any]) -> dict[str, Any]:
-    """Logs whose nested dicts have moved up, sorted by name as in Keras's history."""
+    """Logs whose nested dicts have moved up, sorted by name on each level, as Keras does it."""
     flat: dict[str, Any] = {}
     for name, value in sorted(logs.items()):
         flat.update(flattened(value) if isinstance(value, dict) else {name: value})

@@ -16,7 +16,7 @@ from keras_multigpu.checks import value_error, warn
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import knows_epochs
 from keras_multigpu.training.fit_arguments import require_batches, require_fitting_labels
-from keras_multigpu.training.logs import pythonic
+from keras_multigpu.training.logs import flattened, numbers
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.run import TrainingRun
@@ -122,7 +122,8 @@ def run_epoch(
 ) -> dict[str, Any]:
     """Run one epoch's steps of training ("train") or evaluation ("test"); the logs of the last one.
 
-    They are empty where earlier epochs have left nothing to read. The run is told how training
+    They are nested as the step made them, for Keras's callbacks sort each level, and empty where
+    earlier epochs have left nothing to read. The run is told how training
     gets on.
     """
     begin, end = (getattr(callbacks, name) for name in HOOKS[mode])
@@ -153,7 +154,7 @@ def run_epoch(
     logs = replication.settle() or logs
     if not logs and not feed.has_come:
         raise_no_data("fit" if mode == "train" else "evaluate")
-    return pythonic(logs)
+    return numbers(logs)
 
 
 class Validation:
@@ -198,7 +199,7 @@ def evaluate(
     callbacks.on_test_begin()
     model.reset_metrics()
     with together(group), feed.reading():
-        logs = run_epoch(model, replication, feed, callbacks, "test")
+        logs = flattened(run_epoch(model, replication, feed, callbacks, "test"))
     callbacks.on_test_end(logs)
     return logs
 

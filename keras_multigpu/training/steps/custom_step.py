@@ -194,7 +194,7 @@ class CustomStep:
     def _merged(self, logs: list[dict[str, Any]], rows: list[Rows], given: Given) -> dict[str, Any]:
         """Metrics from their global state; other logs as means weighted by examples."""
         merged = self._model.get_metrics_result()
-        logs = [flattened(log) for log in logs]
+        structure, logs = logs[0], [flattened(log) for log in logs]
         values = [[tf.cast(value, tf.float32) for value in log.values()] for log in logs]
         whole = self._of_replicas(values, rows)
         for (name, value), mean in zip(logs[0].items(), whole, strict=True):
@@ -207,7 +207,7 @@ class CustomStep:
                 updated = getattr(tracker, "count", tf.ones(())) > 0
                 merged[name] = tf.where(updated, merged[name], mean)
             merged.setdefault(name, mean)
-        return {name: merged[name] for name in logs[0]}
+        return in_places_of(structure, merged)
 
     def _of_replicas(self, values: list[list[tf.Tensor]], rows: list[Rows]) -> list[tf.Tensor]:
         """A value for each row as one for all rows; others as means weighted by examples."""
@@ -226,6 +226,14 @@ class CustomStep:
             ]
             whole[i] = tf.add_n(parts)
         return whole
+
+
+def in_places_of(structure: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Values by their names, nested as the step nested them: Keras's callbacks sort each level."""
+    return {
+        name: in_places_of(below, values) if isinstance(below, dict) else values[name]
+        for name, below in structure.items()
+    }
 
 
 def beyond_first(

@@ -450,3 +450,27 @@ def test_variables_of_tensorflow_may_be_assigned_once_for_a_batch(eager):
 
     logs_of(loss, replicas=1, run_eagerly=eager)
     assert float(outside) == 1
+
+
+class LogsMetrics(Step):
+    """Logs each of its metrics, as Keras's guides do: the compiled ones are a dict among them."""
+
+    def train_step(self, data):
+        x, y = data[:2]
+        for metric in self.metrics:
+            metric.update_state(*([x] if metric.name == "loss" else [y, x]))
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def test_logs_come_in_the_order_of_keras():
+    """Keras sorts each level of them: `compile_metrics` comes before `loss`, whatever it holds."""
+
+    def order(model):
+        model.compile("sgd", "mse", metrics=[keras.metrics.MeanAbsoluteError("z")])
+        x = np.array(VALUES, "float32")[:, None]
+        history = model.fit(x, x, batch_size=3, verbose=0, validation_data=(x, x)).history
+        return list(history), list(model.evaluate(x, x, verbose=0, return_dict=True))
+
+    expected = order(LogsMetrics(None))
+    assert expected[0][:2] == ["z", "loss"]
+    assert order(kmg.distribute(LogsMetrics(None), devices=2)) == expected
