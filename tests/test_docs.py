@@ -10,6 +10,7 @@ from pathlib import Path
 import documented_code
 import pytest
 from documented_code import Block, blocks_of, same_text
+from processes_left import PATIENCE
 from replica_cases import CASES
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +33,7 @@ def errors(tmp_path_factory):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=600,
+        timeout=PATIENCE,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

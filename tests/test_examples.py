@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes_left import PATIENCE
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
@@ -69,7 +70,7 @@ def printed(folder):
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE,
         check=False,
     )
     assert ended.returncode == 0, ended.stderr

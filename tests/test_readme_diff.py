@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from documented_code import blocks_of
 from picture_files import encoded, picture
+from processes_left import PATIENCE
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -82,7 +83,7 @@ def results(folder):
             cwd=folder,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
             check=False,
         )
         assert ended.returncode == 0, ended.stderr

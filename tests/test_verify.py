@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import verified_models as models
+from processes_left import PATIENCE
 
 import keras_multigpu as kmg
 from keras_multigpu.processes import functions
@@ -198,7 +199,7 @@ def test_a_script_is_verified_in_another_process(tmp_path):
     script = tmp_path / "my_script.py"
     script.write_text(SCRIPT)
     ended = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert ended.returncode == 0, ended.stderr
     assert "One device against 2 logical CPU devices, after 2 training steps" in ended.stdout

@@ -1,9 +1,10 @@
 """Files are whole or not there, and one process at a time fills a folder."""
 
+import logging
 import multiprocessing
-import time
 
 import pytest
+from processes_left import PATIENCE
 
 from keras_multigpu.writing import one_at_a_time, require_writable, size_text, whole
 
@@ -37,25 +38,33 @@ def test_what_cannot_be_written_is_refused_early(tmp_path):
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def hold(lock, held):
-    """Keep a lock for half a second, in a process of its own."""
+def hold(lock, held, wanted):
+    """Keep a lock until another process wants it, in a process of its own; note the end."""
     with one_at_a_time(lock, "holds it"):
         held.set()
-        time.sleep(0.5)
+        assert wanted.wait(PATIENCE)
+        (lock.parent / "over").touch()
 
 
-def test_a_lock_waits_for_the_other_process_and_says_so(tmp_path, caplog):
+def test_a_lock_waits_for_the_other_process_and_says_so(tmp_path, caplog, monkeypatch):
     caplog.set_level("INFO", "keras_multigpu")
     context = multiprocessing.get_context("spawn")
-    held = context.Event()
-    other = context.Process(target=hold, args=(tmp_path / "a" / "lock", held))
+    held, wanted = context.Event(), context.Event()
+    other = context.Process(target=hold, args=(tmp_path / "a" / "lock", held, wanted))
     other.start()
-    assert held.wait(60)
-    begun = time.monotonic()
+    assert held.wait(PATIENCE)
+
+    def let_go(record):
+        """This process says that it waits."""
+        wanted.set()
+        return True
+
+    monkeypatch.setattr(logging.getLogger("keras_multigpu"), "filters", [let_go])
     with one_at_a_time(tmp_path / "a" / "lock", "fills the folder"):
-        assert time.monotonic() - begun > 0.1
+        assert (tmp_path / "a" / "over").exists()
     assert caplog.messages == ["Another process fills the folder; waiting for it."]
-    other.join(60)
+    other.join(PATIENCE)
+    assert other.exitcode == 0
 
 
 @pytest.mark.parametrize(

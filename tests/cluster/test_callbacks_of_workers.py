@@ -21,7 +21,7 @@ def workers(tmp_path_factory):
     """What each of two workers has found, and what it printed."""
     folder = tmp_path_factory.mktemp("workers")
     callbacks_of_workers.draw_photos(folder)
-    outputs = run_workers(SCRIPT, 2, [folder], seconds=300)
+    outputs = run_workers(SCRIPT, 2, [folder])
     paths = [folder / f"{index}.pickle" for index in range(2)]
     return [pickle.loads(path.read_bytes()) for path in paths], outputs, folder
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import training_to_kill
-from processes_left import python_path
+from processes_left import PATIENCE, python_path
 
 SCRIPT = Path(training_to_kill.__file__)
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ def followed(launcher, *signals, code=0):
             os.kill(pids[chance.choice("01")], signals.pop(0))
             left, pids = chance.randrange(2, 11), {}
     launcher.stdout.close()
-    assert launcher.wait(timeout=60) == code, "".join(lines)
+    assert launcher.wait(timeout=PATIENCE) == code, "".join(lines)
     assert not signals
     return lines
 

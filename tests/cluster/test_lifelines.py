@@ -2,16 +2,15 @@
 
 import socket
 import sys
-import time
 
 import pytest
+from processes_left import wait_until
 
 from keras_multigpu.cluster import lifelines
 from keras_multigpu.cluster.lifelines import Lifelines
 
 ADDRESSES = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]
 PASSWORD = "open"
-SECONDS = 20
 
 
 @pytest.fixture
@@ -25,18 +24,10 @@ def workers(monkeypatch):
         lifelines.in_background(chief.accept, server, PASSWORD)
         for other in others:
             lifelines.in_background(other.connect, server.getsockname()[1], PASSWORD)
-        wait_for(lambda: [len(each._lines) for each in made] == [2, 1, 1])
+        wait_until(lambda: [len(each._lines) for each in made] == [2, 1, 1])
         yield made, told, server.getsockname()
         for each in made:
             each.say_goodbye()
-
-
-def wait_for(condition):
-    """Until it holds."""
-    end = time.monotonic() + SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def hang_up(worker):
@@ -51,7 +42,7 @@ def test_a_dead_worker_is_named_by_all_others(workers, dead):
     made, told, _ = workers
     made[dead]._is_over = True  # It says nothing any more.
     hang_up(made[dead])
-    wait_for(lambda: len(told) == 2)
+    wait_until(lambda: len(told) == 2)
     assert told == [f"worker {dead} ({ADDRESSES[dead]}) is gone"] * 2
 
 
@@ -60,7 +51,7 @@ def test_a_dead_chief_is_named(workers):
     made, told, _ = workers
     made[0]._is_over = True
     hang_up(made[0])
-    wait_for(lambda: len(told) == 2)
+    wait_until(lambda: len(told) == 2)
     assert told == [f"worker 0 ({ADDRESSES[0]}) is gone"] * 2
 
 
@@ -69,7 +60,7 @@ def test_what_a_worker_says_before_it_ends_is_what_counts(workers):
     made, told, _ = workers
     made[2].fail("worker 2 failed: a\nbug")
     hang_up(made[2])
-    wait_for(lambda: len(told) == 3)
+    wait_until(lambda: len(told) == 3)
     assert told == ["worker 2 failed: a\nbug"] * 3
 
 
@@ -78,7 +69,7 @@ def test_an_error_that_ends_python_is_told(workers, monkeypatch):
     made, told, _ = workers
     monkeypatch.setattr(sys, "last_value", ZeroDivisionError("a bug"), raising=False)
     made[1].say_goodbye()
-    wait_for(lambda: len(told) == 3)
+    wait_until(lambda: len(told) == 3)
     assert told == [f"worker 1 ({ADDRESSES[1]}) failed: ZeroDivisionError: a bug"] * 3
     monkeypatch.delattr(sys, "last_value")
 
@@ -87,9 +78,9 @@ def test_who_says_goodbye_is_not_dead(workers):
     """Its script has come to its end."""
     made, told, _ = workers
     made[1].say_goodbye()
-    wait_for(lambda: made[0].ended == [1])
+    wait_until(lambda: made[0].ended == [1])
     made[0].fail("the end")
-    wait_for(lambda: len(told) == 2)
+    wait_until(lambda: len(told) == 2)
     assert told == ["the end"] * 2
 
 

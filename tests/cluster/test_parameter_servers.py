@@ -13,7 +13,7 @@ import numpy as np
 import parameter_servers
 import pytest
 import tensorflow as tf
-from processes_left import python_path
+from processes_left import PATIENCE, python_path
 from replica_runs import difference
 
 import keras_multigpu as kmg
@@ -32,7 +32,7 @@ def left_behind(tmp_path_factory):
         env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE,
         check=False,
     )
     found = re.search(r"^result (.*)$", ended.stdout, re.MULTILINE)

@@ -11,7 +11,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from processes_left import python_path
+from processes_left import PATIENCE, python_path
 
 from keras_multigpu.cluster import ray
 
@@ -39,7 +39,7 @@ def run_on_ray(folder):
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         check=False,
     )
     found = re.search(r"^result (.*)$", ended.stdout, re.MULTILINE)

@@ -51,8 +51,7 @@ def found(tmp_path_factory):
         if (workers, devices) not in known:
             folder, names = tmp_path_factory.mktemp("workers"), TELLING[workers, devices]
             environment = {"KERAS_MULTIGPU_CPU_DEVICES": str(devices)}
-            seconds = 120 + 40 * len(names)
-            run_workers(SCRIPT, workers, [folder, *names], seconds, environment=environment)
+            run_workers(SCRIPT, workers, [folder, *names], environment=environment)
             paths = [folder / f"{index}.pickle" for index in range(workers)]
             known[workers, devices] = [pickle.loads(path.read_bytes()) for path in paths]
         return known[workers, devices]

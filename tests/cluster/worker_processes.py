@@ -15,6 +15,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from processes_left import PATIENCE
+
 TESTS = Path(__file__).parents[1]
 RUN = """
 import os, runpy, sys, threading
@@ -64,7 +66,7 @@ class Workers:
             "CUDA_VISIBLE_DEVICES": "-1",
             "KERAS_BACKEND": "tensorflow",
             "TF_CPP_MIN_LOG_LEVEL": "2",
-            "KERAS_MULTIGPU_EXCHANGE_TIMEOUT": "240",
+            "KERAS_MULTIGPU_EXCHANGE_TIMEOUT": str(PATIENCE),
             "KMG_TESTS": str(TESTS),
             "TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task}),
             **self.environment,
@@ -76,9 +78,9 @@ class Workers:
                 command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=variables
             )
 
-    def wait(self, seconds):
+    def wait(self):
         """The exit codes, once all have ended; those that take too long are killed."""
-        end = time.monotonic() + seconds
+        end = time.monotonic() + PATIENCE
         for process in self.processes:
             try:
                 process.wait(max(end - time.monotonic(), 0.1))
@@ -104,14 +106,14 @@ class Workers:
         self.folder.cleanup()
 
 
-def run_workers(script, count, arguments=(), seconds=120, **more):
+def run_workers(script, count, arguments=(), **more):
     """Run a script on workers until all have ended; what each printed.
 
     Where another process took a port after it was found free, all start again.
     """
     for _ in range(3):
         with Workers(Path(script), count, tuple(arguments), **more) as workers:
-            codes = workers.wait(seconds)
+            codes = workers.wait()
             outputs = [workers.output(index) for index in range(count)]
         if not any(text in output for text in TAKEN for output in outputs):
             break

@@ -7,6 +7,7 @@ import sys
 import keras
 import numpy as np
 import pytest
+from processes_left import PATIENCE
 
 from keras_multigpu.commands.demo import (
     CASES,
@@ -31,7 +32,7 @@ def folder(tmp_path_factory):
 def demo(folder):
     """One run of the demo."""
     command = [sys.executable, "-m", "keras_multigpu", "demo", "--folder", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 @pytest.mark.slow

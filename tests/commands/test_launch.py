@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes_left import lives, python_path, wait_until
+from processes_left import PATIENCE, lives, python_path, wait_until
 
 from keras_multigpu.commands import main
 
@@ -66,7 +66,7 @@ def process(*words, **more):
 def launched(*words, **more):
     """The exit code of a launcher, what the workers printed, and what it said itself."""
     running = process(*words, **more)
-    out, err = running.communicate(timeout=120)
+    out, err = running.communicate(timeout=PATIENCE)
     return running.returncode, sorted(out.splitlines()), err
 
 
@@ -135,13 +135,13 @@ while True: time.sleep(600)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_stopped_launcher_leaves_nothing(script, number):
     """Not even workers that ignore SIGTERM; after `kill -9` a watchdog sees to it."""
-    running = process("--workers", "2", "--grace", "0.3", script(IGNORES))
+    running = process("--workers", "2", "--grace", "1", script(IGNORES))
     for _ in range(2):
         assert running.stdout.readline().endswith("ready\n")
     group = pids()
     assert len(group) == 4 and all(map(lives, group))
     running.send_signal(number)
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=PATIENCE)
     wait_until(lambda: not any(map(lives, group)))
     if number == signal.SIGKILL:
         return
@@ -160,7 +160,7 @@ def test_a_second_ctrl_c_waits_for_nobody(script):
     for _ in range(2):
         assert running.stdout.readline().endswith("heard\n")
     running.send_signal(signal.SIGINT)
-    running.communicate(timeout=60)
+    running.communicate(timeout=PATIENCE)
     assert running.returncode == 130
     assert not any(map(lives, pids()))
 
@@ -182,7 +182,7 @@ def test_workers_may_save_before_they_end(script):
     for _ in range(2):
         running.stdout.readline()
     running.send_signal(signal.SIGINT)
-    out, _ = running.communicate(timeout=60)
+    out, _ = running.communicate(timeout=PATIENCE)
     assert sorted(out.splitlines()) == ["[worker 0] saved", "[worker 1] saved"]
 
 
@@ -192,7 +192,7 @@ def test_a_reader_that_goes_away_ends_all(script):
         running.stdout.readline()
         wait_until(lambda: len(list(Path().glob("starts*"))) == 2)
         running.stdout.close()
-        assert running.wait(timeout=60) == 143
+        assert running.wait(timeout=PATIENCE) == 143
     assert not any(map(lives, pids()))
 
 
@@ -218,7 +218,7 @@ def test_ten_kills_are_survived(script):
         if start < 10:
             earlier = pids()
             os.kill(int(Path(f"starts{chance.randrange(2)}").read_text().split()[-2]), 9)
-    _, err = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=PATIENCE)
     assert running.returncode == 0
     assert [line[-10:] for line in err.splitlines()] == [
         f"({restart} of 10)."[-10:] for restart in range(1, 11)
@@ -259,9 +259,9 @@ def test_workers_that_hang_are_started_again(script):
         "if before == 0:\n"
         "    os.kill(os.getpid(), signal.SIGSTOP) if index else time.sleep(600)\n"
     )
-    code, lines, err = launched("--workers", "2", "--max-silence", "2", "--max-restarts", "1", name)
+    code, lines, err = launched("--workers", "2", "--max-silence", "4", "--max-restarts", "1", name)
     assert (code, len(lines)) == (0, 4)
-    assert "no worker has written a line for 2 s, and worker 0, 1 still ran; starting" in err
+    assert "no worker has written a line for 4 s, and worker 0, 1 still ran; starting" in err
 
 
 def test_what_a_worker_prints_does_nothing_to_the_terminal(script):

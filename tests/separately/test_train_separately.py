@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import separate_jobs as jobs
-from processes_left import lives, python_path, wait_until
+from processes_left import PATIENCE, lives, python_path, wait_until
 
 import keras_multigpu as kmg
 from keras_multigpu.processes import functions
@@ -157,7 +157,7 @@ def test_ctrl_c_ends_all(tmp_path):
     pids = [int(word) for path in paths[:2] for word in path.read_text().split()]
     assert len(pids) == 4 and all(map(lives, pids))
     process.send_signal(signal.SIGINT)
-    process.wait(timeout=30)
+    process.wait(timeout=PATIENCE)
     wait_until(lambda: not any(map(lives, pids)))
     assert process.returncode == -signal.SIGINT
     assert not paths[2].exists()

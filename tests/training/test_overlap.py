@@ -12,7 +12,7 @@ import keras_multigpu as kmg
 from keras_multigpu.training.exchange import bucket_sizes
 from keras_multigpu.training.replica_group import ReplicaGroup
 
-PATIENCE = 300
+PATIENCE = 6000
 
 
 def noted(tensor, function):
@@ -28,7 +28,7 @@ def noted(tensor, function):
 
 
 class NearTheInput(keras.layers.Layer):
-    """Whose backward pass takes until something has happened, but no more than three seconds.
+    """Whose backward pass takes until something has happened, but no more than a minute.
 
     One replica waits and the others do not: on a machine with two cores, two that wait would leave
     nobody to sum.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from processes_left import PATIENCE
 
 from keras_multigpu.callbacks.batch_size_finder import out_of_memory
 from keras_multigpu.callbacks.batch_size_finder.out_of_memory import HostMemory, is_out_of_memory
@@ -59,7 +60,7 @@ def test_memory_that_really_runs_out():
         [sys.executable, str(program), "1000"],
         stdout=subprocess.PIPE,
         text=True,
-        timeout=300,
+        timeout=PATIENCE,
         check=True,
     )
     found = json.loads(ended.stdout.splitlines()[-1])

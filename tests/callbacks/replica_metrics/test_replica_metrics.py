@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cpu_replicas import covering, replicas_of
+from naps import with_naps
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ReplicaMetrics
@@ -116,24 +117,40 @@ def test_a_replica_without_examples_has_no_loss():
     assert history["replicas/loss_spread"] == [0.0]
 
 
+class SlowAtFirst(keras.layers.Layer):
+    """Takes its time when it is first called in training: while a step is compiled."""
+
+    seconds = 0
+
+    def call(self, x):
+        self.seconds, seconds = 0, self.seconds
+        time.sleep(seconds)
+        return x
+
+
 @pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}, {"run_eagerly": True}])
 @pytest.mark.slow
-def test_times_leave_out_the_step_that_was_compiled(compiled):
+@with_naps
+def test_times_leave_out_the_step_that_was_compiled(compiled, nap):
     """Speeds of replicas add up to the speed of all; the parts fit into the step."""
-    callback = ReplicaMetrics()
-    x, y = np.ones((40, 1), "float32"), np.zeros((40, 1), "float32")
-    history = fit(line(2, **compiled), callback, x=x, y=y, epochs=2)
+    layers = [keras.Input((1,)), slow := SlowAtFirst(), keras.layers.Dense(1)]
+    model = kmg.distribute(keras.Sequential(layers), replicas_of(2))
+    model.compile("sgd", "mse", **compiled)
+    slow.seconds = 20 * nap
+    x, y = np.ones((16, 1), "float32"), np.zeros((16, 1), "float32")
+    history = fit(model, ReplicaMetrics(), x=x, y=y, epochs=2)
+    assert not slow.seconds
     for epoch in (0, 1):
         value = {k: v[epoch] for k, v in history.items()}
-        # Compiling takes a second, such a step a few milliseconds.
-        assert 0 < value["replica_0/step_time"] < 0.3
+        # With the one that was compiled the four steps of an epoch would take more on average.
+        assert 0 < value["replica_0/step_time"] < 5 * nap
         speeds = value["replica_0/examples_per_second"] + value["replica_1/examples_per_second"]
         np.testing.assert_allclose(speeds, 4 / value["replica_0/step_time"], rtol=1e-6)
         for replica in (0, 1):
             of = f"replica_{replica}/"
             parts = value[of + "compute_time"] + value[of + "sync_time"] + value[of + "data_wait"]
             assert 0 < parts < value[of + "step_time"]
-            assert value[of + "examples"] == 20
+            assert value[of + "examples"] == 8
 
 
 @pytest.mark.slow
@@ -246,10 +263,14 @@ def test_a_model_whose_gradients_are_all_sparse():
 class SlowWithLarge(keras.layers.Layer):
     """Takes its time over examples larger than 50."""
 
+    def __init__(self, seconds):
+        super().__init__()
+        self.seconds = seconds
+
     def call(self, x):
         def wait(values):
             if values.size and values.max() > 50:
-                time.sleep(0.1)
+                time.sleep(self.seconds)
             return np.zeros((), np.float32)
 
         waited = tf.numpy_function(wait, [tf.stop_gradient(x)], tf.float32)
@@ -257,11 +278,13 @@ class SlowWithLarge(keras.layers.Layer):
 
 
 @pytest.mark.slow
-def test_a_replica_that_stays_behind_is_named(caplog):
+@with_naps
+def test_a_replica_that_stays_behind_is_named(caplog, nap):
     """A real one: the second replica's examples take 100 ms longer, in every batch."""
+    caplog.clear()
     x = np.tile(np.array([[1], [1], [99], [99]], "float32"), (6, 1))
     inputs = keras.Input((1,))
-    model = keras.Model(inputs, keras.layers.Dense(1)(SlowWithLarge()(inputs)))
+    model = keras.Model(inputs, keras.layers.Dense(1)(SlowWithLarge(nap)(inputs)))
     model = kmg.distribute(model, replicas_of(2))
     model.compile(keras.optimizers.SGD(0.0), "mse")
     callback = ReplicaMetrics(every_steps=2)
@@ -274,8 +297,8 @@ def test_a_replica_that_stays_behind_is_named(caplog):
     assert len(told) == 1
     assert re.match(r"Replica 1 \(CPU:1, worker 0\) stays behind: .* in 3 measurements", told[0])
     # The fast replica waits, and that is not a computation of its own.
-    assert history["replica_1/compute_time"][1] > 0.1 > history["replica_0/compute_time"][1]
-    assert history["replica_0/sync_time"][1] > 0.07 > history["replica_1/sync_time"][1]
+    assert history["replica_1/compute_time"][1] > nap > history["replica_0/compute_time"][1]
+    assert history["replica_0/sync_time"][1] > 0.7 * nap > history["replica_1/sync_time"][1]
 
 
 class Forbid(Probe):

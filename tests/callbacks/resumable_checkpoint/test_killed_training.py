@@ -13,6 +13,7 @@ import time
 import killed_training
 import numpy as np
 import pytest
+from processes_left import PATIENCE
 
 # Processes that begin where TensorFlow is imported, and nothing has been done with it.
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -41,7 +42,7 @@ def killed(training, line, delay=0.0):
             pass
         time.sleep(delay)
     process.kill()
-    process.join(60)
+    process.join(PATIENCE)
     assert process.exitcode in (0, -9)
     return process.exitcode == -9
 
@@ -52,7 +53,7 @@ def finished(training):
     with contextlib.suppress(EOFError):
         while True:
             lines.recv()
-    process.join(60)
+    process.join(PATIENCE)
     assert process.exitcode == 0
 
 

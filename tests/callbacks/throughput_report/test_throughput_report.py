@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cpu_replicas import covering, replicas_of
+from naps import with_naps
 from own_step import OwnStep
 
 import keras_multigpu as kmg
@@ -17,10 +18,6 @@ from keras_multigpu.callbacks.throughput_report.report import throughput_of
 from keras_multigpu.callbacks.timing.step_clock import Timing
 from keras_multigpu.callbacks.timing.step_probe import Sums
 from keras_multigpu.training.variables.model_state import ModelState
-
-NAP = 0.02
-LONG_NAP = 5 * NAP
-"""So long that what else a busy machine does in a step is little beside it."""
 
 
 def network(replicas, *first_layers, **compiled):
@@ -37,7 +34,7 @@ X = np.random.default_rng(0).normal(size=(34, 4)).astype("float32")
 Y = np.random.default_rng(0).integers(0, 3, 34)
 
 
-def slow_data(nap=NAP):
+def slow_data(nap):
     """Batches of eight and a last one of two, each of which takes its time to come."""
 
     def wait(x, y):
@@ -55,7 +52,7 @@ def slow_data(nap=NAP):
 class Nap(keras.layers.Layer):
     """Sleeps in the forward pass; on the replicas whose examples have a large mean, longer."""
 
-    def __init__(self, seconds=NAP, **kwargs):
+    def __init__(self, seconds, **kwargs):
         super().__init__(**kwargs)
         self.seconds = seconds
 
@@ -78,8 +75,12 @@ class Nap(keras.layers.Layer):
 class Dawdle(keras.callbacks.Callback):
     """Takes its time after each call of steps."""
 
+    def __init__(self, nap):
+        super().__init__()
+        self.nap = nap
+
     def on_train_batch_end(self, batch, logs=None):
-        time.sleep(LONG_NAP)
+        time.sleep(self.nap)
 
 
 def reported(model, *callbacks, x=None, epochs=2, **arguments):
@@ -106,6 +107,8 @@ def test_the_parts_add_up_to_the_wall_time(replicas, compiled):
     reports = reported(model, epochs=2).reports
     whole = time.perf_counter() - began
     first, second = reports
+    # Compiling, which is not a part of either, takes most of such a training.
+    assert first.wall + second.wall < whole
     assert first.steps == (3 if "steps_per_execution" in compiled else 4)
     assert second.steps == 5
     assert second.examples == 34
@@ -116,51 +119,55 @@ def test_the_parts_add_up_to_the_wall_time(replicas, compiled):
         np.testing.assert_allclose(sum(report.parts.values()), report.wall, rtol=1e-9)
         np.testing.assert_allclose(sum(report.shares.values()), 1)
         assert report.parts["compute"] > 0
-        assert 0 < report.wall < whole / 2, "Compiling takes most of such a short training."
+        assert report.wall > 0
         assert len(report.devices) == replicas
 
 
 @pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}])
 @pytest.mark.slow
-def test_waiting_for_data_is_found(compiled):
+@with_naps
+def test_waiting_for_data_is_found(compiled, nap):
     """Outside of graphs and inside; each batch comes 100 ms late."""
     model = network(2, **compiled)
-    report = reported(model, x=slow_data(LONG_NAP)).report
-    assert report.parts["data_wait"] > 0.8 * LONG_NAP * report.steps
+    report = reported(model, x=slow_data(nap)).report
+    assert report.parts["data_wait"] > 0.8 * nap * report.steps
     assert report.shares["data_wait"] > 0.5
     assert report.verdict.startswith(f"input-bound: {report.shares['data_wait']:.0%} waiting; try")
     assert "kmg.data.from_*" in report.verdict
 
 
 @pytest.mark.slow
-def test_computation_is_found():
+@with_naps
+def test_computation_is_found(nap):
     """A layer that takes 100 ms."""
-    report = reported(network(1, Nap(LONG_NAP))).report
+    report = reported(network(1, Nap(nap))).report
     assert report.shares["compute"] > 0.5
-    assert report.parts["compute"] > 0.9 * LONG_NAP * report.steps
+    assert report.parts["compute"] > 0.9 * nap * report.steps
     assert report.verdict.startswith("compute-bound: ")
 
 
 @pytest.mark.slow
-def test_the_host_is_found():
+@with_naps
+def test_the_host_is_found(nap):
     """Another callback that takes 100 ms after each step."""
-    report = reported(network(2), Dawdle()).report
+    report = reported(network(2), Dawdle(nap)).report
     assert report.shares["host"] > 0.5
     assert report.verdict.startswith("host-bound: ")
     assert "compile(steps_per_execution=8)" in report.verdict
 
 
 @pytest.mark.slow
-def test_waiting_for_the_slowest_is_computation_and_no_all_reduce():
+@with_naps
+def test_waiting_for_the_slowest_is_computation_and_no_all_reduce(nap):
     """One of two replicas takes 300 ms instead of 100: the other one waits for 200."""
     x = np.tile(np.repeat([[0.0], [99.0]], 4, axis=0), (4, 4)).astype("float32")
-    model = network(2, Nap(LONG_NAP))
+    model = network(2, Nap(nap))
     report = ThroughputReport(verbose=0)
     model.fit(x, np.zeros(32), batch_size=8, shuffle=False, verbose=0, callbacks=[report])
     found = report.report
     assert found.steps == 3
-    assert found.parts["compute"] > 0.9 * 3 * 3 * LONG_NAP
-    assert found.straggler / found.steps > 0.7 * LONG_NAP
+    assert found.parts["compute"] > 0.9 * 3 * 3 * nap
+    assert found.straggler / found.steps > 0.7 * nap
     assert found.parts["all_reduce"] < found.straggler
     assert found.verdict.startswith("held up by the slowest replica: ")
 
@@ -216,9 +223,10 @@ def test_scaling_is_measured_and_changes_nothing(replicas):
 
 
 @pytest.mark.slow
-def test_scaling_of_replicas_that_only_wait():
+@with_naps
+def test_scaling_of_replicas_that_only_wait(nap):
     """Where a step is a nap of 100 ms, two replicas do twice as much in the same time."""
-    scaling = reported(network(2, Nap(LONG_NAP)), scaling_steps=3).report.scaling
+    scaling = reported(network(2, Nap(nap)), scaling_steps=3).report.scaling
     assert 0.7 < scaling.efficiency < 1.2
 
 
@@ -250,28 +258,31 @@ def test_what_cannot_be_scaled():
 
 @pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}])
 @pytest.mark.slow
-def test_a_train_step_of_ones_own(compiled):
+@with_naps
+def test_a_train_step_of_ones_own(compiled, nap):
     """What happens inside is not seen, and the report says so."""
-    model = kmg.distribute(OwnStep(Nap(), keras.layers.Dense(3)), replicas_of(2))
+    layers = Nap(nap / 3), keras.layers.Dense(3)
+    model = kmg.distribute(OwnStep(*layers), replicas_of(2))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("sgd", loss, **compiled)
-    report = reported(model, x=slow_data(3 * NAP)).report
+    report = reported(model, x=slow_data(nap)).report
     assert list(report.parts) == ["data_wait", "step", "host"]
     np.testing.assert_allclose(sum(report.parts.values()), report.wall, rtol=1e-9)
-    assert report.parts["step"] > 0.9 * NAP * report.steps
+    assert report.parts["step"] > 0.3 * nap * report.steps
     # The next batch is read while a step runs.
-    assert report.parts["data_wait"] > NAP * report.steps
+    assert report.parts["data_wait"] > 0.33 * nap * report.steps
     assert "inside your own `train_step` is not seen" in report.verdict
     assert "step, as a whole" in str(report)
 
 
 @pytest.mark.slow
-def test_validation_is_left_out():
+@with_naps
+def test_validation_is_left_out(nap):
     """It takes 100 ms a batch and is not a part of the wall time."""
     report = ThroughputReport(verbose=0)
-    model, slow = network(2), slow_data(LONG_NAP)
+    model, slow = network(2), slow_data(nap)
     model.fit(X, Y, batch_size=8, epochs=2, verbose=0, validation_data=slow, callbacks=[report])
-    assert report.report.wall < 5 * LONG_NAP
+    assert report.report.wall < 5 * nap
 
 
 @pytest.mark.slow
@@ -299,7 +310,7 @@ def test_it_prints_one_table(capsys):
 @pytest.mark.slow
 def test_a_training_of_which_everything_was_compiled(capsys):
     """One step tells nothing."""
-    report = reported(network(2), x=slow_data().take(1), epochs=1)
+    report = reported(network(2), x=slow_data(0.01).take(1), epochs=1)
     assert report.report is None
     assert "every step of the epoch was compiled" in report.reports[0].verdict
     assert "every step" in str(report.reports[0])

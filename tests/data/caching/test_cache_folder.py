@@ -20,6 +20,7 @@ import pytest
 import tensorflow as tf
 from caching_processes import fill
 from numbered_examples import Numbers, numbers_of
+from processes_left import PATIENCE
 
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.caching.cached_source import cached
@@ -288,7 +289,7 @@ WHAT_IS_THERE = ([float(number) for number in range(198, -1, -1)], [(0, "torn in
 
 def result(process, results):
     """How many examples a process read; the cache must hold what it shall."""
-    assert results.poll(60)
+    assert results.poll(PATIENCE)
     count, *there = results.recv()
     assert tuple(there) == WHAT_IS_THERE
     return count

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from picture_files import animation, encoded, picture, sixteen_bits, with_size
+from processes_left import PATIENCE
 
 import keras_multigpu as kmg
 from keras_multigpu.data.from_files import from_files
@@ -213,7 +214,7 @@ def test_several_damaged_files_end_fit_and_the_process(tmp_path):
     for path in paths:
         path.write_bytes(PNG[:100])
     command = [sys.executable, "-P", "-c", FAILING_FIT, *map(str, paths)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert process.returncode == 1
     assert re.search(r"\n\S*DamagedExample: \S*png cannot be read: it is", process.stderr)
 

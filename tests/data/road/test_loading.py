@@ -2,9 +2,12 @@
 
 import threading
 import time
+import types
 
 import pytest
+from processes_left import PATIENCE
 
+from keras_multigpu.data.road import loader
 from keras_multigpu.data.road.loader import Gate
 
 
@@ -20,34 +23,40 @@ def test_the_gate_waits_for_threads_that_are_still_in_python():
         gone.append(True)
 
     threading.Thread(target=call).start()
-    assert inside.wait(10)
+    assert inside.wait(PATIENCE)
     gate.close()
     assert gone == [True]
     with pytest.raises(RuntimeError, match="Python is ending"), gate:
         pass
 
 
-def test_the_gate_waits_until_nobody_comes_any_more():
+def test_the_gate_waits_until_nobody_comes_any_more(monkeypatch):
     """A pipeline goes on for a while, and its calls are turned away."""
-    gate = Gate()
-    with gate:
-        pass
-    refused = []
+    gate, turns, refused = Gate(), iter(range(20)), []
 
-    def calls():
-        for _ in range(10):
-            try:
-                with gate:
-                    pass
-            except RuntimeError:
-                refused.append(True)
-            time.sleep(0.02)
+    def call():
+        try:
+            with gate:
+                pass
+        except RuntimeError:
+            refused.append(True)
 
-    others = threading.Thread(target=calls)
-    others.start()
-    gate.close()
-    assert len(refused) >= 9
-    others.join()
+    def somebody_comes():
+        other = threading.Thread(target=call)
+        other.start()
+        other.join()
+
+    def sleep(seconds):
+        """In every other of its waits, ten times."""
+        if next(turns, 0) % 2:
+            somebody_comes()
+
+    somebody_comes()
+    assert not refused
+    clock = types.SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
+    monkeypatch.setattr(loader, "time", clock)
+    gate.close(PATIENCE)
+    assert len(refused) == 10
 
 
 def test_the_gate_does_not_wait_for_ever():
@@ -62,9 +71,8 @@ def test_the_gate_does_not_wait_for_ever():
 
     thread = threading.Thread(target=call)
     thread.start()
-    assert inside.wait(10)
-    start = time.monotonic()
+    assert inside.wait(PATIENCE)
     gate.close(patience=0.1)
-    assert time.monotonic() - start < 5
+    assert thread.is_alive()
     stop.set()
     thread.join()

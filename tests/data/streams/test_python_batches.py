@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from processes_left import PATIENCE
 
 import keras_multigpu as kmg
 from keras_multigpu.data.from_flow import from_flow
@@ -39,7 +40,7 @@ class Numbers(keras.utils.PyDataset):
         self.running.append(index)
         self.most_at_once = max(self.most_at_once, len(self.running))
         if self.meeting:
-            self.meeting.wait(timeout=20)
+            self.meeting.wait(timeout=PATIENCE)
         self.running.remove(index)
         x = np.arange(10)[4 * index : 4 * index + 4]
         return self.form((x, 2 * x))
