@@ -35,6 +35,7 @@ KINDS = "auto one_device mirrored multi_worker central_storage parameter_server 
 # These take their devices from the cluster, not from `devices`.
 _CLUSTER_KINDS = ("multi_worker", "parameter_server", "tpu")
 
+# A step of two workers at 200 Mbit/s takes 607 ms with one thread, 389 with two, and 385 with four.
 THREADS = 2
 """On which a worker starts operations, at least."""
 

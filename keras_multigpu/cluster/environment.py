@@ -15,7 +15,7 @@ CHIEFS = ("chief", "master")
 """The roles of a first worker that has a name of its own; Kubeflow has both."""
 
 EVALUATOR = "evaluator"
-"""A process that trains nothing and is in nobody's list."""
+"""A process that evaluates beside the training, and belongs to no role's list of addresses."""
 
 EXAMPLE = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
 

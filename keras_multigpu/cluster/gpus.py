@@ -13,6 +13,7 @@ def visible_gpus() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = [name.strip() for name in visible.split(",")]
+        # CUDA shows no device from the first number on that does not exist.
         return names[: names.index("-1")] if "-1" in names else [name for name in names if name]
     if not shutil.which("nvidia-smi"):
         return []

@@ -57,6 +57,7 @@ class Worker:
         self.index = index
         self.lines: deque[str] = deque(maxlen=LAST_LINES)
         self._printer = printer
+        # Into a pipe Python writes in blocks, and a killed worker's last one would be lost.
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **command.variables}
         self.group: Group = groups.start(command.command, environment, self._write)
 

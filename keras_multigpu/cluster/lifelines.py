@@ -102,6 +102,7 @@ class Lifelines:
         line.settimeout(settings().heartbeat_timeout)
         with contextlib.suppress(OSError, ValueError), line, line.makefile("rb") as words:
             said, number = words.readline(100).decode().split()
+            # A comparison that takes the same time wherever the first wrong letter is.
             if secrets.compare_digest(said, password) and 0 < int(number) < len(self._workers):
                 self.listen(line, words, int(number))
 

@@ -12,6 +12,7 @@ def free_ports(
     count: int, address: str, choose: Callable[[range, int], list[int]] = random.sample
 ) -> list[int]:
     found: list[int] = []
+    # By default at random: two launches at the same time would find the same ports free.
     for port in choose(PORTS, len(PORTS)):
         if len(found) == count:
             break
@@ -24,6 +25,7 @@ def is_free(port: int, address: str) -> bool:
     """Whether TensorFlow could listen there; it does so at all addresses of the machine."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as listener:
+        # As gRPC does. Otherwise a port whose connections have just ended counts as taken.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("", port))

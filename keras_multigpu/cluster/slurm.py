@@ -65,6 +65,7 @@ def own_gpus(cluster: Cluster, variables: Mapping[str, str] = os.environ) -> dic
     Raises:
         ValueError: If a node has fewer GPUs than tasks.
     """
+    # With these SLURM sets CUDA_VISIBLE_DEVICES for each task by itself.
     if {"SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND"} & variables.keys():
         return {}
     hosts = [address.rpartition(":")[0] for address in cluster.workers]

@@ -64,6 +64,7 @@ def by_ssh(host: str, worker: WorkerCommand) -> WorkerCommand:
 
     The terminal (`-tt`) makes sure that it ends when the connection does.
     """
+    # BatchMode: fail at once where a password is needed, for which nobody could be asked.
     ssh = ["ssh", "-tt", "-o", "BatchMode=yes", host, shell_line(worker, PYTHONUNBUFFERED="1")]
     return WorkerCommand(ssh, {})
 

@@ -102,7 +102,7 @@ def _import_script(place: tuple[str, str] | None) -> ModuleType:
     if SCRIPT not in sys.modules:
         spec = importlib.util.spec_from_file_location(SCRIPT, name)
         if spec is None or spec.loader is None:
-            raise ImportError(f"{name} is no Python file.")
+            raise ImportError(f"{name} is not a Python file.")
         sys.modules[SCRIPT] = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(sys.modules[SCRIPT])
     return sys.modules[SCRIPT]

@@ -95,6 +95,7 @@ class Groups:
             new_process.command("keras_multigpu.processes.watchdog", str(self.grace)),
             env=new_process.environment(),
             stdin=subprocess.PIPE,
+            # Neither the terminal's Ctrl-C nor the end of this process's group reaches it.
             start_new_session=True,
         )
         return self
@@ -139,8 +140,10 @@ class Groups:
             process = subprocess.Popen(
                 command,
                 env=environment,
+                # A group that is not the terminal's is stopped (SIGTTIN) when it reads from it.
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
+                # Both in one pipe, so that lines stay in the order in which they were written.
                 stderr=subprocess.STDOUT,
                 process_group=0,
             )

@@ -25,6 +25,7 @@ def answer(request: dict[str, Any]) -> bytes:
     try:
         value = functions.function_from(request["function"], request["script"])()
         try:
+            # The value by itself: one that cannot be read is an error of this job, and not of all.
             return pickle.dumps((pickle.dumps(value), None))
         except Exception as error:  # Any class may do anything here.
             raise value_error(

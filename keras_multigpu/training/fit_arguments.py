@@ -1,8 +1,8 @@
 """Names mistakes in what `fit`, `evaluate` and `predict` are given, before the first step.
 
-Keras meets wrong arguments with riddles, labels of another form with shapes that do not match, and
-classes that have no unit with a loss of NaN. Of labels only what is wrong for certain is refused:
-one output of known size, and one of Keras's losses.
+Keras answers wrong arguments with errors from deep inside, labels of another form with shapes that
+do not match, and classes that have no unit with a loss of NaN. Of labels only what is wrong for
+certain is refused: one output of known size, and one of Keras's losses.
 """
 
 import numbers

@@ -107,6 +107,7 @@ def require_labels(model: keras.Model, feed: Feed) -> None:
 
 def finish(model: keras.Model, callbacks: Any, epochs: int, logs: dict[str, Any]) -> None:
     """What `fit` does after the last epoch."""
+    # As Keras's `fit`: with `use_ema=True` the averages become the weights.
     if isinstance(model.optimizer, keras.optimizers.Optimizer) and epochs > 0:
         model.optimizer.finalize_variable_values(model.trainable_weights)
     callbacks.on_train_end(logs=logs)

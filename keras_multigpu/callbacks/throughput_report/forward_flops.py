@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 
+# The backward pass takes about two forward passes: one for inputs, one for weights.
 TRAINING = 3
 """A training step in forward passes."""
 

@@ -6,6 +6,9 @@ Each sum costs something, so buckets are large; but all wait for the sum that be
 backward pass is over and nothing is left to hide it, so the last ones are small.
 """
 
+# As PyTorch's DistributedDataParallel has them for GPUs, where a copy costs next to nothing. On two
+# CPU replicas 1 MiB takes less processor time, 0.77 of one bucket where 25 MiB takes 0.93; no run
+# on GPUs has compared sizes yet.
 BUCKET = 25 * 2**20
 """So many bytes fill any bucket."""
 
@@ -18,4 +21,5 @@ LARGE = 4 * 2**20
 
 def filling(left: float) -> float:
     """How many bytes fill the next bucket, when it and those after it hold so many."""
+    # Two workers at 200 Mbit/s take 466 ms a step with these, 521 ms with buckets of 25 MiB alone.
     return min(BUCKET, max(SMALLEST, left / 2))

@@ -47,6 +47,7 @@ class Packing:
             if self._size([index]) * dtypes[index].size >= bucket_sizes.LARGE:
                 self._members.append([index])
             else:
+                # By both dtypes: a pack is cast as a whole, to travel and back.
                 small.setdefault((tensors[index].dtype, dtypes[index]), []).append(index)
         for (_, dtype), members in small.items():
             self._members += self._buckets(members, dtype)

@@ -92,6 +92,7 @@ class Bounds:
             begins, counts = tf.unstack(self._starts), tf.unstack(self._lengths)
             return [cut(leaf, begin, begin + n) for begin, n in zip(begins, counts, strict=True)]
         if self._static and self._all:
+            # One operation for all replicas, where `tf.slice` takes one for each.
             return list(tf.split(leaf, self._lengths))
         parts = [tf.slice(leaf, begin, size) for begin, size in self._corners_of(leaf.shape.rank)]
         for part in parts:

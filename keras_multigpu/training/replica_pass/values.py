@@ -130,8 +130,10 @@ def contribution(
     The fraction is that of its examples; `first` tells whether it is replica 0.
     """
     new, old = (tf.cast(value, summable(value.dtype)) for value in (new, old))
+    # What was there before counts once, not once for each replica.
     if variable.aggregation == "sum":
         return new - tf.where(first, tf.zeros_like(old), old)
+    # Counters and flags are the same on all replicas, and a mean would round them.
     if not new.dtype.is_floating or variable.aggregation == "only_first_replica":
         return tf.where(first, new, tf.zeros_like(new))
     return new * tf.cast(fraction, new.dtype)
@@ -147,6 +149,7 @@ def summable(dtype: tf.DType) -> tf.DType:
 
 def for_replica(state: tf.Tensor, replica: int | tf.Tensor) -> tf.Tensor:
     """A seed generator's state as one replica uses it."""
+    # An offset can be taken off again: what is saved is the state that one device would have.
     return state + offset(state, replica)
 
 

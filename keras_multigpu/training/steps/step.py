@@ -335,7 +335,7 @@ class UpdatingStep(Step):
         computed, own = None, outcome.packs
         if self._timed:
             computed = now_that(all_summed(outcome.packs, outcome.slices))
-            # Sums that are under way meanwhile are none that anybody waits for.
+            # Sums that go on beside the pass hold nobody up; only what is summed after it counts.
             own = [*own[:-1], *held_until(computed, own[-1:])]
         packs = layout.packing.summed(own, self._group.sum)
         slices = [

@@ -68,6 +68,7 @@ def loss_scaled_update(optimizer, variables, values, trainable, gradients):  # t
 
     new = tf.cond(finite, take, lambda: [tf.identity(value) for value in values])
     grow = tf.equal(counter, optimizer.dynamic_growth_steps - 1)
+    # The factors are those of `keras.optimizers.LossScaleOptimizer`.
     scale_if_finite = tf.where(grow, scale * 2.0, scale)
     changed = {
         id(optimizer.dynamic_scale): tf.where(finite, scale_if_finite, scale * 0.5),
