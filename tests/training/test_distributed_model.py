@@ -258,6 +258,7 @@ def test_own_steps_log_what_they_return_and_synchronise_batch_norm():
         np.testing.assert_allclose(values, histories[1][name], rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_confident_predictions_lose_nothing():
     """Losses still see the logits behind a softmax once predictions are gathered."""
     keras.utils.set_random_seed(1)
@@ -272,6 +273,7 @@ def test_confident_predictions_lose_nothing():
     assert kmg.distribute(model, strategy(3)).evaluate(X, labels, verbose=0) == pytest.approx(plain)
 
 
+@pytest.mark.slow
 def test_scalars_can_be_read_as_numbers():
     """Callbacks call `float` and `int` on the optimizer's variables."""
     model = kmg.distribute(keras.Model(*ends()), strategy(2))
@@ -356,6 +358,7 @@ class LeavesOut(keras.layers.Layer):
         return 2 * x
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_never_called_is_no_hindrance():
     """It has no variables; the others are trained."""
     model = keras.Sequential([keras.Input((4,)), LeavesOut(), keras.layers.Dense(1)])

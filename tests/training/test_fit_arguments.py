@@ -58,6 +58,7 @@ def test_whole_numbers_of_any_kind_are_taken(model):
     assert history.epoch == []
 
 
+@pytest.mark.slow
 def test_class_weights_of_several_labels_are_named():
     """Classes in time: of arrays Keras reads one-hot labels at most, of datasets more."""
     sequence = keras.Sequential([keras.Input((4, 5)), keras.layers.Dense(3, activation="softmax")])

@@ -74,6 +74,7 @@ class NearTheInput(keras.layers.Layer):
 
 
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
+@pytest.mark.slow
 def test_the_first_sum_is_over_before_the_backward_pass_ends(monkeypatch, steps_per_execution):
     """The last layer's bucket is summed while the first layer still computes its gradient."""
     monkeypatch.setattr(bucket_sizes, "BUCKET", 64)

@@ -174,6 +174,7 @@ def test_moved_bytes_are_counted_by_kind(group, in_graph):
     assert moved() == {kind: 2 * size for kind, size in one.items()}
 
 
+@pytest.mark.slow
 def test_training_sums_and_prediction_gathers():
     """Weights 3 x 2, biases 2; the loss twice; 5 rows of 3 + 2 numbers; 5 rows of 2."""
     model = kmg.distribute(

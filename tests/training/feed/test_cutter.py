@@ -148,6 +148,7 @@ def test_shares_wait_before_the_step_before_has_ended(monkeypatch, copied, group
 
 
 @pytest.mark.parametrize("grouped", [1, 3])
+@pytest.mark.slow
 def test_the_inputs_of_a_step_are_where_it_runs(own_memory, grouped):
     """The graph reads them on the replicas' devices, and sends none of them elsewhere."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

@@ -68,6 +68,7 @@ def rows_alike(rows, expected):
 
 @pytest.mark.parametrize("here", PROCESSES, ids=str)
 @pytest.mark.parametrize(("count", "size"), [(11, 4), (8, 4)])
+@pytest.mark.slow
 def test_a_process_reads_the_rows_of_its_replicas_alone(here, count, size):
     """In two epochs of training and in evaluation, in the same order as one process has all."""
     batches = data(count, size, shuffle=True, balance="class_weight")
@@ -105,6 +106,7 @@ def test_no_row_of_others_is_read():
 
 
 @pytest.mark.parametrize("here", PROCESSES, ids=str)
+@pytest.mark.slow
 def test_neighbours_are_mixed_across_processes(here):
     """As in one process, whoever has them; of an odd number, too."""
     images = np.random.default_rng(0).random((7, 4, 4, 3), "float32")

@@ -53,6 +53,7 @@ def on_two(function):
 
 
 @pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.slow
 def test_outputs_come_back_whole(name):
     """As one device gives them, whatever their first axis is; an odd batch at the end too."""
     function, count = WHOLE[name]

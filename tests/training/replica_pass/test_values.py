@@ -68,6 +68,7 @@ def test_each_replica_draws_its_own(make, replicas):
 
 
 @pytest.mark.parametrize("make", [AlwaysNoisy, Unseeded])
+@pytest.mark.slow
 def test_the_same_seed_replays_bit_for_bit(make):
     """Two runs with one seed are equal."""
     runs = []
@@ -79,6 +80,7 @@ def test_the_same_seed_replays_bit_for_bit(make):
     np.testing.assert_array_equal(*runs)
 
 
+@pytest.mark.slow
 def test_the_first_replica_draws_what_one_device_draws():
     """Replica 0's masks are those of plain Keras."""
     plain = AlwaysNoisy().predict(np.ones((2, 8), "float32"), batch_size=1, verbose=0)

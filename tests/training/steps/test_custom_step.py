@@ -281,6 +281,7 @@ def test_gradients_of_tensors():
     np.testing.assert_allclose(value[:, 2], [514 / 5] * 5, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_nothing_is_said_of_a_loss_of_the_batch(caplog):
     """Lists of values, sums, means and `compute_loss` are right as they are."""
     logs_of(lambda model, x, p: ops.abs(p[:, 0]))
@@ -321,6 +322,7 @@ class Drawing(keras.Model):
         return self(data)
 
 
+@pytest.mark.slow
 def test_steps_of_ones_own_run_on_central_storage_also_in_its_scope():
     """Each replica has statistics and seeds of its own: no replica assigns in another's place.
 
@@ -462,6 +464,7 @@ class LogsMetrics(Step):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
+@pytest.mark.slow
 def test_logs_come_in_the_order_of_keras():
     """Keras sorts each level of them: `compile_metrics` comes before `loss`, whatever it holds."""
 

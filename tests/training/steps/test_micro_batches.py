@@ -98,6 +98,7 @@ def test_auto_takes_twice_as_many_pieces_until_memory_suffices(caplog):
     assert ["in 2 micro" in messages[0], "in 4 micro" in messages[1]] == [True, True]
 
 
+@pytest.mark.slow
 def test_losses_of_the_whole_batch_refuse_pieces():
     """A scalar loss needs all predictions at once; the error says what to do."""
 

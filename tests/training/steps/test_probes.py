@@ -156,6 +156,7 @@ def test_a_loss_divided_by_weights_is_the_replicas_own():
     np.testing.assert_allclose(probe.seen.numpy()[:, 1], [2.5, 12.5], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_sum_is_the_replicas_own_sum():
     """`reduction="sum"`: squares 1 + 4 and 9 + 16."""
     model = line(2)

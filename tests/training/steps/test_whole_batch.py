@@ -109,6 +109,7 @@ def test_a_variable_without_any_gradient_has_none():
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
+@pytest.mark.slow
 def test_weights_that_a_loss_does_not_depend_on_stay_as_they_are():
     """In Keras too they are not even decayed."""
 
