@@ -87,6 +87,13 @@ class Replication:
         """What a copy of the model needs besides a strategy."""
         return self.sync_batch_norm, self.half_sums, self.micro_batches, self.pieces
 
+    @property
+    def shares_of_batch(self) -> int:
+        """Into how many shares a batch is cut; an asynchronous worker takes it whole."""
+        if self.servers is None or self.servers.asynchronous:
+            return self.group.count
+        return self.servers.workers
+
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""
         self._functions: dict[Any, StepFunctions] = {}

@@ -111,6 +111,23 @@ def test_the_moments_of_all_workers_are_refused():
         training_step(model, model.replication, spec, None)
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_what_all_shares_have_in_common_is_unknown_to_workers(asynchronous):
+    """A mean over weights was that of each share; asynchronous workers have whole batches."""
+    model = kmg.distribute(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+    model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
+    column = tf.TensorSpec((None, 1))
+    spec = (tf.TensorSpec((None, 2)), column, column)
+    model.replication.servers = SimpleNamespace(asynchronous=asynchronous, workers=2)
+    if not asynchronous:
+        with pytest.raises(ValueError, match="not a sum over examples, as with masks"):
+            training_step(model, model.replication, spec, None)
+        return
+    # That far, with no server here.
+    with pytest.raises(AttributeError, match="stored"):
+        training_step(model, model.replication, spec, None)
+
+
 def test_tpus_are_refused():
     with pytest.raises(
         ValueError, match="TPUStrategy.* has replicas outside.*TPUs are not supported"

@@ -33,7 +33,11 @@ from keras_multigpu.training.replica_pass.layout import (
     connected,
     packed,
 )
-from keras_multigpu.training.replica_pass.loss_reduction import LossShares, divided
+from keras_multigpu.training.replica_pass.loss_reduction import (
+    LossShares,
+    NeedsWholeBatch,
+    divided,
+)
 from keras_multigpu.training.replica_pass.output_rows import (
     Counts,
     counted,
@@ -127,12 +131,19 @@ class ReplicaPass:
         metrics: The metrics that replicas update; None in prediction.
         keeps: Whether predictions are needed outside of the pass, whatever the metrics need.
         micro_batches: In how many pieces the rows are taken.
+        apart: Whether shares are passed over where nobody can sum in the middle of the pass.
     """
 
     def __init__(
-        self, model: keras.Model, metrics: AdditiveMetrics | None, keeps: bool, pieces: int = 1
+        self,
+        model: keras.Model,
+        metrics: AdditiveMetrics | None,
+        keeps: bool,
+        pieces: int = 1,
+        apart: bool = False,
     ) -> None:
-        self._several = model.replication.group.count > 1
+        self._apart = apart
+        self._several = apart or model.replication.group.count > 1
         self._in_parts = self._several or pieces > 1
         self.pure = PureModel(model, self._in_parts)
         self.variables = self.pure.variables
@@ -198,6 +209,8 @@ class ReplicaPass:
 
     def of_replicas(self, share: Rows) -> OfAll:
         """Sums numbers of the rows over replicas, in the middle of the pass."""
+        if self._apart:
+            return refuse_apart
         if not self._several:
             return list
         return lambda own: totals([zero_unless(share.examples > 0, each) for each in own])
@@ -209,6 +222,7 @@ class TrainingPass(ReplicaPass):
     Args:
         context: Makes a context for the forward pass over some rows.
         measures_pieces: Whether to note the square norm of each piece's gradient.
+        apart: See `ReplicaPass`.
     """
 
     def __init__(
@@ -219,8 +233,9 @@ class TrainingPass(ReplicaPass):
         micro_batches: int = 1,
         context: Callable[[Rows], contextlib.AbstractContextManager[None]] | None = None,
         measures_pieces: bool = False,
+        apart: bool = False,
     ) -> None:
-        super().__init__(model, metrics, keeps, micro_batches)
+        super().__init__(model, metrics, keeps, micro_batches, apart)
         self._measures_pieces = measures_pieces
         self._micro_batches = micro_batches
         self.context = context or (lambda rows: contextlib.nullcontext())
@@ -392,6 +407,11 @@ def complete(
 def refuse_to_sum(own: list[tf.Tensor]) -> list[tf.Tensor]:
     """Asks for divisors that are known before losses are computed."""
     raise NeedsDivisors
+
+
+def refuse_apart(own: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Raise where a loss is divided by what all shares have in common."""
+    raise NeedsWholeBatch
 
 
 def with_attached(y_pred: Any) -> tuple[Any, list[Any]]:

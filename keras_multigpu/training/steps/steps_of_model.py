@@ -44,7 +44,7 @@ def prepare(
     them, it builds the model when it is traced, as in Keras: only it knows what it calls it with.
     """
     refuse_own_loops(model)
-    if replication.group.count > 1:
+    if replication.shares_of_batch > 1:
         refuse_stateful(model)
     strategy = replication.strategy
     unbuilt = has_call(model) and not is_built(model)
@@ -131,13 +131,15 @@ def served_step(model: keras.Model, replication: "Replication", spec: Batch) -> 
     try:
         found = [reason for reason, applies in reasons.items() if applies]
         if not found:
-            pieces = replication.pieces
-            replica_pass = TrainingPass(model, metrics_of(model, spec), False, pieces, None, False)
+            apart = replication.shares_of_batch > 1
+            replica_pass = TrainingPass(
+                model, metrics_of(model, spec), False, replication.pieces, apart=apart
+            )
             return ServedTrainStep(
                 model, replication.group, spec, replica_pass, replication.servers
             )
     except NeedsWholeBatch:
-        found = ["a loss that is not a sum over examples"]
+        found = ["a loss that is not a sum over examples, as with masks and weighted means"]
     raise value_error(
         f"Workers of parameter servers cannot train a model with {found[0]}.",
         "Expected Keras's own training step, with losses and metrics that are sums over examples.",
