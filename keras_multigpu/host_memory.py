@@ -25,6 +25,7 @@ def machine_memory(root: Path) -> int:
     try:
         for line in (root / "proc/meminfo").read_text().splitlines():
             name, _, amount = line.partition(":")
+            # Not MemFree, which leaves out what the system would give back.
             if name == "MemAvailable":
                 return int(amount.split()[0]) * 1024
     except OSError:
@@ -40,6 +41,7 @@ def cgroup_memory(root: Path) -> Iterator[int]:
     for controller, limit, used, freeable in CGROUPS:
         top = root / "sys/fs/cgroup" / controller
         own = top / cgroup_path(root, controller)
+        # A limit of any group above holds as well.
         for group in [own, *own.parents]:
             if not group.is_relative_to(top):
                 break

@@ -25,6 +25,7 @@ def seeded(layer: keras.Layer, seed: tf.Tensor, position: int = 0) -> Iterator[N
     states = keras_internals.seed_states(layer)
     known = {id(state) for state in states}
     draws = [
+        # Each generator in a layer its own: with one seed all would draw the same.
         (state, tf.cast(seed + tf.constant([place, position], tf.int32), state.dtype))
         for place, state in enumerate(states)
     ]

@@ -50,6 +50,7 @@ def whole(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield partial
+        # On one file system this is atomic: others see the old file or the new one.
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -73,6 +74,7 @@ def one_at_a_time(lock: Path, waiting_for: str) -> Iterator[None]:
     file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
+            # The system lets go of it when the process ends, however it ends.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             _log.info("Another process %s; waiting for it.", waiting_for)

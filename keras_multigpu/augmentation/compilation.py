@@ -45,6 +45,7 @@ def pays_to_compile(sizes: Iterable[Any], on_host: bool) -> bool:
     """
     if tf.executing_eagerly() or not all(isinstance(size, int) for size in sizes):
         return False
+    # The input pipeline runs on the CPU, whatever the machine has besides.
     return on_host or not tf.config.get_visible_devices("GPU")
 
 

@@ -122,6 +122,7 @@ class Lifelines:
         """Listen to a worker until it says something or its line breaks."""
         line.settimeout(None)
         self._lines[other] = line
+        # Unless it says something: the system closes the lines of a process that is killed.
         what = f"{name_of(self._workers, other)} is gone"
         with contextlib.suppress(OSError, ValueError):
             if said := words.readline():

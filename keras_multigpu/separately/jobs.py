@@ -92,6 +92,7 @@ class Job:
 
     def start(self, groups: Groups, slot: Slot) -> None:
         self.slot = slot
+        # A line is seen when it is printed, and not when Python's buffer is full.
         variables = slot.variables | {"PYTHONUNBUFFERED": "1"}
         self._began = time.monotonic()
         environment = new_process.environment(**variables)

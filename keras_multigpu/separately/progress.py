@@ -16,6 +16,7 @@ class Progress:
 
     def __init__(self, count: int) -> None:
         self._count = count
+        # A file or a notebook cannot take lines back.
         self._on_terminal = sys.stdout.isatty()
         self._drawn = 0
         self._drawn_at = 0.0

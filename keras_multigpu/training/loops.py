@@ -49,6 +49,7 @@ def train(
 ) -> keras.callbacks.History:
     """Run the epochs of `fit`."""
     most = keras.config.max_epochs()
+    # As Keras's `fit`, where KERAS_MAX_EPOCHS or `keras.config.set_max_epochs` says so.
     if most and most < epochs:
         warn(f"Limiting epochs to {most}", stacklevel=3)
         epochs = most
@@ -82,6 +83,7 @@ def train(
                 run.through("on_test_end")
             callbacks.on_epoch_end(epoch, logs)
             run.through("on_epoch_end")
+            # A callback of the user's may have stopped one worker alone, and the others would wait.
             model.stop_training = group.agree(bool(model.stop_training))
             if model.stop_training:
                 break
@@ -261,6 +263,7 @@ def with_gaps(outputs: Any, present: tf.Tensor) -> Any:
 
 def shown(group: ReplicaGroup, verbose: Any) -> Any:
     """What a process shows: of several only the chief draws a progress bar."""
+    # Lines of several processes in one terminal would overwrite each other.
     return verbose if group.is_chief else 0
 
 
@@ -311,6 +314,7 @@ def concatenated(parts: list[Any]) -> Any:
     """Tensors one after another; ragged where their rows differ in shape. None stays None."""
     if len(parts) == 1 or parts[0] is None:
         return parts[0]
+    # `tf.concat` takes no sparse tensors.
     if isinstance(parts[0], tf.SparseTensor):
         return tf.sparse.concat(axis=0, sp_inputs=parts)
     if parts[0].shape.rank == 0:

@@ -29,7 +29,10 @@ from keras_multigpu.verification.batches import number_of_examples
 from keras_multigpu.verification.participants import Participant, Recipe, Value, value_of
 from keras_multigpu.verification.report import Report
 
+# float32 has 24 bits, so one rounding is at most 6e-8; sums in another order and a dozen steps make
+# hundreds of them.
 TOLERANCE = 2e-5
+# bfloat16 has 8 bits: one rounding is up to 4e-3.
 HALF_PRECISION_TOLERANCE = 2e-2
 ROUNDING_FACTOR = 30
 """How far a difference may exceed that of one changed bit and still be called rounding."""
@@ -181,6 +184,8 @@ def differences(ours: list[Value], theirs: list[Value]) -> list[float]:
     """
     largest: dict[str, float] = {}
     for value in ours:
+        # A bias near zero is all rounding, so a hundredth of its layer's largest value counts as
+        # well.
         largest[value.group] = max(largest.get(value.group, 0.0), size(value.copies[0]))
     copies = {value.place: value.copies for value in theirs}
     return [

@@ -50,6 +50,8 @@ def ask(request: dict[str, Any]) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         question, reply = Path(folder, "question"), Path(folder, "reply")
         question.write_bytes(pickle.dumps(request))
+        # Not `multiprocessing`: a fork would have TensorFlow's threads locked, and spawn would run
+        # the user's script again.
         ended = subprocess.run(
             new_process.command(__name__, str(question), str(reply)),
             env=new_process.environment(),

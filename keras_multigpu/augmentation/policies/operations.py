@@ -53,6 +53,7 @@ def auto_contrast(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
     lightest, darkest = tf.reduce_max(rows, axis=1), tf.reduce_min(rows, axis=1)
     high = tf.reduce_max(tf.reshape(lightest, [count, width, channels]), axis=1)
     low = tf.reduce_min(tf.reshape(darkest, [count, width, channels]), axis=1)
+    # A channel of one level stays as it is, as in Pillow.
     flat = high <= low
     factors = tf.where(flat, 1.0, 255 / tf.where(flat, 1.0, high - low))
     colors = color_channels(levels.shape[3])
@@ -81,6 +82,7 @@ def equalizing(counts: tf.Tensor) -> tf.Tensor:
     levels = tf.range(256)
     lightest = tf.reduce_max(tf.where(counts > 0, levels, 0), axis=1, keepdims=True)
     below_lightest = tf.reduce_sum(tf.where(levels < lightest, counts, 0), axis=1, keepdims=True)
+    # As Pillow: the lightest level does not count.
     step = below_lightest // 255
     before = tf.cumsum(counts, axis=1, exclusive=True)
     table = (step // 2 + before) // tf.maximum(step, 1)
@@ -135,6 +137,7 @@ def sharpness(levels: tf.Tensor, magnitude: tf.Tensor) -> tf.Tensor:
     sums = wide[:, :, : -2 * channels] + rows + wide[:, :, 2 * channels :]
     high = tf.pad(sums, [[0, 0], [1, 1], [0, 0]])
     sums = high[:, :-2] + sums + high[:, 2:]
+    # Pillow's filter SMOOTH: 5 in the middle and 1 around it, in parts of 13.
     smooth = tf.floor((sums + 4 * rows) / 13 + 0.5)
     sharpened = away_from(smooth, rows, magnitude[:, None, None])
     # Pillow leaves the outermost pixels as they are.

@@ -187,6 +187,8 @@ def square_sum(tensors: Sequence[Any]) -> tf.Tensor:
         if (tensor.shape.num_elements() or SMALL) < SMALL:
             small.setdefault(tensor.dtype, []).append(tf.reshape(tensor, [-1]))
         else:
+            # One pass over the tensor; `is_finite` and `reduce_all` write a flag for each element
+            # first.
             sums.append(tf.cast(tf.nn.l2_loss(widened(tensor)), tf.float32))
     for parts in small.values():
         joined = tf.concat(parts, axis=0)

@@ -74,6 +74,7 @@ class RateProbe(Probe):
         ones of each are lost.
         """
         self._seen += steps
+        # Half a buffer early: the next call may bring many steps.
         if self._seen - self._read > CAPACITY // 2:
             self.read()
 

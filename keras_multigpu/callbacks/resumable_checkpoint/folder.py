@@ -172,6 +172,7 @@ def opened(path: Path, flags: int, most_names: int | None = None) -> int:
             raise not_plain(path) from error
         raise
     state = os.fstat(file)
+    # Asked of the open file: the path may be another file by now.
     if not stat.S_ISREG(state.st_mode) or (most_names and state.st_nlink > most_names):
         os.close(file)
         raise not_plain(path)
@@ -182,6 +183,7 @@ def write_through(file: BinaryIO, content: Encoded) -> None:
     """Write a file, and wait until the disk has it."""
     content.write_to(file)
     file.flush()
+    # Before the rename: a file system may write names before contents.
     os.fsync(file.fileno())
 
 

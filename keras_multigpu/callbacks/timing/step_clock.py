@@ -39,6 +39,7 @@ class Timing(NamedTuple):
 def of_replicas(timing: Timing, group: ReplicaGroup) -> list[Timing]:
     """The same with the seconds of each replica's process; every process has to ask."""
     own = timing.wall, timing.data_wait, timing.in_steps
+    # As whole nanoseconds: processes exchange integers.
     everyones = group.of_processes([int(seconds * 1e9) for seconds in own])
     seconds = [[number / 1e9 for number in numbers] for numbers in everyones]
     each = [timing._replace(wall=wall, data_wait=wait, in_steps=at) for wall, wait, at in seconds]

@@ -68,6 +68,7 @@ def runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
     """The parts `low:high` of ascending numbers that follow one another without a gap."""
     if rows.size:
         bounds = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+        # Each run is one write.
         yield from zip(bounds[:-1], bounds[1:], strict=True)
 
 
@@ -77,6 +78,7 @@ def sums_of(leaves: Sequence[np.ndarray]) -> np.ndarray:
     for row in range(len(sums)):
         total = 0
         for leaf in leaves:
+            # Against disks that fail, not against attackers, who could write the checksum as well.
             total = zlib.crc32(leaf[row].tobytes(), total)
         sums[row] = total or 1
     return sums

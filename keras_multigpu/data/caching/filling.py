@@ -44,6 +44,7 @@ def in_pieces(
     share the work on a batch: a source may use these while it reads. To `close` the iterator is
     to wait until they have ended.
     """
+    # Pieces that are too large leave cores idle at the end, so there are four for each.
     size = min(PIECE_BYTES // max(example_bytes, 1), PIECE_EXAMPLES, -(-count // (4 * CORES)))
     size = max(size, 1)
     waiting: deque[tuple[int, int, Future[Damaged]]] = deque()

@@ -210,6 +210,8 @@ class FolderCache:
             known = {**self._known_damage(self._folder), **self._damaged}
             cache_files.write_about(self._folder, self._name, known)
         whole = ~np.isin(rows, list(self._damaged))
+        # After the bytes themselves: a process that is killed in between leaves zeros here, and the
+        # next one reads those examples again.
         writer.write(len(self._leaves), self._sums, rows[whole], sums[whole])
 
     def _known_damage(self, folder: Path) -> dict[int, str]:

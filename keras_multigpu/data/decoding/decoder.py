@@ -118,6 +118,7 @@ class ImageDecoder:
     def _padded(self, image: np.ndarray) -> np.ndarray:
         """The whole image in the middle, and black around it; the arithmetic is TensorFlow's."""
         height, width, _ = self.shape
+        # In float32, as TensorFlow computes: in float64 some sizes would be rounded otherwise.
         rows, columns = np.float32(image.shape[0]), np.float32(image.shape[1])
         ratio = max(columns / np.float32(width), rows / np.float32(height))
         inner_height, inner_width = max(int(rows / ratio), 1), max(int(columns / ratio), 1)

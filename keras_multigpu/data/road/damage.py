@@ -67,6 +67,7 @@ class Quarantine:
         """The remembered error that TensorFlow's is about; several threads may have failed."""
         text = str(error)
         with self._lock:
+            # By its text: TensorFlow's error has a copy of it and nothing else of Python's.
             return next((one for one in self._failures if str(one) in text), None)
 
     def add(self, epoch: int, name: str, cause: str) -> None:

@@ -47,6 +47,7 @@ def batches_of(
 
     dataset = tf.data.Dataset.range(np.iinfo(np.int64).max if steps is None else steps)
     dataset = dataset.map(load, num_parallel_calls=BATCHES_AT_ONCE, deterministic=True)
+    # The function above holds it weakly; it lives as long as the dataset.
     dataset.loader = loader
     return dataset.prefetch(PREFETCHED).with_options(plain_options())
 

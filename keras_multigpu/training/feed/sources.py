@@ -217,6 +217,7 @@ class Order:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         with tf.init_scope(), keras_internals.single_device(), tf.device(HOST):
+            # A variable, so that the dataset's graph is made once and not for each epoch.
             self._number = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def change(self) -> None:

@@ -35,6 +35,7 @@ class Servers:
         """The parameter servers' copies of variables."""
         for variable in variables:
             if id(variable) not in self._stored:
+                # In its scope variables go to the parameter servers in turn.
                 with self._strategy.scope():
                     copy = tf.Variable(tf.convert_to_tensor(variable), trainable=False)
                 self._stored[id(variable)] = variable, copy
