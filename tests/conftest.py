@@ -45,6 +45,22 @@ def no_strategy_asked_for(monkeypatch):
 
 
 @pytest.fixture(autouse=True, scope="session")
+def untuned_datasets():
+    """The end of an iterator waits for TensorFlow's tuner, which may sleep as long as it has lived.
+
+    A module of tests that left many half read waited for up to 40 seconds.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    with pytest.MonkeyPatch.context() as patch:
+        # Where TensorFlow itself adds options, to a dataset of which an iterator is made.
+        patch.setattr(
+            tf.data.Dataset, "_apply_debug_options", lambda data: data.with_options(options)
+        )
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def unoptimized_graphs():
     """Graphs that run a few times only: to optimise them takes as long as all the rest.
 
