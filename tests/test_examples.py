@@ -16,16 +16,16 @@ TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
 # The arguments of `main`: a short training on two replicas. Each returns an accuracy.
 ARGUMENTS = {
     "augment_images": {"epochs": 2, "replicas": 2},
-    "imbalanced_classes": {"epochs": 3, "replicas": 2},
+    "imbalanced_classes": {"epochs": 2, "replicas": 2},
     "own_train_step": {"epochs": 1, "replicas": 2},
     "preprocess_on_other_hosts": {"epochs": 1, "replicas": 2},
     "resume_training": {"epochs": 4, "replicas": 2},
-    "scale_batch_and_warm_up": {"epochs": 3, "replicas": 2},
+    "scale_batch_and_warm_up": {"epochs": 2, "replicas": 2},
     "train_from_directory": {"epochs": 1, "replicas": 2},
     "train_from_image_data_generator": {"epochs": 4, "replicas": 2, "each": 8},
     "train_from_tfds": {"epochs": 1, "replicas": 2},
     "train_on_replicas": {"epochs": 1, "replicas": 2},
-    "train_separately": {"folds": 2, "epochs": 2, "devices": 2},
+    "train_separately": {"folds": 2, "epochs": 1, "devices": 2},
     "watch_each_replica": {"epochs": 6, "replicas": 2},
 }
 

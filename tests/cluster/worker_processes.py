@@ -98,6 +98,11 @@ class Workers:
         """What a worker has printed so far."""
         return self.outputs[index].read_text(errors="replace")
 
+    def lost_a_port(self):
+        """Whether another process took a port after it was found free: all may start again."""
+        outputs = map(self.output, range(self.count))
+        return any(text in output for output in outputs for text in TAKEN)
+
     def __exit__(self, *_):
         self.kill()
         for process in self.processes:
@@ -115,8 +120,8 @@ def run_workers(script, count, arguments=(), **more):
         with Workers(Path(script), count, tuple(arguments), **more) as workers:
             codes = workers.wait()
             outputs = [workers.output(index) for index in range(count)]
-        if not any(text in output for text in TAKEN for output in outputs):
-            break
+            if not workers.lost_a_port():
+                break
     assert codes == [0] * count, "\n".join(
         f"{c}:\n{o}" for c, o in zip(codes, outputs, strict=True)
     )
