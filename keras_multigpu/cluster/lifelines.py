@@ -3,9 +3,9 @@
     worker 1 ──┐                  what a worker says before it fails, the chief passes on;
     worker 2 ──┴──> chief         a line that breaks before that, or before a goodbye: it is dead
 
-TensorFlow misses heartbeats, which takes five seconds and more. A frozen worker, and one whose
-machine has lost its power, only it finds. Where the lines cannot be had, because no other ports
-than the cluster's are open, its heartbeats and reports are all there is.
+TensorFlow itself finds a dead worker only when heartbeats are missing, after five seconds and more.
+But a frozen worker, or one whose machine has lost its power, breaks no line and is found in no
+other way. Where only the cluster's own ports are open there are no lines, only heartbeats.
 """
 
 import atexit

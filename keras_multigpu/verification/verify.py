@@ -41,7 +41,7 @@ def verify(
             the last batch of an epoch if it is smaller than the others.
 
     Returns:
-        A `Verification`: `agrees`, one of `reports` for each number of replicas, and the table
+        A `Verification` with `agrees`, one of `reports` for each number of replicas, and the table
         as its text.
 
     Raises:

@@ -16,7 +16,7 @@ SMALLEST = 2**20
 """So many bytes are worth a sum."""
 
 LARGE = 4 * 2**20
-"""A tensor of so many bytes travels alone: to copy it costs more than a sum more."""
+"""A tensor of so many bytes travels alone: to copy it into a bucket costs more than another sum."""
 
 
 def filling(left: float) -> float:

@@ -30,7 +30,7 @@ _thread = threading.local()
 class Noted(NamedTuple):
     """What is known of the tensors of a replica's pass; see `rows_noted`.
 
-    What is kept here shares its identity with nothing else.
+    Tensors are kept here, so that no later one gets the same `id`.
     """
 
     of_rows: dict[Any, tf.Tensor]

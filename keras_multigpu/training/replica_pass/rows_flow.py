@@ -212,7 +212,7 @@ class RowsFlow:
 
     def _set(self, tensor: Any, trait: Trait) -> None:
         self._traits[key_of(tensor)] = trait
-        # What is alive shares its identity with nothing else.
+        # Kept alive, so that no later tensor gets the same `id`.
         self._kept.append(tensor)
 
 

@@ -48,7 +48,8 @@ from keras_multigpu.training.variables.caught_assignments import refused_without
 from keras_multigpu.training.variables.model_state import variables_of
 from keras_multigpu.training.variables.placement import MadeOutside, build_optimizer, own_optimizers
 
-# What metrics gave as their results, by its id, with the metric. To be held keeps the id its own.
+# What metrics gave as their results, by its id, with the metric. It is held, so that no later value
+# gets the same id.
 Given = dict[int, tuple[Any, keras.metrics.Metric]]
 
 
