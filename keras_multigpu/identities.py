@@ -24,8 +24,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+# So many bytes of an array are looked at; that takes about 10 ms.
 SAMPLED_BYTES = 2**24
-"""So many bytes of an array are looked at; that takes about 10 ms."""
 
 PIECES = 256
 """In so many places of a larger array, at even distances."""

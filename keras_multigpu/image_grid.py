@@ -20,8 +20,8 @@ FONT = 7
 CHARACTERS = 30
 """How many characters of that font are as wide as an image, and a little less."""
 
+# How many lines stand below an image; more would push the images apart.
 MOST_LINES = 8
-"""How many lines stand below an image; more would push the images apart."""
 
 DPI = 100
 PIXELATED = 64

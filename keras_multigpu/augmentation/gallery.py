@@ -28,8 +28,8 @@ TOGETHER = 5
 MOST_IMAGES = 1 + ALONE
 """How many images of a batch are taken: one to augment, and one for each augmentation."""
 
+# Floats from 0 to 255 have larger values than that, those from 0 to 1 have not.
 BRIGHT = 1.5
-"""Floats from 0 to 255 have larger values than that, those from 0 to 1 have not."""
 
 
 COLUMNS = {1: 4, 2: 5}

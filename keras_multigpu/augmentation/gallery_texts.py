@@ -10,14 +10,14 @@ import numpy as np
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.sequence import Sequence
 
+# How many numbers of one parameter are written, as of a box; a matrix would say little.
 LONGEST = 4
-"""How many numbers of one parameter are written, as of a box; a matrix would say little."""
 
 OTHER_AXIS = {"height": "width", "width": "height", "x": "y", "y": "x"}
 """How the names of parameters begin that belong to one of two axes."""
 
+# The largest integer that is written; those that are larger are seeds.
 LARGEST = 100_000
-"""The largest integer that is written; those that are larger are seeds."""
 
 MOST_LABELS = 3
 """How many classes of a mixed label are written."""

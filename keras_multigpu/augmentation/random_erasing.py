@@ -20,8 +20,8 @@ from keras_multigpu.augmentation.examples.forms import Drawn, Shape
 from keras_multigpu.augmentation.random_numbers import Draws, folded, hashed
 from keras_multigpu.checks import value_error
 
+# How many bits a float holds exactly: so many of a hash become noise.
 _BITS = 24
-"""How many bits a float holds exactly: so many of a hash become noise."""
 
 
 @keras.saving.register_keras_serializable("keras_multigpu")

@@ -19,8 +19,8 @@ from keras_multigpu.augmentation.examples.forms import Drawn, Shape
 from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.checks import value_error
 
+# Added to a deviation, as in Keras: a kernel of deviation 0 keeps the pixel as it is.
 _NO_WIDTH = 1e-6
-"""Added to a deviation, as in Keras: a kernel of deviation 0 keeps the pixel as it is."""
 
 
 @keras.saving.register_keras_serializable("keras_multigpu")

@@ -9,11 +9,11 @@ cost a call for each.
 
 import tensorflow as tf
 
+# How many numbers are hashed at once; a layer draws about as many.
 _BLOCK = 16
-"""How many numbers are hashed at once; a layer draws about as many."""
 
+# 2^32 over the golden ratio, which spreads consecutive integers.
 _GOLDEN = 0x9E3779B9
-"""2^32 over the golden ratio, which spreads consecutive integers."""
 
 
 class Draws:

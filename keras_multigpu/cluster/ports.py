@@ -4,8 +4,8 @@ import random
 import socket
 from collections.abc import Callable
 
+# Below those that systems give to outgoing connections, which could take one at any moment.
 PORTS = range(15_000, 32_000)
-"""Below those that systems give to outgoing connections, which could take one at any moment."""
 
 
 def free_ports(

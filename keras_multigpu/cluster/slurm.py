@@ -16,8 +16,8 @@ from keras_multigpu.cluster import gpus
 from keras_multigpu.cluster.environment import Cluster
 
 FIRST_PORT = 15_000
+# Below the ports that systems give to outgoing connections.
 PORTS = 16_000
-"""Below the ports that systems give to outgoing connections."""
 
 PORTS_OF_STEP = 16
 """How many tasks a node may have without using the ports of the next step."""

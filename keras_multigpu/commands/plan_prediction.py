@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from keras_multigpu.training.exchange.bucket_sizes import filling
 
+# The part of a step in which gradients become ready: those by the inputs and those by the weights
+# take as many operations each as the forward pass.
 BACKWARD = 2 / 3
-"""The part of a step in which gradients become ready: those by the inputs and those by the weights
-take as many operations each as the forward pass."""
 
 # These two were chosen once, so that published measurements are met; docs/api/plan.md lists them.
 USABLE = 0.65
@@ -21,8 +21,8 @@ USABLE = 0.65
 SLOW = 1e9 / 8
 """Up to so many bytes a second a link is all that holds sums up, and they reach its rate."""
 
+# How much steps of equal GPUs differ: their standard deviation. All wait for the slowest.
 SPREAD = 0.02
-"""How much steps of equal GPUs differ: their standard deviation. All wait for the slowest."""
 
 NOTICED = 0.05
 """The part of a step from which a loss is worth a word."""

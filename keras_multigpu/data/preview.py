@@ -20,11 +20,11 @@ COLUMNS = 8
 DRAWS = 3
 """How often each image is augmented."""
 
+# Floats from 0 to 255 have larger values than that; standardized ones have not.
 BRIGHT = 16
-"""Floats from 0 to 255 have larger values than that; standardized ones have not."""
 
+# A grid of numbers with shorter sides and no channels is hardly an image.
 SMALLEST_SIDE = 8
-"""A grid of numbers with shorter sides and no channels is hardly an image."""
 
 
 class Examples(NamedTuple):

@@ -14,9 +14,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+# Variables with fewer elements are joined; larger ones are worth operations of their own.
 SMALL = 2**16
-"""Variables with fewer elements are joined; larger ones are worth operations of their own."""
 
+# Optimizers that treat every element of a variable alike. Others look at a variable as a whole:
+# Lamb at its norm, Adafactor at its rows and columns, Muon at the matrix. A user's subclass may,
+# and so is not among them.
 ELEMENTWISE = frozenset(
     {
         keras.optimizers.SGD,
@@ -31,11 +34,6 @@ ELEMENTWISE = frozenset(
         keras.optimizers.RMSprop,
     }
 )
-"""Optimizers that treat every element of a variable alike.
-
-Others look at a variable as a whole: Lamb at its norm, Adafactor at its rows and columns, Muon at
-the matrix. A user's subclass may, and so is not among them.
-"""
 
 
 class JoinedVariable:

@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 logger = logging.getLogger("keras_multigpu")
 
+# Where batches are read and cut, so that a device receives its own share only.
 HOST = "/device:CPU:0"
-"""Where batches are read and cut, so that a device receives its own share only."""
 
 Copies = tuple[tf.Variable, ...]
 """A variable's copies: one for each replica of this process, or one that they share."""
@@ -177,6 +177,8 @@ class ReplicaGroup:
         own = [parts[0] if is_shared(parts) else parts[replica.place] for parts in variables]
         if tf.executing_eagerly():
             return [variable.read_value() for variable in own]
+        # One operation reads the variables of one device. On 8 replicas of a MobileNet two for each
+        # of 4,600 variables were half of the graph.
         values: dict[int, tf.Tensor] = {}
         for device, places in by_device(own).items():
             with tf.device(device):

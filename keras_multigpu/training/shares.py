@@ -21,8 +21,8 @@ Batch = tuple[Any, Any, Any]
 ABSENT = (tf.experimental.Optional, tf.OptionalSpec, type(tf.type_spec_from_value(None)))
 """What stands in a dataset for a missing array."""
 
+# The type of numbers of examples: TensorFlow keeps scalars of int32 off GPUs.
 COUNT = tf.int64
-"""The type of numbers of examples: TensorFlow keeps scalars of int32 off GPUs."""
 
 
 class Rows(NamedTuple):

@@ -25,11 +25,11 @@ LOWEST = {
 }
 """Magnitudes below which an operation means something else, such as a negative."""
 
+# How many numbers are tried; of those above 95 of 100 are accepted.
 ATTEMPTS = 5
-"""How many numbers are tried; of those above 95 of 100 are accepted."""
 
+# Added where a logarithm of zero is possible.
 _TINY = 1e-30
-"""Added where a logarithm of zero is possible."""
 
 
 class Magnitudes(NamedTuple):

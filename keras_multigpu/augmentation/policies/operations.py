@@ -21,11 +21,11 @@ Operation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 LEVELS = (0.0, 255.0)
 """Black and white."""
 
+# What red, green and blue add to gray, in parts of 65536, as Pillow counts (ITU-R BT.601).
 _LUMA = (19595, 38470, 7471)
-"""What red, green and blue add to gray, in parts of 65536, as Pillow counts (ITU-R BT.601)."""
 
+# Added before levels are cut to whole numbers, so that 99.99999 counts as 100.
 _JUST_ABOVE = 1.0 / 1024
-"""Added before levels are cut to whole numbers, so that 99.99999 counts as 100."""
 
 
 def as_levels(images: tf.Tensor, value_range: Range) -> tf.Tensor:

@@ -15,8 +15,8 @@ from keras_multigpu.seeded_layers import is_keras_cv
 MOVED = ("bounding_boxes", "segmentation_masks")
 """What has to follow where pixels move."""
 
+# The shape of the images that layers are tried on; no layer is likely to make others that size.
 TRIAL = (61, 67, 3)
-"""The shape of the images that layers are tried on; no layer is likely to make others that size."""
 
 
 class WrappedLayer(AugmentationLayer):

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_multigpu.host_memory import available_bytes
 
+# Devices do not always say `RESOURCE_EXHAUSTED`: libraries for GPUs have words of their own.
 PHRASES = (
     "cuda_error_out_of_memory",
     "dst tensor is not initialized",
@@ -15,10 +16,9 @@ PHRASES = (
     "oom when allocating",
     "out of memory",
 )
-"""Devices do not always say `RESOURCE_EXHAUSTED`: libraries for GPUs have words of their own."""
 
+# How much of the memory that is left may be asked for: other programs need some, too.
 USABLE = 0.9
-"""How much of the memory that is left may be asked for: other programs need some, too."""
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -33,8 +33,8 @@ from keras_multigpu.writing import say
 PATIENCE = 5.0
 """Every how many seconds a search says how far it is."""
 
+# With fewer steps there is no curve.
 FEWEST = 10
-"""With fewer steps there is no curve."""
 
 FOUND = ("suggested_rate", "lowest_rate", "exploded_rate")
 """What a search finds, and a run that goes on keeps."""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+# A loss that falls by a smaller part of itself says nothing about rates.
 FLAT = 0.01
-"""A loss that falls by a smaller part of itself says nothing about rates."""
 
 
 class RateCurve(NamedTuple):

@@ -14,8 +14,8 @@ from keras_multigpu.callbacks.rates.rates import Rate, corrects_momentum
 from keras_multigpu.callbacks.scaling_order import require_order, scaling_of
 from keras_multigpu.checks import real_number, require_choice, require_positive_integer, value_error
 
+# As in Goyal et al. 2017.
 EPOCHS = 5
-"""As in Goyal et al. 2017."""
 
 
 class LearningRateWarmup(keras.callbacks.Callback):

@@ -23,8 +23,8 @@ that nobody has read, the steps that were forbidden, those in a row, the most in
 steps that were taken."""
 
 NOTHING_FOUND = -1
+# Tensors with fewer elements are joined before they are read; to read each costs more.
 SMALL = 2**16
-"""Tensors with fewer elements are joined before they are read; to read each costs more."""
 
 ROWS = ("x", "y", "sample_weight", "y_pred")
 """Facts of these kinds tell a row, counted from one; the others tell yes or no."""

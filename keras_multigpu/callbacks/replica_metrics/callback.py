@@ -29,8 +29,8 @@ from keras_multigpu.writing import require_writable, writes_here
 
 logger = logging.getLogger("keras_multigpu")
 
+# More than that are thinned out: a picture has no more pixels.
 MOST_WINDOWS = 2000
-"""More than that are thinned out: a picture has no more pixels."""
 
 
 class ReplicaMetrics(keras.callbacks.Callback):

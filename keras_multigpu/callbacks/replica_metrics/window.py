@@ -10,8 +10,8 @@ from keras_multigpu.callbacks.timing.step_clock import Timing
 from keras_multigpu.callbacks.timing.step_probe import Sums
 from keras_multigpu.training.replica_group import ReplicaGroup
 
+# A lag below this part of a step is not worth a word: on small steps it is noise.
 NOTABLE_LAG = 0.05
-"""A lag below this part of a step is not worth a word: on small steps it is noise."""
 
 WHERE = ("epoch", "step", "replica", "worker", "device")
 """What comes before the values in a row of a file."""

@@ -34,10 +34,10 @@ _log = logging.getLogger("keras_multigpu")
 ENDING = ".kmg"
 NAME = re.compile(rf"checkpoint-([0-9]+){ENDING}(\..*)?")
 """A checkpoint's name, or that of one which is half written, or set aside."""
+# A link leads to files of others, and a pipe is waited for without an end.
 CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-"""A link leads to files of others, and a pipe is waited for without an end."""
+# The folders that this process holds: its own lock would not keep it out.
 _held: set[Path] = set()
-"""The folders that this process holds: its own lock would not keep it out."""
 
 
 class CheckpointFolder:

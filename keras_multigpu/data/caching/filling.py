@@ -15,8 +15,8 @@ from keras_multigpu.data.road.loader import CORES
 
 PIECE_BYTES = 4 * 2**20
 PIECE_EXAMPLES = 256
+# What takes no longer than this is not worth a word.
 QUIET_SECONDS = 1.0
-"""What takes no longer than this is not worth a word."""
 
 _log = logging.getLogger("keras_multigpu")
 

@@ -31,8 +31,8 @@ from keras_multigpu.data.road.damage import Damaged
 from keras_multigpu.data.road.source import Source, present
 from keras_multigpu.writing import size_text
 
+# Part of the key; to be raised when the files change their form.
 VERSION = 2
-"""Part of the key; to be raised when the files change their form."""
 
 FLUSH_SECONDS = 1.0
 """How much work may be lost when the process is killed."""

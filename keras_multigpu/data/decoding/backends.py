@@ -20,24 +20,24 @@ import tensorflow as tf
 from keras_multigpu.data.decoding.header import Header
 from keras_multigpu.data.road.damage import DamagedExample
 
+# A flag of an extended WebP. What TensorFlow 2.21 makes of such a file is not a frame of it.
 ANIMATED = 2
-"""A flag of an extended WebP. What TensorFlow 2.21 makes of such a file is not a frame of it."""
 
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 SMOOTHING = ("gaussian", "mitchellcubic")
 """Interpolations that change an image which has the right size already."""
 
+# TensorFlow is as fast with these, and a damaged one does it no harm: OpenCV 5.0 can crash on an
+# animated PNG with wrong checksums.
 BY_TENSORFLOW = ("PNG", "GIF")
-"""TensorFlow is as fast with these, and a damaged one does it no harm: OpenCV 5.0 can crash on an
-animated PNG with wrong checksums."""
 
+# Up to so many pixels OpenCV has the whole JPEG before TensorFlow has begun with a part of it.
 SMALL = 2**20
-"""Up to so many pixels OpenCV has the whole JPEG before TensorFlow has begun with a part of it."""
 
+# How far down a part of a JPEG may reach for TensorFlow to have it, with all that is above it,
+# sooner than OpenCV has the whole. From several threads; one thread alone gains up to 0.9.
 PAYS = 0.6
-"""How far down a part of a JPEG may reach for TensorFlow to have it, with all that is above it,
-sooner than OpenCV has the whole. From several threads; one thread alone gains up to 0.9."""
 
 
 class Box(NamedTuple):

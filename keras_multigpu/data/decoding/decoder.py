@@ -19,8 +19,8 @@ INTERPOLATIONS = "bilinear nearest bicubic area lanczos3 lanczos5 gaussian mitch
 RESIZES = {"stretch": "fit", "crop": "crop", "pad": "pad", "random_crop": "random"}
 """How an image comes to its size; behind it the word that caches and checkpoints have for it."""
 
+# No image of `MOST_PIXELS` takes more, even without compression.
 MAX_BYTES = 2**31
-"""No image of `MOST_PIXELS` takes more, even without compression."""
 
 # How often, and within which limits, torchvision's `RandomResizedCrop` draws, too.
 AREAS = (0.08, 1.0)

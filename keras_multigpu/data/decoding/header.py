@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from keras_multigpu.data.road.damage import DamagedExample
 
+# About 89 million, a quarter of a gigabyte of RGB: what is decoded unless the user says otherwise.
+# Pillow warns of larger ones. A file of a few kB can claim any size.
 MAX_PIXELS = 2**28 // 3
-"""About 89 million, a quarter of a gigabyte of RGB: what is decoded unless the user says otherwise.
-Pillow warns of larger ones. A file of a few kB can claim any size."""
 
+# What can be decoded at all: TensorFlow and Pillow refuse larger ones, too.
 MOST_PIXELS = 2**29 // 3
-"""What can be decoded at all: TensorFlow and Pillow refuse larger ones, too."""
 
 KINDS = "JPEG, PNG, GIF, BMP or WebP"
 

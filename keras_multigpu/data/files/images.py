@@ -15,8 +15,8 @@ from keras_multigpu.data.road.damage import Damaged, DamagedExample
 from keras_multigpu.data.road.source import Source
 from keras_multigpu.identities import of_array
 
+# Of so many files the sizes are asked for, which takes a slow disk 0.1 ms each.
 MOST_SIZES = 10_000
-"""Of so many files the sizes are asked for, which takes a slow disk 0.1 ms each."""
 
 
 class ImageFiles(Source):

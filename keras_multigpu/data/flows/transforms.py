@@ -7,8 +7,8 @@ import numpy as np
 FILL_MODES = ("nearest", "constant", "reflect", "wrap")
 """The documented values of `fill_mode`."""
 
+# More than interpolation in float32 can be off, and less than anybody sees.
 _ROUNDING = 1e-3
-"""More than interpolation in float32 can be off, and less than anybody sees."""
 
 
 def warp(

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from keras_multigpu.checks import problem, warn
 
+# How many errors are remembered: more than are ever read at once.
 MOST_FAILURES = 64
-"""How many errors are remembered: more than are ever read at once."""
 
 
 Damaged = list[tuple[int, str]]

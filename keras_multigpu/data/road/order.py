@@ -17,8 +17,8 @@ which classes need, and promises nothing across versions, where checkpoints depe
 
 import numpy as np
 
+# More than the four that make a Feistel network hard to tell from chance, for short lists.
 ROUNDS = 8
-"""More than the four that make a Feistel network hard to tell from chance, for short lists."""
 
 
 class Order:

@@ -46,6 +46,7 @@ def batches_of(
         return as_element(x, y, weight)
 
     dataset = tf.data.Dataset.range(np.iinfo(np.int64).max if steps is None else steps)
+    # Our own number and not AUTOTUNE: the end of an iterator waits for its thread, up to seconds.
     dataset = dataset.map(load, num_parallel_calls=BATCHES_AT_ONCE, deterministic=True)
     # The function above holds it weakly; it lives as long as the dataset.
     dataset.loader = loader

@@ -24,8 +24,8 @@ from keras_multigpu.keras_internals import dataset_internals
 AHEAD = 64
 """How many elements wait for one that is before them, until it is made here."""
 
+# What calls Python in a graph; another process has no such function.
 PYTHON = {"EagerPyFunc", "PyFunc", "PyFuncStateless"}
-"""What calls Python in a graph; another process has no such function."""
 
 _log = logging.getLogger("keras_multigpu")
 _service = tf.data.experimental.service

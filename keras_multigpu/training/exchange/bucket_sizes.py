@@ -12,11 +12,11 @@ backward pass is over and nothing is left to hide it, so the last ones are small
 BUCKET = 25 * 2**20
 """So many bytes fill any bucket."""
 
+# So many bytes are worth a sum.
 SMALLEST = 2**20
-"""So many bytes are worth a sum."""
 
+# A tensor of so many bytes travels alone: to copy it into a bucket costs more than another sum.
 LARGE = 4 * 2**20
-"""A tensor of so many bytes travels alone: to copy it into a bucket costs more than another sum."""
 
 
 def filling(left: float) -> float:

@@ -23,8 +23,8 @@ from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
 from keras_multigpu.training.shares import cut
 from keras_multigpu.training.tracing import symbolic, with_length
 
+# A number of examples that no other axis has by accident, and that many numbers divide.
 MANY = 24_240
-"""A number of examples that no other axis has by accident, and that many numbers divide."""
 
 FIRST_TO_LAST = 2**31 - 1
 

@@ -31,8 +31,8 @@ from keras_multigpu.training.exchange.packing import Packing, SumAll
 from keras_multigpu.training.exchange.sparse_gradients import zero_unless
 from keras_multigpu.training.shares import Rows
 
+# Distance between two replicas' seeds; far larger than any seed Keras picks.
 STRIDE = 0x9E3779B1
-"""Distance between two replicas' seeds; far larger than any seed Keras picks."""
 
 
 class Values(NamedTuple):

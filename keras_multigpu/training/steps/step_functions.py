@@ -177,6 +177,8 @@ def reading(step: CompiledStep, iterator: Any, data_wait: tf.Variable | None = N
     """A function of an iterator that runs a step on the next batch."""
 
     def run(iterator: Any) -> Any:
+        # In this graph and not called: handles of variables would pass two graphs, with 8 replicas
+        # of a MobileNet 4,688 operations around 18,717; now there are 9,452 in all.
         return step.inside(next_of(iterator, data_wait))
 
     return tf.function(run, autograph=False).get_concrete_function(iterator)

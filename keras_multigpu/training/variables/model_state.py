@@ -192,5 +192,5 @@ def identity_of_layer(layer: keras.Layer) -> dict[str, Any]:
     return of_object(layer)
 
 
+# The layers inside have their own places in the list.
 MADE_OF_OTHERS = (keras.Sequential.get_config, keras_internals.FunctionalModel.get_config)
-"""The layers inside have their own places in the list."""
