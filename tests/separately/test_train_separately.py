@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import separate_jobs as jobs
+from naps import with_naps
 from processes_left import PATIENCE, lives, python_path, wait_until
 
 import keras_multigpu as kmg
@@ -31,9 +32,10 @@ def test_values_come_back_in_order(capsys):
     assert sum("ended after" in line for line in printed) == 5
 
 
-def test_as_many_run_at_once_as_there_are_places():
+@with_naps
+def test_as_many_run_at_once_as_there_are_places(nap):
     """Two spans overlap, no three do."""
-    work = [functools.partial(jobs.span, 0.4)] * 4
+    work = [functools.partial(jobs.span, 4 * nap)] * 4
     spans = [result.value for result in kmg.train_separately(work, devices=2)]
     at_once = [sum(began <= moment < ended for began, ended in spans) for moment, _ in spans]
     assert max(at_once) == 2
