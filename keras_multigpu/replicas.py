@@ -12,6 +12,7 @@ notebook cell may run twice, and two models may train one after the other.
 import logging
 import os
 import re
+import socket
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -436,11 +437,29 @@ def _cluster_resolver(kind: str) -> Any:
             return resolvers.TFConfigClusterResolver()
         raise _cluster_error(kind, 'TF_CONFIG with a "ps" entry in its "cluster"')
     if kind == "tpu":
-        try:
-            return resolvers.TPUClusterResolver.connect(os.environ.get("TPU_NAME", "local"))
-        except (ValueError, tf.errors.OpError) as error:
-            raise _cluster_error(kind, "a TPU on this machine, or its name in TPU_NAME") from error
+        return _connected_tpu(os.environ.get("TPU_NAME", "local"))
     return None
+
+
+def _connected_tpu(name: str) -> Any:
+    """The resolver of a TPU; nobody here has ever run what follows where there is one."""
+    tpus = tf.distribute.cluster_resolver.TPUClusterResolver
+    try:
+        cluster = tpus(name).cluster_spec()
+        for address in cluster.as_dict()["worker"] if cluster else ():
+            # TensorFlow 2.21 waits without end for an address where nobody listens.
+            host, port = address.rsplit(":", 1)
+            socket.create_connection((host, int(port)), settings().heartbeat_timeout).close()
+        return tpus.connect(name)
+    # Away from Google's machines a name asks for their metadata, and for a client to install.
+    except (ValueError, RuntimeError, OSError, tf.errors.OpError) as error:
+        said = str(error).split(". ")[0]
+        raise value_error(
+            f"'tpu' needs a TPU, and none was found: {said}.",
+            "Expected a TPU on this machine, or its name or `grpc://` address in TPU_NAME.",
+            'Set it before Python starts, or use kind="auto" for the devices of this machine.',
+            TPU_NAME=os.environ.get("TPU_NAME"),
+        ) from error
 
 
 def _cluster_error(kind: str, expected: str) -> ValueError:

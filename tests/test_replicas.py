@@ -160,13 +160,22 @@ def test_one_log_line_says_what_was_chosen_and_why(caplog):
         ("mirored", None, "`kind` has an unknown value"),
         ("multi_worker", None, "'multi_worker' needs a cluster, and none was found"),
         ("parameter_server", None, "'parameter_server' needs a cluster, and none was found"),
-        ("tpu", None, "'tpu' needs a cluster, and none was found"),
+        ("tpu", None, "'tpu' needs a TPU, and none was found: .*"),
     ],
 )
 def test_wrong_requests_are_named(kind, devices, message):
     """Every wrong request says what came, what was expected and how to fix it."""
     with pytest.raises(ValueError, match=f"^{message}.* Expected .*Received: "):
         replicas.strategy(kind, devices=devices)
+
+
+@pytest.mark.parametrize("name", ["my-tpu", "", "grpc://127.0.0.1:1"])
+def test_a_tpu_that_is_not_there_is_named_and_waited_for_by_nobody(name, monkeypatch):
+    """TensorFlow raises a `URLError` for a name, and waits without end for an address."""
+    monkeypatch.setenv("TPU_NAME", name)
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
+    with pytest.raises(ValueError, match=f"none was found: .*refused.*TPU_NAME='{name}'"):
+        replicas.strategy("tpu")
 
 
 def test_another_scope_is_refused_and_the_same_scope_is_not():

@@ -89,7 +89,7 @@ class ReplicaGroup:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, half_sums: bool = False) -> None:
-        refuse_remote_replicas(strategy)
+        refuse_tpus(strategy)
         self.strategy = strategy = with_copies(strategy)
         self.count: int = strategy.num_replicas_in_sync
         self._half_sums = half_sums and self.count > 1
@@ -468,13 +468,13 @@ def refuse_to_send(tensors: Sequence[Any]) -> None:
             )
 
 
-def refuse_remote_replicas(strategy: tf.distribute.Strategy) -> None:
-    """Raise a `ValueError` for strategies whose replicas no process runs by itself."""
+def refuse_tpus(strategy: tf.distribute.Strategy) -> None:
+    """Raise a `ValueError` for a strategy whose replicas cannot be told apart in a trace."""
+    # `TPUStrategy.run` traces one function for all; in it a replica's number has no value yet.
     if isinstance(strategy, tf.distribute.TPUStrategy):
         raise value_error(
-            f"{type(strategy).__name__} has replicas outside of all processes that train.",
-            "Expected a strategy whose devices are those of this machine, or of several "
-            "workers that run the same script.",
-            "Use `kmg.strategy()` on GPUs; TPUs are not supported.",
+            "`TPUStrategy` was given, and training on TPUs is not supported.",
+            "Expected a strategy of CPUs or GPUs, on one machine or on several workers.",
+            "Use `kmg.strategy()` on such devices; the documentation's page on replicas says why.",
             strategy=type(strategy).__name__,
         )
