@@ -6,6 +6,7 @@ when a later version changes one of them.
 """
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -367,16 +368,16 @@ def own_training_state(model: keras.Model) -> None:
 def after_quantizing(model: keras.Model, act: Callable[[], None]) -> None:
     """Call `act` whenever `quantize` has changed the model's layers.
 
-    Each layer keeps its `quantize` from when it was made, so a later class cannot override it.
+    Keras puts a `quantize` into each layer when it is made, so a later class cannot override it.
     """
-    original = getattr(type(model), "_post_quantize", None)  # Not in every Keras 3.
+    quantize = model.quantize
 
-    def post_quantize(mode: str, **kwargs: Any) -> None:
-        if original is not None:
-            original(model, mode, **kwargs)
+    @functools.wraps(quantize)
+    def quantize_and_act(*args: Any, **kwargs: Any) -> None:
+        quantize(*args, **kwargs)
         act()
 
-    vars(model)["_post_quantize"] = post_quantize
+    vars(model)["quantize"] = quantize_and_act
 
 
 def owned_metrics(model: keras.Model) -> list[keras.metrics.Metric]:

@@ -57,9 +57,10 @@ class DistributedModel(keras.Model):
 
     def replicate(self, replication: Replication) -> None:
         """Let the model run on other replicas from now on; its values are kept."""
+        if "_replication" not in self.__dict__:
+            keras_internals.after_quantizing(self, lambda: self.replication.forget_steps())
         # Not an attribute for Keras to track or save.
         self.__dict__["_replication"] = replication
-        keras_internals.after_quantizing(self, replication.forget_steps)
 
     @property
     def distribute_strategy(self) -> tf.distribute.Strategy:
