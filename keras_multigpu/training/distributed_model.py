@@ -19,7 +19,7 @@ from keras_multigpu.training.steps.custom_step import share_of_loss
 from keras_multigpu.training.steps.present_step import present_rows
 from keras_multigpu.training.steps.steps_of_model import prepare
 from keras_multigpu.training.variables.placement import build_optimizer
-from keras_multigpu.training.workers import agreed_seed, together
+from keras_multigpu.training.workers import agreed_seed, require_same_call, together
 
 
 class DistributedModel(keras.Model):
@@ -128,6 +128,7 @@ class DistributedModel(keras.Model):
             validation_steps=validation_steps,
             validation_batch_size=validation_batch_size,
         )
+        require_same_call(self.replication.group, "fit")
         cutter = self.replication.cutter
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = keras_internals.split_validation(
@@ -174,6 +175,7 @@ class DistributedModel(keras.Model):
         if kwargs:
             raise ValueError(f"Arguments not recognized: {kwargs}")
         fit_arguments.require_whole_numbers(batch_size=batch_size, steps=steps)
+        require_same_call(self.replication.group, "evaluate")
         feed = Feed(self.replication.cutter, x, y, sample_weight, batch_size, steps)
         logs = loops.evaluate(self, self.replication, feed, callbacks, verbose)
         return logs if return_dict else keras_internals.flatten_metrics(self, logs)
@@ -191,6 +193,7 @@ class DistributedModel(keras.Model):
         Of `Batches` with `on_error="skip"`, examples that cannot be read have rows of NaN.
         """
         fit_arguments.require_whole_numbers(batch_size=batch_size, steps=steps)
+        require_same_call(self.replication.group, "predict")
         cutter = self.replication.cutter
         feed = Feed(cutter, x, None, None, batch_size, steps, predicting=True)
         return loops.predict(self, self.replication, feed, callbacks, verbose)

@@ -54,7 +54,14 @@ def train(
         warn(f"Limiting epochs to {most}", stacklevel=3)
         epochs = most
     group = replication.group
-    require_same_run(group, model, feed, epochs=epochs, initial_epoch=initial_epoch)
+    require_same_run(
+        group,
+        model,
+        feed,
+        epochs=epochs,
+        initial_epoch=initial_epoch,
+        validation_freq=validate and validate.frequency,
+    )
     build(model, replication, feed, "train_step")
     if validate is not None:
         require_same_run(group, model, validate.feed)
@@ -172,13 +179,13 @@ class Validation:
                 validation_freq=frequency,
             )
         self.feed = feed
-        self._frequency = frequency
+        self.frequency = frequency
 
     def is_due(self, epoch: int) -> bool:
         """Whether to validate after this epoch, counted from zero."""
-        if isinstance(self._frequency, int):
-            return (epoch + 1) % self._frequency == 0
-        return epoch + 1 in self._frequency
+        if isinstance(self.frequency, int):
+            return (epoch + 1) % self.frequency == 0
+        return epoch + 1 in self.frequency
 
 
 def evaluate(
@@ -199,11 +206,12 @@ def evaluate(
         )
     feed.rewind()
     model.stop_evaluating = False
-    callbacks.on_test_begin()
-    model.reset_metrics()
-    with together(group), feed.reading():
-        logs = flattened(run_epoch(model, replication, feed, callbacks, "test"))
-    callbacks.on_test_end(logs)
+    with together(group):
+        callbacks.on_test_begin()
+        model.reset_metrics()
+        with feed.reading():
+            logs = flattened(run_epoch(model, replication, feed, callbacks, "test"))
+        callbacks.on_test_end(logs)
     return logs
 
 
@@ -221,21 +229,22 @@ def predict(
         model, callbacks, shown(group, verbose), 1, feed.num_batches, history=False
     )
     model.stop_predicting = False
-    callbacks.on_predict_begin()
-    outputs = []
-    with together(group), feed.reading():
-        for first, some in in_step(group, feed, feed.epoch(model.steps_per_execution)):
-            callbacks.on_predict_batch_begin(first)
-            steps = replication.prediction(model)
-            parts = [steps.run_one(shares, feed.spec) for shares in some.shares]
-            if feed.source.marks_missing and feed.spec is not None:
-                present = [gathered(shares.rows, feed.spec)[2] for shares in some.shares]
-                parts = list(map(with_gaps, parts, present))
-            outputs += parts
-            callbacks.on_predict_batch_end(first + some.size - 1, {"outputs": joined(parts)})
-            if model.stop_predicting:
-                break
-    callbacks.on_predict_end()
+    outputs: list[Any] = []
+    with together(group):
+        callbacks.on_predict_begin()
+        with feed.reading():
+            for first, some in in_step(group, feed, feed.epoch(model.steps_per_execution)):
+                callbacks.on_predict_batch_begin(first)
+                steps = replication.prediction(model)
+                parts = [steps.run_one(shares, feed.spec) for shares in some.shares]
+                if feed.source.marks_missing and feed.spec is not None:
+                    present = [gathered(shares.rows, feed.spec)[2] for shares in some.shares]
+                    parts = list(map(with_gaps, parts, present))
+                outputs += parts
+                callbacks.on_predict_batch_end(first + some.size - 1, {"outputs": joined(parts)})
+                if model.stop_predicting:
+                    break
+        callbacks.on_predict_end()
     if not outputs:
         raise_no_data("predict")
     return keras.tree.map_structure(as_array, joined(outputs))

@@ -61,6 +61,23 @@ def agreed_seed(group: ReplicaGroup) -> int | None:
     return seed
 
 
+def require_same_call(group: ReplicaGroup, method: str) -> None:
+    """Raise a `ValueError` where processes call different methods, and wait for each other."""
+    if not group.is_spread:
+        return
+    with ending_together(group.workers, group.worker):
+        first, *others = group.of_processes([number_of(method)])
+    for worker, of_worker in enumerate(others, start=1):
+        if of_worker != first:
+            raise value_error(
+                f"{name_of(group.workers, worker).capitalize()} and the chief call different "
+                f"methods.",
+                "Expected `fit`, `evaluate` and `predict` in the same order on all workers.",
+                "Call them on every worker, and print or write the results on the chief alone.",
+                called_here=method,
+            )
+
+
 def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **arguments: Any) -> None:
     """Raise a `ValueError` where processes train different models, or on batches of other kinds.
 
@@ -69,6 +86,7 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
     if not group.is_spread:
         return
     settings = {
+        "the versions of Keras and TensorFlow": [keras.__version__, tf.__version__],
         "the model": identity_of_model(model),
         "the form of a batch": str(feed.spec),
         "the batch size": feed.source.batch_size,
@@ -78,7 +96,8 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
         **{f"`{name}`": value for name, value in arguments.items()},
     }
     numbers = [number_of(value) for value in settings.values()]
-    first, *others = group.of_processes(numbers)
+    with ending_together(group.workers, group.worker):
+        first, *others = group.of_processes(numbers)
     for worker, of_worker in enumerate(others, start=1):
         differing = [
             what for what, *pair in zip(settings, first, of_worker, strict=True) if len({*pair}) > 1
@@ -88,8 +107,8 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
                 f"{name_of(group.workers, worker).capitalize()} and the chief differ in "
                 f"{' and '.join(differing)}.",
                 "Expected the same script and the same data on all workers.",
-                "Copy the script and the data to all machines anew, and let nothing in them "
-                "depend on the worker.",
+                "Install the same packages on all machines, copy the script and the data there "
+                "anew, and let nothing in them depend on the worker.",
                 **{what.strip("`"): settings[what] for what in differing if what != "the model"},
             )
 

@@ -33,6 +33,11 @@ class Acts(keras.callbacks.Callback):
         if WHAT == "sleep":
             time.sleep(120)
 
+    def on_predict_end(self, logs=None):
+        """After the last exchange of `predict`; the others go on to `fit`."""
+        if ALONE and WHAT == "predict, raise":
+            raise ZeroDivisionError("a bug at the end")
+
 
 def own_loop(model, x, y):
     """One worker leaves a loop of the user's own; it ends, goes on with other things, or raises."""
@@ -67,6 +72,12 @@ def main():
         if WHAT.startswith("loop"):
             own_loop(model, x, y)
             return
+        if WHAT == "predict, raise":
+            model.predict(x, verbose=0, callbacks=[Acts()])
+        if WHAT == "other method" and ALONE:
+            model.evaluate(x, y, verbose=0)
+        if WHAT == "no validation" and not ALONE:
+            data["validation_data"] = x, y
         history = model.fit(**data, epochs=3, shuffle=False, verbose=0, callbacks=[Acts()]).history
         sys.stdout.write(f"ended after epochs: {len(history['loss'])}\n")
     except Exception as error:

@@ -60,6 +60,9 @@ CASES = [
     ("loop, break", r"WorkerFailure: worker 1 \(.*\) has come to the end of its script"),
     ("loop, sleep", r"WorkerFailure: worker 1 \(.*\) did not come to an exchange within 40 seco"),
     ("other optimizer", r"ValueError: Worker 1 \(.*\) and the chief differ in the model"),
+    ("other method", r"ValueError: Worker 1 \(.*\) and the chief call different methods"),
+    ("no validation", r"ValueError: Worker 1 \(.*\) and the chief differ in `validation_freq`"),
+    ("predict, raise", r"worker 1 \(.*\) failed: ZeroDivisionError: a bug at the end"),
     ("short generator", r"The data of worker 1 \(.*\) ended before that of others"),
 ]
 
