@@ -222,6 +222,7 @@ def _build(kind: str, names: tuple[str, ...], resolver: Any) -> tf.distribute.St
             return tf.distribute.experimental.CentralStorageStrategy(compute_devices=names)
         case "multi_worker":
             workers = _multi_worker(resolver)
+            cluster_internals.heed_sigterm()
             cluster = _cluster()
             if cluster:
                 keep_to_loopback(cluster)  # Now that it listens.

@@ -5,6 +5,8 @@ but with a heartbeat that nobody can set, and gives a worker without GPUs one de
 """
 
 import contextlib
+import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,6 +52,17 @@ def cpu_devices(count: int) -> Iterator[None]:
         yield
     finally:
         Extended._initialize_local_devices = original
+
+
+def heed_sigterm() -> None:
+    """Let SIGTERM do again what it did before workers joined, which is to end a process.
+
+    Only Python's main thread may say so; elsewhere nothing changes.
+    """
+    # TensorFlow catches the first one to publish it as a preemption, of which nobody takes note.
+    handler = signal.getsignal(signal.SIGTERM)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def report_error(message: str) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import keras_multigpu as kmg
 
 WHAT, WHO = sys.argv[1], int(sys.argv[2])
+SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "freeze": signal.SIGSTOP}
 ALONE = json.loads(os.environ["TF_CONFIG"])["task"]["index"] == WHO
 
 
@@ -28,8 +29,8 @@ class Acts(keras.callbacks.Callback):
             self.model.stop_training = True
         if WHAT == "raise":
             raise ZeroDivisionError("a bug in a callback")
-        if WHAT in ("kill", "freeze"):
-            os.kill(os.getpid(), signal.SIGKILL if WHAT == "kill" else signal.SIGSTOP)
+        if WHAT in SIGNALS:
+            os.kill(os.getpid(), SIGNALS[WHAT])
         if WHAT == "sleep":
             time.sleep(120)
 

@@ -54,6 +54,7 @@ CASES = [
     ("raise", r"WorkerFailure: worker 1 \(.*\) failed: ZeroDivisionError: a bug in a callback"),
     ("kill", r"WorkerFailure: worker 1 \(.*\) is gone"),
     ("other data", r"The workers read different batches"),
+    ("terminate", r"WorkerFailure: worker 1 \(.*\) is gone"),
     ("freeze", r"WorkerFailure: worker 1 \(.*\) is gone, or gave no sign of life"),
     ("sleep", r"WorkerFailure: worker 1 \(.*\) did not come to an exchange within 40 seconds"),
     ("loop, error", r"WorkerFailure: worker 1 \(.*\) failed: ZeroDivisionError: a bug in a loop"),
