@@ -195,6 +195,7 @@ def with_weights(
     weights, divisor = None, None
     if sample_weight is not None:
         weights = tf.cast(sample_weight, values.dtype)
+        refuse_other_axes(values, weights)
     if mask is not None:
         valid = tf.cast(mask, values.dtype)
         if reduction in ("mean", "sum_over_batch_size"):
@@ -211,6 +212,23 @@ def with_weights(
         divisor = tf.reduce_sum(weights)
     values, weights = keras_internals.same_rank(values, weights)
     return values * weights, divisor
+
+
+def refuse_other_axes(values: tf.Tensor, weights: tf.Tensor) -> None:
+    """Raise a `ValueError` where weights of examples would be weights of another axis.
+
+    They are multiplied along the last axis. Keras's batch is seldom as long as that axis, so its
+    step fails; a replica's share may be as long by chance.
+    """
+    ranks = [each.shape.rank for each in keras_internals.same_rank(values, weights)]
+    if None not in ranks and 0 < ranks[1] < ranks[0]:
+        raise value_error(
+            "`sample_weight` has fewer axes than the values of the loss.",
+            "Expected a weight for each value, or axes of length 1 where values share a weight.",
+            "Give it the missing axes: `sample_weight[:, None]` where each example has a weight.",
+            sample_weight=weights.shape,
+            values=values.shape,
+        )
 
 
 def relates_rows(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> bool:

@@ -1,5 +1,6 @@
 """The loss of an uneven batch, calculated by hand: 3 + 2 examples on two replicas."""
 
+import contextlib
 import inspect
 
 import keras
@@ -11,6 +12,7 @@ from keras import losses, ops
 from keras_multigpu.training.replica_pass.loss_reduction import (
     NeedsWholeBatch,
     divided,
+    refuse_other_axes,
     refuse_ragged,
     relates_rows,
 )
@@ -167,3 +169,26 @@ def test_functions_are_tried_on_a_few_rows(loss, related):
 
     step.get_concrete_function(spec, spec)
     assert found[0] is related
+
+
+@pytest.mark.parametrize(
+    ("values", "weights", "refused"),
+    [
+        ((None,), (None,), False),
+        ((None,), (None, 1), False),
+        ((None, 1), (None,), False),
+        ((None, 3), (None, 1), False),
+        ((None, 3), (None, 3), False),
+        ((None, 3), (), False),
+        ((None, 3), (None,), True),
+        ((None, 3, 3), (None, 3), True),
+    ],
+)
+def test_weights_of_examples_are_not_taken_for_those_of_another_axis(values, weights, refused):
+    """A share of three rows would take a row's weights for those of three timesteps."""
+    with contextlib.ExitStack() as stack:
+        if refused:
+            stack.enter_context(pytest.raises(ValueError, match="`sample_weight` has fewer axes"))
+        tf.function(refuse_other_axes, autograph=False).get_concrete_function(
+            *(tf.TensorSpec(shape) for shape in (values, weights))
+        )
