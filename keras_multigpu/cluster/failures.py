@@ -27,6 +27,9 @@ TOLD = re.compile(r"keras_multigpu: (.*?) :keras_multigpu", re.DOTALL)
 WAITED = "keras_multigpu/waited"
 """Under which each worker publishes that it has."""
 
+HEARTBEAT = "CoordinationService/Heartbeat"
+"""What TensorFlow calls in vain where the chief, which keeps its service, is frozen."""
+
 SOON = 3
 """Within so many seconds of each other workers give up to wait."""
 
@@ -70,6 +73,9 @@ def sentence(error: str, workers: Sequence[str], index: int) -> str:
         what = found.group(1)
     elif ended:
         what = f"{name_of(workers, ended[0])} has come to the end of its script"
+    elif HEARTBEAT in error:
+        # Nothing may be asked of a frozen chief: its answer would be waited for without end.
+        what = f"{name_of(workers, 0)} is gone, or gave no sign of life"
     elif "timed out" in error or "Deadline" in error:
         who = [name_of(workers, other) for other in missing(len(workers), index)] or ["A worker"]
         seconds = settings().exchange_timeout

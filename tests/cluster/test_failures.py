@@ -17,28 +17,29 @@ SCRIPT = Path(__file__).with_name("failing_worker.py")
 TIMEOUTS = {"KERAS_MULTIGPU_EXCHANGE_TIMEOUT": "40", "KERAS_MULTIGPU_HEARTBEAT_TIMEOUT": "10"}
 
 
-def outcome(what):
-    """What the chief printed when worker 1 did something, both exit codes, and after how long."""
+def outcome(what, who=1):
+    """What the other printed when a worker did something, both exit codes, and after how long."""
     for _ in range(3):
-        printed, codes, longer, again = one_outcome(what)
+        printed, codes, longer, again = one_outcome(what, who)
         if not again:
             break
     return printed, codes, longer
 
 
-def one_outcome(what):
+def one_outcome(what, who):
     """The same, and whether a port was taken."""
     began = time.time()
-    with Workers(SCRIPT, 2, (what, 1), TIMEOUTS) as workers:
+    other = 1 - who
+    with Workers(SCRIPT, 2, (what, who), TIMEOUTS) as workers:
         try:
-            workers.processes[0].wait(PATIENCE)
+            workers.processes[other].wait(PATIENCE)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"it hangs: {workers.output(0)}")
+            pytest.fail(f"it hangs: {workers.output(other)}")
         if what == "freeze":
-            workers.processes[1].send_signal(signal.SIGCONT)
+            workers.processes[who].send_signal(signal.SIGCONT)
             workers.kill()
-        codes, printed = workers.wait(), list(map(workers.output, (0, 1)))
-        return printed[0], codes, times_longer(began, *printed[::-1]), workers.lost_a_port()
+        codes, printed = workers.wait(), list(map(workers.output, (who, other)))
+        return printed[1], codes, times_longer(began, *printed), workers.lost_a_port()
 
 
 def times_longer(began, of_who_acts, of_other):
@@ -78,6 +79,13 @@ def test_others_end_with_a_sentence(what, expected):
     assert re.search(expected, printed), printed
     assert codes[0] == 1
     assert what not in LONGER or longer < LONGER[what]
+
+
+def test_a_frozen_chief_is_named():
+    """Though it keeps the service that is asked who is missing."""
+    printed, _, longer = outcome("freeze", 0)
+    assert re.search(r"WorkerFailure: worker 0 \(.*\) is gone, or gave no sign of life", printed)
+    assert longer < LONGER["freeze"]
 
 
 def test_who_stops_stops_all():
