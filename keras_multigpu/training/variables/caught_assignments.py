@@ -99,7 +99,9 @@ class CatchingScope(keras.StatelessScope):
         try:
             yield self._read
         finally:
-            self._read = before | self._read
+            # In place: who began to note before has this very dictionary.
+            before.update(self._read)
+            self._read = before
 
     def again(self, values: dict[int, tf.Tensor]) -> "CatchingScope":
         """A scope in which the same code runs once more, with these values by identity."""

@@ -105,6 +105,18 @@ def test_in_every_kind_of_step(cls, options):
     assert_close(trained(2, keras.remat, cls, **options), expected)
 
 
+def with_doubled_square(function):
+    """Before `function`, another one with a gradient of its own, which reads no weight."""
+    return keras.remat(lambda x: function(doubled(keras.ops.square)(x)))
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.slow
+def test_weights_read_after_an_inner_gradient_get_theirs(replicas):
+    """Those that Keras 3.10's BatchNormalization reads after its moments stayed as they were."""
+    assert_close(trained(replicas, with_doubled_square), trained(None, with_doubled_square))
+
+
 class Flat(keras.Model):
     """Its loss grows with the gradient of the loss."""
 
