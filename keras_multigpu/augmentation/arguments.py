@@ -42,7 +42,6 @@ def require_bool(name: str, value: object) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value is a finite real number."""
     return (
         not isinstance(value, bool)
         and isinstance(value, numbers.Real)
@@ -83,7 +82,6 @@ def as_range(
 
 
 def is_pair(value: object) -> bool:
-    """Whether a value is a list, a tuple or an array of two."""
     if isinstance(value, np.ndarray):
         return value.shape == (2,)
     return isinstance(value, list | tuple) and len(value) == 2
@@ -148,7 +146,6 @@ def as_number(name: str, value: Any, *, low: float, high: float) -> float:
 def require_draws(
     drawn: dict[str, Any], names: Collection[str], *, needed: Collection[str] = ()
 ) -> None:
-    """Raise a `ValueError` for draws that are another layer's."""
     if set(needed) <= drawn.keys() <= set(names):
         return
     raise value_error(

@@ -86,7 +86,6 @@ class Function(WrappedLayer):
 
 
 def require_registered(function: Any) -> None:
-    """Raise a `ValueError` for a function that Keras could not find again when it loads a layer."""
     named = hasattr(function, "__name__")
     name = keras.saving.get_registered_name(function) if named else None
     if hasattr(function, "get_config") or keras.saving.get_registered_object(name) is function:

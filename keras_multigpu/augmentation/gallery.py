@@ -97,7 +97,6 @@ def gallery(layers: Any, images: Any, path: str | Path | None = None, *, seed: i
 
 
 def figure_of(blocks: list[Block]) -> Any:
-    """A figure of several layers: originals at the left, augmentations in rows beside them."""
     columns = COLUMNS[min(len(blocks), 2)]
     return grid_of([row for block in blocks for row in rows_of(block, columns)])
 
@@ -162,7 +161,6 @@ def value_range_of(images: np.ndarray) -> tuple[float, float]:
 
 
 def block(title: str, layer: AugmentationLayer, request: Request, count: int) -> Block:
-    """What is drawn of one layer."""
     data = request.data
     augmented = repeated if len(data["images"]) == 1 else paired
     changed, drawn = augmented(layer, request, count)
@@ -250,7 +248,6 @@ def boxes_of(example: dict[str, Any], box_format: str | None) -> np.ndarray:
 
 
 def mask_of(example: dict[str, Any]) -> np.ndarray | None:
-    """The classes of an image's pixels, if there is one such mask."""
     mask = example.get("segmentation_masks")
     if not isinstance(mask, np.ndarray):
         return None

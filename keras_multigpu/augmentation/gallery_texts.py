@@ -150,7 +150,6 @@ def plain(value: Any) -> Any:
 
 
 def value_text(value: Any) -> str:
-    """An argument's value in few characters."""
     if isinstance(value, list | tuple):
         return f"({', '.join(map(value_text, value))})"
     return f"{value:.4g}" if isinstance(value, float) else repr(value)

@@ -165,7 +165,6 @@ def as_keras_cv(data: Any) -> Any:
 
 
 def require_one_size(layer: keras.Layer) -> None:
-    """Raise a `ValueError` for layers that give each image another size."""
     for part in keras_internals.layers_of(layer):
         if type(part).__name__ == "RandomAspectRatio":
             raise value_error(
@@ -212,7 +211,6 @@ def without_lost(boxes: Any, moved: Any) -> Any:
 
 
 def require_known_draws(graph: tf.Graph, layer: keras.Layer) -> None:
-    """Raise a `ValueError` for a layer that draws from a stream that no seed of ours decides."""
     definition = graph.as_graph_def()
     nodes = [*definition.node, *(node for f in definition.library.function for node in f.node_def)]
     unknown = sorted({node.op for node in nodes if node.op in STATEFUL})

@@ -154,7 +154,6 @@ class KerasLayer(WrappedLayer):
 
 
 def require_own_draws(layer: keras.Layer) -> None:
-    """Raise a `ValueError` for layers whose draws no seed decides, or that mix examples."""
     require_no_mixing(layer, ("CutMix", "MixUp"))
     for part in keras_internals.layers_of(layer):
         if isinstance(part, keras.layers.AugMix):

@@ -179,7 +179,6 @@ class RandomColor(AugmentationLayer):
 
 
 def either_sign(draws: Draws) -> tf.Tensor:
-    """One or minus one, each half of the time; `float32[n]`."""
     return tf.where(draws.happens(0.5), -1.0, 1.0)
 
 

@@ -120,7 +120,6 @@ def as_aspect_ratio(value: Any) -> Range:
 
 
 def require_fill_value(value: Any) -> None:
-    """Raise a `ValueError` unless a value is a number, a list of them or `"random"`."""
     if is_number(value) or (isinstance(value, str) and value == "random"):
         return
     if isinstance(value, list | tuple) and value and all(is_number(one) for one in value):
@@ -134,7 +133,6 @@ def require_fill_value(value: Any) -> None:
 
 
 def colored(channels: int) -> int:
-    """How many of the channels can be erased: all but alpha."""
     return channels - 1 if channels in (2, 4) else channels
 
 
@@ -190,7 +188,6 @@ def noise_factors(
 
 
 def noise_between(hashes: tf.Tensor, value_range: Range) -> tf.Tensor:
-    """Hashes as values in a range."""
     low, high = value_range
     bits = tf.bitwise.right_shift(hashes, tf.constant(32 - _BITS, tf.uint32))
     # As signed integers they become floats twice as fast.

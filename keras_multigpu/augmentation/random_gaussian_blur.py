@@ -79,7 +79,6 @@ class RandomGaussianBlur(AugmentationLayer):
 
 
 def require_odd(kernel_size: object) -> None:
-    """Raise a `ValueError` unless the side of a kernel is 1, 3, 5, ..."""
     whole = isinstance(kernel_size, numbers.Integral) and not isinstance(kernel_size, bool)
     if not whole or kernel_size < 1 or kernel_size % 2 == 0:  # type: ignore[operator]
         raise value_error(

@@ -90,7 +90,6 @@ def recipe(
 
 
 def light(options: Options) -> list[AugmentationLayer]:
-    """The layers of the recipe of this name."""
     return [
         RandomGeometry(
             flip="horizontal",
@@ -103,7 +102,6 @@ def light(options: Options) -> list[AugmentationLayer]:
 
 
 def standard(options: Options) -> list[AugmentationLayer]:
-    """The layers of the recipe of this name."""
     return [
         RandomGeometry(flip="horizontal", rotation=0.15, translation=0.1, size=options.size),
         RandomColor(contrast=0.1, value_range=options.value_range),
@@ -111,7 +109,6 @@ def standard(options: Options) -> list[AugmentationLayer]:
 
 
 def strong(options: Options) -> list[AugmentationLayer]:
-    """The layers of the recipe of this name."""
     return [
         RandomGeometry(flip="horizontal", crop_area=AREA, aspect_ratio=RATIO, size=options.size),
         RandAugment(num_ops=2, magnitude=9, magnitude_std=0.5, value_range=options.value_range),
@@ -121,7 +118,6 @@ def strong(options: Options) -> list[AugmentationLayer]:
 
 
 def imagenet(options: Options) -> list[AugmentationLayer]:
-    """The layers of the recipe of this name."""
     gray = sum(options.value_range) / 2
     return [
         RandomGeometry(flip="horizontal", crop_area=AREA, aspect_ratio=RATIO, size=options.size),
@@ -138,7 +134,6 @@ def imagenet(options: Options) -> list[AugmentationLayer]:
 
 
 def mixing(alpha: float, options: Options) -> list[AugmentationLayer]:
-    """The layer that mixes images, if they are to be mixed."""
     if options.num_classes is None:
         return []
     return [MixUpOrCutMix(mix_up_alpha=alpha, num_classes=options.num_classes)]

@@ -95,7 +95,6 @@ class Sequence(AugmentationLayer):
 
 
 def require_layers(layers: Any) -> None:
-    """Raise a `ValueError` unless there is a list of at least one layer."""
     if not isinstance(layers, list | tuple) or not layers:
         raise value_error(
             "`layers` is not a list of layers.",

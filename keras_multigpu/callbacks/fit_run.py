@@ -50,7 +50,6 @@ def run_to_see(
 def refuse_model(
     callback: keras.callbacks.Callback, kind: str, expected: str, fix: str
 ) -> NoReturn:
-    """Raise a `ValueError` because a callback came to a model that it cannot work with."""
     raise value_error(
         f"`{type(callback).__name__}` came to a model {kind}.",
         expected,
@@ -64,7 +63,6 @@ def require_before_readers(
     callbacks: Sequence[keras.callbacks.Callback],
     logged: Collection[str],
 ) -> None:
-    """Raise a `ValueError` where a callback reads the logs before another has added to them."""
     name = type(callback).__name__
     for other in callbacks[: callbacks.index(callback)]:
         writes_all = isinstance(other, (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard))

@@ -32,7 +32,6 @@ def scaling_of(model: keras.Model) -> Any:
 
 
 def refuse_scheduler(callbacks: Callbacks) -> None:
-    """Raise a `ValueError` where Keras's scheduler would set rates that are not scaled."""
     if any(isinstance(callback, keras.callbacks.LearningRateScheduler) for callback in callbacks):
         raise value_error(
             "`LearningRateScheduler` sets the rate in every epoch, and so undoes the scaling.",
@@ -43,7 +42,6 @@ def refuse_scheduler(callbacks: Callbacks) -> None:
 
 
 def require_order(callbacks: Callbacks) -> None:
-    """Raise a `ValueError` unless each is there at most once, and scaling comes first."""
     found = [*scalings_among(callbacks), *warmups_among(callbacks)]
     names = [SCALING, WARMUP]
     if len(found) > len({type(callback) for callback in found}):

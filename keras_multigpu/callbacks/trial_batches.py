@@ -40,7 +40,6 @@ def batches_going_round(run: TrainingRun) -> Iterator[Batch]:
 
 
 def rows_of(batch: Batch) -> int:
-    """The number of examples in a batch that has been read."""
     return int(batch_size_of(batch) or 0)
 
 

@@ -49,7 +49,6 @@ class TFConfig:
 
     @property
     def cluster(self) -> Cluster | None:
-        """The workers; None for a process that is not one of them."""
         if self.role not in (*CHIEFS, "worker"):
             return None
         chiefs = [address for role in CHIEFS for address in self.addresses.get(role, ())]
@@ -100,7 +99,6 @@ def _addresses(role: str, addresses: Any, text: str) -> tuple[str, ...]:
 
 
 def _task(task: Any, addresses: dict[str, tuple[str, ...]], text: str) -> tuple[str, int]:
-    """The role and the index of this process."""
     role = task.get("type") if isinstance(task, dict) else None
     index = task.get("index") if isinstance(task, dict) else None
     if isinstance(index, str) and index.isdecimal():  # As scripts of shells write it.

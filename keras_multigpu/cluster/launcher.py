@@ -84,7 +84,6 @@ class Printer:
         self._lock = threading.Lock()
 
     def print(self, line: str) -> None:
-        """Print one line, which no other interrupts."""
         with self._lock:
             try:
                 print(line, flush=True)  # noqa: T201
@@ -162,7 +161,6 @@ def run_once(
 
 
 def silence(workers: Sequence[Worker]) -> float:
-    """For how many seconds no worker has written a line."""
     return time.monotonic() - max(worker.group.last_line_at for worker in workers)
 
 
@@ -174,5 +172,4 @@ def hung(running: Sequence[Worker], seconds: float) -> Failure:
 
 
 def say(text: str) -> None:
-    """A word of the launcher's own."""
     print(f"keras-multigpu launch: {text}", file=sys.stderr, flush=True)  # noqa: T201

@@ -84,7 +84,6 @@ class Lifelines:
         self.say(GOODBYE)
 
     def say(self, what: str, heard_from: int | None = None) -> None:
-        """Say something on all lines but one."""
         for other, line in list(self._lines.items()):
             if other != heard_from:
                 with contextlib.suppress(OSError):

@@ -172,7 +172,6 @@ def numbers_of(ranges: str, word: str) -> list[str]:
 
 
 def number(variables: Mapping[str, str], name: str, missing: int | None = None) -> int:
-    """A variable that is a whole number."""
     text = variables.get(name, "" if missing is None else str(missing))
     if not text.isdecimal():
         raise slurm_error("it is not a whole number", name, variables)
@@ -191,7 +190,6 @@ def slurm_error(what: str, name: str, variables: Mapping[str, str]) -> ValueErro
 
 
 def nodes_error(nodes: str) -> ValueError:
-    """The error for a list of nodes that cannot be read."""
     return slurm_error(
         "it is not a list of nodes such as `gpu[1-3,07],login`",
         "SLURM_STEP_NODELIST",

@@ -78,10 +78,8 @@ def shell_line(worker: WorkerCommand, **more: str) -> str:
 
 
 def tf_config(workers: tuple[str, ...], index: int) -> dict[str, str]:
-    """What tells a worker who the workers are."""
     return {"TF_CONFIG": environment.as_tf_config(Cluster(workers, index))}
 
 
 def in_address(host: str) -> str:
-    """A host as it stands before a port."""
     return f"[{host}]" if ":" in host else host

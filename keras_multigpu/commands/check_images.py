@@ -108,7 +108,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def require_usable(folder: Path, target: Path | None) -> None:
-    """Raise a `UsageError` if a folder is not one, or damaged files would stay in it."""
     try:
         with os.scandir(folder):
             pass
@@ -156,7 +155,6 @@ def contents_of(folder: Path) -> Contents:
 
 
 def suffix(name: str) -> str:
-    """The ending of a file's name, in lower case."""
     return os.path.splitext(name)[1].lower()
 
 
@@ -249,7 +247,6 @@ class Progress:
             self._terminal.flush()
 
     def end(self) -> None:
-        """Erase the line."""
         if self._terminal is not None:
             self._terminal.write("\r\x1b[K")
             self._terminal.flush()
@@ -277,7 +274,6 @@ def without_library_messages() -> Iterator[TextIO | None]:
 
 
 def report(folder: Path, contents: Contents, verdicts: list[tuple[str, Verdict]]) -> None:
-    """Print what was found, and in the end a summary."""
     damaged = [(name, verdict.damage) for name, verdict in verdicts if verdict.damage]
     warnings = [(name, verdict.warning) for name, verdict in verdicts if verdict.warning]
     for title, entries in (("Damaged:", damaged), ("Not damaged, but noteworthy:", warnings)):
@@ -294,5 +290,4 @@ def report(folder: Path, contents: Contents, verdicts: list[tuple[str, Verdict]]
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 image`, `2 images`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

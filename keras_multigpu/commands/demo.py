@@ -277,7 +277,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train, compare, draw."""
     import tensorflow as tf
 
     import keras_multigpu as kmg

@@ -23,7 +23,6 @@ SHAPES = """
 
 
 def write_digits(folder: Path) -> None:
-    """Write the digits as PNG files, those of each kind in a folder of their own."""
     import tensorflow as tf
 
     kinds = np.arange(COUNT) % 10

@@ -66,7 +66,6 @@ def add_parser(subparsers: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Launch the workers, or print what does."""
     check(arguments)
     try:
         if not arguments.hosts:
@@ -81,7 +80,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def watched(arguments: argparse.Namespace, commands: Callable[[int], list[WorkerCommand]]) -> int:
-    """Start the workers and wait for them."""
     return launch(
         commands,
         max_restarts=arguments.max_restarts,
@@ -110,13 +108,11 @@ def host_workers(arguments: argparse.Namespace, start: int) -> list[tuple[str, W
 
 
 def ssh_workers(arguments: argparse.Namespace, start: int) -> list[WorkerCommand]:
-    """What starts the workers of several machines from here."""
     pairs = host_workers(arguments, start)
     return [worker_commands.by_ssh(host, worker) for host, worker in pairs]
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise a `UsageError` for arguments that do not go together."""
     if arguments.hosts:
         if not all(arguments.hosts.split(",")) or arguments.address:
             raise usage_error(

@@ -77,7 +77,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def training_of(arguments: argparse.Namespace) -> Training:
-    """What the arguments say, completed by the model that they name."""
     step, gradient = arguments.step_ms, arguments.gradient_mb
     yielded = EVENLY
     if arguments.model:
@@ -143,7 +142,6 @@ def numbers_of_gpus(text: str) -> list[int]:
 
 
 def application(name: str) -> Any:
-    """A model of `keras.applications`, without its weights."""
     import keras
 
     builder = getattr(keras.applications, name, None)
@@ -216,7 +214,6 @@ def measured(model: Any, batch: int) -> float:
 
 
 def table(predictions: Sequence[Prediction]) -> str:
-    """A line for each number of GPUs."""
     lines = ["  GPUs  hosts    step ms  examples/s  efficiency  input of a host  bottleneck"]
     for one in predictions:
         lines.append(

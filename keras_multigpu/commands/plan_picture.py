@@ -45,7 +45,6 @@ def draw(predictions: Sequence[Prediction], path: Path) -> None:
 
 
 def share(prediction: Prediction, cause: str) -> float:
-    """The part of a step that goes to a cause."""
     if cause == "the GPU":
         return prediction.efficiency
     return prediction.lost.get(cause, 0.0) / prediction.step

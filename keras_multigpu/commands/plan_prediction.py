@@ -92,7 +92,6 @@ class Prediction(NamedTuple):
 
     @property
     def bottleneck(self) -> str:
-        """What costs most, if it is worth a word."""
         cause, seconds = max(self.lost.items(), key=lambda item: item[1])
         return cause if seconds > NOTICED * self.step else "the GPUs"
 
@@ -172,5 +171,4 @@ def halving(size: float, ranks: int, link: Link) -> float:
 
 
 def reached(rate: float) -> float:
-    """Bytes a second that sums send over a link."""
     return max(min(rate, SLOW), USABLE * rate)

@@ -62,7 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def load(argument: str, name: str) -> Callable[..., Any]:
-    """The function that `module:function` names."""
     module_name, colon, function_name = name.partition(":")
     if not (module_name and colon and function_name):
         raise usage_error(
@@ -93,7 +92,6 @@ def load(argument: str, name: str) -> Callable[..., Any]:
 
 
 def counts(text: str) -> tuple[int, ...]:
-    """The numbers in `2,4`."""
     try:
         numbers = tuple(int(word) for word in text.split(","))
     except ValueError:

@@ -137,7 +137,6 @@ class DatasetStream(Stream):
 
 
 def as_example(*element: Any) -> tuple[Any, Any, Any]:
-    """An element of a dataset as `(x, y, sample_weight)`."""
     x, y, weight = (*element, None, None)[:3]
     return x, y, mapped(as_weight, weight)
 
@@ -168,7 +167,6 @@ def is_batched(dataset: tf.data.Dataset) -> bool:
 
 
 def has_shape(spec: Any) -> bool:
-    """Whether this is the spec of a tensor, and not of a missing part."""
     return isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec)
 
 
@@ -190,7 +188,6 @@ def known(dataset: tf.data.Dataset) -> int | None:
 
 
 def require_dataset(dataset: Any) -> None:
-    """Raise a `TypeError` unless this is a `tf.data.Dataset`."""
     if not isinstance(dataset, tf.data.Dataset):
         raise type_error(
             "`dataset` is not a `tf.data.Dataset`.",
@@ -201,7 +198,6 @@ def require_dataset(dataset: Any) -> None:
 
 
 def require_rows(spec: Any) -> None:
-    """Raise a `ValueError` if an element has a part that cannot be a batch."""
     if any(has_shape(leaf) and leaf.shape.rank == 0 for leaf in keras.tree.flatten(spec)):
         raise value_error(
             "The elements of `dataset` have a part that is a scalar, so they are not batches.",
@@ -213,7 +209,6 @@ def require_rows(spec: Any) -> None:
 
 
 def require_example(spec: Any) -> None:
-    """Raise a `ValueError` unless an element is `x`, `(x, y)` or `(x, y, sample_weight)`."""
     if isinstance(spec, tuple) and not 1 <= len(spec) <= 3:
         raise value_error(
             f"An element of `dataset` has {len(spec)} parts.",

@@ -196,7 +196,6 @@ def require_no_arguments_of_keras(batching: Any) -> None:
 
 
 def require_split(fraction: Any, subset: Any) -> None:
-    """Raise a `ValueError` unless `validation_split` and `subset` make sense together."""
     require_choice("subset", subset, (None, "training", "validation", "both"))
     number = isinstance(fraction, int | float) and 0 < fraction < 1
     if (fraction is None) != (subset is None) or not (fraction is None or number):

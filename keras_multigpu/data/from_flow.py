@@ -65,7 +65,6 @@ def from_flow(flow: Any, *, steps: int | None = None, **batching: Unpack[Batchin
 
 
 def source_of(flow: Any, steps: int | None) -> tuple[Source | Stream, Batching]:
-    """What reads from a flow, and the settings it has of its own."""
     if isinstance(flow, legacy_images().Iterator):
         reject_steps(steps, flow)
         require_fitted(getattr(flow, "image_data_generator", None))
@@ -122,13 +121,11 @@ def hindrance(flow: Any) -> str | None:
 
 
 def is_changed(generator: Any, name: str) -> bool:
-    """Whether a method of an `ImageDataGenerator` is not Keras's."""
     original = getattr(legacy_images().ImageDataGenerator, name)
     return name in vars(generator) or getattr(type(generator), name) is not original
 
 
 def require_fitted(generator: Any) -> None:
-    """Raise a `ValueError` if an `ImageDataGenerator` lacks the statistics that it is to use."""
     for name, statistic in (
         ("featurewise_center", "mean"),
         ("featurewise_std_normalization", "std"),
@@ -144,7 +141,6 @@ def require_fitted(generator: Any) -> None:
 
 
 def reject_steps(steps: int | None, flow: Any) -> None:
-    """Raise a `ValueError` if `steps` came with a flow whose length is known."""
     if steps is not None:
         raise value_error(
             "`steps` came with a flow of images.",

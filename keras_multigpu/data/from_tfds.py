@@ -107,7 +107,6 @@ def from_tfds(
 
 
 def require_split(builder: Any, split: Any) -> None:
-    """Raise a `ValueError` unless the data set has this split."""
     cause: Exception | None = None
     try:
         if isinstance(split, str) and builder.info.splits[split]:

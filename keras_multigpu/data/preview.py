@@ -65,7 +65,6 @@ def drawn(examples: Examples, subtitle: str) -> Any:
 
 
 def examples_of(batches: Any, count: int, augment: Augment | None) -> Examples:
-    """The first examples of the first epoch."""
     plain = batches.with_(augment=None, global_batch_size=count, remainder="keep")
     try:
         batch = next(iter(plain.epoch(0).filter(has_examples)), None)
@@ -172,7 +171,6 @@ def target_text(value: np.ndarray, class_names: list[str] | None) -> str:
 
 
 def scalar_text(value: Any, class_names: list[str] | None) -> str:
-    """A short text of one number: of its class, if it is one."""
     if isinstance(value, float) and not (class_names and value.is_integer()):
         return f"{value:.4g}"
     return class_text(int(value), class_names)

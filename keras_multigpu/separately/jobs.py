@@ -100,7 +100,6 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """For how long it runs, or has run."""
         return (self._ended or time.monotonic()) - self._began
 
     def exit_code(self) -> int | None:
@@ -112,14 +111,12 @@ class Job:
         return code
 
     def error(self) -> Exception | None:
-        """What it has raised, or how its process died."""
         code = self.exit_code()
         if code != 0:
             return died(self.name, code or 0, self.lines)
         return self._answer()[1]
 
     def result(self) -> JobResult:
-        """What became of it; a model that it returned is built here."""
         assert self.slot is not None
         value, error = None, self.error()
         if error is None:

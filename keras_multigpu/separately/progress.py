@@ -36,7 +36,6 @@ class Progress:
                 self._say(f"    {line}")
 
     def running(self, jobs: Sequence[Job]) -> None:
-        """Draw a line for each of these."""
         if not self._on_terminal or time.monotonic() - self._drawn_at < REDRAW:
             return
         self._clear()
@@ -51,7 +50,6 @@ class Progress:
         return f"[{job.number}/{self._count}] {job.name} on {job.slot.name}"
 
     def _clear(self) -> None:
-        """Take back what was drawn last."""
         if self._drawn:
             # Up, and away with everything below.
             print(f"\x1b[{self._drawn}F\x1b[J", end="", flush=True)  # noqa: T201

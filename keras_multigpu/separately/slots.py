@@ -36,7 +36,6 @@ def slots(devices: Sequence[str] | int | None) -> list[Slot]:
 
 
 def cpu_slot(name: str, cores: list[int]) -> Slot:
-    """A place on some cores, with as many threads."""
     variables = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
     # Where a process cannot be pinned (macOS), each would start a thread for every core.
     threads = dict.fromkeys(variables, str(len(cores)))

@@ -68,7 +68,6 @@ def train_separately(
 
 
 def run(jobs: Sequence[Job], places: Sequence[Slot]) -> None:
-    """Run all jobs, as many at once as there are places."""
     waiting, running, free = list(jobs), list[Job](), list(places)
     progress = Progress(len(jobs))
     with Interrupts([signal.SIGINT]) as interrupts, Groups() as groups:

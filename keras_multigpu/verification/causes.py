@@ -64,21 +64,17 @@ class Trial:
 
     @property
     def parts(self) -> list[Outcome]:
-        """What each share computed; empty unless all did."""
         results = [replay.result for replay in self.replays]
         return [] if any(result is None for result in results) else results
 
     @property
     def fractions(self) -> list[float]:
-        """Each share's part of the batch."""
         return [(share.stop - share.start) / share.batch_size for share in self.shares]
 
     def equals_whole(self, gradients: Gradients) -> bool:
-        """Whether these are the gradients of the whole batch."""
         return equal(gradients, self.whole.gradients, self.tolerance)
 
     def name(self, place: keras.Operation) -> str:
-        """What the user knows a layer as."""
         return self._recipe.name_of(self._model, place)
 
     def describe(self, place: Place) -> str:
@@ -92,7 +88,6 @@ class Trial:
 
 
 def of_difference(recipe: Recipe, batch: Batch, replicas: int) -> Cause:
-    """The likely cause of a difference in the step that trained on `batch`."""
     try:
         with on(recipe.device):
             trial = Trial(recipe, batch, replicas)
@@ -110,7 +105,6 @@ def of_difference(recipe: Recipe, batch: Batch, replicas: int) -> Cause:
 
 
 def of_crash(recipe: Recipe, batch: Batch, replicas: int) -> Cause:
-    """The likely cause of an exception that one device did not raise."""
     try:
         with on(recipe.device):
             trial = Trial(recipe, batch, replicas)

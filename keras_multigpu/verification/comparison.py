@@ -52,7 +52,6 @@ class Course:
     error: Exception | None = None
 
     def step(self, batch: Batch, loss: float | None, values: list[Value]) -> None:
-        """Train one step, and compare with one device's loss and values after it."""
         if self.error is not None:
             return
         try:
@@ -138,7 +137,6 @@ def report(
     recipe: Recipe,
     batches: Sequence[Batch],
 ) -> Report:
-    """What to tell about one number of replicas."""
     if course.error is not None:
         step = len(course.differences) + 1
         cause = causes.of_crash(recipe, batches[step - 1], replicas)

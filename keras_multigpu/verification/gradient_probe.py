@@ -55,7 +55,6 @@ class GradientProbe:
             vars(model)["compute_loss"] = self._noticed(model.compute_loss)
 
     def run(self, batch: Batch) -> Outcome:
-        """Run one step over these rows."""
         self._model.set_weights(self._weights)
         gradients = self._of_train_step(batch) if self._custom else self._of_predictions(batch)
         return Outcome(gradients, added_losses(self._model))
@@ -116,7 +115,6 @@ def as_arrays(gradients: Any) -> Gradients:
 
 
 def weighted_sum(parts: list[Gradients], weights: list[float]) -> Gradients:
-    """The sum of several lists of gradients, each times its weight."""
     return [
         None
         if any(gradient is None for gradient in column)
@@ -126,7 +124,6 @@ def weighted_sum(parts: list[Gradients], weights: list[float]) -> Gradients:
 
 
 def equal(ours: Gradients, theirs: Gradients, tolerance: float) -> bool:
-    """Whether two lists of gradients are equal, apart from rounding."""
     scale = max((np.abs(g).max(initial=0.0) for g in theirs if g is not None), default=0.0)
     return len(ours) == len(theirs) and all(
         a is b is None

@@ -30,7 +30,6 @@ def devices_are_ready(count: int) -> bool:
 def run(
     build_model: Callable[[], keras.Model], data: Any, replicas: Sequence[int], steps: int
 ) -> Verification:
-    """Compare in this process, whose devices are ready."""
     kind = "GPU" if device_count("GPU") >= max(replicas) else "CPU"
     strategies = {
         count: obtained("mirrored", devices=[f"{kind}:{index}" for index in range(count)])

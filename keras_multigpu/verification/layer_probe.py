@@ -204,5 +204,4 @@ def tensors_in(structure: Any) -> list[tf.Tensor]:
 
 
 def is_dense(leaf: Any) -> bool:
-    """Whether a leaf of a structure is a dense tensor with a value."""
     return isinstance(leaf, tf.Tensor)

@@ -95,7 +95,6 @@ class Recipe:
         self.precision = "float32"
 
     def model(self) -> keras.Model:
-        """A new model: built, with the common weights and without random layers."""
         with on(self.device):
             model = self._build_model()
             require_compiled_model(model, self._build_model)
@@ -134,7 +133,6 @@ def value_of(variable: keras.Variable) -> np.ndarray:
 
 
 def weights_of(model: keras.Model) -> list[np.ndarray]:
-    """The values of all weights of a model, as `set_weights` takes them."""
     return [value_of(weight) for weight in model.weights]
 
 
@@ -159,7 +157,6 @@ def precision_of(model: keras.Model) -> str:
 
 
 def on(device: str | None) -> contextlib.AbstractContextManager[Any]:
-    """Run on this device; None leaves the choice to TensorFlow."""
     return contextlib.nullcontext() if device is None else tf.device(device)
 
 

@@ -89,7 +89,6 @@ def row(report: Report) -> tuple[str, ...]:
 
 
 def place(report: Report) -> str:
-    """Where and when a report's difference began."""
     if report.error is not None:
         return f"in step {report.step}"
     if report.first_difference is None:
@@ -98,7 +97,6 @@ def place(report: Report) -> str:
 
 
 def number(value: float | None, form: str) -> str:
-    """A number, or a dash where there is none."""
     return "-" if value is None else format(value, form)
 
 

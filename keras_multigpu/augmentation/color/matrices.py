@@ -138,7 +138,6 @@ def apply_matrices(
 def clipped_colors(
     images: tf.Tensor, matrices: tf.Tensor | None, bias: tf.Tensor, value_range: Range
 ) -> tf.Tensor:
-    """What `apply_matrices` does, with as many colours in the maps as in the images."""
     if matrices is None or matrices.shape.rank == 2:
         return clipped_to(scaled(images, matrices, bias), value_range)
     matrices, bias = with_alpha(matrices, bias, images.shape[3])
@@ -161,7 +160,6 @@ def with_alpha(matrices: tf.Tensor, bias: tf.Tensor, channels: int) -> tuple[tf.
 
 
 def scaled(images: tf.Tensor, factors: tf.Tensor | None, bias: tf.Tensor) -> tf.Tensor:
-    """Each channel times a factor, plus a bias."""
     channels = images.shape[3]
     one = bias.shape[1] == 1 and (factors is None or factors.shape[1] == 1)
     if one and channels in (1, 3):

@@ -43,7 +43,6 @@ def from_batch(x: Any, y: Any, weight: Any) -> tuple[Example, Callable[[Example]
 
 
 def require_one_of_each(beside: Example, targets: Example, weight: Any) -> None:
-    """Raise a `ValueError` where the same kind of target comes twice."""
     given = {*targets, *([] if weight is None else ["sample_weights"])}
     twice = sorted(beside.keys() & given)
     if twice:
@@ -106,7 +105,6 @@ def each_target(y: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def require_one_set_of_boxes(example: Example) -> None:
-    """Raise a `ValueError` where it is not clear which boxes belong to the images."""
     if len(example.get("bounding_boxes", [])) > 1:
         raise value_error(
             "There are several sets of bounding boxes.",
@@ -157,7 +155,6 @@ def kind_of(target: Any, images: Any) -> str:
 
 
 def require_boxes_if_promised(example: Example, box_format: str | None) -> None:
-    """Raise a `ValueError` where a layer was told of boxes, and none can be found."""
     if box_format is not None and "bounding_boxes" not in example:
         raise value_error(
             "The layer has a `bounding_box_format`, but the batch has no boxes that it knows.",

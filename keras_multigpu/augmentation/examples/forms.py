@@ -136,7 +136,6 @@ def opened_boxes(example: Example, box_format: str | None) -> dict[str, str]:
 
 
 def require_boxes(boxes: Any) -> None:
-    """Raise a `ValueError` unless boxes are a dictionary as Keras has them, without ragged rows."""
     parts: dict[str, Any] = boxes if isinstance(boxes, dict) else {}
     labels = parts.get("labels", parts.get("classes"))
     dense = not any(isinstance(part, tf.RaggedTensor) for part in parts.values())
@@ -155,7 +154,6 @@ def require_boxes(boxes: Any) -> None:
 
 
 def require_images(example: Example) -> None:
-    """Raise a `ValueError` unless there are images of three or four axes and known channels."""
     images = example.get("images")
     shape = getattr(images, "shape", None)
     if shape is None or len(shape) not in (3, 4) or shape[-1] is None:
@@ -170,7 +168,6 @@ def require_images(example: Example) -> None:
 
 
 def converted(example: Example, source: str, target: str) -> Any:
-    """The boxes of examples in another format."""
     boxes = dict(example["bounding_boxes"])
     if source == target:
         return boxes

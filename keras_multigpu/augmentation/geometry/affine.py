@@ -110,5 +110,4 @@ def moved_boxes(boxes: tf.Tensor, matrices: tf.Tensor) -> tf.Tensor:
 
 
 def last(size: int | tf.Tensor) -> tf.Tensor:
-    """The place of the last pixel of an axis."""
     return tf.cast(size, tf.float32) - 1

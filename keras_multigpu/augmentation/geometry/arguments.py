@@ -60,7 +60,6 @@ def as_two_ranges(name: str, value: Any, **limits: Any) -> tuple[Range, Range]:
 
 
 def as_positive_range(name: str, value: Any, high: float) -> Range | None:
-    """A pair of numbers above zero, the lower one first; None stays None."""
     if value is None:
         return None
     if not is_pair(value) or not all(is_number(one) and 0 < one <= high for one in value):
@@ -74,7 +73,6 @@ def as_positive_range(name: str, value: Any, high: float) -> Range | None:
 
 
 def as_size(name: str, value: Any) -> tuple[int, int] | None:
-    """A height and a width in pixels; None stays None."""
     if value is None:
         return None
     if not is_pair(value) or not all(is_number(one) and one > 0 and one % 1 == 0 for one in value):
@@ -88,7 +86,6 @@ def as_size(name: str, value: Any) -> tuple[int, int] | None:
 
 
 def require_one_window(crop: Any, crop_area: Any, aspect_ratio: Any) -> None:
-    """Raise a `ValueError` if a window has both a fixed and a random size."""
     if crop is not None and not (crop_area is None and aspect_ratio is None):
         raise value_error(
             "The window to cut out has a fixed size and a random one.",

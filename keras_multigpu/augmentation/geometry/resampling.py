@@ -106,7 +106,6 @@ def read(
 
 
 def between(first: tf.Tensor, second: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
-    """A mean of two tensors in which the second has this share."""
     return first + share * (second - first)
 
 

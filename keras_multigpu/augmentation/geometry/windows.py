@@ -106,14 +106,12 @@ def largest_window(shape: Shape, ratio: Any, area: Any) -> Sides:
 
 
 def fits(crop: tuple[int, int], shape: Shape) -> bool:
-    """Whether images are known to be as large as a window."""
     return all(
         isinstance(side, int) and own <= side for own, side in zip(crop, shape[:2], strict=True)
     )
 
 
 def proportion(sides: Sides) -> tf.Tensor:
-    """Width over height."""
     height, width = floats(sides)
     return width / height
 

@@ -144,7 +144,6 @@ def blended(images: tf.Tensor, partners: tf.Tensor, share: tf.Tensor) -> tf.Tens
 
 
 def pasted(images: tf.Tensor, partners: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
-    """Images with a box of others in them."""
     left, top, right, bottom = tf.unstack(box[:, :, None, None, None], axis=1)
     rows = tf.range(tf.shape(images)[1])[:, None, None]
     columns = tf.range(tf.shape(images)[2])[:, None]
@@ -153,6 +152,5 @@ def pasted(images: tf.Tensor, partners: tf.Tensor, box: tf.Tensor) -> tf.Tensor:
 
 
 def area(box: tf.Tensor, shape: Shape) -> tf.Tensor:
-    """The share of an image that a box covers, `float32[n]`."""
     covered = (box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1])
     return tf.cast(covered, tf.float32) / tf.cast(shape[0] * shape[1], tf.float32)

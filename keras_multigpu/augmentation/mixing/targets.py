@@ -72,7 +72,6 @@ def can_be_classes(label: tf.Tensor, num_classes: int) -> bool:
 
 
 def require_classes(labels: tf.Tensor, num_classes: int | None) -> None:
-    """Raise a `ValueError` unless labels that are not floats can be made one-hot."""
     if not (labels.dtype.is_integer or labels.dtype.is_bool) or num_classes is None:
         raise value_error(
             "Labels came that cannot be mixed as they are.",
@@ -125,7 +124,6 @@ def mixed(example: Example, own: tf.Tensor, partners: tf.Tensor) -> Example:
 
 
 def mixed_weight(weight: Any, own: tf.Tensor, partners: tf.Tensor) -> tf.Tensor:
-    """The weights of mixed images: those of both parts, by their shares."""
     weight = as_float(weight)
     own = aligned(tf.cast(own, weight.dtype), weight.shape.rank)
     return own * weight + (1 - own) * tf.gather(weight, partners)
@@ -144,7 +142,6 @@ def share_of_label(weight: Any, own: tf.Tensor, partners: tf.Tensor) -> tf.Tenso
 
 
 def mixed_label(label: tf.Tensor, share: tf.Tensor, partners: tf.Tensor) -> tf.Tensor:
-    """Labels mixed with those of the partners; each keeps its share, `[n, ...]`."""
     share = aligned(tf.cast(share, label.dtype), label.shape.rank)
     return share * label + (1 - share) * tf.gather(label, partners)
 
@@ -167,7 +164,6 @@ def weights_of(labels: list, weights: Any) -> list:
 
 
 def present(structure: Any) -> list:
-    """The leaves of a structure that are not None."""
     return [leaf for leaf in keras.tree.flatten(structure) if leaf is not None]
 
 

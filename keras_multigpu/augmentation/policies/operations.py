@@ -37,7 +37,6 @@ def as_levels(images: tf.Tensor, value_range: Range) -> tf.Tensor:
 
 
 def from_levels(levels: tf.Tensor, value_range: Range) -> tf.Tensor:
-    """The way back from `as_levels`."""
     low, high = value_range
     return levels if value_range == LEVELS else levels * ((high - low) / 255) + low
 
@@ -162,7 +161,6 @@ def in_rows(levels: tf.Tensor) -> tf.Tensor:
 
 
 def whole(levels: tf.Tensor) -> tf.Tensor:
-    """Levels cut to whole numbers from 0 to 255."""
     return tf.floor(clipped_to(levels, LEVELS))
 
 
@@ -177,7 +175,6 @@ def gray(colors: tf.Tensor) -> tf.Tensor:
 
 
 def without_alpha(levels: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """The colours, and what is left: alpha or nothing."""
     colors = color_channels(levels.shape[3])
     if colors == levels.shape[3]:
         return levels, []

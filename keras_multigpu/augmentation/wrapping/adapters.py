@@ -42,7 +42,6 @@ def as_layers(layer: Any, bounding_box_format: str | None = None) -> list[Augmen
 
 
 def require_parts(row: keras.Layer) -> None:
-    """Raise a `ValueError` for a `Pipeline` or `Sequential` without layers."""
     if not row.layers:
         raise value_error(
             f"This {type(row).__name__} has no layers.",

@@ -78,7 +78,6 @@ class WrappedLayer(AugmentationLayer):
 
 
 def require_instance(wrapped: Any) -> None:
-    """Raise a `ValueError` for a class, whose `()` was forgotten."""
     if isinstance(wrapped, type):
         raise value_error(
             f"{wrapped.__name__} is a class, not a layer.",
@@ -89,7 +88,6 @@ def require_instance(wrapped: Any) -> None:
 
 
 def require_foreign(layer: Any, origin: str) -> None:
-    """Raise a `ValueError` unless a layer is of the package that its wrapper is for."""
     foreign = isinstance(layer, keras.Layer) and not isinstance(layer, AugmentationLayer)
     if foreign and is_keras_cv(layer) == (origin == "keras-cv"):
         return

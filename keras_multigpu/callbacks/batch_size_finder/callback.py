@@ -103,7 +103,6 @@ class BatchSizeFinder(keras.callbacks.Callback):
         self._resumed = self.best_replica_batch_size is not None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Search once the other callbacks have prepared what they need."""
         run = run_to_try(self)
         if self.apply == "micro_batches" and run.global_batch_size is None:
             raise value_error(
@@ -194,7 +193,6 @@ def number_of_examples(run: TrainingRun) -> int | None:
 
 
 def require_order(minimum: int, maximum: int) -> None:
-    """Raise a `ValueError` if there is no size to try."""
     if maximum < minimum:
         raise value_error(
             "`maximum` is smaller than `minimum`.",
@@ -206,7 +204,6 @@ def require_order(minimum: int, maximum: int) -> None:
 
 
 def raise_too_little_memory(size: int, replicas: int) -> NoReturn:
-    """Raise because not even the smallest batch fits."""
     raise error_of(
         MemoryError,
         f"The model does not fit into memory with {size} examples on each replica.",

@@ -35,7 +35,6 @@ def size_figure(tries: Sequence[Try], replicas: int, chosen: int) -> Any:
 
 
 def draw_speed(axes: Any, fitted: Sequence[Try], replicas: int) -> None:
-    """How many examples all replicas take in a second."""
     points = [
         (one.replica_batch_size, replicas * one.replica_batch_size / one.seconds)
         for one in fitted

@@ -22,7 +22,6 @@ USABLE = 0.9
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether a step failed because memory ran out."""
     if isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError)):
         return True
     text = str(error).lower()
@@ -45,13 +44,11 @@ class HostMemory:
         self._per_example = 0.0
 
     def learn(self, global_batch_size: int) -> None:
-        """Note what a step with so many examples has needed at most."""
         peak = peak_bytes()
         if peak is not None:
             self._per_example = max(0.0, (peak - self._before) / global_batch_size)
 
     def is_too_small(self, global_batch_size: int) -> bool:
-        """Whether a step with so many examples needs more than is left."""
         return self._matters and self._per_example * global_batch_size > USABLE * available_bytes()
 
 
@@ -77,7 +74,6 @@ def peak_bytes() -> int | None:
 
 
 def forget_device_peaks() -> None:
-    """Let `device_peak` count from now on."""
     for device in tf.config.list_logical_devices("GPU"):
         tf.config.experimental.reset_memory_stats(device.name)
 

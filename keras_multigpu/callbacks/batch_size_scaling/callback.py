@@ -115,7 +115,6 @@ class BatchSizeScaling(keras.callbacks.Callback):
             self._probe.go_on(state["last"])
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Check what can be checked, and set the size of the first batches."""
         run = run_of(self, "elsewhere `fit` tells nobody the batch size")
         present_size = known_size(run)
         require_order(run.callbacks)
@@ -135,7 +134,6 @@ class BatchSizeScaling(keras.callbacks.Callback):
             run.set_batch_size(size or present_size, self.max_replica_batch_size)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Let the rate fit the batches, whoever has changed their size."""
         assert self._rate is not None
         run = self.model.training_run
         self._step = run.step
@@ -147,7 +145,6 @@ class BatchSizeScaling(keras.callbacks.Callback):
                 self._probe.begin()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Log size and rate, and set the size of the next epoch's batches."""
         logs = {} if logs is None else logs
         run = self.model.training_run
         size = run.global_batch_size
@@ -160,7 +157,6 @@ class BatchSizeScaling(keras.callbacks.Callback):
             run.set_batch_size(next_size, largest)
 
     def _multiply(self, factor: float) -> None:
-        """Let the rate be so many times the compiled one."""
         change, self.factor = factor / self.factor, factor
         if change == 1.0 or self._rate is None:
             return
@@ -178,7 +174,6 @@ class BatchSizeScaling(keras.callbacks.Callback):
         self._step = run.step
 
     def _end(self) -> None:
-        """Give the optimizer its unscaled rate."""
         if self._rate is not None and self._begun:
             self._multiply(1.0)
             self._rate.restore()

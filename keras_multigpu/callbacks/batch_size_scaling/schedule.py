@@ -63,17 +63,14 @@ class BatchSchedule:
 
 
 def is_integer(value: Any) -> bool:
-    """Whether a value is an integer, NumPy's included."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def is_size(value: Any) -> bool:
-    """Whether a value is a positive integer."""
     return is_integer(value) and value > 0
 
 
 def require_growing(schedule: Any) -> None:
-    """Raise a `ValueError` unless epochs have sizes that grow."""
     usable = isinstance(schedule, dict) and len(schedule) > 0
     epochs = list(schedule) if usable else []
     good = all(is_integer(epoch) and epoch >= 0 for epoch in epochs)
@@ -91,7 +88,6 @@ def require_growing(schedule: Any) -> None:
 
 
 def require_no_less(size: int, before: int) -> None:
-    """Raise a `ValueError` where a batch would shrink."""
     if size < before:
         raise value_error(
             "The batch would shrink.",
@@ -104,7 +100,6 @@ def require_no_less(size: int, before: int) -> None:
 
 
 def require_examples(size: int, run: Any) -> None:
-    """Raise a `ValueError` where a batch would have more examples than there are."""
     examples = run.num_examples
     if examples is not None and size > examples:
         raise value_error(

@@ -106,18 +106,15 @@ class GradientNoiseScale(keras.callbacks.Callback):
         self.curve, self._told = [], False
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Count this epoch's steps from where it begins."""
         self._read_at = self.model.training_run.step
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Read a point of the curve, if it is due."""
         step = self.model.training_run.step
         if step // self.every_steps > self._read_at // self.every_steps:
             self._note()
             self._read_at = step
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Log both numbers, if they are known."""
         noise = self._note()
         if noise.scale is None:
             self._tell(noise)
@@ -161,7 +158,6 @@ def suggested_batch_size(noise_scale: float, replicas: int) -> int:
 
 
 def measurable_run(callback: keras.callbacks.Callback) -> TrainingRun:
-    """The run of `fit`; a `ValueError` where the noise cannot be measured."""
     run = run_to_see(callback)
     if run.replicas * run.micro_batches < 2:
         raise value_error(

@@ -78,7 +78,6 @@ class NoiseProbe(Probe):
         return [seen.pieces, seen.total_square_norm]
 
     def collect(self, measured: list[list[tf.Tensor]], allowed: tf.Tensor | None) -> None:
-        """Add the estimates of this step to the means, if it gives any."""
         assert self._sums is not None and self._steps is not None
         groups = tf.cast(tf.concat([pieces for pieces, _ in measured], axis=0), tf.float64)
         trace, square, known = estimates(groups, tf.cast(measured[0][1], tf.float64))
@@ -99,7 +98,6 @@ class NoiseProbe(Probe):
         return Noise(steps, weight, trace / weight, square / weight)
 
     def give(self, noise: Noise) -> None:
-        """Go on from there."""
         assert self._sums is not None and self._steps is not None
         steps, weight, trace, square = noise
         self._steps.assign(steps)

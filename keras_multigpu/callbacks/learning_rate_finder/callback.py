@@ -125,7 +125,6 @@ class LearningRateFinder(keras.callbacks.Callback):
             self._scale(self._rate, self._factor)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Search once the other callbacks have prepared what they need."""
         run = run_to_try(self)
         self._rate, self._factor, self._resumed = Rate(self.model), None, False
         if self.apply and not self._rate.is_plain and not self._rate.next:
@@ -138,7 +137,6 @@ class LearningRateFinder(keras.callbacks.Callback):
         run.after_begin(lambda: self._begin(run))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Let go of the optimizer."""
         self._rate = None
 
     def _begin(self, run: TrainingRun) -> None:
@@ -237,7 +235,6 @@ class LearningRateFinder(keras.callbacks.Callback):
 
 
 def require_range(low: Any, high: Any) -> None:
-    """Raise a `ValueError` unless the rates can grow from one to the other."""
     numbers = all(isinstance(rate, (int, float)) for rate in (low, high))
     if not numbers or not 0 < low < high < np.inf:
         raise value_error(
@@ -250,7 +247,6 @@ def require_range(low: Any, high: Any) -> None:
 
 
 def require_enough(steps: Any) -> None:
-    """Raise a `ValueError` if there are too few steps for a curve."""
     require_positive_integer("steps", steps)
     if steps < FEWEST:
         raise value_error(
@@ -262,7 +258,6 @@ def require_enough(steps: Any) -> None:
 
 
 def require_finite(loss: float) -> None:
-    """Raise a `ValueError` if the model is broken before any rate was tried."""
     if not np.isfinite(loss):
         raise value_error(
             "The loss is not finite before any learning rate was tried.",

@@ -33,7 +33,6 @@ def drawn(curve: RateCurve, found: Suggestion | None, exploded_at: float | None)
 
 
 def mark(axes: Any, curve: RateCurve, rate: float, label: str, marker: str, color: str) -> None:
-    """Draw a point of the smoothed curve."""
     loss = curve.smoothed[np.argmin(np.abs(curve.rates - rate))]
     style = {"markersize": 9, "markeredgecolor": "white", "linestyle": "none", "zorder": 5}
     axes.plot([rate], [loss], marker=marker, color=color, label=label, **style)

@@ -114,7 +114,6 @@ class LearningRateWarmup(keras.callbacks.Callback):
             self._probe.multiply(factor)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Let the warm-up into the training step."""
         self._end()
         self._rate = Rate(self.model).adjust()
         self._probe.corrects = corrects_momentum(self.momentum_correction, self._rate)
@@ -132,7 +131,6 @@ class LearningRateWarmup(keras.callbacks.Callback):
         run.after_end(self._end)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Begin with the warm-up, or go on with it."""
         self._step = 0
         assert self._rate is not None
         run = getattr(self.model, "training_run", None)
@@ -149,7 +147,6 @@ class LearningRateWarmup(keras.callbacks.Callback):
             logs["learning_rate"] = self._probe.last
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Give the optimizer its rate back."""
         # With a `training_run` this happens later, and also where `fit` fails.
         if getattr(self.model, "training_run", None) is None:
             self._end()
@@ -218,7 +215,6 @@ class LearningRateWarmup(keras.callbacks.Callback):
         self._step = step
 
     def _end(self) -> None:
-        """Give the optimizer the rate that the warm-up leads to, and its schedule."""
         rate, begun = self._rate, self._begun
         self._rate, self._begun = None, False
         if rate is None or not begun:
@@ -240,7 +236,6 @@ class LearningRateWarmup(keras.callbacks.Callback):
 
 
 def require_length(epochs: Any, steps: Any) -> None:
-    """Raise a `ValueError` unless one of the two says how long it lasts."""
     if steps is not None:
         require_positive_integer("steps", steps)
     bad = epochs is not None and not 0 < real_number(epochs) < math.inf
@@ -255,7 +250,6 @@ def require_length(epochs: Any, steps: Any) -> None:
 
 
 def require_rate(rate: Any, curve: str) -> None:
-    """Raise a `ValueError` unless the rate is one that a warm-up can begin with."""
     if rate is None:
         return
     number = real_number(rate)

@@ -42,7 +42,6 @@ class WarmupProbe(RateProbe):
 
     @property
     def state(self) -> dict[str, Any]:
-        """The values of the variables, as JSON can hold them."""
         return {name: variable.numpy().item() for name, variable in self._variables.items()}
 
     def give(self, **values: Any) -> None:
@@ -110,12 +109,10 @@ class WarmupProbe(RateProbe):
 
 
 def linear(first: tf.Tensor, progress: tf.Tensor) -> tf.Tensor:
-    """Equal differences."""
     return first + (1.0 - first) * progress
 
 
 def exponential(first: tf.Tensor, progress: tf.Tensor) -> tf.Tensor:
-    """Equal ratios."""
     return tf.pow(first, 1.0 - progress)
 
 

@@ -116,7 +116,6 @@ class NaNGuard(keras.callbacks.Callback):
     # Hooks.
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Let the probe into the step, where there is one to let it into."""
         self.findings, self.skipped_steps, self.rollbacks = [], 0, 0
         self._good = None
         self._at_epoch_begin = {"skipped": 0, "took": 0}
@@ -154,7 +153,6 @@ class NaNGuard(keras.callbacks.Callback):
             self._good = GoodState.of(self.model, epoch)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Look whether something was found, every `every_steps` steps."""
         self._unchecked += batch + 1 - self._step
         self._untaken += batch + 1 - self._step
         self._step = batch + 1
@@ -166,7 +164,6 @@ class NaNGuard(keras.callbacks.Callback):
             self._good = GoodState.of(self.model, self._epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Look again, and log `skipped_steps`."""
         logs = logs if logs is not None else {}
         self._check(logs)
         if not self._inside or self._probe is None:
@@ -180,7 +177,6 @@ class NaNGuard(keras.callbacks.Callback):
             logs.update(dict.fromkeys(means, float("nan")))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Be off duty, and let go of the copy."""
         self._good = None
         if self._rate is not None:
             self._rate.restore()
@@ -294,7 +290,6 @@ class NaNGuard(keras.callbacks.Callback):
 
 
 def give_up(finding: Finding, why: str, **received: Any) -> NoReturn:
-    """Raise a `FloatingPointError` where nothing helps."""
     raise error_of(
         FloatingPointError,
         f"{finding} {why}",

@@ -107,7 +107,6 @@ class Facts:
         return self._table[:, chosen]
 
     def replicas(self, kind: str, name: str | None = None) -> list[int]:
-        """The replicas where a fact of this kind holds."""
         return np.flatnonzero(self.of(kind, name).any(axis=1)).tolist()
 
     def names(self, kind: str) -> list[str]:
@@ -169,13 +168,11 @@ def finding_of(facts: Facts, epoch: int, step: int, run: Any, model: keras.Model
 
 
 def listed(names: Sequence[str]) -> str:
-    """The first few names."""
     rest = len(names) - LISTED
     return ", ".join(names[:LISTED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def layers_of(paths: Sequence[str]) -> list[str]:
-    """The layers that variables belong to, each once."""
     return list(dict.fromkeys(path.rpartition("/")[0] or path for path in paths))
 
 

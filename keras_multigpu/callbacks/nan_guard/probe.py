@@ -60,11 +60,9 @@ class FiniteProbe(Probe):
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything, and be off duty."""
         self.set({**dict.fromkeys(range(7), 0), FOUND_AT: NOTHING_FOUND})
 
     def set(self, values: dict[int, int]) -> None:
-        """Give counters a value, between steps."""
         assert self.counters is not None
         counters = self.counters.numpy()
         counters[list(values)] = list(values.values())
@@ -175,7 +173,6 @@ class FiniteProbe(Probe):
 
 
 def found(measured: list[list[tf.Tensor]]) -> tf.Tensor:
-    """Whether any replica found something."""
     return tf.reduce_any(tf.stack([bad for bad, _ in measured]))
 
 

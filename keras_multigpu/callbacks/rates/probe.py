@@ -47,7 +47,6 @@ class RateProbe(Probe):
         self.active.assign(True)
 
     def before_step(self) -> None:
-        """Keep the rate that this step uses."""
         tf.cond(self.active, self._note, nothing)
 
     def _note(self) -> bool:
@@ -96,5 +95,4 @@ def multiply_velocities(velocities: list[tuple[tf.Variable, ...]], change: Any) 
 
 
 def nothing() -> bool:
-    """Do nothing, as a branch."""
     return False

@@ -112,12 +112,10 @@ class Rate:
         return copies_of(self.lever)
 
     def steps(self) -> tf.Tensor:
-        """The number of steps that the optimizer has done, as a tensor."""
         counter = copies_of(optimizer_internals.step_counter(self.optimizer))
         return counter[0].read_value()
 
     def of_step(self) -> tf.Tensor:
-        """The rate of the next step, as a tensor."""
         lever = self.lever_copies()[0].read_value()
         if self.is_plain:
             return lever

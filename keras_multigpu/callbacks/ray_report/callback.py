@@ -32,7 +32,6 @@ class RayReport(keras.callbacks.Callback):
         self.checkpoint = checkpoint
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Make sure that there is somebody to report to."""
         try:
             installed_ray_train().get_context()
         except RuntimeError as error:
@@ -44,7 +43,6 @@ class RayReport(keras.callbacks.Callback):
             ) from error
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Report, and wait until all workers have."""
         ray_train = installed_ray_train()
         metrics = {**(logs or {}), "epoch": epoch}
         if not self.checkpoint or ray_train.get_context().get_world_rank():

@@ -92,7 +92,6 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Count this epoch's steps from where it begins."""
         run = getattr(self.model, "training_run", None)
         self._epoch = epoch
         self._step = self._checked_at = 0 if run is None else run.step
@@ -103,7 +102,6 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
             self._check()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Check what this epoch has made of the weights."""
         if self._step > self._checked_at:
             self._check()
 

@@ -79,7 +79,6 @@ class Checksums:
         self._checksums: Callable[..., tf.Tensor] = traced(checksums, specs, jit_compile=True)
 
     def fits(self, variables: Sequence[Copied]) -> bool:
-        """Whether it was compiled for these."""
         known = [parts[0] for parts in self._copies]
         return len(known) == len(variables) and all(
             one is variable.copies[0] for one, variable in zip(known, variables, strict=True)

@@ -101,7 +101,6 @@ class ReplicaMetrics(keras.callbacks.Callback):
             require_writable(self._file.path)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Let the probe into the step."""
         self._run = run_to_see(self)
         refuse_second(self._run.callbacks)
         if self.metrics and self._run.batch_spec is not None:
@@ -115,7 +114,6 @@ class ReplicaMetrics(keras.callbacks.Callback):
         self._run.after_each("on_train_batch_end", self._step_done)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin the sums anew, or go on where a checkpoint was taken."""
         restored, self._restored = self._restored, None
         self._probe.reset()
         base = 0, no_sums(self._probe.replicas)
@@ -128,7 +126,6 @@ class ReplicaMetrics(keras.callbacks.Callback):
         self._base = (*base, no_time(self._probe.replicas))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Read the sums, and report the epoch."""
         assert self._clock is not None
         timing, sums = self._clock.read(), self._probe.read()
         whole = self._window(sums, timing)
@@ -234,12 +231,10 @@ class ReplicaMetrics(keras.callbacks.Callback):
             )
 
     def _fits(self, state: dict[str, Any]) -> bool:
-        """Whether a state was taken with as many replicas."""
         return len(state["sums"][0]) == self._probe.replicas
 
 
 def refuse_second(callbacks: list[Any]) -> None:
-    """Raise a `ValueError` where two would write the same names into the history."""
     several = [one for one in callbacks if isinstance(one, ReplicaMetrics)]
     if len(several) > 1:
         raise value_error(

@@ -61,7 +61,6 @@ class ScoreProbe(StepProbe):
             self._devices, self.scores = devices, None
 
     def on_replica(self, seen: Seen) -> list[tf.Tensor]:
-        """A replica's numbers, times, and new values of its metrics."""
         measured = super().on_replica(seen)
         if not self._metrics:
             return measured
@@ -81,7 +80,6 @@ class ScoreProbe(StepProbe):
         return measured
 
     def collect(self, measured: list[list[tf.Tensor]], allowed: tf.Tensor | None) -> None:
-        """Add to the sums, and keep what the metrics have become."""
         super().collect([one[:OF_STEP_PROBE] for one in measured], allowed)
         for replica, one in enumerate(measured):
             states = [state for score in self.scores or () for state in score.states[replica]]
@@ -91,7 +89,6 @@ class ScoreProbe(StepProbe):
                     state.assign(kept)
 
     def reset(self) -> None:
-        """Begin the sums and the metrics anew."""
         self.write(no_sums(self.replicas))
         self._pending = []
         for score in self.scores or ():
@@ -154,7 +151,6 @@ def chosen(
 
 
 def require_targets(metrics: Any, y: Any) -> None:
-    """Raise a `ValueError` where metrics have no targets to compare predictions with."""
     if y is None:
         raise value_error(
             "`metrics` came with data that have no targets.",
@@ -181,7 +177,6 @@ def output_of(parts: Any, output: str, output_names: list[str]) -> Any:
 
 
 def zeros_like(tensor: Any) -> tf.Tensor:
-    """One example of zeros."""
     return tf.zeros([1, *(1 if size is None else size for size in tensor.shape[1:])], tensor.dtype)
 
 

@@ -79,7 +79,6 @@ class Window(NamedTuple):
 
 
 def plain(value: Any) -> float | int | None:
-    """A number as Python has it; None for NaN."""
     number = float(value)
     if math.isnan(number):
         return None
@@ -117,7 +116,6 @@ def window_of(
 
 
 def ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    """A quotient, NaN where nothing was counted."""
     return np.divide(above, below, out=np.full(len(above), np.nan), where=below > 0)
 
 

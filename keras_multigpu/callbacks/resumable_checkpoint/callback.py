@@ -105,7 +105,6 @@ class ResumableCheckpoint(keras.callbacks.Callback):
     # Begin, and go on.
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Open the folder, find the newest checkpoint, and restore it when all have begun."""
         run = run_of(self, "elsewhere `fit` cannot begin in the middle of an epoch")
         resumed_run.refuse_others(self, run.callbacks)
         self._together = Together(self.model.replication.group)
@@ -241,7 +240,6 @@ class ResumableCheckpoint(keras.callbacks.Callback):
     # End.
 
     def _end(self) -> None:
-        """Say where training stands, and end as the signal asks for."""
         if self._writer is not None:
             self._writer.wait()
         self._together.wait()
@@ -258,7 +256,6 @@ class ResumableCheckpoint(keras.callbacks.Callback):
         self._signals.end()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Wait for what is being written."""
         if self._writer is not None:
             self._writer.wait()
 

@@ -60,7 +60,6 @@ class CheckpointFolder:
             raise unwritable(self.path, error) from error
 
     def close(self) -> None:
-        """Let others have the folder."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
@@ -180,7 +179,6 @@ def opened(path: Path, flags: int, most_names: int | None = None) -> int:
 
 
 def write_through(file: BinaryIO, content: Encoded) -> None:
-    """Write a file, and wait until the disk has it."""
     content.write_to(file)
     file.flush()
     # Before the rename: a file system may write names before contents.
@@ -225,7 +223,6 @@ def number_of(path: Path) -> int:
 
 
 def not_plain(path: Path) -> ValueError:
-    """The error of a link, a pipe or a folder that has the name of a file of this package."""
     return value_error(
         f"{path} is a link, a pipe or a folder, or a file that has other names.",
         "Expected a file of its own: nothing else is read, written or waited for.",
@@ -235,7 +232,6 @@ def not_plain(path: Path) -> ValueError:
 
 
 def in_use(folder: Path, holder: str) -> ValueError:
-    """The error of two runs in one folder."""
     return value_error(
         f"Another run keeps its checkpoints in this folder: {holder}.",
         "Expected a folder for each run.",
@@ -245,7 +241,6 @@ def in_use(folder: Path, holder: str) -> ValueError:
 
 
 def unwritable(folder: Path, error: OSError, needed: int | None = None) -> OSError:
-    """The error of a folder that cannot be written, of the same kind as its cause."""
     room = "" if needed is None else f" with room for {needed / 1e6:,.1f} MB"
     text = problem(
         f"The checkpoint cannot be written: {error.strerror}.",
@@ -258,7 +253,6 @@ def unwritable(folder: Path, error: OSError, needed: int | None = None) -> OSErr
 
 
 def unreadable(path: Path, error: OSError) -> OSError:
-    """The error of a checkpoint that may not be read, of the same kind as its cause."""
     text = problem(
         f"The newest checkpoint cannot be read: {error.strerror}.",
         "Expected a file that this user may read.",
@@ -269,7 +263,6 @@ def unreadable(path: Path, error: OSError) -> OSError:
 
 
 def of_other_format(path: Path, cause: str) -> ValueError:
-    """The error of a checkpoint that another version has written."""
     return value_error(
         f"Another version of keras_multigpu has written this checkpoint: {cause}.",
         f"Expected format {NUMBER}.",
@@ -279,7 +272,6 @@ def of_other_format(path: Path, cause: str) -> ValueError:
 
 
 def all_damaged(folder: Path, found: list[Path]) -> ValueError:
-    """The error of a folder with checkpoints, none of them whole."""
     return value_error(
         "All checkpoints of this run are damaged, and now end in .damaged.",
         "Expected at least one that is whole.",

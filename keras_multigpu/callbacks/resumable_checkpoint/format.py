@@ -56,7 +56,6 @@ class Encoded:
 
     @property
     def num_bytes(self) -> int:
-        """About how long the file is."""
         return sum(array.nbytes for array in self.arrays.values()) + len(self._header)
 
     def write_to(self, file: BinaryIO) -> None:
@@ -127,7 +126,6 @@ def decoded(file: BinaryIO) -> Any:
 
 
 def rebuilt(described: Any, archive: zipfile.ZipFile) -> Any:
-    """The tree that a header describes."""
     if isinstance(described, list):
         return [rebuilt(item, archive) for item in described]
     if not isinstance(described, dict):

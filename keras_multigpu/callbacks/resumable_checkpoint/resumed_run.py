@@ -44,7 +44,6 @@ def encoded(tree: Any) -> Encoded:
 
 
 def require_run(found: Any, path: Path) -> None:
-    """Raise a `ValueError` for a file of the right format with something else in it."""
     missing = PARTS - found.keys() if isinstance(found, dict) else PARTS
     if missing:
         raise value_error(
@@ -100,7 +99,6 @@ def warn_of_other_orders(identity: Any) -> None:
 
 
 def refuse_other_data(now: dict[str, Any], then: dict[str, Any], path: Path) -> None:
-    """Raise a `ValueError` where a position in the data would mean something else."""
     changed = changes(then, now)
     if not changed:
         return
@@ -119,7 +117,6 @@ def refuse_other_data(now: dict[str, Any], then: dict[str, Any], path: Path) -> 
 
 
 def told(changed: dict[str, tuple[Any, Any]]) -> str:
-    """The first changes, a phrase for each."""
     phrases = [
         f"{place} was {shortened(then)} and is {shortened(now)}"
         for place, (then, now) in list(changed.items())[:3]
@@ -133,7 +130,6 @@ def shortened(value: Any) -> str:
 
 
 def refuse_later_start(run: TrainingRun, state: dict[str, Any], path: Path) -> None:
-    """Raise a `ValueError` where `initial_epoch` lies behind the checkpoint."""
     if run.epoch > state["epoch"]:
         raise value_error(
             f"`fit` is to begin with an epoch that comes after the one of {path}.",
@@ -198,7 +194,6 @@ def apply_rates(model: keras.Model, now: list[Any], then: list[Any]) -> None:
 
 
 def refuse_others(own: keras.callbacks.Callback, callbacks: Sequence[Any]) -> None:
-    """Raise a `ValueError` where a second callback wants to decide where training goes on."""
     for callback in callbacks:
         second = isinstance(callback, type(own)) and callback is not own
         if second or isinstance(callback, keras.callbacks.BackupAndRestore):

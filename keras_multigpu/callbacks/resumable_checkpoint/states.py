@@ -61,7 +61,6 @@ def named(callbacks: Callbacks) -> Iterator[tuple[str, keras.callbacks.Callback]
 
 
 def state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """A callback's state; empty if it has none."""
     public = {
         name: copied(getattr(callback, name))
         for owner, names in PUBLIC.items()
@@ -80,7 +79,6 @@ def state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
 
 
 def own_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """A callback's `state`, if it is a dict that can be set."""
     declared = getattr(type(callback), "state", None)
     if isinstance(declared, property) and declared.fset is None:
         return {}
@@ -89,7 +87,6 @@ def own_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
 
 
 def restore_state(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
-    """Give a callback the state that `state_of` has found."""
     for name, value in state.get("public", {}).items():
         setattr(callback, name, copied(value))
     callback_internals.set_counters(callback, state.get("counters", {}))
@@ -102,7 +99,6 @@ def restore_state(callback: keras.callbacks.Callback, state: dict[str, Any]) -> 
 
 
 def copied(value: Any) -> Any:
-    """A value that later changes of the original do not reach."""
     if isinstance(value, np.ndarray):
         return np.array(value)
     if isinstance(value, dict):

@@ -21,7 +21,6 @@ class BackgroundWriter:
         self._under_way = self._threads.submit(self._folder.write, content)
 
     def raise_error(self) -> None:
-        """Raise what has gone wrong since the last call, if anything has."""
         if self._under_way is not None and self._under_way.done():
             self.wait()
 

@@ -96,7 +96,6 @@ class ThroughputReport(keras.callbacks.Callback):
         return next((one for one in reversed(self.reports) if one.steps), None)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Let the probe into the step."""
         self._run = run = run_of(self, "elsewhere the parts of a step are not seen")
         self.reports = []
         self._counted = False
@@ -136,7 +135,6 @@ class ThroughputReport(keras.callbacks.Callback):
             tell(found)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Measure the scaling, draw the picture and print the report."""
         if self.scaling_steps is not None and self.report is not None:
             scaling = scaling_of(self.model, self._run, self.scaling_steps)
             index = self.reports.index(self.report)
@@ -186,7 +184,6 @@ def flops_of(model: keras.Model, spec: Any) -> int | None:
 
 
 def refuse_generator(data: Any) -> None:
-    """Raise a `ValueError` for data of which no batch can be read twice."""
     if is_generator(data) or isinstance(data, tf.distribute.DistributedDataset):
         raise value_error(
             "`scaling_steps` came with data of which no batch can be read twice.",

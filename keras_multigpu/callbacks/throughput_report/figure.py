@@ -16,7 +16,6 @@ COLORS = {
 
 
 def throughput_figure(reports: Sequence[Throughput]) -> Any:
-    """A figure of the epochs, of which there is at least one."""
     figure = new_figure((9.5, 4.4))
     bars, speed = figure.subplots(1, 2, sharex=True, width_ratios=(3, 2))
     epochs = [report.epoch + 1 for report in reports]

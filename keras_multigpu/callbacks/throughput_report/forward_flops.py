@@ -66,7 +66,6 @@ def size(shape: Any) -> int | None:
 
 
 def times(*numbers: int | None) -> int | None:
-    """A product; None if a factor is not known."""
     return None if None in numbers else int(np.prod([n for n in numbers if n is not None]))
 
 

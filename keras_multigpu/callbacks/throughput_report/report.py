@@ -121,7 +121,6 @@ class Throughput(NamedTuple):
         return jsonable({**self._asdict(), **numbers, "shares": self.shares})
 
     def __str__(self) -> str:
-        """A small table and the verdict."""
         return "\n".join([*self._lines(), self.verdict])
 
     def _lines(self) -> list[str]:

@@ -58,12 +58,10 @@ def scaling_of(model: Any, run: Any, steps: int) -> Scaling:
 
 
 def first(leaf: Any, count: int) -> Any:
-    """The first rows of a part of a batch."""
     return leaf if leaf is None or leaf.shape.rank == 0 else leaf[:count]
 
 
 def speed_of(model: Any, batches: list[Any], steps: int) -> float:
-    """Examples a second over some steps."""
     examples = 0
     start = time.perf_counter()
     for batch in itertools.islice(itertools.cycle(batches), steps):

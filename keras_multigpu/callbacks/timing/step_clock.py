@@ -47,7 +47,6 @@ def of_replicas(timing: Timing, group: ReplicaGroup) -> list[Timing]:
 
 
 def no_time(replicas: int) -> Timing:
-    """Nothing yet."""
     return Timing(0.0, 0.0, 0.0, 0, 0, no_sums(replicas))
 
 
@@ -77,7 +76,6 @@ class StepClock:
         self._seen_eagerly = False
 
     def begin_epoch(self) -> None:
-        """An epoch's first step is to come."""
         self._total = no_time(self._probe.replicas)
         self.step = self._run.step
         self._start()

@@ -143,7 +143,6 @@ class StepProbe(TraceProbe):
         return Sums(self._of_replicas.numpy(), self._of_steps.numpy())
 
     def write(self, sums: Sums) -> None:
-        """Go on from these sums."""
         assert self._of_replicas is not None
         self._of_replicas.assign(sums.replicas)
         self._of_steps.assign(sums.steps)

@@ -58,15 +58,12 @@ class CachedSource(Source):
 
     @property
     def labels(self) -> np.ndarray | None:  # type: ignore[override]
-        """The classes, which the source may have to read first."""
         return self._source.labels
 
     def prepare(self) -> None:
-        """Decode all examples that are not in the cache yet."""
         self.prepare_rows(np.arange(self.num_examples))
 
     def prepare_rows(self, rows: np.ndarray) -> None:
-        """Decode some examples that are not in the cache yet."""
         self._cache.prepare(self._source, rows)
 
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
@@ -87,7 +84,6 @@ class CachedPart(Subset):
         self._whole = source
 
     def prepare(self) -> None:
-        """Decode the examples of this part that are not in the cache yet."""
         self.prepare_rows(np.arange(self.num_examples))
 
     def prepare_rows(self, rows: np.ndarray) -> None:
@@ -105,7 +101,6 @@ def require_place(where: str | Path) -> None:
 
 
 def require_the_same_each_time(source: Source, where: str | Path) -> None:
-    """Raise a `ValueError` if the source draws at random what a cache would freeze."""
     if source.draws:
         raise value_error(
             f"Each example of {source.name} is drawn anew whenever it is read.",

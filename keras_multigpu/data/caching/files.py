@@ -56,7 +56,6 @@ class Writer:
                 raise unwritable(self._paths[number], error) from error
 
     def flush(self) -> None:
-        """Wait until everything has reached the disk."""
         for path, file in zip(self._paths, self._files, strict=True):
             try:
                 os.fsync(file)
@@ -105,7 +104,6 @@ def regular(path: Path) -> Path:
 
 
 def header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
-    """How a `.npy` file begins."""
     file = io.BytesIO()
     content = {"descr": dtype.str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, content)
@@ -124,7 +122,6 @@ def write_empty(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
 
 
 def write_about(folder: Path, name: str, damaged: dict[int, str]) -> None:
-    """Write what the cache is of, and which examples could not be read."""
     with whole(folder / "cache.json") as partial:
         partial.write_text(json.dumps({"source": name, "damaged": damaged}, indent=1))
 
@@ -170,7 +167,6 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def unwritable(path: Path, error: OSError) -> OSError:
-    """The error of a cache that cannot be written, of the same kind as its cause."""
     text = problem(
         f"The cache cannot be written: {error.strerror}.",
         "Expected a folder that can be written, with room for the decoded examples.",

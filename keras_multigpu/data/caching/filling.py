@@ -62,7 +62,6 @@ def in_pieces(
 
 
 def finished(low: int, high: int, result: Future[Damaged]) -> Piece:
-    """A piece, as soon as it has been read."""
     return Piece(low, high, result.result())
 
 

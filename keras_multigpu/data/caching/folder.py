@@ -57,7 +57,6 @@ class FolderCache:
         self._lock = threading.Lock()
 
     def prepare(self, source: Source, rows: np.ndarray) -> None:
-        """Read those examples that are not here yet."""
         with self._lock:
             if self._folder is None:
                 self._folder = self._where / key(source)
@@ -117,7 +116,6 @@ class FolderCache:
         self.prepare(source, rows)
 
     def _untrusted(self, rows: np.ndarray) -> ValueError:
-        """The error for cached examples that are wrong and cannot be written anew."""
         return value_error(
             "The cache holds other bytes than were written, and they cannot be replaced.",
             "Expected examples whose checksums fit.",
@@ -243,14 +241,12 @@ class FolderCache:
 
 
 def key(source: Source) -> str:
-    """The name of a source's cache: another one for other examples or settings."""
     leaves = [f"{leaf.dtype.name}{leaf.shape}" for leaf in present(source.spec)]
     text = json.dumps([VERSION, source.num_examples, leaves, source.identity(exact=True)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def require_fixed_size(leaves: Sequence[tf.TensorSpec], name: str, where: Path) -> None:
-    """Raise a `ValueError` if examples hold texts, whose sizes differ."""
     if any(leaf.dtype == tf.string for leaf in leaves):
         raise value_error(
             f"The examples of {name} hold texts.",

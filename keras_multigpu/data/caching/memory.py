@@ -34,7 +34,6 @@ class MemoryCache:
         self._lock = threading.Lock()
 
     def prepare(self, source: Source, rows: np.ndarray) -> None:
-        """Read those examples that are not here yet."""
         with self._lock:
             rows = np.unique(rows[self._slots[rows] < 0])
             if rows.size:

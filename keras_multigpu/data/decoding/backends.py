@@ -63,7 +63,6 @@ class Backend(Protocol):
 
 
 def backend(channels: int, interpolation: str) -> Backend:
-    """OpenCV if it is installed, otherwise TensorFlow."""
     tensorflow = TensorFlowBackend(channels, interpolation)
     try:
         import cv2
@@ -81,7 +80,6 @@ class TensorFlowBackend:
         self.interpolation = interpolation
 
     def read(self, data: bytes, header: Header, box: Box | None = None) -> np.ndarray:
-        """The whole image, or a part of a JPEG."""
         try:
             with tf.device("CPU:0"):
                 decoded = self._decoded(data, header, box)
@@ -112,7 +110,6 @@ class TensorFlowBackend:
         return tf.io.decode_image(data, expand_animations=False)
 
     def resize(self, image: np.ndarray, height: int, width: int) -> np.ndarray:
-        """An image in another size, rounded."""
         same = image.shape[:2] == (height, width)
         if same and self.interpolation not in SMOOTHING:
             return image
@@ -142,7 +139,6 @@ class OpenCVBackend:
         )
 
     def read(self, data: bytes, header: Header) -> np.ndarray:
-        """The whole image."""
         flags = self._flags
         if header.kind in BY_TENSORFLOW or (self._channels == 4 and header.kind == "BMP"):
             return self._tensorflow.read(data, header)
@@ -168,7 +164,6 @@ class OpenCVBackend:
         return self._tensorflow.read(data, header, box)
 
     def resize(self, image: np.ndarray, height: int, width: int) -> np.ndarray:
-        """An image in another size, rounded."""
         method = self._methods.get(self._tensorflow.interpolation)
         rows, columns, _ = image.shape
         grows = height > rows or width > columns

@@ -95,11 +95,9 @@ class ImageDecoder:
         }
 
     def decode_file(self, path: str, seed: np.ndarray) -> np.ndarray:
-        """The image in a file, as a `uint8` array of `shape`."""
         return self.decode(read_file(path), seed)
 
     def decode(self, data: bytes, seed: np.ndarray) -> np.ndarray:
-        """An encoded image as a `uint8` array of `shape`."""
         header = read_header(data, self.max_pixels)
         height, width, _ = self.shape
         if self.draws and header.kind == "JPEG":
@@ -156,7 +154,6 @@ def read_file(path: str) -> bytes:
 
 
 def cause_of(error: OSError) -> str:
-    """Why a file cannot be read, as a short clause."""
     if isinstance(error, FileNotFoundError):
         return "it does not exist, or not any more"
     if isinstance(error, IsADirectoryError):
@@ -211,7 +208,6 @@ def require_size(image_size: Any) -> tuple[int, int]:
 
 
 def require_limit(max_pixels: Any) -> None:
-    """Raise a `ValueError` unless images of so many pixels can be decoded."""
     require_positive_integer("max_pixels", max_pixels)
     if max_pixels > MOST_PIXELS:
         raise value_error(

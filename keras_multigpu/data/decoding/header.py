@@ -68,19 +68,16 @@ def read_header(data: bytes, max_pixels: int = MOST_PIXELS) -> Header:
 
 
 def cut_off(data: bytes) -> DamagedExample:
-    """The error for a file whose end is missing."""
     return DamagedExample(f"it is truncated: its end is missing after {len(data):,} bytes")
 
 
 def too_large(header: Header, max_pixels: int) -> DamagedExample:
-    """The error for an image that would take too much memory."""
     return DamagedExample(
         f"it has {header.width} x {header.height} pixels, more than max_pixels={max_pixels:,}"
     )
 
 
 def reader_of(data: bytes) -> Callable[[bytes], Header] | None:
-    """The function that reads this kind of header, whatever the file is called."""
     if data.startswith(b"\xff\xd8\xff"):
         return jpeg
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -93,7 +90,6 @@ def reader_of(data: bytes) -> Callable[[bytes], Header] | None:
 
 
 def jpeg(data: bytes) -> Header:
-    """The header of a JPEG, in the first frame header among its segments."""
     place = 2
     header = None
     complete = data.endswith(JPEG_END)
@@ -131,7 +127,6 @@ def png(data: bytes) -> Header:
 
 
 def gif(data: bytes) -> Header:
-    """The header of a GIF, and where its first frame ends."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     place = 13 + colors(flags)
     # Extensions (0x21), such as comments, may stand before the first frame (0x2C).
@@ -145,19 +140,16 @@ def gif(data: bytes) -> Header:
 
 
 def colors(flags: int) -> int:
-    """The bytes of a GIF's colour table."""
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
 
 def after_blocks(data: bytes, place: int) -> int:
-    """Where a GIF's chain of blocks ends."""
     while data[place]:
         place += 1 + data[place]
     return place + 1
 
 
 def webp(data: bytes) -> Header:
-    """The header of a WebP: lossy, lossless or extended."""
     if len(data) < 8 + struct.unpack_from("<I", data, 4)[0]:
         raise cut_off(data)
     chunk = data[12:16]

@@ -72,7 +72,6 @@ def require_labels(
 
 
 def chosen_classes(path: str, class_names: Sequence[str] | None) -> list[str]:
-    """The class folders to use: all of them, or those that `class_names` names."""
     folders = class_folders(path)
     if class_names is None:
         if not folders:
@@ -137,7 +136,6 @@ def require_folder(path: str) -> None:
 
 
 def no_images(path: str, classes: list[str] | None) -> str:
-    """The message for a folder without images to use."""
     directly = images_directly_in(path)
     if classes is None:
         what, fix = "There are no images in the folder.", "Check the path."
@@ -166,7 +164,6 @@ def warn_of_images_outside(path: str) -> None:
 
 
 def images_directly_in(path: str) -> int:
-    """How many images lie in a folder itself."""
     with os.scandir(path) as entries:
         return sum(
             entry.name.lower().endswith(EXTENSIONS) and not is_folder(entry) for entry in entries

@@ -70,7 +70,6 @@ class ImageFiles(Source):
         return damaged
 
     def still(self) -> Source:
-        """As `Source.still`: with the middle of each image where random parts are trained on."""
         if not self.draws:
             return self
         targets = None if self._targets is None else self._targets.still()
@@ -82,7 +81,6 @@ class ImageFiles(Source):
         return self._files.path(index)
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        """As `Source.identity`: the files, how they are decoded, and what belongs to them."""
         return {
             "files": state_of(self._files, exact),
             "images": self._decoder.settings,

@@ -83,7 +83,6 @@ class CsvTable:
             self.columns = next(csv.reader(file, delimiter=self._delimiter), [])
 
     def read(self, names: list[str]) -> dict[str, Any]:
-        """Some columns as lists of texts."""
         places = [self.columns.index(name) for name in names]
         values: list[list[str]] = [[] for _ in names]
         with open(self._path, newline="", encoding="utf-8-sig") as file:
@@ -113,7 +112,6 @@ class FrameTable:
         self.columns = list(frame.columns)
 
     def read(self, names: list[str]) -> dict[str, Any]:
-        """Some columns as arrays."""
         return {name: np.asarray(self._frame[name]) for name in names}
 
 

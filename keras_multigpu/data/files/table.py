@@ -31,7 +31,6 @@ class FileTable:
         return len(self._names)
 
     def path(self, index: int) -> str:
-        """The path of one file, found in constant time."""
         return os.path.join(self._folders[self._folder_of[index]], self._names[index])
 
     def common_folder(self) -> str:

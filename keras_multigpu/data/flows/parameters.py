@@ -55,7 +55,6 @@ class FlowParameters:
         self._ty = shift(generator.width_shift_range, shape[1])
 
     def still(self) -> "FlowParameters":
-        """Of a generator that changes nothing at random."""
         return FlowParameters(UNCHANGED, self._shape)
 
     def draw(self, seeds: np.ndarray) -> Drawn:
@@ -92,7 +91,6 @@ def uniform_numbers(seeds: np.ndarray) -> np.ndarray:
 
 
 def between(low: float, high: float, numbers: np.ndarray) -> np.ndarray:
-    """Numbers from 0 to 1, spread from `low` to `high`."""
     return low + (high - low) * numbers
 
 
@@ -164,7 +162,6 @@ def affine(*entries: Any) -> np.ndarray:
 
 
 def product(*factors: np.ndarray) -> np.ndarray:
-    """The product of several stacks of matrices."""
     result = factors[0]
     for factor in factors[1:]:
         result = result @ factor

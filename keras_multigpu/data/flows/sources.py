@@ -103,7 +103,6 @@ class FlowSource(Source):
         return result
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        """As `Source.identity`: the images, the targets and the generator's settings."""
         settings = {name: identity_of(getattr(self._generator, name)) for name in _SETTINGS}
         return {
             "images": self.content(exact),

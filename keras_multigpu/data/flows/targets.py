@@ -47,13 +47,11 @@ class FlowTargets:
 
     @classmethod
     def of_arrays(cls, flow: Any) -> "FlowTargets":
-        """Those of `ImageDataGenerator.flow(x, y)`."""
         # Keras leaves out the weights where there is no target; below, too.
         return cls(flow.x_misc, flow.y, None if flow.y is None else flow.sample_weight)
 
     @classmethod
     def of_files(cls, flow: Any) -> "FlowTargets":
-        """Those of `flow_from_directory` and `flow_from_dataframe`."""
         mode, weights = flow.class_mode, flow.sample_weight
         if mode is None:
             return cls()
@@ -98,7 +96,6 @@ class Classes:
         self.spec = tf.TensorSpec((count,) if vectors else (), dtype)
 
     def __getitem__(self, indices: np.ndarray) -> np.ndarray:
-        """The targets of some images."""
         if not self._vectors:
             return self._numbers[indices].astype(self._dtype)
         ends = self._ends[indices]

@@ -113,7 +113,6 @@ def layer_step(layer: keras.Layer, position: int, training: bool) -> Step:
 
 
 def require_instance(augment: Any) -> None:
-    """Raise a `ValueError` for a class, whose `()` was forgotten."""
     if isinstance(augment, type):
         raise value_error(
             f"`augment` holds the class {augment.__name__}, and no layer made from it.",
@@ -124,7 +123,6 @@ def require_instance(augment: Any) -> None:
 
 
 def refuse_mixing(layer: keras.Layer) -> None:
-    """Raise a `ValueError` for layers that mix examples, and their targets with them."""
     for part in keras_internals.layers_of(layer):
         if isinstance(part, keras.layers.MixUp | keras.layers.CutMix):
             raise value_error(
@@ -136,7 +134,6 @@ def refuse_mixing(layer: keras.Layer) -> None:
 
 
 def refuse_keras_cv(layer: keras.Layer) -> None:
-    """Raise a `ValueError` for layers of keras-cv, whose draws no seed of an example decides."""
     for part in keras_internals.layers_of(layer):
         if is_keras_cv(part):
             raise value_error(
@@ -149,7 +146,6 @@ def refuse_keras_cv(layer: keras.Layer) -> None:
 
 
 def require_no_masks(layer: keras.Layer, x: Any, y: Any) -> None:
-    """Raise a `ValueError` where images would be moved, and masks of their pixels would not."""
     sizes = {tuple(leaf.shape[1:3]) for leaf in keras.tree.flatten(x) if leaf.shape.rank == 4}
     masks = [
         leaf
@@ -167,7 +163,6 @@ def require_no_masks(layer: keras.Layer, x: Any, y: Any) -> None:
 
 
 def require_rows(batch: Batch, seeds: tf.Tensor) -> None:
-    """Raise an error where `augment` has changed the number of examples."""
     rows = [tf.shape(leaf)[0] for leaf in keras.tree.flatten(batch) if isinstance(leaf, tf.Tensor)]
     tf.debugging.assert_equal(
         rows,

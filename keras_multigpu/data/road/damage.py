@@ -53,7 +53,6 @@ class Quarantine:
 
     @property
     def entries(self) -> list[Damage]:
-        """All damaged examples, in the order in which they were met."""
         with self._lock:
             return list(self._entries.values())
 
@@ -71,7 +70,6 @@ class Quarantine:
             return next((one for one in self._failures if str(one) in text), None)
 
     def add(self, epoch: int, name: str, cause: str) -> None:
-        """Remember a damaged example."""
         with self._lock:
             self._entries.setdefault(name, Damage(name, cause))
             self._met.setdefault(epoch, set()).add(name)

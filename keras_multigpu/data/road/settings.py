@@ -87,7 +87,6 @@ def require_known(settings: Mapping[str, Any]) -> None:
 
 
 def completed(settings: dict[str, Any]) -> Batching:
-    """The settings with the defaults of those that are missing."""
     require_known(settings)
     # NumPy's integers as Python's.
     plain = {
@@ -154,7 +153,6 @@ def require_valid(settings: Batching, source: Source | Stream) -> None:
 
 
 def require_batches(plan: Plan) -> None:
-    """Raise a `ValueError` where dropping the remainder leaves nothing."""
     if not plan.steps():
         raise value_error(
             f"{plan.order.length} examples make not one full batch, and the rest is dropped.",

@@ -17,8 +17,6 @@ def in_python(
     dtype: tf.DType,
     shape: list[int | None],
 ) -> tf.Tensor:
-    """Call a Python function in the threads of tf.data."""
-
     def call(*values: np.ndarray) -> np.ndarray:
         with GATE:
             return function(*values)
@@ -50,7 +48,6 @@ def epoch_seed(seed: int, epoch: tf.Tensor) -> tf.Tensor:
 
 
 def mapped(function: Callable[[Any], Any], structure: Any) -> Any:
-    """A function of each leaf that is not missing."""
     return keras.tree.map_structure(
         lambda leaf: None if leaf is None else function(leaf), structure
     )

@@ -132,7 +132,6 @@ class FlowStream(PythonBatches):
         self.num_examples = int(flow.n)
 
     def batches(self, epoch: int, shuffle: bool, seed: int) -> Iterator[Any]:
-        """As `PythonBatches.batches`: the flow shuffles its images itself."""
         flow = copy.copy(self._flow)
         flow.shuffle = shuffle
         # It draws from NumPy's global state, which its seed sets; each epoch goes on from there.

@@ -51,8 +51,6 @@ class ServedDataset:
         self.quarantine = Quarantine()
 
     def elements(self) -> tf.data.Dataset:
-        """The elements, in the order of the dataset."""
-
         def generate() -> Iterator[Any]:
             elements = self._in_order()
             for _ in range(self._count):
@@ -179,7 +177,6 @@ class Arrivals:
 
 
 def require_served(dataset: tf.data.Dataset) -> None:
-    """Raise a `ValueError` unless other processes can make elements of a dataset at any place."""
     if calls_python(dataset):
         raise refused(
             "calls Python, which the service's processes cannot",
@@ -204,7 +201,6 @@ def require_served(dataset: tf.data.Dataset) -> None:
 
 
 def calls_python(dataset: tf.data.Dataset) -> bool:
-    """Whether a step of a dataset calls a function of this process."""
     keep_state = 1
     text = tf.raw_ops.DatasetToGraphV2(
         input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=keep_state
@@ -232,7 +228,6 @@ def require_listener(service: str) -> None:
 
 
 def refused(what: str, fix: str) -> ValueError:
-    """The error for a dataset that a service cannot make."""
     return value_error(
         f"The dataset {what}.",
         "Expected with `service` steps of TensorFlow that can be read at any place, such as "

@@ -200,7 +200,6 @@ class Watch(NamedTuple):
         return mapped(lambda leaf: tf.boolean_mask(leaf, intact), (example, seeds))
 
     def failed(self, error: Exception) -> Exception:
-        """Remember an error that ends reading: TensorFlow hands on only its text."""
         return self.quarantine.failed(error)
 
     def end(self, epoch: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
@@ -226,7 +225,6 @@ def no_batch(stream: Stream, epoch: int) -> str:
 
 
 def require_sliceable(spec: Any, stream: Stream) -> None:
-    """Raise a `ValueError` if an example has a part that cannot be cut into shares."""
     for leaf in keras.tree.flatten(spec):
         if isinstance(leaf, tf.SparseTensorSpec | tf.data.DatasetSpec):
             raise value_error(
@@ -238,7 +236,6 @@ def require_sliceable(spec: Any, stream: Stream) -> None:
 
 
 def batch_size(batch: Any) -> int | None:
-    """The size of a batch where it is static."""
     return present(batch)[0].shape[0]
 
 

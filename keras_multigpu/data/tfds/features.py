@@ -82,11 +82,9 @@ class Features:
 
     @property
     def draws(self) -> bool:
-        """Whether an image is cropped at random."""
         return any(decoder.draws for decoder in self.images.values())
 
     def still(self) -> Self:
-        """The same without random crops."""
         still = copy.copy(self)
         still.images = {name: decoder.still() for name, decoder in self.images.items()}
         return still
@@ -125,7 +123,6 @@ class Features:
         return y if isinstance(self._connectors[y], imported().features.ClassLabel) else None
 
     def class_names(self) -> list[str] | None:
-        """The names of the classes, if targets are classes."""
         key = self.labels_key()
         return None if key is None else list(self._connectors[key].names)
 
@@ -195,7 +192,6 @@ def given_decoders(decoders: Any, connectors: dict[str, Any]) -> dict[str, Any]:
 
 
 def require_known(names: Sequence[str], connectors: dict[str, Any]) -> None:
-    """Raise a `ValueError` unless all these features exist."""
     for name in names:
         if name not in connectors:
             raise value_error(
@@ -207,7 +203,6 @@ def require_known(names: Sequence[str], connectors: dict[str, Any]) -> None:
 
 
 def require_static(name: str, spec: Any, connector: Any) -> None:
-    """Raise a `ValueError` unless a feature has the same shape in all examples."""
     for leaf in keras.tree.flatten(spec):
         if not isinstance(leaf, tf.TensorSpec) or not leaf.shape.is_fully_defined():
             image = is_plain_image(connector)
@@ -222,7 +217,6 @@ def require_static(name: str, spec: Any, connector: Any) -> None:
 
 
 def is_image(connector: Any) -> bool:
-    """Whether a feature is an image of any kind."""
     return isinstance(connector, imported().features.Image)
 
 

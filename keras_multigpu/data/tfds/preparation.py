@@ -87,7 +87,6 @@ def prepare(builder: Any, download: bool, file_format: str | None) -> None:
 
 
 def is_prepared(builder: Any) -> bool:
-    """Whether the data is there."""
     # TFDS warns of a folder that does not exist yet.
     return bool(builder.data_path.exists() and builder.is_prepared())
 

@@ -78,7 +78,6 @@ class TfdsStream(Stream):
         return TfdsStream(self._builder, self._split, features, self._config, self._buffer)
 
     def finish(self, examples: Any, seeds: tf.Tensor) -> tuple[Example, tf.Tensor | None]:
-        """As `Stream.finish`: images are decoded here."""
         values, names = examples
         values = dict(values)
         damage = None
@@ -129,7 +128,6 @@ def decoded(
 
 
 def require_whole(config: Any) -> None:
-    """Raise a `ValueError` if a `ReadConfig` reads a part of the data, or more than once."""
     for name in ("input_context", "repeat_filenames"):
         if getattr(config, name):
             raise value_error(
