@@ -84,13 +84,17 @@ def distribute(
             "Leave it out for sums that are not rounded.",
             sum_dtype=sum_dtype,
         )
+    # Not `model.replication`: a plain model has none, and a distributed one would make it on the
+    # default strategy.
     previous = vars(model).get("_replication")
+    # What `compile` was told of micro-batches stays when a model moves.
     compiled = () if previous is None else (previous.micro_batches, previous.pieces)
     strategy = strategy or default_strategy(devices)
     half_sums = sum_dtype == "bfloat16"
     replication = Replication(
         strategy, sync_batch_norm, half_sums, *compiled, asynchronous=asynchronous
     )
+    # Not a new model around it: callbacks, and layers that keep their model, hold this very object.
     model.__class__ = distributed_class(type(model))
     model.replicate(replication)
     if model.built:

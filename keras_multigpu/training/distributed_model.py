@@ -38,9 +38,11 @@ class DistributedModel(keras.Model):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "DistributedModel":
         """Make a functional model where Keras would."""
+        # Keras's `__init__` would change the bases of this class, and so all its models to come.
         if is_functional(args, kwargs) and not issubclass(cls, keras_internals.FunctionalModel):
             cls = distributed_class(keras_internals.FunctionalModel, cls)
         model = super().__new__(cls, *args, **kwargs)
+        # As in Keras, a model belongs to the strategy in whose scope it was made.
         if tf.distribute.has_strategy():
             model.replicate(Replication(tf.distribute.get_strategy()))
         return model
@@ -146,11 +148,13 @@ class DistributedModel(keras.Model):
             training=True,
             order_seed=agreed_seed(self.replication.group),
         )
+        # Labels that come inside of `x` are known only now.
         if feed.spec is not None:
             fit_arguments.require_class_weights(class_weight, feed.spec[1], self.loss)
         validation = None
         if validation_data is not None:
             parts = keras.utils.unpack_x_y_sample_weight(validation_data)
+            # `Batches` have a size of their own, and refuse another.
             size = None if knows_epochs(parts[0]) else validation_batch_size or batch_size
             val_feed = Feed(cutter, parts[0], parts[1], parts[2], size, validation_steps)
             validation = loops.Validation(val_feed, validation_freq)
@@ -289,6 +293,8 @@ class DistributedModel(keras.Model):
         self, x: Any, y: Any, y_pred: Any, sample_weight: Any, loss: tf.Tensor
     ) -> dict[str, Any]:
         rows = present_rows()
+        # Keras weighs a batch by the length of `x`; but a replica without examples has borrowed a
+        # row.
         weight = None if rows is None else tf.cast(rows.examples, tf.float32)
         keras_internals.loss_tracker(self).update_state(loss, sample_weight=weight)
         return self.compute_metrics(x, y, y_pred, sample_weight)

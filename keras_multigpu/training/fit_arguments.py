@@ -180,6 +180,7 @@ def name_of(loss: Any) -> str | None:
     """Which of `LOSSES` a compiled loss is; None for all others."""
     loss = only_loss(loss)
     for kind, name in LOSSES.items():
+        # A subclass may compute something else.
         if type(loss) is kind or loss is getattr(keras.losses, name):
             return name
     return None

@@ -54,6 +54,7 @@ def train(
         warn(f"Limiting epochs to {most}", stacklevel=3)
         epochs = most
     group = replication.group
+    # First of all: to make a variable is an exchange already, and workers that differ would wait.
     require_same_run(
         group,
         model,
@@ -193,6 +194,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Run the loop of `evaluate`; its logs."""
     group = replication.group
+    # `fit` comes with a list of its own, and has compared and built before its first epoch.
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         require_same_run(group, model, feed)
         build(model, replication, feed, "test_step")

@@ -58,6 +58,7 @@ class Replication:
         self.servers: Servers | None = None
         if isinstance(strategy, tf.distribute.ParameterServerStrategy):
             self.servers = Servers(strategy, asynchronous)
+            # The coordinator evaluates and predicts by itself, and keeps the model.
             strategy = obtained("one_device")
         elif asynchronous:
             raise value_error(
@@ -146,6 +147,7 @@ class Replication:
         adjusted = tuple(map(id, adjustments(getattr(model, "optimizer", None))))
         if self._data_wait is None:
             with tf.init_scope(), keras_internals.single_device(), tf.device(HOST):
+                # In float32 a microsecond would add nothing after half a minute.
                 self._data_wait = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         key = self.pieces, self.probes, adjusted, self.group.pretends
         return self._of(model, "train_step", training_step, key, self._data_wait)
@@ -185,6 +187,8 @@ class Replication:
 
     def reads_in_graph(self, model: keras.Model) -> bool:
         """Whether a graph of steps may read the batches itself."""
+        # With "auto" a batch may be taken again, in more pieces; from a graph's iterator it is
+        # gone.
         own = model.run_eagerly or self.micro_batches == "auto" or self.servers is not None
         return not own
 

@@ -277,6 +277,7 @@ class TrainingRun:
             self._make_step(spec, self._feed.source.here)
 
     def _make_step(self, spec: Batch, here: Here) -> None:
+        # Nothing is compiled then; to build it makes all variables.
         if self._model.run_eagerly:
             with keras_internals.single_device():
                 keras_internals.build_model(self._model, symbolic(spec))
@@ -300,6 +301,7 @@ class TrainingRun:
                 replication.pieces = self._pieces
             with contextlib.ExitStack() as ends:
                 # Each has its turn, even if another one fails.
+                # The stack begins with what came last.
                 for act in reversed(self._after_end):
                     ends.callback(act)
 

@@ -18,6 +18,7 @@ from keras_multigpu.training.tracing import specs_of, with_length
 Batch = tuple[Any, Any, Any]
 """A global batch: `(x, y, sample_weight)`, of tensors or of their specs."""
 
+# The last one, `NoneTensorSpec`, has no public name.
 ABSENT = (tf.experimental.Optional, tf.OptionalSpec, type(tf.type_spec_from_value(None)))
 """What stands in a dataset for a missing array."""
 
@@ -84,6 +85,7 @@ def gathered(shares: Sequence[Rows], spec: Batch) -> Batch:
     if len(shares) == 1:
         return shares[0].data
     size = batch_size_of(spec)
+    # Where shares are equal none has borrowed a row.
     divided = isinstance(size, int) and size % len(shares) == 0
 
     def whole(leaf: Any, *parts: Any) -> Any:
@@ -108,6 +110,7 @@ def batch_size_of(batch: Any) -> int | tf.Tensor | None:
     leaves = [
         leaf for leaf in keras.tree.flatten(batch) if leaf is not None and leaf.shape.rank != 0
     ]
+    # A leaf of one row may belong to all examples, so the others are asked first.
     for leaf in sorted(leaves, key=is_one_row):
         static = leaf.shape[0]
         if static is not None:
@@ -193,6 +196,7 @@ def as_tensor(leaf: Any) -> Any:
         return None
     if tf.is_tensor(leaf) or isinstance(leaf, tf.TypeSpec):
         return leaf
+    # A matrix of SciPy, told by what it offers: SciPy need not be installed.
     if hasattr(leaf, "tocoo"):
         return sparse_tensor(leaf.tocoo())
     leaf = np.asarray(leaf) if not hasattr(leaf, "dtype") else leaf

@@ -77,6 +77,7 @@ def called_directly(function: Callable[..., Any]) -> Callable[..., Any]:
         context, sum_all = tf.distribute.get_replica_context(), present_sum()
 
         def summed(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            # Inside of `single_device` no replica runs, and only replicas sum.
             with context:
                 return sum_all(tensors) if sum_all else tensors
 

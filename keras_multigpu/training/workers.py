@@ -151,6 +151,8 @@ def may_stop_alone(callback: keras.callbacks.Callback) -> bool:
 
 def number_of(value: Any) -> int:
     """A number that differs where a value does."""
+    # Not by `hash`, which differs from process to process; and 7 bytes, because they exchange
+    # int64.
     text = json.dumps(value, sort_keys=True, default=str).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
 

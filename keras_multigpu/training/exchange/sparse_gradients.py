@@ -62,6 +62,7 @@ def alike(gradient: tf.IndexedSlices) -> int | None:
     """
     if is_distinct(gradient.indices):
         return 0
+    # Positions in a sequence, say, are made of its length alone.
     return None if is_of_rows(gradient.indices) else gradient.indices.shape[0] or 0
 
 
@@ -194,6 +195,7 @@ def zero_unless(condition: tf.Tensor, tensor: Any) -> Any:
     if is_sparse(tensor):
         count = tf.where(condition, tf.shape(tensor.indices)[0], 0)
         return tf.IndexedSlices(tensor.values[:count], tensor.indices[:count], tensor.dense_shape)
+    # Not a product: NaN times zero is NaN.
     return tf.where(condition, tensor, tf.zeros_like(tensor))
 
 

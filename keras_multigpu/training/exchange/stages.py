@@ -22,7 +22,9 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.training.exchange.packing import Packing, SumAll
 
+# `MirroredStrategy` runs each replica on a thread of its own.
 _thread = threading.local()
+# TensorFlow knows functions by their names in the whole process: no two models may share one.
 _numbers = itertools.count()
 
 
@@ -38,11 +40,9 @@ def total(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def totals(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The sums of tensors over replicas, which pass no gradient on.
-
-    TensorFlow walks back from a sum to look for variables, through the graphs of all replicas,
-    which takes minutes where there are many sums. It stops where nothing is differentiated.
-    """
+    """The sums of tensors over replicas, which pass no gradient on."""
+    # TensorFlow walks back from a sum to look for variables, through the graphs of all replicas,
+    # which takes minutes where there are many sums. It stops where nothing is differentiated.
     result: list[tf.Tensor] = _thread.sum([tf.stop_gradient(tensor) for tensor in tensors])
     return result
 
@@ -129,12 +129,10 @@ class Stages:
 
 
 class Part:
-    """The operations of one stage, and the sums that replicas make after it.
+    """The operations of one stage, and the sums that replicas make after it."""
 
-    They become a function by their definitions: to trace it would take TensorFlow as long as to
-    trace the model once more.
-    """
-
+    # They become a function by their definitions: to trace it would take TensorFlow as long as to
+    # trace the model once more.
     def __init__(self) -> None:
         self.operations: list[tf.Operation] = []
         self.cuts: list[tf.Operation] = []

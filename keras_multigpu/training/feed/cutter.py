@@ -74,6 +74,7 @@ class Bounds:
     def __init__(self, size: int | tf.Tensor, replicas: int, ids: Sequence[int]) -> None:
         self._static = isinstance(size, int)
         self._all = len(ids) == replicas
+        # Bounds that NumPy computes are constants of the graph.
         on = np if self._static else tf
         numbers = np.asarray(ids, "int64") if self._static else tf.constant(ids, tf.int32)
         starts, stops = share_bounds(size, numbers, replicas)
@@ -88,6 +89,7 @@ class Bounds:
         """Each replica's rows of one leaf of the batch."""
         if leaf is None or leaf.shape.rank == 0 or is_one_row(leaf):
             return [leaf] * len(self.examples)
+        # `tf.split` gives no row to two replicas, and `tf.slice` takes dense tensors only.
         if not isinstance(leaf, tf.Tensor) or self._borrowed:
             begins, counts = tf.unstack(self._starts), tf.unstack(self._lengths)
             return [cut(leaf, begin, begin + n) for begin, n in zip(begins, counts, strict=True)]
@@ -201,6 +203,7 @@ class WaitingShares:
     def __init__(self, dataset: tf.data.Dataset, devices: Sequence[str]) -> None:
         self._devices = list(devices)
         self._copied = are_copied(devices, dataset.element_spec)
+        # TensorFlow's iterator for several devices deals elements out to them in turn.
         self._dataset = dataset.flat_map(one_by_one) if self._copied else dataset.prefetch(AHEAD)
 
     def __iter__(self) -> "SharesInGraph":

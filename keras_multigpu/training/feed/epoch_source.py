@@ -67,6 +67,7 @@ class EpochSource(BatchSource):
 
     def start(self, epoch: int, step: int = 0) -> None:
         """Begin with this step of this epoch of `fit`."""
+        # The dataset is made at once, because the model is built by its specs.
         self._place = (epoch, step) if self._training else (0, 0)
         self._shares()
 

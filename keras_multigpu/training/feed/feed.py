@@ -91,6 +91,7 @@ class Feed:
         predicting: bool = False,
         order_seed: int | None = None,
     ) -> None:
+        # As Keras's `fit`, where KERAS_MAX_STEPS_PER_EPOCH says so.
         most = keras.config.max_steps_per_epoch()
         steps = steps if most is None else min(steps or most, most)
         if steps is None and is_generator(x) and hasattr(x, "__len__"):
@@ -217,6 +218,8 @@ class Feed:
             if drawn < size:
                 self._iterator = None
                 break
+        # Without a number of steps an epoch may have any length, but not none after others had
+        # some.
         if first < (self._steps or int(self.has_come)):
             warn(RAN_OUT, stacklevel=3)
         self._counted = first or self._counted
@@ -278,6 +281,7 @@ def source_of(
         refuse_separate_targets(x, y, sample_weight)
         return PythonSource(cutter, lambda: x, class_weight)
     if isinstance(x, tf.data.Dataset):
+        # `fit` has True by default, and Keras warns that it cannot shuffle a dataset.
         arguments["shuffle"] = False
     order = None if order_seed is None else Order(order_seed)
     return DatasetSource(cutter, order, **arguments)

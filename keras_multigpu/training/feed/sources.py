@@ -188,6 +188,7 @@ class DatasetSource(BatchSource):
         if isinstance(x, keras.utils.PyDataset) or steps is not None:
             raise_fixed_size(x, steps)
         if isinstance(x, tf.data.Dataset):
+            # A dataset whose batches all have a known size has dropped its remainder.
             whole = batch_size_of(self.spec) is not None
             examples = (self._cut or (None, None))[1]
             x = x.rebatch(batch_size, drop_remainder=whole)
@@ -197,6 +198,7 @@ class DatasetSource(BatchSource):
 
     def first_batches(self, batch_size: int | None) -> Iterator[Batch]:
         """Global batches from the beginning on, of any size, apart from what `fit` reads."""
+        # One of its own: `fit` must not go on with another order because somebody looked.
         order = None if self._order is None else Order(self._order.seed)
         apart = DatasetSource(self._cutter, order, **self._arguments)
         if batch_size is not None and batch_size != self.batch_size:

@@ -58,8 +58,9 @@ _known: "weakref.WeakKeyDictionary[keras.metrics.Metric, dict[str, bool]]" = (
     weakref.WeakKeyDictionary()
 )
 
+# From this length on an axis is shortened when a metric is tried: whether it adds up can be seen
+# without a score for each of 50,000 words.
 LONG = 32
-"""From this length on an axis is shortened when a metric is tried."""
 
 
 def is_additive(metric: keras.metrics.Metric, data: Sequence[Any]) -> bool:
@@ -86,7 +87,9 @@ def is_additive(metric: keras.metrics.Metric, data: Sequence[Any]) -> bool:
 def adds_up(metric: keras.metrics.Metric, data: Sequence[Any], leaves: list[Any]) -> bool:
     """Whether some random rows add to the state what their parts add to it."""
     lengths = sorted({n for leaf in leaves for n in leaf.shape[1:] if n and n > LONG})
+    # Lengths that differ go on differing, or rows would fit that do not.
     short = {n: LONG + 1 + i for i, n in enumerate(lengths)}
+    # In their own lengths, if a metric such as `MeanIoU(num_classes=...)` knows these.
     for names in (short, {}) if short else ({},):
         specs = [
             (tuple(names.get(n, n) for n in leaf.shape[1:]), tf.as_dtype(leaf.dtype))

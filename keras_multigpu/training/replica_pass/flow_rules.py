@@ -160,6 +160,7 @@ def of_counts(op: Operation) -> Trait | None:
             return None
         return Trait("count") if begin[0] == trait.axis else None
     counts = op.counts()
+    # Lengths are compared in assertions, which put nothing into the numbers.
     if not counts or op.outputs[0].dtype == tf.bool:
         return None
     if op.kind in DIVISIONS and op.traits[1] is not None:
@@ -181,6 +182,7 @@ def elementwise(op: Operation) -> Trait | None:
         return RELATED
     if op.kind in DIVISIONS and op.counts():
         return RELATED
+    # Counted from the last axis, by which broadcasting lines shapes up.
     places = {op.inputs[i].shape.rank - trait.axis for i, trait in rows}
     if len(places) > 1:
         return RELATED
@@ -298,6 +300,7 @@ def concatenated(op: Operation) -> Trait | None:
         return None
     if axes[0] != trait.axis:
         return trait
+    # Such as two views of a batch, one after the other, for a contrastive loss.
     of_all = len(rows) == len(op.inputs) - 1 and all(other.blocks for _, other in rows)
     return trait._replace(blocks=sum(other.blocks or 0 for _, other in rows) if of_all else 0)
 
@@ -364,6 +367,7 @@ def of_range(op: Operation, trait: Trait, index: int, is_in: dict[str, bool]) ->
         for values in (begin, end, stride)
     )
     if is_in["shrink_axis"]:
+        # An index that only the running graph knows is the counter of a loop.
         return ROW if first is None else RELATED if trait.blocks else None
     if step not in (None, 1):
         return RELATED
@@ -403,6 +407,7 @@ def gathered(op: Operation) -> Trait | None:
     if axes[0] == table.axis:
         if indices is not None and indices.kind != "random":
             return table._replace(axis=indices.axis, blocks=None)
+        # As in `of_range`: the counter of a loop.
         if op.inputs[1].shape.rank == 0 and op.value(1) is None:
             return ROW
         return table if indices is None and op.is_in_vectorized_map else RELATED
@@ -424,6 +429,8 @@ def multiplied(op: Operation) -> Trait | None:
             return None
         place = trait.axis - rank
         if place < -2:
+            # One of the axes that both have in common, such as that of `tf.linalg.matmul` on
+            # batches.
             outer.append(trait._replace(axis=place))
             continue
         if op.attribute(names[i]):
@@ -435,6 +442,7 @@ def multiplied(op: Operation) -> Trait | None:
     if op.figures:
         return RELATED
     if contracted:
+        # Rows meet rows: each adds its product, as in the gradient of a weight.
         return RELATED if kept or outer or contracted == 1 else Trait("sum")
     return of_one_axis(op, kept + outer)
 

@@ -146,11 +146,9 @@ def divided(
     y_pred: Any,
     of_all: Callable[[list[tf.Tensor]], list[tf.Tensor]],
 ) -> tuple[tf.Tensor, LossShares]:
-    """A replica's contribution to the loss, and to the single losses.
-
-    Divisors are made those `of_all` replicas while no loss is exchanged: in the middle of a sum
-    another replica may have its turn, with the same model.
-    """
+    """A replica's contribution to the loss, and to the single losses."""
+    # Divisors are made those `of_all` replicas while no loss is exchanged: in the middle of a sum
+    # another replica may have its turn, with the same model.
     shares = LossShares(model, fraction)
     total = shares.total(data, y_pred)
     if shares.divisors:

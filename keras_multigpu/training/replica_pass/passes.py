@@ -245,6 +245,7 @@ class TrainingPass(ReplicaPass):
     ) -> tuple[Outcome, Layout]:
         """The pass itself; of the loss times `loss_scale` the gradient is taken."""
         start = self.variables.seeded(values, replica)
+        # The first of several pieces needs the divisors of all; of XLA, see `_made_with_divisors`.
         ahead = self._micro_batches > 1 or (self._several and self.model.jit_compile)
         of_all = refuse_to_sum if ahead else self.of_replicas(share)
         with rows_noted(share):
@@ -421,6 +422,7 @@ def with_attached(y_pred: Any) -> tuple[Any, list[Any]]:
 
 def piece_norm(piece: Rows, gradients: Sequence[Any]) -> tf.Tensor:
     """A piece's number of examples, and the square norm of the gradient of its mean loss."""
+    # The loss of a piece is weighed with its part of the global batch.
     square = tf.math.divide_no_nan(square_norm_of_all(gradients), tf.square(piece.fraction))
     return tf.stack([tf.cast(piece.examples, tf.float32), square])
 

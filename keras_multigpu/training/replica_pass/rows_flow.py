@@ -225,6 +225,7 @@ def key_of(tensor: Any) -> Any:
 def watched(model: keras.Model, rows: Any, training: bool) -> Iterator[RowsFlow]:
     """Follow rows through what the model does here, once for each graph and kind of step."""
     eager = tf.executing_eagerly()
+    # Without a graph every step would pay for it, and the first one has told.
     answers = _seen.setdefault(model, {}) if eager else {}
     if training in answers:
         yield RowsFlow((), answers[training])

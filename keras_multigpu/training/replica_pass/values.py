@@ -31,7 +31,8 @@ from keras_multigpu.training.exchange.packing import Packing, SumAll
 from keras_multigpu.training.exchange.sparse_gradients import zero_unless
 from keras_multigpu.training.shares import Rows
 
-# Distance between two replicas' seeds; far larger than any seed Keras picks.
+# Distance between two replicas' seeds: Knuth's prime beside 2**32 over the golden ratio. Keras
+# picks seeds up to 1e9, so replicas of two layers do not meet.
 STRIDE = 0x9E3779B1
 
 

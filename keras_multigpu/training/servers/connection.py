@@ -12,8 +12,9 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import cluster_internals
 
+# So many asynchronous steps are scheduled for each worker: one runs, and the next is there when it
+# ends.
 AHEAD = 2
-"""How many asynchronous steps wait for each worker."""
 
 
 class Servers:
@@ -43,6 +44,7 @@ class Servers:
 
     def push(self) -> None:
         """Give the parameter servers the coordinator's values, before a step that needs them."""
+        # From then on the servers have the newer values.
         if self.asynchronous and self._pushed:
             return
         self._pushed = True
@@ -68,6 +70,7 @@ class Servers:
         self.steps += 1
         remote = self._coordinator.schedule(function, args=arguments)
         self._under_way.append((remote, done))
+        # The first step of an epoch is waited for, because callbacks expect logs.
         if len(self._under_way) > AHEAD * self.workers or not self._has_logs:
             self._finish_one()
         return self._logs

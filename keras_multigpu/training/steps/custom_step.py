@@ -133,7 +133,8 @@ class CustomStep:
         return results
 
     def _flow(self, rows: Rows, replica: Replica) -> RowsFlow | None:
-        """Follows rows in a graph, and once without: who warns, not who decides, needs it there."""
+        """What follows the rows, if they have not been followed yet."""
+        # Without a graph nothing is decided by it, and one replica can warn for all.
         if self._followed or (tf.executing_eagerly() and replica.id):
             return None
         return RowsFlow(rows.data)
@@ -252,6 +253,7 @@ def beyond_first(
 @contextlib.contextmanager
 def undone_where_unfinished(model: keras.Model) -> Iterator[None]:
     """Take back what a step without a graph has assigned before it is made anew."""
+    # A graph that is not finished never runs.
     eager = tf.executing_eagerly()
     variables = variables_of(model).values() if eager else ()
     before = [(part, part.read_value()) for variable in variables for part in copies_of(variable)]
@@ -343,11 +345,7 @@ def summing_optimizers(model: keras.Model, group: ReplicaGroup) -> Iterator[None
 
 @contextlib.contextmanager
 def noted_metrics(metrics: Sequence[keras.metrics.Metric], given: Given) -> Iterator[None]:
-    """Note the results, and which metrics are updated with one number for the whole batch.
-
-    Every replica has that number, also one without examples. Were it not counted there, a
-    last batch that leaves replicas empty would weigh less than the others.
-    """
+    """Note the results, and which metrics are updated with one number for the whole batch."""
     for metric in metrics:
         vars(metric)["update_state"] = noting_update(metric, metric.update_state)
         vars(metric)["result"] = noting_result(metric, metric.result, given)
@@ -375,6 +373,8 @@ def noting_update(metric: keras.metrics.Metric, update: Callable[..., Any]) -> C
 
     def update_state(*args: Any, **kwargs: Any) -> Any:
         given, step = [*args, *kwargs.values()], present_step()
+        # Replicas without examples have that number, too. Were it not counted there, a last batch
+        # that leaves replicas empty would weigh less than the others.
         if len(given) == 1 and keras.ops.ndim(given[0]) == 0:
             step.of_batch.update(id(variable) for variable in metric.variables)
         with left_alone(), refused_without_keras():

@@ -37,6 +37,7 @@ def fingerprint(batches: Any) -> tf.Tensor:
     leaves = tf.nest.flatten(batches, expand_composites=True)
     values = [bits(leaf[:1] if leaf.shape.rank else leaf) for leaf in leaves if leaf is not None]
     every = tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
+    # Different factors, so that the order counts, and odd ones, which lose no bit of a product.
     return tf.reduce_sum(every * (2 * tf.range(tf.size(every)) + 1))
 
 

@@ -225,7 +225,7 @@ class Step:
         weight = size if isinstance(size, int) else None
         compiled = keras_internals.compile_loss(self._model)
         with keras_internals.single_device(), tf.device(self._group.hub):
-            # As Keras weighs them.
+            # As Keras's `CompileLoss` weighs them: by the batch size where it is static.
             for metric, part in zip(compiled.metrics if compiled else (), parts, strict=False):
                 metric.update_state(part, sample_weight=weight)
             keras_internals.loss_tracker(self._model).update_state(loss, sample_weight=size)

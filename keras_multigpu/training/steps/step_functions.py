@@ -188,6 +188,7 @@ def looped(step: CompiledStep, iterator: Any, data_wait: tf.Variable | None = No
     """A function of an iterator and a number that runs that many steps in one graph."""
 
     def run(iterator: Any, count: tf.Tensor) -> Any:
+        # A loop begins with a value; at least one step takes its place.
         nothing = keras.tree.map_structure(
             lambda value: tf.zeros(value.shape, value.dtype), step.graph.structured_outputs
         )

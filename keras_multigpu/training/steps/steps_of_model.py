@@ -188,6 +188,7 @@ def make_ready(
         step = tf.function(
             lambda *parts: function(keras.utils.pack_x_y_sample_weight(*parts)), autograph=False
         )
+        # An optimizer would make its variables inside of this graph.
         with idle_optimizers(model), keras_internals.single_device():
             step.get_concrete_function(*spec)
         place_model(model, replication.strategy)

@@ -96,6 +96,7 @@ class WholeBatchTrainStep(UpdatingStep):
         arriving += whole.of_added
         targets = [t for t, g in zip(own + added, arriving, strict=True) if g is not None]
         arriving = [gradient for gradient in arriving if gradient is not None]
+        # What recomputes a layer's outputs (`keras.remat`) calls it again in here.
         with self._pass.context(rows):
             back = tape.gradient(targets, start.trainable, arriving)
         gradients = [

@@ -108,6 +108,7 @@ def over_all_rows(of_all: Callable[..., tf.Tensor]) -> Callable[..., Any]:
 
 def mean_of_all(step: PresentStep, values: tf.Tensor, axis: Any, keepdims: bool) -> tf.Tensor:
     """The mean along these axes, over all replicas."""
+    # In float16 no number of rows above 2,048 is exact.
     wide = tf.float64 if values.dtype == tf.float64 else tf.float32
     own = tf.reduce_sum(tf.cast(values, wide), axis, keepdims)
     each = tf.cast(tf.size(values) / tf.size(own), wide)
@@ -119,6 +120,8 @@ def moments_of_all(
     step: PresentStep, values: tf.Tensor, axis: Any, keepdims: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """The mean and the variance along these axes, over all replicas."""
+    # About the mean of all: the mean of squares less the square of the mean keeps few digits where
+    # the mean is large.
     middle = mean_of_all(step, values, axis, keepdims=True)
     variance = mean_of_all(step, tf.square(values - middle), axis, keepdims)
     return tf.reshape(middle, tf.shape(variance)), variance
@@ -276,6 +279,7 @@ def summed_gradients(
         for v in [variables[i]]
     ]
     total = functools.partial(step.group.sum, differentiable=True)
+    # What is packed has to know how long it is.
     if all(tensor.shape.is_fully_defined() for tensor in tensors):
         sent_as = [step.group.sent_as(tensor.dtype) for tensor in tensors]
         packing = Packing(tensors, order_of_backward([gradients[i] for i in dense]), sent_as)

@@ -130,6 +130,7 @@ def give(variable: keras.Variable, value: Value) -> None:
     """Let a variable have a value, on all replicas."""
     storage = keras_internals.variable_storage(variable)
     had = value if isinstance(value, tuple) else (value,)
+    # In its own type, which NumPy would widen for integers.
     total = had[0] if len(had) == 1 else np.sum(had, axis=0, dtype=had[0].dtype)
     if not adds_up(storage):
         for part in copies_of(variable):
@@ -137,6 +138,7 @@ def give(variable: keras.Variable, value: Value) -> None:
         return
     parts = storage.values
     if len(had) != len(parts):
+        # Taken on another number of replicas: the first now has what they had together.
         had = (total, *[np.zeros_like(total)] * (len(parts) - 1))
     for part, own in zip(parts, had, strict=True):
         part.assign(own)

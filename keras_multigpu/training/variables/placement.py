@@ -186,6 +186,7 @@ class MetricStorages:
             with tf.init_scope(), keras_internals.single_device():
                 return tf.Variable(zeros, **options)
         with tf.init_scope(), scope_of(self._strategy):
+            # Replicas assign each its own part; whoever reads it elsewhere gets the sum.
             return tf.Variable(
                 zeros,
                 aggregation=tf.VariableAggregation.SUM,
