@@ -124,8 +124,6 @@ def serve(config: environment.TFConfig) -> None:
 def device_count(device_type: str) -> int:
     """How many logical devices TensorFlow has, or will have once it starts.
 
-    `tf.config.list_logical_devices` would start TensorFlow, so they are counted from the settings.
-
     Args:
         device_type: `"GPU"` or `"CPU"`.
 
@@ -133,6 +131,7 @@ def device_count(device_type: str) -> int:
         An integer.
     """
     return sum(
+        # `tf.config.list_logical_devices` would start TensorFlow.
         len(tf.config.get_logical_device_configuration(device) or [device])
         for device in tf.config.get_visible_devices(device_type)
     )
@@ -258,11 +257,9 @@ def _multi_worker(resolver: Any) -> tf.distribute.Strategy:
 
 
 def _let_sums_overlap() -> None:
-    """Let a worker start operations on two threads, also where it has one core.
-
-    A single thread takes what became ready last. A backward pass would so reach the input first,
-    leave all gradients of weights until then, and after them the sums.
-    """
+    """Let a worker start operations on two threads, also where it has one core."""
+    # A single thread takes what became ready last. A backward pass would so reach the input first,
+    # leave all gradients of weights until then, and after them the sums.
     threading = tf.config.threading
     chosen = threading.get_inter_op_parallelism_threads() or "TF_NUM_INTEROP_THREADS" in os.environ
     if sys.platform == "linux" and not chosen and len(os.sched_getaffinity(0)) < THREADS:
@@ -428,6 +425,7 @@ def _cluster_resolver(kind: str) -> Any:
                 tf.train.ClusterSpec({"worker": list(cluster.workers)}),
                 task_type="worker",
                 task_id=cluster.index,
+                # Left out, it stands for none (TensorFlow 2.21).
                 num_accelerators={"GPU": device_count("GPU")},
                 rpc_layer="grpc",
             )

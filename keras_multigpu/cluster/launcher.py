@@ -88,6 +88,7 @@ class Printer:
             try:
                 print(line, flush=True)  # noqa: T201
             except BrokenPipeError:  # As in `keras-multigpu launch ... | head`.
+                # Python flushes its output once more when it ends, and would complain again.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 os.kill(os.getpid(), signal.SIGTERM)
 

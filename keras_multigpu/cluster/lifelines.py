@@ -73,9 +73,11 @@ class Lifelines:
         report(what)
 
     def say_goodbye(self) -> None:
-        """Say that Python ends, and if that is so because of an error; copies are silent."""
+        """Say that Python ends, and if that is so because of an error."""
+        # A process that was forked off has these lines too, and ends while its parent goes on.
         if os.getpid() != self._process:
             return
+        # Python keeps here the error that nobody has caught.
         error = getattr(sys, "last_value", None)
         if error is not None:
             name = name_of(self._workers, self._index)
@@ -100,6 +102,7 @@ class Lifelines:
         """Listen to who says the password and a worker's number; hang up on others."""
         line.settimeout(settings().heartbeat_timeout)
         with contextlib.suppress(OSError, ValueError), line, line.makefile("rb") as words:
+            # Whoever is not a worker may send a line without an end.
             said, number = words.readline(100).decode().split()
             # A comparison that takes the same time wherever the first wrong letter is.
             if secrets.compare_digest(said, password) and 0 < int(number) < len(self._workers):

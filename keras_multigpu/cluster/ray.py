@@ -62,14 +62,13 @@ def train(
 
 
 def on_each_worker(fn: Callable[..., Any], config: dict[str, Any] | None) -> Callable[[], None]:
-    """What Ray is to call.
-
-    The function travels as bytes: where it uses this package, unpickling it imports the package,
-    which then joins the other workers. That takes until all of them are there, so it has to happen
-    in the thread that trains; Ray unpickles what it is given in the one that has to answer it.
-    """
+    """What Ray is to call."""
     from ray import cloudpickle
 
+    # The function travels as bytes: where it uses this package, unpickling it imports the package,
+    # which then joins the other workers. That takes until all of them are there, so it has to
+    # happen in the thread that trains; Ray unpickles what it is given in the one that has to answer
+    # it.
     pickled = cloudpickle.dumps((fn, () if config is None else (config,)))
 
     def call() -> None:

@@ -27,11 +27,9 @@ STEPS = 7
 
 
 def is_step(variables: Mapping[str, str] = os.environ) -> bool:
-    """Whether `srun` has started this process.
-
-    In a batch script without `srun` SLURM_NTASKS and SLURM_PROCID are set as well, but there is one
-    process, which would wait for the others for ever.
-    """
+    """Whether `srun` has started this process."""
+    # In a batch script without `srun` SLURM_NTASKS and SLURM_PROCID are set as well, but there is
+    # one process, which would wait for the others for ever.
     return {"SLURM_PROCID", "SLURM_STEP_NODELIST"} <= variables.keys()
 
 

@@ -35,9 +35,9 @@ def single_device() -> Iterator[None]:
 
     Keras divides losses by `tf.distribute.get_strategy().num_replicas_in_sync`. The
     forward pass and the metrics of this package follow one device's arithmetic, so that
-    division must not happen, and variables made here are ordinary ones. TensorFlow has no
-    public way to leave a strategy's scope.
+    division must not happen, and variables made here are ordinary ones.
     """
+    # TensorFlow has no public way to leave a strategy's scope.
     graph = tf.compat.v1.get_default_graph()
     saved = graph._distribution_strategy_stack, graph._variable_creator_stack
     graph._distribution_strategy_stack, graph._variable_creator_stack = [], []
@@ -48,11 +48,9 @@ def single_device() -> Iterator[None]:
 
 
 def add_function(definition: Any) -> None:
-    """Let TensorFlow know a function by its definition, a `FunctionDef`.
-
-    The public ways to it, `tf.function` and `wrap_function`, make every operation anew in Python,
-    which takes seconds for a large model.
-    """
+    """Let TensorFlow know a function by its definition, a `FunctionDef`."""
+    # The public ways to it, `tf.function` and `wrap_function`, make every operation anew in Python,
+    # which takes seconds for a large model.
     context.context().add_function_def(definition)
 
 
@@ -65,8 +63,7 @@ def optimized_functions(functions: list[Any], graph: Any) -> list[Any]:
     """Functions without what TensorFlow's optimizer finds superfluous.
 
     TensorFlow does that by itself, but to a graph in which each call is replaced by what it calls,
-    so for every replica anew. What depends on a device, as the layout of images, is left to it.
-    There is no public way to the optimizer.
+    so for every replica anew. There is no public way to the optimizer.
 
     Args:
         functions: Their definitions.
@@ -78,6 +75,7 @@ def optimized_functions(functions: list[Any], graph: Any) -> list[Any]:
     options.memory_optimization = options.NO_MEM_OPT
     # It would make functions of its own of the branches of conditions.
     options.disable_tfg_optimizer = True
+    # What depends on a device, as the layout of images, is left to TensorFlow.
     for left in (
         "layout_optimizer",
         "remapping",
@@ -90,6 +88,7 @@ def optimized_functions(functions: list[Any], graph: Any) -> list[Any]:
     library = whole.graph_def.library
     library.CopyFrom(graph.library)
     library.function.extend(functions)
+    # The optimizer keeps what this collection names, and what that needs.
     kept = whole.collection_def["train_op"].node_list.value
     for function in functions:
         name = function.signature.name
@@ -119,14 +118,12 @@ def optimized_functions(functions: list[Any], graph: Any) -> list[Any]:
 
 
 def read_together(variables: list[tf.Variable]) -> list[tf.Tensor]:
-    """The values of variables of one device, by a single operation of a graph.
-
-    A step on 8 replicas of a MobileNet reads 4,600 variables; two operations for each of them, as
-    the public way takes, are half of its graph.
-    """
+    """The values of variables of one device, by a single operation of a graph."""
     graph = tf.compat.v1.get_default_graph()
     for variable in variables:
         graph.watch_variable(variable)
+    # A step on 8 replicas of a MobileNet reads 4,600 variables; two operations for each of them, as
+    # the public way takes, are half of its graph.
     values: list[tf.Tensor] = op_def_library.apply_op(
         "_ReadVariablesOp",
         name="read",
@@ -158,12 +155,10 @@ def set_storages(variables: list[keras.Variable], storages: list[tf.Variable]) -
 
 
 def make_usual(storages: list[tf.Variable]) -> None:
-    """Let storages do what Keras and optimizers expect of any `tf.Variable`.
-
-    They take `float()` and `int()` of a scalar. Keras offers both on its variables and hands them
-    on to the storage; TensorFlow's mirrored variables lack them, so that
-    `float(model.optimizer.learning_rate)` would fail.
-    """
+    """Let storages do what Keras and optimizers expect of any `tf.Variable`."""
+    # They take `float()` and `int()` of a scalar. Keras offers both on its variables and hands them
+    # on to the storage; TensorFlow's mirrored variables lack them, so that
+    # `float(model.optimizer.learning_rate)` would fail.
     for storage in storages:
         for name, kind in (("__float__", float), ("__int__", int)):
             if not hasattr(type(storage), name):
@@ -190,11 +185,9 @@ class EveryCopy:
 
 
 def updated_by_others(storage: tf.Variable) -> None:
-    """Let optimizers that know nothing of the strategy update a variable.
-
-    A plain model around a layer of a distributed one has such an optimizer. TensorFlow then asks
-    the variable for the copy of a replica whose number is the variable itself.
-    """
+    """Let optimizers that know nothing of the strategy update a variable."""
+    # A plain model around a layer of a distributed one has such an optimizer. TensorFlow then asks
+    # the variable for the copy of a replica whose number is the variable itself.
     one_copy = storage._get_replica
     every = EveryCopy(storage.values)
     storage._get_replica = lambda replica: (
@@ -239,6 +232,7 @@ class UndrawnGenerator(keras.random.SeedGenerator):
 
     def __init__(self) -> None:
         before = random.getstate()
+        # The seed that Keras would draw next; `next` draws it for good.
         super().__init__(seed_generator.make_default_seed(), name="global_seed_generator")
         random.setstate(before)
         self._is_drawn = False
@@ -286,10 +280,9 @@ def wiring(model: keras.Model) -> list[Any]:
     """The operations of a functional model, and what comes into each, by numbers.
 
     It is empty for other models.
-
-    The public `get_config` has it by names, which Keras counts, and fails where a layer has no
-    config.
     """
+    # The public `get_config` has it by names, which Keras counts, and fails where a layer has no
+    # config.
     operations = model.operations if isinstance(model, Functional) else []
     numbers = {id(operation): number for number, operation in enumerate(operations)}
 
@@ -358,18 +351,13 @@ def register_like(made: type, original: type) -> None:
 
 
 def own_training_state(model: keras.Model) -> None:
-    """Let Keras's own methods take the model for one that lives on one device.
-
-    Keras remembers the scope a model was made in and then avoids XLA and distributes data.
-    """
+    """Let Keras's own methods take the model for one that lives on one device."""
+    # Keras remembers the scope a model was made in and then avoids XLA and distributes data.
     model._distribute_strategy = None
 
 
 def after_quantizing(model: keras.Model, act: Callable[[], None]) -> None:
-    """Call `act` whenever `quantize` has changed the model's layers.
-
-    Keras puts a `quantize` into each layer when it is made, so a later class cannot override it.
-    """
+    """Call `act` whenever `quantize` has changed the model's layers."""
     quantize = model.quantize
 
     @functools.wraps(quantize)
@@ -377,6 +365,7 @@ def after_quantizing(model: keras.Model, act: Callable[[], None]) -> None:
         quantize(*args, **kwargs)
         act()
 
+    # Keras puts a `quantize` into each layer when it is made, so a later class cannot override it.
     vars(model)["quantize"] = quantize_and_act
 
 
@@ -403,11 +392,9 @@ def losses_of(model: keras.Model) -> list[keras.losses.Loss]:
 
 @contextlib.contextmanager
 def losses_exchanged(model: keras.Model, losses: list[Any]) -> Iterator[None]:
-    """Let the compiled losses be others while the context lasts, in the order of `losses_of`.
-
-    Keras matches losses with outputs, weights and nested structures in
-    `CompileLoss`; exchanging its list of losses keeps that logic in one place.
-    """
+    """Let the compiled losses be others while the context lasts, in the order of `losses_of`."""
+    # Keras matches losses with outputs, weights and nested structures in `CompileLoss`; exchanging
+    # its list of losses keeps that logic in one place.
     compiled = model._compile_loss
     saved = compiled._flat_losses
     compiled._flat_losses = [
@@ -485,12 +472,13 @@ def update_metrics(
 ) -> None:
     """Call `update(metric, y_true, y_pred)` for every compiled metric, with what belongs to it.
 
-    A weighted one gets its weights as well. Keras matches metrics with outputs and weights in
-    `CompileMetrics`; giving it stand-ins for its metrics keeps that logic in one place.
+    A weighted one gets its weights as well.
     """
     compiled = model._compile_metrics
     if compiled is None:
         return
+    # Keras matches metrics with outputs and weights in `CompileMetrics`; giving it stand-ins for
+    # its metrics keeps that logic in one place.
     names = "_flat_metrics", "_flat_weighted_metrics"
     saved = {name: getattr(compiled, name) for name in names}
     for name, entries in saved.items():
@@ -594,9 +582,7 @@ def batch_norm_moments(
 
 
 def take_moments(layer: keras.layers.BatchNormalization, function: Any) -> None:
-    """Let a BatchNorm layer normalise with the mean and variance that a function returns.
-
-    Keras lets a layer choose between its own replica's moments and those of all replicas, which
-    it takes in a way that loses digits and fails on an empty share.
-    """
+    """Let a BatchNorm layer normalise with the mean and variance that a function returns."""
+    # Keras lets a layer choose between its own replica's moments and those of all replicas, which
+    # it takes in a way that loses digits and fails on an empty share.
     vars(layer)["_moments"] = function

@@ -41,9 +41,8 @@ def knows_direction(callback: keras.callbacks.Callback) -> bool:
 
 
 def find_direction(callback: keras.callbacks.Callback) -> None:
-    """Let it find out now. Keras does so at the end of an epoch, which may be too late.
-
-    `ModelCheckpoint(save_freq=100)` compares with the best value in the middle of an epoch.
-    """
+    """Let it find out now."""
+    # Keras does so at the end of an epoch. `ModelCheckpoint(save_freq=100)` compares with the best
+    # value before that.
     if not knows_direction(callback):
         callback._set_monitor_op()

@@ -16,12 +16,13 @@ import tensorflow as tf
 def called_by_library(depth: int = 1) -> bool:
     """Whether an exchanged function was called by Keras or TensorFlow for ends of their own.
 
-    Metrics and optimizers take sums too, of what is theirs. `keras.ops` is only passed through.
+    Metrics and optimizers take sums too, of what is theirs.
 
     Args:
         depth: How many calls ago: 1 if the replacement itself asks.
     """
     frame: FrameType | None = sys._getframe(depth + 1)
+    # `keras.ops` only passes on what somebody else asks for.
     while frame is not None and frame.f_globals.get("__name__", "").startswith(
         ("keras.src.ops.", "keras.src.backend.")
     ):

@@ -133,26 +133,23 @@ def multi_device_iterator(
 ) -> OwnedMultiDeviceIterator:
     """An iterator over elements that are dealt out to devices in turn, and copied ahead of time.
 
-    A strategy makes the same one, but adds to it a `cond` for each replica wherever the size of the
-    last batch is not known. `tf.data.experimental.copy_to_device` serves one device: several would
-    each read all the data.
-
     Args:
         dataset: Its elements are for the devices in turn.
         devices: The names of the devices.
         host: Where the dataset is read.
         ahead: How many elements wait on each device.
     """
+    # A strategy makes the same one, but adds to it a `cond` for each replica wherever the size of
+    # the last batch is not known. `tf.data.experimental.copy_to_device` serves one device: several
+    # would each read all the data.
     return OwnedMultiDeviceIterator(dataset, devices, ahead, ahead, host)
 
 
 @contextlib.contextmanager
 def shuffled_by(shuffle: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
-    """Let Keras's adapter of arrays shuffle with another function than `tf.random.shuffle`.
-
-    Keras calls that one without a seed while it makes the dataset, and offers no choice.
-    """
+    """Let Keras's adapter of arrays shuffle with another function than `tf.random.shuffle`."""
     original = tf.random.shuffle
+    # Keras calls that one without a seed while it makes the dataset, and offers no choice.
     tf.random.shuffle = shuffle
     try:
         yield

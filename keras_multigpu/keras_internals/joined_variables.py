@@ -122,6 +122,8 @@ def joined_slots(optimizer: Any, members: list[keras.Variable]) -> Iterator[None
     whole = {
         name: JoinedVariable(parts)
         for name, parts in slots.items()
+        # A list with such an entry for each variable is one of slots, and not that of the
+        # variables.
         if all(
             isinstance(part, keras.Variable)
             and part is not member

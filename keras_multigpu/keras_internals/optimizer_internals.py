@@ -34,6 +34,7 @@ class FunctionalOptimizer(TFOptimizer):
         rows = scattered(tf.tensor_scatter_nd_sub, variable, value)
         variable.assign_sub(value) if rows is None else variable.assign(rows)
 
+    # That of Keras's TensorFlow optimizer goes through `merge_call`.
     _apply_weight_decay = BaseOptimizer._apply_weight_decay
     _backend_update_step = update_jointly
     keras_class: type
@@ -143,11 +144,9 @@ def as_functional(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
 
 
 def remember_variables(optimizer: keras.optimizers.Optimizer) -> None:
-    """Note which of the optimizer's tables belong to which variable.
-
-    Keras looks variables up by their storage, which changes when a model is moved to a
-    strategy; `as_functional` looks them up by identity. Called once, before the move.
-    """
+    """Note which of the optimizer's tables belong to which variable; before a model is moved."""
+    # Keras looks variables up by their storage, which changes with the strategy; `as_functional`
+    # looks them up by identity.
     if not optimizer.built or "_tables_by_identity" in vars(optimizer):
         return
     ids = {
@@ -166,18 +165,14 @@ def remember_variables(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def compiled_rate(optimizer: keras.optimizers.Optimizer) -> Any:
-    """What the optimizer has for a learning rate: a variable, a schedule or a function.
-
-    The public `learning_rate` is the rate of the next step, without where it comes from.
-    """
+    """What the optimizer has for a learning rate: a variable, a schedule or a function."""
+    # The public `learning_rate` is the rate of the next step, without where it comes from.
     return optimizer._learning_rate
 
 
 def step_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
-    """The number of steps so far, which schedules are asked with.
-
-    The public `iterations` counts updates, so it is another number with accumulated gradients.
-    """
+    """The number of steps so far, which schedules are asked with."""
+    # The public `iterations` counts updates, so it is another number with accumulated gradients.
     return optimizer._iterations
 
 
@@ -194,12 +189,10 @@ def set_optimizer_strategy(
 
 @contextlib.contextmanager
 def variables_anywhere() -> Iterator[None]:
-    """Let optimizers create their variables for a model that lives under any strategy.
-
-    Keras insists that both were made in one scope. Optimizers may make others while they
-    are built, so the rule is lifted for all and not for one.
-    """
+    """Let optimizers create their variables for a model that lives under any strategy."""
     checked = TFOptimizer.add_variable_from_reference
+    # Keras insists that both were made in one scope. Optimizers may make others while they are
+    # built, so the rule is lifted for all and not for one.
     TFOptimizer.add_variable_from_reference = BaseOptimizer.add_variable_from_reference
     try:
         yield

@@ -114,6 +114,7 @@ def outside(read: Callable[..., Any]) -> Callable[..., Any]:
     def exchange(original: Callable[..., Any]) -> Callable[..., Any]:
         def from_caller(variable: tf.Variable, *args: Any, **kwargs: Any) -> Any:
             graph = tf.compat.v1.get_default_graph()
+            # Branches and bodies of loops are graphs inside of the one that reads.
             while isinstance(graph, ControlFlowFuncGraph):
                 graph = graph.outer_graph
             # A `tf.function` inside may be called from elsewhere too.
@@ -141,10 +142,8 @@ READS: list[Exchange] = [
 
 @contextlib.contextmanager
 def variables_read_outside() -> Iterator[None]:
-    """Let the caller of the graph that is being made read TensorFlow's variables for it.
-
-    XLA compiles a graph for one device, which cannot read the variables of another.
-    """
+    """Let the caller of the graph that is being made read TensorFlow's variables for it."""
+    # XLA compiles a graph for one device, which cannot read the variables of another.
     before = getattr(_thread, "reads_outside", None)
     _thread.reads_outside = tf.compat.v1.get_default_graph()
     try:
@@ -155,10 +154,8 @@ def variables_read_outside() -> Iterator[None]:
 
 
 def inside_a_layer() -> bool:
-    """Whether a layer or model is being called on this thread.
-
-    Keras opens a call context in the outermost call, and has no public name for it.
-    """
+    """Whether a layer or model is being called on this thread."""
+    # Keras opens a call context in the outermost call, and has no public name for it.
     return global_state.get_global_attribute("current_call_ctx") is not None
 
 

@@ -9,11 +9,9 @@ FOUND_HERE = str(Path(__file__).parents[2])
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """What starts a module of this package as a program.
-
-    The working folder is not searched for modules: a `random.py` of the user's would be taken for
-    Python's own.
-    """
+    """What starts a module of this package as a program."""
+    # With `-P` the working folder is not searched for modules: a `random.py` of the user's would be
+    # taken for Python's own.
     return [sys.executable, "-P", "-m", module, *arguments]
 
 

@@ -18,8 +18,7 @@ from keras_multigpu.training.tracing import specs_of, with_length
 Batch = tuple[Any, Any, Any]
 """A global batch: `(x, y, sample_weight)`, of tensors or of their specs."""
 
-# The last one, `NoneTensorSpec`, has no public name.
-ABSENT = (tf.experimental.Optional, tf.OptionalSpec, type(tf.type_spec_from_value(None)))
+ABSENT = (tf.experimental.Optional, tf.OptionalSpec, tf.NoneTensorSpec)
 """What stands in a dataset for a missing array."""
 
 # The type of numbers of examples: TensorFlow keeps scalars of int32 off GPUs.
