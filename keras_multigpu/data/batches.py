@@ -88,6 +88,7 @@ class Batches:
     ) -> None:
         self._settings = completed(settings)
         require_valid(self._settings, source)
+        # Only to name now what is wrong with it, and not in the first epoch.
         augmenting.augmentation(self._settings["augment"], training=True)
         self._plain = source
         self._use = _use or Use(None, True, Quarantine())
@@ -127,6 +128,7 @@ class Batches:
 
     def __bool__(self) -> bool:
         """True: there are no batches without examples."""
+        # Otherwise Python asks for the length, which may not be known.
         return True
 
     def __iter__(self) -> Any:
@@ -436,11 +438,9 @@ def part_of(shard: Any) -> Part:
 
 
 def with_settings(function: Maker) -> Maker:
-    """Let `help` and notebooks show by name what a function passes on to `Batches`.
-
-    It takes `**batching`, so that a name of Keras's, such as `batch_size`, gets an error that
-    teaches.
-    """
+    """Let `help` and notebooks show by name what a function passes on to `Batches`."""
+    # It takes `**batching`, so that a name of Keras's, such as `batch_size`, gets an error that
+    # teaches.
     types = get_type_hints(Batching)
     settings = [
         inspect.Parameter(

@@ -119,11 +119,9 @@ class DatasetStream(Stream):
         return buffer_shuffled(examples, self._buffer, epoch, seed) if shuffle else examples
 
     def _in_order_of(self, epoch: tf.Tensor) -> tf.data.Dataset:
-        """The dataset as it is when it is read for this epoch.
-
-        Its own shuffles count the readings, so those of earlier epochs that this process has not
-        done are begun. What is cached has to be read whole, or would be cached in another order.
-        """
+        """The dataset as it is when it is read for this epoch."""
+        # Its own shuffles count the readings, so those of earlier epochs that this process has not
+        # done are begun. What is cached has to be read whole, or would be cached in another order.
 
         def missing(epoch: np.ndarray) -> np.ndarray:
             count = max(int(epoch) - self._readings, 0)

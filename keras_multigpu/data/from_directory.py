@@ -125,6 +125,7 @@ def from_directory(
         return Batches(source, **batching)
     settings = completed(dict(batching))
     require_valid(settings, source)
+    # Keras's generator takes seeds of 32 bits.
     training, validation = parts_of(
         source, validation_split, settings["shuffle"], settings["seed"] % 2**32
     )

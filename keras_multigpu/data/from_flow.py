@@ -172,6 +172,7 @@ def require_factory(flow: Any) -> None:
 def with_epoch(factory: Callable[..., Any]) -> Callable[[int], Any]:
     """A factory that is called with the number of the epoch, whether it wants it or not."""
     try:
+        # Some functions that are written in C have no signature to look at.
         wants_epoch = "epoch" in inspect.signature(factory).parameters
     except ValueError:
         wants_epoch = False

@@ -21,10 +21,7 @@ _log = logging.getLogger("keras_multigpu")
 
 
 class Writer:
-    """Writes rows into `.npy` files, from several threads at once.
-
-    It does not write through the mapping: on a full disk that would end the process.
-    """
+    """Writes rows into `.npy` files, from several threads at once."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
@@ -49,6 +46,7 @@ class Writer:
             data = memoryview(values[low:high].tobytes())
             offset = array.offset + int(rows[low]) * array.strides[0]
             try:
+                # Not through the mapping: on a full disk that ends the process by SIGBUS.
                 while data:
                     written = os.pwrite(self._files[number], data, offset)
                     data, offset = data[written:], offset + written
@@ -84,10 +82,8 @@ def sums_of(leaves: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
-    """A file that `write_empty` made, not loaded; a `ValueError` if it is another or not whole.
-
-    Its header is compared and not read: whatever stands there does no harm.
-    """
+    """A file that `write_empty` made, not loaded; a `ValueError` if it is another or not whole."""
+    # The header is compared and not read: whatever stands there does no harm.
     start = header(shape, dtype)
     with regular(path).open("rb") as file:
         length = os.fstat(file.fileno()).st_size
@@ -131,6 +127,7 @@ def read_about(folder: Path, count: int) -> dict[int, str]:
     try:
         damaged = json.loads(regular(folder / "cache.json").read_text())["damaged"]
         causes = {int(row): str(cause) for row, cause in damaged.items()}
+    # The last one is what JSON of a thousand brackets ends in.
     except (AttributeError, KeyError, TypeError, RecursionError) as error:
         raise ValueError("cache.json holds something else") from error
     if any(not 0 <= row < count for row in causes):

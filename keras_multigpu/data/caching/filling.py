@@ -40,14 +40,14 @@ def in_pieces(
 ) -> Generator[Piece, None, None]:
     """Call `read(low, high)` from several threads for consecutive ranges, up to `count`.
 
-    A few ranges are read ahead of the one that is yielded. The threads are none of those that
-    share the work on a batch: a source may use these while it reads. To `close` the iterator is
-    to wait until they have ended.
+    A few ranges are read ahead of the one that is yielded. To `close` the iterator is to wait until
+    the threads have ended.
     """
     # Pieces that are too large leave cores idle at the end, so there are four for each.
     size = min(PIECE_BYTES // max(example_bytes, 1), PIECE_EXAMPLES, -(-count // (4 * CORES)))
     size = max(size, 1)
     waiting: deque[tuple[int, int, Future[Damaged]]] = deque()
+    # Not the threads that share the work on a batch: a source may use those while it reads.
     pool = ThreadPoolExecutor(CORES, thread_name_prefix="keras_multigpu_cache")
     try:
         for low in range(0, count, size):

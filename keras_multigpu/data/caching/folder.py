@@ -196,6 +196,7 @@ class FolderCache:
                     if time.monotonic() - last > FLUSH_SECONDS:
                         self._flush(rows[flushed:done], sums[flushed:done], writer)
                         flushed, last = done, time.monotonic()
+            # What was read until a Ctrl-C stays, too.
             finally:
                 self._flush(rows[flushed:done], sums[flushed:done], writer)
 

@@ -23,6 +23,7 @@ from keras_multigpu.data.road.damage import DamagedExample
 # A flag of an extended WebP. What TensorFlow 2.21 makes of such a file is not a frame of it.
 ANIMATED = 2
 
+# How bright the colours are, by ITU-R BT.601.
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 SMOOTHING = ("gaussian", "mitchellcubic")
@@ -182,6 +183,7 @@ def cut(image: np.ndarray, box: Box) -> np.ndarray:
 
 def viewed(tensor: tf.Tensor) -> np.ndarray:
     """A tensor as an array without a copy."""
+    # `numpy()` copies, and nobody else has this tensor.
     return np.asarray(memoryview(tensor))
 
 

@@ -24,6 +24,7 @@ PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
 JPEG_END = b"\xff\xd9"
 PROGRESSIVE = 0xC2
 START_OF_SCAN = 0xDA
+# Markers that stand alone: TEM, restarts, the start of an image.
 WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))
 # The other three mean tables, or nothing yet, and have no size in them.
 FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -121,6 +122,7 @@ def jpeg(data: bytes) -> Header:
 
 def png(data: bytes) -> Header:
     width, height = struct.unpack_from(">II", data, 16)
+    # Somebody may have added something behind the end.
     if not data.endswith(PNG_END) and PNG_END not in data:
         raise cut_off(data)
     return Header("PNG", height, width)
@@ -174,7 +176,7 @@ def bmp(data: bytes) -> Header:
     else:
         width, height, _, depth, compression = struct.unpack_from("<iiHHI", data, 18)
     height = abs(height)
-    # Of compressed rows only the decoder knows how long they are.
+    # 0 and 3 are not compressed; of compressed rows only the decoder knows how long they are.
     if compression in (0, 3) and len(data) < start + (width * depth + 31) // 32 * 4 * height:
         raise cut_off(data)
     return Header("BMP", height, width)

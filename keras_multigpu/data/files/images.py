@@ -98,6 +98,7 @@ def state_of(files: FileTable, exact: bool) -> str:
             times of change of all.
     """
     content = hashlib.sha256()
+    # Data that were moved as a whole are the same data, but their cache is made anew.
     top = "" if exact else files.common_folder()
     step = 1 if exact else max(len(files) // MOST_SIZES, 1)
     for index in range(len(files)):

@@ -11,6 +11,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.data.files.table import FileTable
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
+# Enough to tell a wrong folder from single files that are missing.
 _LOOKED_FOR = 16
 
 
@@ -79,6 +80,7 @@ class CsvTable:
     def __init__(self, path: str) -> None:
         self._path = path
         self._delimiter = _DELIMITERS[os.path.splitext(path)[1].lower()]
+        # With a byte order mark, as Excel writes it, or without.
         with open(path, newline="", encoding="utf-8-sig") as file:
             self.columns = next(csv.reader(file, delimiter=self._delimiter), [])
 

@@ -51,6 +51,7 @@ class FlowParameters:
         flips = bool(generator.horizontal_flip or generator.vertical_flip)
         self.draws = self.moves or self.colors or flips
         """Whether there is anything to draw."""
+        # Keras's x runs down the rows.
         self._tx = shift(generator.height_shift_range, shape[0])
         self._ty = shift(generator.width_shift_range, shape[1])
 

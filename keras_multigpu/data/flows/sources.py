@@ -79,6 +79,7 @@ class FlowSource(Source):
         generator = self._generator
         moved = self.moved(image, matrix, parameters, out)
         only_scaled = not self.parameters.colors and is_only_scaled(generator)
+        # One pass over the pixels, from integers to scaled floats.
         if moved.dtype == np.uint8 and only_scaled:
             np.multiply(moved, np.float32(generator.rescale or 1), out=out)
             return

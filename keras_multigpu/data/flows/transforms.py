@@ -44,6 +44,7 @@ def warp(
             flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
             borderMode=border,
         )
+    # OpenCV writes into `dst` only where type and layout suit it.
     if not np.may_share_memory(result, target):
         target[...] = result
     if fill_mode == "constant":

@@ -23,6 +23,7 @@ BATCHES_AT_ONCE = min(CORES, 4)
 
 _THREADS_PER_BATCH = CORES // BATCHES_AT_ONCE
 _LEAST_PIECE = 4
+# So many looks, 10 ms apart, in which tf.data asks for nothing: it has come to an end.
 _QUIET = 5
 # Their threads start when they are first needed. Nobody has to wait for one that reads.
 _READING = ThreadPoolExecutor(1000, thread_name_prefix="keras_multigpu_read")
@@ -142,11 +143,9 @@ def read_in_pieces(
 
 
 def in_lasting_thread(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What a call returns, made by a thread that stays until Python ends.
-
-    tf.data has new threads for each iterator. In each of them OpenCV and TensorFlow would keep
-    something of their own, and leave it behind.
-    """
+    """What a call returns, made by a thread that stays until Python ends."""
+    # tf.data has new threads for each iterator. In each of them OpenCV and TensorFlow would keep
+    # something of their own, and leave it behind.
     return _READING.submit(call, *arguments).result()
 
 

@@ -84,6 +84,8 @@ class Classes:
         """As `Order.examples`; without a key nothing is shuffled."""
         block, which = np.divmod(positions, len(self._sizes))
         if key is not None:
+            # 1 and 2 here, 3 for the draws of examples, 4 for streams: what the hash of one decides
+            # says nothing about another.
             which = shuffled(which, len(self._sizes), hashed(key, 1, block))
         size = self._sizes[which]
         repeat, member = np.divmod(block, size)
@@ -124,6 +126,7 @@ def permuted(numbers: np.ndarray, lengths: np.ndarray, key: np.ndarray) -> np.nd
 
 
 def below(limit: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+    # Small numbers are more likely than large ones by no more than `limit / 2**64`.
     return (hashes % limit.astype(np.uint64)).astype(np.int64)
 
 

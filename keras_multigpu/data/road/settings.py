@@ -88,7 +88,7 @@ def require_known(settings: Mapping[str, Any]) -> None:
 
 def completed(settings: dict[str, Any]) -> Batching:
     require_known(settings)
-    # NumPy's integers as Python's.
+    # NumPy's integers as Python's, which a checkpoint can write as JSON.
     plain = {
         name: int(value) if isinstance(value, np.integer) else value
         for name, value in settings.items()

@@ -66,6 +66,8 @@ def taken(source: Source | Stream, count: int, settings: Batching) -> Source:
     """The first examples of a source, or some at random if they are shuffled."""
     require_positive_integer("num_examples", count)
     source = with_random_access(source, "take")
+    # Epoch -1, and -2 for `split`, which nobody trains: the choice has nothing to do with any
+    # order.
     order = Order(source.num_examples, seed=settings["seed"], shuffle=settings["shuffle"])
     positions = np.arange(min(count, source.num_examples))
     return Subset(source, np.sort(order.examples(-1, positions)[0]))

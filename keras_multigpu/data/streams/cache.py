@@ -95,6 +95,7 @@ def cached(stream: Stream, where: str | Path) -> CachedStream:
 
 def finished(stream: Stream) -> tf.data.Dataset:
     """All single examples of a stream in its own order, finished, with what is wrong with them."""
+    # `Stream.examples` is made for graphs, in which the epoch is a tensor.
     epoch = tf.data.Dataset.range(1)
     examples = epoch.flat_map(
         tf.autograph.experimental.do_not_convert(lambda epoch: stream.examples(epoch, False, 0))

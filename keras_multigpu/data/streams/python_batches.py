@@ -111,6 +111,7 @@ class PyDatasetStream(PythonBatches):
         dataset = self._dataset
         numbers = np.arange(self._length)
         if self._is_endless:
+            # It goes on where the epoch before has ended.
             numbers = numbers + epoch * self._length
         elif shuffle:
             numbers = shuffled(numbers, self._length, hashed(seed, epoch))

@@ -113,11 +113,9 @@ class ServedDataset:
 
 
 def as_written() -> tf.data.Options:
-    """Options under which TensorFlow runs the steps of a dataset as they stand.
-
-    Steps that are merged into one can be read from front to end only. And where TensorFlow makes a
-    step parallel two threads ask for the first elements of a dataset at once, which crashes it.
-    """
+    """Options under which TensorFlow runs the steps of a dataset as they stand."""
+    # Steps that are merged into one can be read from front to end only. And where TensorFlow makes
+    # a step parallel two threads ask for the first elements of a dataset at once, which crashes it.
     options = tf.data.Options()
     options.experimental_optimization.apply_default_optimizations = False
     options.autotune.enabled = False
