@@ -77,11 +77,9 @@ def identity_of(value: Any, inside: Where = ()) -> Any:
 
 
 def of_object(value: Any, inside: Where = ()) -> dict[str, Any]:
-    """The class of an object, its configuration, and what it keeps of its constructor's arguments.
-
-    Keras's configuration of a function is its name, or bytes that name a file; so functions are
-    looked up among the arguments, too.
-    """
+    """An object's class, its configuration, and what it keeps of its constructor's arguments."""
+    # Keras's configuration of a function is its name, or bytes that name a file; so functions are
+    # looked up among the arguments, too.
     config: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # An own class's may raise anything.
         config = dict(value.get_config())

@@ -98,11 +98,9 @@ def default_strategy(devices: Sequence[str] | int | None = None) -> tf.distribut
 
 
 def join_cluster() -> None:
-    """Join the other workers, if the environment names some and TensorFlow has not started.
-
-    Called when the package is imported: after the first layer or tensor it would be too late, and a
-    script that was written for one process makes these before it asks for a strategy.
-    """
+    """Join the other workers, if the environment names some and TensorFlow has not started."""
+    # Called when the package is imported: after the first layer or tensor it would be too late, and
+    # a script that was written for one process makes these before it asks for a strategy.
     if cluster_internals.has_started():
         return
     config = environment.tf_config()

@@ -60,11 +60,10 @@ def whole(path: Path) -> Iterator[Path]:
 def one_at_a_time(lock: Path, waiting_for: str) -> Iterator[None]:
     """Hold a lock; while another process does, wait, with a line in the log.
 
-    Nothing is held where the system has no such locks (Windows).
-
     Args:
         lock: A file of the lock's own. It stays: to remove it while others wait would let two in.
     """
+    # Nothing is held where the system has no such locks (Windows).
     try:
         import fcntl
     except ImportError:

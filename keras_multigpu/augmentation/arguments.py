@@ -112,10 +112,8 @@ def require_probability(name: str, value: object) -> None:
 
 
 def as_probability(name: str, value: Any) -> float:
-    """An argument such as the `factor` of Keras's RandomErasing, as one probability.
-
-    A probability that is itself drawn from a range comes down to the mean of the range.
-    """
+    """An argument such as the `factor` of Keras's RandomErasing, as one probability."""
+    # A probability that is itself drawn from a range comes down to the mean of the range.
     low, high = as_range(name, value, low=0, high=1)
     return (low + high) / 2 if is_pair(value) else high
 

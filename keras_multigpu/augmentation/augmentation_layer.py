@@ -205,11 +205,9 @@ class AugmentationLayer(keras.layers.Layer):
 
 
 def of_this_replica(seeds: tf.Tensor) -> tf.Tensor:
-    """Seeds that differ on each replica of a plain `tf.distribute` strategy.
-
-    There the generators' states are equal everywhere. A `DistributedModel` has made them differ
-    before, and traces its steps outside of the strategy.
-    """
+    """Seeds that differ on each replica of a plain `tf.distribute` strategy."""
+    # There the generators' states are equal everywhere. A `DistributedModel` has made them differ
+    # before, and traces its steps outside of the strategy.
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return seeds

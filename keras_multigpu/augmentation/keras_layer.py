@@ -184,11 +184,10 @@ def boxes_as_xyxy(layer: keras.Layer) -> Iterator[None]:
 def with_a_row(data: Any) -> tuple[Any, Callable[[Any], Any]]:
     """Data with an example of zeros if there is none, and how to take it out again.
 
-    Some of Keras's layers fail on an empty batch, which a replica can have.
-
     Args:
         data: Tensors whose first axis counts examples.
     """
+    # Some of Keras's layers fail on an empty batch, which a replica can have.
     first = keras.tree.flatten(data)[0]
     if first.shape[0]:
         return keras.tree.map_structure(lambda leaf: leaf, data), lambda outputs: outputs

@@ -176,12 +176,10 @@ def inside_boxes(boxes: tf.Tensor, height: Any, width: Any, channels: int) -> tf
 def noise_factors(
     seeds: tf.Tensor, height: Any, width: Any, channels: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Two hashes whose product is the noise at a place: one for its row, one for its column.
-
-    To hash each pixel would take ten times as long. The product of two random integers, without
-    what overflows, is a hash too (Dietzfelbinger et al., "A Reliable Randomized Algorithm for the
-    Closest-Pair Problem", 1997) where one of them is odd, and its high bits are taken.
-    """
+    """Two hashes whose product is the noise at a place: one for its row, one for its column."""
+    # To hash each pixel would take ten times as long. The product of two random integers, without
+    # what overflows, is a hash too (Dietzfelbinger et al., "A Reliable Randomized Algorithm for the
+    # Closest-Pair Problem", 1997) where one of them is odd, and its high bits are taken.
     numbers = tf.range(height + width * channels)[None]
     hashes = hashed(seeds, numbers)
     return tf.bitwise.bitwise_or(hashes[:, :height], tf.constant(1, tf.uint32)), hashes[:, height:]

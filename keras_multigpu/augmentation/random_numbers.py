@@ -93,10 +93,8 @@ def hashed(seeds: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
 
 
 def mixed(words: tf.Tensor) -> tf.Tensor:
-    """Every bit of a `uint32` spread over all others, one to one.
-
-    The constants were found by search (Chris Wellons, "hash-prospector", public domain).
-    """
+    """Every bit of a `uint32` spread over all others, one to one."""
+    # The constants were found by search (Chris Wellons, "hash-prospector", public domain).
     for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
         words = words ^ tf.bitwise.right_shift(words, tf.constant(shift, tf.uint32))
         words = words * tf.constant(factor, tf.uint32)

@@ -199,10 +199,8 @@ def weights_differ_by(one: Result, other: Result) -> float:
 
 
 def ours_is_one_device(results: Results) -> bool:
-    """Whether this package has kept its promise: weights equal to one device's, but for rounding.
-
-    Rounding makes about 1e-6 here, stock Keras's errors 1e-2 and more.
-    """
+    """Whether this package has kept its promise: one device's weights, but for rounding."""
+    # Rounding makes about 1e-6 here, stock Keras's errors 1e-2 and more.
     return all(
         not ours.error and weights_differ_by(one, ours) < 1e-4
         for one, ours in zip(results["one"], results["ours"], strict=True)

@@ -157,10 +157,8 @@ def application(name: str) -> Any:
 
 
 def in_backward_order(model: Any) -> Yielded:
-    """How a model's layers yield their gradients.
-
-    A layer's work is about its number of weights, times the places where it applies them.
-    """
+    """How a model's layers yield their gradients."""
+    # A layer's work is about its number of weights, times the places where it applies them.
     layers = [layer for layer in reversed(model.layers) if layer.trainable_variables]
     sizes = [sum(v.shape.num_elements() for v in layer.trainable_variables) for layer in layers]
     places = [math.prod(size or 1 for size in layer.output.shape[1:-1]) for layer in layers]

@@ -363,12 +363,10 @@ class Batches:
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether a process can read the rows of its replicas alone.
-
-        Not those of a stream, which is read from its beginning; nor where damaged examples are
-        left out, as nobody knows then how many rows the others have. And texts cannot be sent,
-        where a metric asks for those of all.
-        """
+        """Whether a process can read the rows of its replicas alone."""
+        # Not those of a stream, which is read from its beginning; nor where damaged examples are
+        # left out, as nobody knows then how many rows the others have. And texts cannot be sent,
+        # where a metric asks for those of all.
         source, skips = self._source, self._settings["on_error"] == "skip"
         if skips or not isinstance(source, Source):
             return False

@@ -31,14 +31,12 @@ from tensorflow.python.grappler.cluster import Cluster
 
 @contextlib.contextmanager
 def single_device() -> Iterator[None]:
-    """Make Keras and TensorFlow see one device although a strategy is in scope.
-
-    Keras divides losses by `tf.distribute.get_strategy().num_replicas_in_sync`. The
-    forward pass and the metrics of this package follow one device's arithmetic, so that
-    division must not happen, and variables made here are ordinary ones.
-    """
+    """Make Keras and TensorFlow see one device although a strategy is in scope."""
     # TensorFlow has no public way to leave a strategy's scope.
     graph = tf.compat.v1.get_default_graph()
+    # Keras divides losses by `tf.distribute.get_strategy().num_replicas_in_sync`. The forward pass
+    # and the metrics of this package follow one device's arithmetic, so that division must not
+    # happen, and variables made here are ordinary ones.
     saved = graph._distribution_strategy_stack, graph._variable_creator_stack
     graph._distribution_strategy_stack, graph._variable_creator_stack = [], []
     try:
@@ -62,13 +60,12 @@ def remove_function(name: str) -> None:
 def optimized_functions(functions: list[Any], graph: Any) -> list[Any]:
     """Functions without what TensorFlow's optimizer finds superfluous.
 
-    TensorFlow does that by itself, but to a graph in which each call is replaced by what it calls,
-    so for every replica anew. There is no public way to the optimizer.
-
     Args:
         functions: Their definitions.
         graph: A `GraphDef` with the functions that these call.
     """
+    # TensorFlow does that by itself, but to a graph in which each call is replaced by what it
+    # calls, so for every replica anew. There is no public way to the optimizer.
     rewriting = config_pb2.ConfigProto()
     options = rewriting.graph_options.rewrite_options
     options.meta_optimizer_iterations = options.ONE
@@ -223,14 +220,12 @@ def global_seed_state() -> keras.Variable:
 
 
 class UndrawnGenerator(keras.random.SeedGenerator):
-    """Keras's global seed generator, there before it is needed.
-
-    Keras makes it when a random function is first called without a seed, and draws its seed
-    from Python's random numbers then. Here they move on at that moment too, and not before:
-    otherwise a model that is made after `fit` would start with other weights.
-    """
+    """Keras's global seed generator, there before it is needed."""
 
     def __init__(self) -> None:
+        # Keras makes it when a random function is first called without a seed, and draws its seed
+        # from Python's random numbers then. Here they move on at that moment too, and not before:
+        # otherwise a model that is made after `fit` would start with other weights.
         before = random.getstate()
         # The seed that Keras would draw next; `next` draws it for good.
         super().__init__(seed_generator.make_default_seed(), name="global_seed_generator")

@@ -16,8 +16,6 @@ import tensorflow as tf
 def called_by_library(depth: int = 1) -> bool:
     """Whether an exchanged function was called by Keras or TensorFlow for ends of their own.
 
-    Metrics and optimizers take sums too, of what is theirs.
-
     Args:
         depth: How many calls ago: 1 if the replacement itself asks.
     """
@@ -27,6 +25,7 @@ def called_by_library(depth: int = 1) -> bool:
         ("keras.src.ops.", "keras.src.backend.")
     ):
         frame = frame.f_back
+    # Metrics and optimizers take sums too, of what is theirs.
     module = "" if frame is None else frame.f_globals.get("__name__", "")
     return module.startswith(("keras.", "tensorflow."))
 

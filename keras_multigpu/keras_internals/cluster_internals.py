@@ -55,11 +55,9 @@ def cpu_devices(count: int) -> Iterator[None]:
 
 
 def heed_sigterm() -> None:
-    """Let SIGTERM do again what it did before workers joined, which is to end a process.
-
-    Only Python's main thread may say so; elsewhere nothing changes.
-    """
+    """Let SIGTERM do again what it did before workers joined, which is to end a process."""
     # TensorFlow catches the first one to publish it as a preemption, of which nobody takes note.
+    # Only Python's main thread may say so; elsewhere nothing changes.
     handler = signal.getsignal(signal.SIGTERM)
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)

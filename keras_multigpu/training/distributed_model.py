@@ -335,9 +335,6 @@ def distributed_class(
 ) -> type[DistributedModel]:
     """A `DistributedModel` that is also a `cls`, and is saved as one.
 
-    The user's methods come first and ours next, so that overrides win and `super()` in
-    them reaches this package.
-
     Args:
         cls: The class of a Keras model.
         base: `DistributedModel` or a subclass, whose methods come before those of `cls`.
@@ -345,6 +342,8 @@ def distributed_class(
     if issubclass(cls, base):
         return cls
     if (cls, base) not in _made:
+        # The user's methods come first and ours next, so that overrides win and `super()` in them
+        # reaches this package.
         bases = (cls, base) if base is DistributedModel else (base, distributed_class(cls))
         named = cls if base is DistributedModel else base
         namespace = {"__module__": named.__module__, "__doc__": named.__doc__}

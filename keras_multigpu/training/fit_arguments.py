@@ -91,12 +91,10 @@ def require_class_weights(
 
 
 def require_batches(model: keras.Model, spec: Any) -> None:
-    """Raise a `ValueError` where a dataset's elements, of these specs, are single examples.
-
-    Only a functional or Sequential model tells what it takes.
-    """
+    """Raise a `ValueError` where a dataset's elements, of these specs, are single examples."""
     inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
     leaves = keras.tree.flatten(spec[0])
+    # Only a functional or Sequential model tells what it takes.
     if len(inputs) != len(leaves):
         return
     for wanted, leaf in zip(inputs, leaves, strict=True):

@@ -296,10 +296,8 @@ def callback_list(
 
 
 def listens(callbacks: keras.callbacks.CallbackList, mode: str) -> bool:
-    """Whether any callback, or the list itself, does something with single batches.
-
-    If none does, the logs of a step need not leave the device.
-    """
+    """Whether any callback, or the list itself, does something with single batches."""
+    # If none does, the logs of a step need not leave the device.
     return is_changed(callbacks, keras.callbacks.CallbackList, mode) or any(
         is_changed(callback, keras.callbacks.Callback, mode)
         for callback in callbacks.callbacks

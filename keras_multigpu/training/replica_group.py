@@ -209,10 +209,7 @@ class ReplicaGroup:
         return tf.bfloat16 if self._half_sums and dtype == tf.float32 else dtype
 
     def sum(self, tensors: Sequence[tf.Tensor], differentiable: bool = False) -> list[tf.Tensor]:
-        """The sums of tensors over all replicas; called by each of them.
-
-        What TensorFlow keeps for the gradient of a sum, graph and all, it never lets go.
-        """
+        """The sums of tensors over all replicas; called by each of them."""
         if not tensors or self.count == 1:
             return list(tensors)
         if self.pretends:
@@ -221,6 +218,7 @@ class ReplicaGroup:
         total = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
         if self.is_spread:
             # TensorFlow would copy all into one tensor, whatever their types.
+            # What TensorFlow keeps for the gradient of a sum, graph and all, it never lets go.
             summed = [total(tensor) for tensor in tensors]
         elif differentiable or not isinstance(self.strategy, tf.distribute.MirroredStrategy):
             summed = total(list(tensors))
@@ -364,11 +362,9 @@ def is_shared(parts: Copies) -> bool:
 
 
 def with_copies(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
-    """A strategy of the same devices that gives each replica a copy of the variables.
-
-    Replicas that shared one would assign it in turn in a step of the user's own. And it would save
-    no memory: in each step every replica needs all values and computes all new ones.
-    """
+    """A strategy of the same devices that gives each replica a copy of the variables."""
+    # Replicas that shared one would assign it in turn in a step of the user's own. And it would
+    # save no memory: in each step every replica needs all values and computes all new ones.
     if not isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
         return strategy
     logger.info("Central storage: every replica keeps a copy of the variables, as if mirrored.")
@@ -411,10 +407,8 @@ def rows_by_sums(
     total: Callable[..., list[tf.Tensor]],
     alike: bool,
 ) -> list[tf.Tensor]:
-    """The rows of all replicas, by sums in which each adds its own rows at their place.
-
-    A sum works wherever replicas are, with a graph and without, and one does for many tensors.
-    """
+    """The rows of all replicas, by sums in which each adds its own rows at their place."""
+    # A sum works wherever replicas are, with a graph and without, and one does for many tensors.
     refuse_to_send(tensors)
     lengths = tf.stack([tf.shape(tensor)[0] for tensor in tensors])
     if alike:

@@ -224,11 +224,9 @@ class Replication:
             self.pieces = before
 
     def _train_in_memory(self, model: keras.Model, shares: Shares, spec: Batch | None) -> Any:
-        """Train on a batch; where memory runs out, again in twice as many pieces.
-
-        A step changes no variable before all replicas have their new values, so a step
-        that failed has left nothing behind.
-        """
+        """Train on a batch; where memory runs out, again in twice as many pieces."""
+        # A step changes no variable before all replicas have their new values, so a step that
+        # failed has left nothing behind.
         while True:
             try:
                 return self.training(model).run_one(shares, spec)

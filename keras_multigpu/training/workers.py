@@ -116,10 +116,8 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
 def in_step(
     group: ReplicaGroup, feed: Feed, batches: Iterator[tuple[int, Group]]
 ) -> Iterator[tuple[int, Group]]:
-    """The batches of an epoch, which must end in all processes at the same step.
-
-    Where nobody knows beforehand how many there are, the processes tell each other before each.
-    """
+    """The batches of an epoch, which must end in all processes at the same step."""
+    # Where nobody knows beforehand how many there are, the processes tell each other before each.
     if not group.is_spread or feed.source.is_countable:
         yield from batches
         return
@@ -141,10 +139,8 @@ def in_step(
 
 
 def may_stop_alone(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback may know more than the logs, which are the same in all processes.
-
-    Those of Keras do not, but for one that calls functions of the user's.
-    """
+    """Whether a callback may know more than the logs, which are the same in all processes."""
+    # Those of Keras do not, but for one that calls functions of the user's.
     of_keras = type(callback).__module__.startswith("keras.")
     return not of_keras or isinstance(callback, keras.callbacks.LambdaCallback)
 

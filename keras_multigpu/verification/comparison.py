@@ -175,11 +175,9 @@ def nudge(model: keras.Model, precision: str) -> None:
 
 
 def differences(ours: list[Value], theirs: list[Value]) -> list[float]:
-    """The largest relative difference of each of our variables, over all copies of theirs.
-
-    Optimizers make their variables when they are first used. One that only we have differs
-    in nothing yet.
-    """
+    """The largest relative difference of each of our variables, over all copies of theirs."""
+    # Optimizers make their variables when they are first used. One that only we have differs in
+    # nothing yet.
     largest: dict[str, float] = {}
     for value in ours:
         # A bias near zero is all rounding, so a hundredth of its layer's largest value counts as

@@ -88,11 +88,9 @@ class GradientProbe:
 
 
 def added_losses(model: keras.Model) -> list[tuple[keras.Layer, float]]:
-    """The losses that layers added in the last call, each with its layer.
-
-    Regularisers are left out: those of weights, which Keras computes anew whenever it is
-    asked, and those of activities, which replicas handle.
-    """
+    """The losses that layers added in the last call, each with its layer."""
+    # Regularisers are left out: those of weights, which Keras computes anew whenever it is asked,
+    # and those of activities, which replicas handle.
     first, second = model.losses, model.losses
     added = [loss for loss in first if any(loss is other for other in second)]
     return [

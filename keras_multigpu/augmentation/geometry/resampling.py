@@ -25,10 +25,6 @@ def resampled(
 ) -> tf.Tensor:
     """Images seen through affine maps, as `keras.ops.image.affine_transform` shows them.
 
-    Keras uses TensorFlow's ImageProjectiveTransformV3, which computes every map again for each
-    channel, and does not run under XLA. `read` gives the same pixels. On a CPU it is compiled
-    even where the model is not, and then three to four times as fast as that operation.
-
     Args:
         matrices: `float32[n, 2, 3]`: where `(x, y, 1)` of the result comes from.
         size: Height and width of the result, integers or tensors.
@@ -37,6 +33,9 @@ def resampled(
     Returns:
         `float32[n, *size, channels]`.
     """
+    # Keras uses TensorFlow's ImageProjectiveTransformV3, which computes every map again for each
+    # channel, and does not run under XLA. `read` gives the same pixels. On a CPU it is compiled
+    # even where the model is not, and then three to four times as fast as that operation.
     settings = interpolation, fill_mode, fill_value
     at_once = on_host or tf.executing_eagerly()
     if at_once and not pays_to_compile((*images.shape[1:], *size), on_host):
@@ -144,11 +143,9 @@ def brought_inside(positions: tf.Tensor, size: tf.Tensor, fill_mode: str) -> tf.
 
 
 def wrapped(positions: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """Positions of an image that repeats, as TensorFlow's operation counts the repetitions.
-
-    It jumps by whole sizes, but as often as the size less one fits: one pixel more at each
-    repetition stays outside.
-    """
+    """Positions of an image that repeats, as TensorFlow's operation counts the repetitions."""
+    # It jumps by whole sizes, but as often as the size less one fits: one pixel more at each
+    # repetition stays outside.
     last = size - 1
     left = positions + size * (tf.floor(tf.math.divide_no_nan(-positions, last)) + 1)
     right = positions - size * tf.floor(tf.math.divide_no_nan(positions, last))

@@ -94,12 +94,10 @@ def require_alpha(name: str, value: Any) -> float:
 
 
 def beta(draws: Draws, alpha: float) -> tf.Tensor:
-    """Numbers of the distribution Beta(alpha, alpha), `float32[n]`.
-
-    Exact and without rejection. A polar formula gives Student's t with 2 alpha degrees of freedom
-    (Bailey 1994, Mathematics of Computation 62), and `(1 + t / sqrt(2 alpha + t^2)) / 2` has this
-    distribution then. It is rearranged so that numbers close to zero keep their digits.
-    """
+    """Numbers of the distribution Beta(alpha, alpha), `float32[n]`."""
+    # Exact and without rejection. A polar formula gives Student's t with 2 alpha degrees of freedom
+    # (Bailey 1994, Mathematics of Computation 62), and `(1 + t / sqrt(2 alpha + t^2)) / 2` has this
+    # distribution then. It is rearranged so that numbers close to zero keep their digits.
     logarithm = tf.math.log1p(-draws.numbers()) / alpha
     cosine = tf.cos(2 * np.pi * draws.numbers())
     power, rest = tf.exp(logarithm), -tf.math.expm1(logarithm)

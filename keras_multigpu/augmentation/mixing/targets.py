@@ -46,11 +46,9 @@ def soft(labels: Any, num_classes: int | None) -> tf.Tensor:
 
 
 def require_some_classes(labels: Any, num_classes: int | None) -> None:
-    """Raise a `ValueError` if there should be classes and all labels are other floats.
-
-    Class numbers that are floats would be blended: half of class 0 and half of class 2 are not
-    class 1. Beside a label of classes, others may be those of a regression.
-    """
+    """Raise a `ValueError` if there should be classes and all labels are other floats."""
+    # Class numbers that are floats would be blended: half of class 0 and half of class 2 are not
+    # class 1. Beside a label of classes, others may be those of a regression.
     leaves = [tf.convert_to_tensor(leaf) for leaf in keras.tree.flatten(labels)]
     if num_classes is None or any(can_be_classes(leaf, num_classes) for leaf in leaves):
         return
@@ -93,10 +91,8 @@ def require_classes(labels: tf.Tensor, num_classes: int | None) -> None:
 
 
 def can_mix(weights: Any, partners: tf.Tensor) -> tf.Tensor:
-    """Whether a row and its partner are two examples that count, `bool[n]`.
-
-    A row of weight zero does not count, and must not come into another.
-    """
+    """Whether a row and its partner are two examples that count, `bool[n]`."""
+    # A row of weight zero does not count, and must not come into another.
     two = partners != tf.range(tf.shape(partners)[0])
     leaves = present(weights)
     if not leaves:

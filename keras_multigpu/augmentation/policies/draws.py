@@ -88,11 +88,9 @@ def dirichlet(draws: Draws, alpha: float, count: int) -> tf.Tensor:
 
 
 def log_gamma_distributed(draws: Draws, alpha: float) -> tf.Tensor:
-    """Logarithms of numbers of the distribution Gamma(alpha, 1), `float32[n]`.
-
-    The method is that of Marsaglia & Tsang 2000 (ACM Transactions on Mathematical Software 26),
-    with as many attempts as numbers can be drawn beforehand: all of them fail once in a million.
-    """
+    """Logarithms of numbers of the distribution Gamma(alpha, 1), `float32[n]`."""
+    # The method is that of Marsaglia & Tsang 2000 (ACM Transactions on Mathematical Software 26),
+    # with as many attempts as numbers can be drawn beforehand: all of them fail once in a million.
     if alpha == 1:
         return tf.math.log(-tf.math.log1p(-draws.numbers()) + _TINY)
     # The method needs a parameter of at least one; a power of one more number leads back.

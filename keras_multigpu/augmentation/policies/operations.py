@@ -152,10 +152,8 @@ def away_from(origin: tf.Tensor, levels: tf.Tensor, factor: tf.Tensor) -> tf.Ten
 
 
 def in_rows(levels: tf.Tensor) -> tf.Tensor:
-    """Images with the channels side by side, `float32[n, height, width * channels]`.
-
-    Over a few channels at a time the same work takes several times as long.
-    """
+    """Images with the channels side by side, `float32[n, height, width * channels]`."""
+    # Over a few channels at a time the same work takes several times as long.
     count, height, width, channels = tf.unstack(tf.shape(levels))
     return tf.reshape(levels, [count, height, width * channels])
 

@@ -165,12 +165,11 @@ def regrouped(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """What `grouped` gives, left in the order of groups, and the place of each image in it.
 
-    To put images back in their order after each of several steps would cost one more copy.
-
     Args:
         images: Images in any order.
         places: The place of each image in `images`, `int32[n]`; they may repeat.
     """
+    # To put images back in their order after each of several steps would cost one more copy.
     rows = [tf.cast(tf.where(group == number)[:, 0], tf.int32) for number in range(len(changes))]
     parts = [
         change(tf.gather(images, tf.gather(places, some)), some)

@@ -31,10 +31,8 @@ def as_layer(layer: Any, bounding_box_format: str | None = None) -> Augmentation
 
 
 def as_layers(layer: Any, bounding_box_format: str | None = None) -> list[AugmentationLayer]:
-    """A layer or function as layers of this package; several where Keras puts layers in a row.
-
-    One by one, targets pass by those that leave pixels in their place.
-    """
+    """A layer or function as layers of this package; several where Keras puts layers in a row."""
+    # One by one, targets pass by those that leave pixels in their place.
     if isinstance(layer, keras.layers.Pipeline | keras.Sequential):
         require_parts(layer)
         return [one for part in layer.layers for one in as_layers(part, bounding_box_format)]

@@ -70,6 +70,7 @@ def peak_bytes() -> int | None:
     import resource
 
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # In kilobytes, but for macOS.
     return most if sys.platform == "darwin" else most * 1024
 
 

@@ -79,6 +79,7 @@ class NoiseProbe(Probe):
 
     def collect(self, measured: list[list[tf.Tensor]], allowed: tf.Tensor | None) -> None:
         assert self._sums is not None and self._steps is not None
+        # In double precision: the noise is a small difference of large numbers.
         groups = tf.cast(tf.concat([pieces for pieces, _ in measured], axis=0), tf.float64)
         trace, square, known = estimates(groups, tf.cast(measured[0][1], tf.float64))
         if allowed is not None:

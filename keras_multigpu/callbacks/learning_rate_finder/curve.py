@@ -53,11 +53,9 @@ def moving_mean(losses: np.ndarray, kept: float) -> np.ndarray:
 
 
 def smoothed(losses: np.ndarray, smoothing: float) -> np.ndarray:
-    """The mean of the losses on both sides, the nearer the heavier.
-
-    Not a moving mean, which lies too far to the right, and whose long tail carries the noise of
-    some batches into the slope.
-    """
+    """The mean of the losses on both sides, the nearer the heavier."""
+    # Not a moving mean, which lies too far to the right, and whose long tail carries the noise of
+    # some batches into the slope.
     steps = np.arange(len(losses))
     weights = np.exp(-0.5 * ((steps[:, None] - steps) / smoothing) ** 2)
     return np.asarray(weights @ losses / weights.sum(axis=1))

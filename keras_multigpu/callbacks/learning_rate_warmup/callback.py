@@ -170,6 +170,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
         """Set the variables of the probe for a warm-up that begins, or that `fit` interrupted."""
         now, target = int(rate.steps().numpy()), float(rate.lever.numpy())
         known = self._known
+        # An optimizer that counts from zero again is warmed up again.
         if not known or known["start"] > now:
             length = self._length()
             known = {"start": now, "length": length, "over": False}
@@ -221,6 +222,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
             return
         values = self._probe.state
         found = float(rate.lever.numpy())
+        # Where it is not what the last step has left, somebody has assigned it.
         lowered = found < values["left"]
         target = values["target"] if found == values["left"] else found
         if not values["over"] and not lowered:

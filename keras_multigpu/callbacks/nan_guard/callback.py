@@ -203,6 +203,7 @@ class NaNGuard(keras.callbacks.Callback):
         self.skipped_steps = int(counters[SKIPPED])
         if counters[FOUND_AT] == NOTHING_FOUND:
             return None
+        # The probe's steps are counted from `fit`'s first one, and not from the epoch's.
         step = self._step - int(counters[STEPS] - counters[FOUND_AT])
         facts = Facts(self._probe.table(), self._probe.columns)
         run = self.model.training_run

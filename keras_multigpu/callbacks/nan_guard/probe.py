@@ -221,6 +221,7 @@ def first_bad_row(leaf: Any) -> tf.Tensor:
     else:
         bad = tf.reduce_any(~tf.math.is_finite(leaf), axis=list(range(1, leaf.shape.rank)))
     places = tf.where(bad)[:, 0]
+    # A number behind all rows, for the minimum of none.
     return tf.reduce_min(tf.concat([places + 1, [2**62]], axis=0)) * tf.cast(
         tf.size(places) > 0, tf.int64
     )

@@ -67,13 +67,10 @@ class RateProbe(Probe):
         self._last.assign(last)
 
     def passed(self, steps: int) -> None:
-        """So many steps were called; read the rates if there is little room left.
-
-        Only then it waits for the device. With more than 4096 steps per execution the older
-        ones of each are lost.
-        """
+        """So many steps were called; read the rates if there is little room left."""
         self._seen += steps
-        # Half a buffer early: the next call may bring many steps.
+        # Seldom, as it waits for the device; half a buffer early, as the next call may bring many
+        # steps. With more than 4096 steps per execution the older ones of each are lost.
         if self._seen - self._read > CAPACITY // 2:
             self.read()
 

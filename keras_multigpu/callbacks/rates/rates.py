@@ -160,12 +160,10 @@ def innermost(model: keras.Model) -> keras.optimizers.Optimizer:
 
 
 def corrects_momentum(choice: bool | str, rate: Rate) -> bool:
-    """Whether the velocity of SGD follows the rate; a `ValueError` if it shall and there is none.
-
-    Keras keeps the rate inside the velocity: `v = momentum * v - rate * gradient`. Where the rate
-    changes, the old gradients in `v` would go on with the old one (Goyal et al. 2017, 3.3).
-    """
+    """Whether SGD's velocity follows the rate; a `ValueError` if it shall and there is none."""
     optimizer = rate.optimizer
+    # Keras keeps the rate inside the velocity: `v = momentum * v - rate * gradient`. Where the rate
+    # changes, the old gradients in `v` would go on with the old one (Goyal et al. 2017, 3.3).
     has_velocity = isinstance(optimizer, keras.optimizers.SGD) and bool(optimizer.momentum)
     if choice is True and not has_velocity:
         raise value_error(

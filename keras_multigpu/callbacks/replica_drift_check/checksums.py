@@ -20,6 +20,7 @@ from keras_multigpu.training.replica_group import ReplicaGroup, copies_of
 from keras_multigpu.training.tracing import traced
 from keras_multigpu.training.variables.model_state import adds_up, variables_of
 
+# Odd, so that each of 2**32 positions has a multiple of its own.
 STRIDE = 0x9E3779B1
 # The finalizer of MurmurHash3: shifts and odd factors that spread each bit over all others.
 ROUNDS = ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1))
@@ -40,15 +41,13 @@ class Copied(NamedTuple):
 
 
 def copied_variables(model: keras.Model, group: ReplicaGroup) -> list[Copied]:
-    """The variables that have a copy on each replica: weights, seeds, those of optimizers.
-
-    Metrics differ on purpose, because their copies add up. Of several processes each has a copy of
-    every variable.
-    """
+    """The variables that have a copy on each replica: weights, seeds, those of optimizers."""
     found: dict[str, Copied] = {}
     statistics = {id(v) for v in model.non_trainable_variables if "float" in str(v.dtype)}
     for variable in variables_of(model).values():
         storage = keras_internals.variable_storage(variable)
+        # Metrics differ on purpose, because their copies add up. Of several processes each has a
+        # copy of every variable.
         if storage is None or adds_up(storage):
             continue
         parts = copies_of(variable)
@@ -121,10 +120,8 @@ def words_of(value: tf.Tensor) -> tf.Tensor:
 
 
 def odd_ones(checks: Sequence[int]) -> tuple[int, list[int]]:
-    """A replica that agrees with the most others, and those that differ from it.
-
-    Where two groups are of one size, the one with the first replica is believed.
-    """
+    """A replica that agrees with the most others, and those that differ from it."""
     groups = collections.Counter(checks)
+    # Where two groups are of one size, the one with the first replica is believed.
     believed = max(groups, key=lambda check: (groups[check], -list(checks).index(check)))
     return list(checks).index(believed), [i for i, c in enumerate(checks) if c != believed]

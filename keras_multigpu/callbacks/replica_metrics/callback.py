@@ -205,6 +205,7 @@ class ReplicaMetrics(keras.callbacks.Callback):
 
     def _report(self, window: Window) -> None:
         if len(self.windows) >= MOST_WINDOWS:
+            # Every second one, and with them the newest.
             self.windows, self._ends = self.windows[1::2], self._ends[1::2]
         self.windows.append(window)
         self._ends.append(window.epoch + window.step / (self._run.steps_per_epoch or window.step))

@@ -197,17 +197,15 @@ def bring_to_disk(folder: Path) -> None:
 
 
 def locked(file: int) -> bool:
-    """Whether a file could be locked; the system lets go when the process ends, however it ends.
-
-    A lock of this kind belongs to the process. Those that it starts do not inherit it, so one
-    that outlives it does not keep the next run out.
-    """
+    """Whether a file could be locked; the system lets go when the process ends, however it ends."""
     try:
         import fcntl
     except ImportError:
         _log.info("This system has no fcntl: two runs in one folder are not noticed.")
         return True
     try:
+        # A lock of this kind belongs to the process. Those that it starts do not inherit it, so one
+        # that outlives it does not keep the next run out.
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EACCES, errno.EAGAIN):

@@ -40,15 +40,14 @@ class Together:
     def asked(self, signal: int | None, is_due: bool, now: bool = False) -> tuple[int | None, bool]:
         """Which signal has reached any worker, and whether the chief's clock says "save".
 
-        Workers ask each other once a second, after as many steps as the chief says: an exchange
-        in each step would slow all of them.
-
         Args:
             now: Whether to ask now in any case.
         """
         if not self.is_spread:
             return signal, is_due
         self._done += 1
+        # Workers ask each other once a second, after as many steps as the chief says: an exchange
+        # in each step would slow all of them.
         if self._done < self._wait and not now:
             return None, False
         seconds = max(time.monotonic() - self._asked_at, 1e-6)

@@ -224,12 +224,10 @@ def unseen_throughput(
 
 
 def fitted(wall: float, parts: dict[str, float]) -> dict[str, float]:
-    """Parts that are never negative and, with the host's, add up to the wall time.
-
-    Two clocks are involved, so their sum may exceed it by microseconds.
-    """
+    """Parts that are never negative and, with the host's, add up to the wall time."""
     left, found = max(wall, 0.0), {}
     for name, seconds in parts.items():
+        # Two clocks are involved, so their sum may exceed it by microseconds.
         found[name] = min(max(seconds, 0.0), left)
         left -= found[name]
     return {**found, "host": left}

@@ -8,13 +8,12 @@ from collections.abc import Iterable
 class FileTable:
     """A list of paths that keeps each folder once and all names in one piece of memory.
 
-    A list of a million Python strings would cost well over 100 MB, again in each process.
-
     Args:
         files: `(folder, name)` of each file; read once, one after another.
     """
 
     def __init__(self, files: Iterable[tuple[str, str]] = ()) -> None:
+        # A list of a million Python strings would cost well over 100 MB, again in each process.
         self._names = Texts()
         self._folders = Texts()
         # Four bytes a file; eight say where its name ends, and the name takes the rest.
@@ -43,12 +42,10 @@ class FileTable:
 
 
 class Texts:
-    """A list of short texts, one after another in one piece of memory.
-
-    Names of files need not be valid Unicode, so they are kept as the system has them.
-    """
+    """A list of short texts, one after another in one piece of memory."""
 
     def __init__(self) -> None:
+        # Names of files need not be valid Unicode, so they are kept as the system has them.
         self._bytes = bytearray()
         self._ends = array.array("Q", [0])
 

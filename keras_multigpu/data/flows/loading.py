@@ -130,13 +130,11 @@ def resized_to_nearest(
 
 @functools.lru_cache(maxsize=4096)
 def nearest_pixels(low: int, high: int, size: int) -> tuple[np.ndarray, bool]:
-    """Which pixels along an axis Pillow takes, and whether OpenCV takes the same.
-
-    Where a position is as near to two pixels, it depends on rounding. Pillow adds step upon step
-    in float64; OpenCV, twice as fast as indexing, counts in fixed point.
-    """
+    """Which pixels along an axis Pillow takes, and whether OpenCV takes the same."""
     import cv2
 
+    # Where a position is as near to two pixels, it depends on rounding. Pillow adds step upon step
+    # in float64; OpenCV, twice as fast as indexing, counts in fixed point.
     step = (high - low) / size
     steps = np.full(size, step)
     steps[0] = low + step * 0.5

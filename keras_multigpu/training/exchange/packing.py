@@ -115,11 +115,9 @@ class Packing:
 
 
 def order_of_backward(gradients: Sequence[tf.Tensor]) -> list[int]:
-    """The indices of gradients in the order in which a backward pass yields them.
-
-    That is the order in which it has added their operations to the graph. Without a graph they are
-    all there before any sum begins.
-    """
+    """The indices of gradients in the order in which a backward pass yields them."""
+    # That is the order in which it has added their operations to the graph. Without a graph they
+    # are all there before any sum begins.
     if tf.executing_eagerly() or not gradients:
         return list(range(len(gradients)))
     operations = gradients[0].graph.get_operations()

@@ -272,10 +272,8 @@ def called(kind: Any, name: str, types: Sequence[tf.DType], *tensors: tf.Tensor)
 
 
 def definitions(graph: Any, function: Any) -> dict[str, Any]:
-    """What each operation of a graph is in the definition of its function, by name.
-
-    A function gives some of them other names, and keeps their order.
-    """
+    """What each operation of a graph is in the definition of its function, by name."""
+    # A function gives some of them other names, and keeps their order.
     inputs = {tensor.op.name for tensor in graph.inputs}
     names = [each.name for each in graph.get_operations() if each.name not in inputs]
     return dict(zip(names, function.node_def, strict=True))

@@ -228,11 +228,9 @@ class SharesInGraph:
 
 
 def are_copied(devices: Sequence[str], specs: Any) -> bool:
-    """Whether tensors like these are copied to the devices before the step asks for them.
-
-    Logical CPUs share the host's memory. Strings cannot leave it, and what is made of tensors
-    of several kinds stays there with all of its batch.
-    """
+    """Whether tensors like these are copied to the devices before the step asks for them."""
+    # Logical CPUs share the host's memory. Strings cannot leave it, and what is made of tensors of
+    # several kinds stays there with all of its batch.
     return any(map(has_own_memory, devices)) and all(
         isinstance(leaf, (tf.Tensor, tf.TensorSpec)) and leaf.dtype != tf.string
         for leaf in present(keras.tree.map_structure(as_tensor, specs))

@@ -288,10 +288,8 @@ def source_of(
 
 
 def is_generator(x: Any) -> bool:
-    """Whether `x` is an iterator that can be read once.
-
-    A flow of Keras's `ImageDataGenerator` is an iterator without an end, and a `PyDataset`.
-    """
+    """Whether `x` is an iterator that can be read once."""
+    # A flow of Keras's `ImageDataGenerator` is an iterator without an end, and a `PyDataset`.
     return isinstance(x, collections.abc.Iterator) and not isinstance(
         x, (tf.data.Iterator, keras.utils.PyDataset)
     )

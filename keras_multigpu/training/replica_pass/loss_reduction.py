@@ -213,11 +213,9 @@ def with_weights(
 
 
 def refuse_other_axes(values: tf.Tensor, weights: tf.Tensor) -> None:
-    """Raise a `ValueError` where weights of examples would be weights of another axis.
-
-    They are multiplied along the last axis. Keras's batch is seldom as long as that axis, so its
-    step fails; a replica's share may be as long by chance.
-    """
+    """Raise a `ValueError` where weights of examples would be weights of another axis."""
+    # They are multiplied along the last axis. Keras's batch is seldom as long as that axis, so its
+    # step fails; a replica's share may be as long by chance.
     ranks = [each.shape.rank for each in keras_internals.same_rank(values, weights)]
     if None not in ranks and 0 < ranks[1] < ranks[0]:
         raise value_error(
@@ -230,11 +228,9 @@ def refuse_other_axes(values: tf.Tensor, weights: tf.Tensor) -> None:
 
 
 def relates_rows(loss: keras.losses.Loss, y_true: Any, y_pred: Any) -> bool:
-    """Whether a loss's value for an example depends on the others in the batch.
-
-    It is tried once for each loss and form of targets and predictions. A loss that cannot be
-    tried on random numbers, or draws some of its own, counts as one that does not.
-    """
+    """Whether a loss's value for an example depends on the others in the batch."""
+    # It is tried once for each loss and form of targets and predictions. A loss that cannot be
+    # tried on random numbers, or draws some of its own, counts as one that does not.
     specs = [
         (tuple(leaf.shape[1:]), tf.as_dtype(leaf.dtype)) if tried(leaf) else None
         for leaf in tf.nest.flatten((y_true, y_pred))

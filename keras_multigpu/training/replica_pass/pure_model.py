@@ -141,12 +141,10 @@ def loss_trackers(model: keras.Model) -> list[keras.Variable]:
 
 
 class RememberingRegularizer:
-    """An activity regulariser that notes each penalty it computes.
+    """An activity regulariser that notes each penalty it computes."""
 
-    Keras sums these penalties over the batch, whereas a loss that a layer adds is mostly a
-    mean; the two are weighed differently, and afterwards they look alike.
-    """
-
+    # Keras sums these penalties over the batch, whereas a loss that a layer adds is mostly a mean;
+    # the two are weighed differently, and afterwards they look alike.
     penalties = threading.local()
     """The penalties of the forward pass that runs on this thread."""
 
@@ -162,10 +160,8 @@ class RememberingRegularizer:
 
 @contextlib.contextmanager
 def remembered_activity_penalties(model: keras.Model) -> Iterator[list[tf.Tensor]]:
-    """The penalties that activity regularisers compute in this context.
-
-    Replicas that are traced in turn enter it at the same time; the last one restores.
-    """
+    """The penalties that activity regularisers compute in this context."""
+    # Replicas that are traced in turn enter it at the same time; the last one restores.
     layers = keras_internals.activity_regularized_layers(model)
     seen: list[tf.Tensor] = []
     RememberingRegularizer.penalties.seen = seen

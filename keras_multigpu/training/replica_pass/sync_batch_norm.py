@@ -128,11 +128,9 @@ def own_sums(
     axes: list[int],
     along: Callable[[tf.Tensor], tf.Tensor],
 ) -> tf.Tensor:
-    """How many inputs a replica has, their sum, and the sum of their squares, for each channel.
-
-    They are made of the mean and of squared distances from it, in double precision, because the
-    square of the mean is added here and taken off again when the replicas' are joined.
-    """
+    """How many inputs a replica has, their sum, and the sum of their squares, for each channel."""
+    # They are made of the mean and of squared distances from it, in double precision, because the
+    # square of the mean is added here and taken off again when the replicas' are joined.
     if counted is None:
         over = tf.constant(axes)
         mean = tf.reduce_mean(inputs, over)

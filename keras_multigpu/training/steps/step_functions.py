@@ -104,10 +104,8 @@ class StepFunctions:
                     del self._single[key]
 
     def _common_spec(self, spec: Batch) -> Batch:
-        """The specs of all batches of this form so far, open where they differ.
-
-        Sentences of many lengths so need two steps and not one for each length.
-        """
+        """The specs of all batches of this form so far, open where they differ."""
+        # Sentences of many lengths so need two steps and not one for each length.
         form = keras.tree.map_structure(form_of, spec)
         known = self._forms.setdefault(key_of(form), spec)
         common = keras.tree.map_structure(common_spec, known, spec)

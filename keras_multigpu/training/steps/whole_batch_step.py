@@ -205,10 +205,8 @@ def dense(gradients: list[Any]) -> list[Any]:
 
 
 def total(through_model: Any, direct: Any, fraction: tf.Tensor) -> Any:
-    """A variable's gradient: by way of predictions, and directly as in a regulariser.
-
-    The direct part is the same on all replicas, so each adds its fraction of it.
-    """
+    """A variable's gradient: by way of predictions, and directly as in a regulariser."""
+    # The direct part is the same on all replicas, so each adds its fraction of it.
     if direct is None:
         return through_model
     direct = tf.convert_to_tensor(direct) * tf.cast(fraction, direct.dtype)

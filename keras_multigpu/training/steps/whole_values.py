@@ -245,10 +245,8 @@ def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def parts_of_one(step: PresentStep, target: Any, output_gradients: Any, in_common: bool) -> Any:
-    """What arrives at a target: one N-th on each replica where all have the same number.
-
-    A target of the replica's own rows gets all of it, as the rows of others are not in it.
-    """
+    """What arrives at a target: one N-th on each replica where all have the same number."""
+    # A target of the replica's own rows gets all of it, as the rows of others are not in it.
     targets = [tf.convert_to_tensor(t) for t in tf.nest.flatten(target)]
     origins = frozenset[str]().union(*(step.origins(t) for t in targets))
     scalar = any(t.shape.rank == 0 for t in targets)

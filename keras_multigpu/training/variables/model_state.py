@@ -83,11 +83,9 @@ def is_rate(name: str) -> bool:
 
 
 def variables_of(model: keras.Model) -> dict[str, keras.Variable]:
-    """The variables that training changes, by name: `group/number`.
-
-    Numbers and not paths, because Keras counts layers as they are made: a model that is built
-    twice has other paths, in the same order.
-    """
+    """The variables that training changes, by name: `group/number`."""
+    # Numbers and not paths, because Keras counts layers as they are made: a model that is built
+    # twice has other paths, in the same order.
     rates = [optimizer_internals.compiled_rate(part) for part in optimizers_of(model)]
     replication = getattr(model, "replication", None)
     groups = {
