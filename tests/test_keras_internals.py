@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.keras_internals import (
-    callers,
     cluster_internals,
     compile_internals,
     dataset_internals,
@@ -404,7 +403,7 @@ def test_functions_are_exchanged_for_a_while():
 
     def noting(original):
         def replacement(*args, **kwargs):
-            called.append((original.__name__, callers.called_by_library()))
+            called.append((original.__name__, step_hooks.called_by_library()))
             return original(*args, **kwargs)
 
         return replacement
@@ -571,8 +570,8 @@ def test_operations_tell_who_made_them():
     own, keras_own = (
         made(function).get_operations()[1] for function in (lambda x: -x, keras.layers.ReLU())
     )
-    assert callers.user_line(own).startswith("test_keras_internals.py:")
-    assert callers.user_line(keras_own) is None
+    assert step_hooks.user_line(own).startswith("test_keras_internals.py:")
+    assert step_hooks.user_line(keras_own) is None
 
 
 def test_a_caller_reads_variables_for_a_graph():

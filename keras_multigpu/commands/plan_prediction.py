@@ -8,7 +8,7 @@ faster: around a ring of all GPUs, or inside each host first and then between ho
 import math
 from typing import NamedTuple
 
-from keras_multigpu.training.exchange.bucket_sizes import filling
+from keras_multigpu.training.exchange.packing import filling
 
 # The part of a step in which gradients become ready: those by the inputs and those by the weights
 # take as many operations each as the forward pass.

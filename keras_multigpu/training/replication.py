@@ -27,7 +27,7 @@ from keras_multigpu.training.steps.steps_of_model import (
     prediction_step,
     training_step,
 )
-from keras_multigpu.training.update.adjusted_schedule import adjustments
+from keras_multigpu.training.update import adjustments
 from keras_multigpu.training.variables.placement import Placement
 
 logger = logging.getLogger("keras_multigpu")

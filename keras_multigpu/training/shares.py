@@ -13,7 +13,6 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
-from keras_multigpu.training.tracing import specs_of, with_length
 
 Batch = tuple[Any, Any, Any]
 """A global batch: `(x, y, sample_weight)`, of tensors or of their specs."""
@@ -226,3 +225,60 @@ def piece_of(share: Rows, size: Any, index: int, pieces: int) -> tuple[Rows, Any
     start, stop = share_bounds(size, index, pieces)
     examples = tf.cast(stop - start, COUNT) * tf.cast(share.examples > 0, COUNT)
     return Rows(rows(share.data, start, stop), examples, share.global_batch_size), stop - start
+
+
+def specs_of(tensors: Any) -> Any:
+    """The specs of a structure of tensors or variables; None stays None."""
+    return keras.tree.map_structure(spec_of, tensors)
+
+
+def spec_of(value: Any) -> Any:
+    if value is None or isinstance(value, tf.TypeSpec):
+        return value
+    if isinstance(value, keras.Variable):
+        return tf.TensorSpec(value.shape, value.dtype)
+    return tf.type_spec_from_value(value)
+
+
+def with_length(spec: Any, length: int | None) -> Any:
+    """The same spec with another length of its first axis."""
+    shape = [length, *spec.shape[1:]]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+    return type(spec)(shape, spec.dtype)
+
+
+def without_batch_size(specs: Any) -> Any:
+    """Specs whose first axis is open: those of a global batch, from those of a share."""
+    return keras.tree.map_structure(
+        lambda spec: with_length(spec, None) if spec is not None and spec.shape.rank else spec,
+        specs,
+    )
+
+
+def symbolic(specs: Any) -> Any:
+    """Specs as what `keras_internals.symbolic_call` takes."""
+
+    def stand_in(spec: Any) -> Any:
+        if spec is None or isinstance(spec, tf.RaggedTensorSpec):
+            return spec
+        sparse = isinstance(spec, tf.SparseTensorSpec)
+        return keras.KerasTensor(spec.shape, spec.dtype.name, sparse=sparse)
+
+    return keras.tree.map_structure(stand_in, specs)
+
+
+def tensors_of(structure: Any) -> list[tf.Tensor]:
+    """The tensors in a nested structure, those inside of sparse and ragged ones too."""
+    leaves = tf.nest.flatten(structure, expand_composites=True)
+    return [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+
+
+def held_until(time: tf.Tensor, structure: Any) -> Any:
+    """The same structure, whose tensors are there only once a time was taken."""
+    with tf.control_dependencies([time]):
+        return tf.nest.map_structure(
+            lambda leaf: tf.identity(leaf) if isinstance(leaf, tf.Tensor) else leaf,
+            structure,
+            expand_composites=True,
+        )

@@ -14,8 +14,7 @@ from keras_multigpu.replicas import obtained
 from keras_multigpu.training.distribute import distribute
 from keras_multigpu.training.distributed_model import DistributedModel
 from keras_multigpu.training.replica_group import copies_of
-from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.tracing import specs_of, symbolic
+from keras_multigpu.training.shares import Batch, specs_of, symbolic
 from keras_multigpu.training.variables.placement import optimizers_of
 from keras_multigpu.verification import random_layers
 from keras_multigpu.verification.batches import as_dataset

@@ -26,7 +26,7 @@ import tensorflow as tf
 from report import machine, write_section
 
 import keras_multigpu as kmg
-from keras_multigpu.training.exchange import bucket_sizes
+from keras_multigpu.training.exchange import packing
 from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.shares import normalized
 
@@ -237,7 +237,7 @@ def bench_buckets() -> list[str]:
     x, y = data(wide, 4)
     models = {}
     for size in (1000, 1, 4, 10, 25):
-        bucket_sizes.BUCKET = bucket_sizes.SMALLEST = size * 2**20
+        packing.BUCKET = packing.SMALLEST = size * 2**20
         models[size] = kmg.distribute(wide(), kmg.strategy("mirrored", devices=names(REPLICAS)))
         models[size].compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         # Traced now, with buckets of this size.

@@ -71,7 +71,7 @@ def ours(rank, addresses):
 
     options = json.loads(os.environ.get("SCALING_OURS", "{}"))
     if bucket := options.pop("bucket", None):
-        from keras_multigpu.training.exchange import bucket_sizes as sizes
+        from keras_multigpu.training.exchange import packing as sizes
 
         sizes.BUCKET = sizes.SMALLEST = sizes.LARGE = int(bucket * 2**20)
     model = kmg.distribute(keras_network(), kmg.strategy(), **options)

@@ -19,7 +19,7 @@ import tensorflow as tf
 from training.test_overlap import NearTheInput, noted
 
 import keras_multigpu as kmg
-from keras_multigpu.training.exchange import bucket_sizes
+from keras_multigpu.training.exchange import packing
 from keras_multigpu.training.replica_group import ReplicaGroup
 
 
@@ -37,7 +37,7 @@ def main(folder):
         totals = sum_of(group, tensors, **more)
         return [noted(each, note) if each.dtype == tf.float32 else each for each in totals]
 
-    bucket_sizes.BUCKET, ReplicaGroup.sum = 64, noting_sum
+    packing.BUCKET, ReplicaGroup.sum = 64, noting_sum
     layers = [keras.Input((4,)), layer, keras.layers.Dense(8), keras.layers.Dense(3)]
     model = kmg.distribute(keras.Sequential(layers))
     model.compile("sgd", "mse")

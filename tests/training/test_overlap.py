@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.training.exchange import bucket_sizes
+from keras_multigpu.training.exchange import packing
 from keras_multigpu.training.replica_group import ReplicaGroup
 
 PATIENCE = 6000
@@ -77,7 +77,7 @@ class NearTheInput(keras.layers.Layer):
 @pytest.mark.slow
 def test_the_first_sum_is_over_before_the_backward_pass_ends(monkeypatch, steps_per_execution):
     """The last layer's bucket is summed while the first layer still computes its gradient."""
-    monkeypatch.setattr(bucket_sizes, "BUCKET", 64)
+    monkeypatch.setattr(packing, "BUCKET", 64)
     layer, summed, sum_of = NearTheInput(), [], ReplicaGroup.sum
 
     def note():

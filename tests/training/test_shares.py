@@ -1,15 +1,28 @@
-"""How a global batch is cut: rows by hand for batches of every kind of tensor."""
+"""How a global batch is cut, and its specs: by hand for batches of every kind of tensor."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from keras_multigpu.training.feed.cutter import Cutter, shares_of
-from keras_multigpu.training.shares import batch_size_of, cut, gathered, normalized, share_spec
+from keras_multigpu.training.shares import (
+    batch_size_of,
+    cut,
+    gathered,
+    held_until,
+    normalized,
+    share_spec,
+    specs_of,
+    symbolic,
+    tensors_of,
+)
 
 FIVE = np.arange(10.0, dtype="float32").reshape(5, 2)
 RAGGED = tf.ragged.constant([[1, 2], [3], [], [4, 5, 6], [7]])
 SPARSE = tf.sparse.from_dense(FIVE)
+SMALL_RAGGED = tf.ragged.constant([[1, 2], [3]])
+SMALL_SPARSE = tf.sparse.from_dense([[0.0, 4.0]])
 
 
 @pytest.mark.parametrize(
@@ -107,3 +120,56 @@ def test_a_batch_without_a_batch_axis_is_named():
     """Numbers alone cannot be cut."""
     with pytest.raises(ValueError, match="no array with a batch axis"):
         batch_size_of((tf.constant(1.0), None, None))
+
+
+def test_specs_of_every_kind_of_leaf():
+    """Tensors, variables, arrays and specs; None stays None."""
+    number = tf.TensorSpec((), tf.int32)
+    structure = {
+        "tensor": tf.ones((2, 3)),
+        "variable": keras.Variable(np.zeros(4, "float32")),
+        "nested": [number, None, SMALL_RAGGED],
+    }
+    assert specs_of(structure) == {
+        "tensor": tf.TensorSpec((2, 3)),
+        "variable": tf.TensorSpec((4,)),
+        "nested": [number, None, tf.type_spec_from_value(SMALL_RAGGED)],
+    }
+
+
+def test_stand_ins_for_specs():
+    """What Keras calls a model with when there are no numbers yet."""
+    dense, sparse, none = symbolic(
+        (tf.TensorSpec((None, 3), tf.int32), tf.type_spec_from_value(SMALL_SPARSE), None)
+    )
+    assert isinstance(dense, keras.KerasTensor) and isinstance(sparse, keras.KerasTensor)
+    assert (dense.shape, dense.dtype, dense.sparse) == ((None, 3), "int32", False)
+    assert (sparse.shape, sparse.dtype, sparse.sparse) == ((1, 2), "float32", True)
+    assert none is None
+    spec = tf.type_spec_from_value(SMALL_RAGGED)
+    assert symbolic([spec]) == [spec]
+
+
+def test_the_tensors_inside_of_others():
+    """A ragged tensor is values and splits, a sparse one indices, values and a shape."""
+    found = tensors_of((tf.constant(1), None, {"r": SMALL_RAGGED, "s": SMALL_SPARSE}, 5))
+    assert [tensor.numpy().tolist() for tensor in found] == [
+        1,
+        [1, 2, 3],
+        [0, 2, 3],
+        [[0, 1]],
+        [4],
+        [1, 2],
+    ]
+
+
+def test_tensors_wait_for_a_time():
+    """The same structure, whose tensors depend on the time; other leaves stay."""
+    graph = tf.Graph()
+    with graph.as_default():
+        time, leaf = tf.timestamp(), tf.constant(1.0)
+        held, none, five = held_until(time, (leaf, None, 5))
+    assert held is not leaf and none is None and five == 5
+    assert time.op in held.op.control_inputs
+    kept = held_until(tf.timestamp(), SMALL_RAGGED)
+    assert kept.to_list() == [[1, 2], [3]]

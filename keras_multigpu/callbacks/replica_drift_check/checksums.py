@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.training.exchange.stages import traced
 from keras_multigpu.training.replica_group import ReplicaGroup, copies_of
-from keras_multigpu.training.tracing import traced
 from keras_multigpu.training.variables.model_state import adds_up, variables_of
 
 # Odd, so that each of 2**32 positions has a multiple of its own.

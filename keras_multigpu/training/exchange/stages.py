@@ -20,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.exchange.packing import Packing, SumAll
 
 # `MirroredStrategy` runs each replica on a thread of its own.
@@ -61,6 +62,82 @@ def summing(function: SumAll | None) -> Iterator[None]:
 def present_sum() -> SumAll | None:
     """What `total` sums with now; None outside of replicas."""
     return getattr(_thread, "sum", None)
+
+
+def traced(function: Callable[..., Any], specs: Sequence[Any], jit_compile: bool) -> Any:
+    """A graph of `function` for arguments of the given specs, cut where replicas sum.
+
+    TensorFlow optimizes it once, and not for each replica, unless XLA compiles it.
+
+    It is traced outside any strategy, as for one device; called inside a replica it runs
+    on that replica's device. TensorFlow itself would trace it anew for each replica.
+    """
+    cuts: list[tf.Operation] = []
+
+    def cut(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        cuts.extend(tensor.op for tensor in tensors)
+        return tensors
+
+    def trace(part: Callable[..., Any], part_specs: Sequence[Any]) -> Any:
+        def reading(*args: Any) -> Any:
+            with step_hooks.variables_read_outside():
+                return part(*args)
+
+        with keras_internals.single_device():
+            return tf.function(
+                reading if jit_compile else part, jit_compile=jit_compile, autograph=False
+            ).get_concrete_function(*part_specs)
+
+    with summing(cut):
+        whole = trace(function, specs)
+    if jit_compile:
+        return Stages(whole, cuts, trace) if cuts else whole
+    return Stages(whole, cuts, None)
+
+
+class TracedPass:
+    """A pass as one graph, and what is known of its outcomes since it was traced.
+
+    Args:
+        function: The pass: what it returns besides tensors comes as a second result.
+        specs: The specs of its arguments.
+        jit_compile: Whether XLA compiles it.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], specs: Sequence[Any], jit_compile: bool
+    ) -> None:
+        layouts: list[Any] = []
+
+        def outcome(*args: Any) -> Any:
+            tensors, layout = function(*args)
+            layouts.append(layout)
+            return tensors
+
+        self._function = traced(outcome, specs, jit_compile)
+        self.graph = self._function.graph
+        self.layout = layouts[-1]
+
+    def __call__(self, *args: Any) -> tuple[Any, Any]:
+        """The outcome for one replica's arguments, and the layout of all outcomes."""
+        return self._function(*args), self.layout
+
+
+def called_directly(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function without a graph, for `run_eagerly`."""
+
+    def call(*args: Any) -> Any:
+        context, sum_all = tf.distribute.get_replica_context(), present_sum()
+
+        def summed(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+            # Inside of `single_device` no replica runs, and only replicas sum.
+            with context:
+                return sum_all(tensors) if sum_all else tensors
+
+        with summing(summed), keras_internals.single_device():
+            return function(*args)
+
+    return call
 
 
 class Stages:

@@ -14,8 +14,7 @@ from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
 from keras_multigpu.training.feed.cutter import Cutter, WaitingShares
 from keras_multigpu.training.feed.sources import Anchor, BatchSource
-from keras_multigpu.training.shares import Batch, Shares, normalized
-from keras_multigpu.training.tracing import with_length
+from keras_multigpu.training.shares import Batch, Shares, normalized, with_length
 
 
 class EpochSource(BatchSource):

@@ -23,10 +23,17 @@ from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_pass.loss_reduction import KEPT, random_rows, tried
-from keras_multigpu.training.replica_pass.values import summable
-from keras_multigpu.training.shares import Rows, batch_size_of, is_one_row, present
-from keras_multigpu.training.tracing import specs_of, symbolic, without_batch_size
-from keras_multigpu.training.variables.caught_assignments import CatchingScope
+from keras_multigpu.training.replica_pass.pure_model import summable
+from keras_multigpu.training.shares import (
+    Rows,
+    batch_size_of,
+    is_one_row,
+    present,
+    specs_of,
+    symbolic,
+    without_batch_size,
+)
+from keras_multigpu.training.variables.catching_scope import CatchingScope
 
 
 def defined_in(cls: type) -> type:

@@ -20,8 +20,7 @@ from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_pass.flow_rules import Trait
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
-from keras_multigpu.training.shares import cut
-from keras_multigpu.training.tracing import symbolic, with_length
+from keras_multigpu.training.shares import cut, symbolic, with_length
 
 # A number of examples that no other axis has by accident, and that many numbers divide.
 MANY = 24_240

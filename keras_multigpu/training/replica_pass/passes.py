@@ -45,11 +45,16 @@ from keras_multigpu.training.replica_pass.output_rows import (
     may_be_odd,
     refuse_computed,
 )
-from keras_multigpu.training.replica_pass.pure_model import Forward, PureModel
-from keras_multigpu.training.replica_pass.values import Values
-from keras_multigpu.training.shares import Rows, batch_size_of, piece_of, rows_count
-from keras_multigpu.training.tracing import specs_of, tensors_of
-from keras_multigpu.training.update.optimizer_update import updated
+from keras_multigpu.training.replica_pass.pure_model import Forward, PureModel, Values
+from keras_multigpu.training.shares import (
+    Rows,
+    batch_size_of,
+    piece_of,
+    rows_count,
+    specs_of,
+    tensors_of,
+)
+from keras_multigpu.training.update import updated
 
 OfAll = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 """Makes the divisors of losses, as the rows of a pass have them, those of the whole batch."""

@@ -4,25 +4,179 @@ A pure function can be traced once and run on every replica, compiled by XLA, an
 on pieces of a batch. A stateless scope gives the variables the values that are
 passed in and catches every assignment, so the new values come out as results. What the
 model does not track is met there too, see `untracked`.
+
+Weights are equal on all replicas and stay so. Two kinds of variables go apart in a pass, and become
+one device's again:
+
+Seeds. Keras's random layers draw from a `SeedGenerator`, whose state is `[seed, counter]`. It is
+equal everywhere, so every replica would draw the same dropout mask. So a replica adds a multiple of
+its index to the seed before a pass and takes it off afterwards: draws differ, replay exactly, and a
+checkpoint sees the state of a single device. Replica 0 draws what one device draws.
+
+What a pass changes: BatchNorm's moving statistics, counters, spectral norms, the state of layers'
+metrics. `contribution` is what a replica adds to a sum over replicas, and the sum is
+
+    aggregation="sum", as
+    the state of metrics     old value + what all replicas added
+    float variables          mean of the replicas' values, weighted by their examples
+    integers, booleans, and
+    "only_first_replica"     the first replica's value
+
+On a single replica each of them is the new value itself. A replica without examples adds nothing,
+so it cannot poison the others.
 """
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.training.exchange.packing import Packing, SumAll
+from keras_multigpu.training.exchange.sparse_gradients import zero_unless
 from keras_multigpu.training.replica_pass.rows_flow import watched
-from keras_multigpu.training.replica_pass.values import Values, Variables
-from keras_multigpu.training.variables.caught_assignments import (
+from keras_multigpu.training.shares import Rows
+from keras_multigpu.training.variables.catching_scope import (
     CatchingScope,
     WeighedNumbers,
     raise_assigned,
 )
 from keras_multigpu.training.variables.placement import NeedsVariables, optimizers_of
+
+# Distance between two replicas' seeds: Knuth's prime beside 2**32 over the golden ratio. Keras
+# picks seeds up to 1e9, so replicas of two layers do not meet.
+STRIDE = 0x9E3779B1
+
+
+class Values(NamedTuple):
+    """The values of a model's variables on one replica."""
+
+    trainable: Sequence[tf.Tensor]
+    others: Sequence[tf.Tensor]
+    global_seed: tf.Tensor
+
+
+class Variables:
+    """The variables of a built model, as its passes know them.
+
+    Attributes:
+        trainable: Those that the optimizer updates.
+        others: All others that a pass may read or change.
+        global_seed: The state of Keras's global seed generator.
+        seeds: Where the states of seed generators stand among the others.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self.trainable = list(model.trainable_variables)
+        of_layers = [v for metric in keras_internals.owned_metrics(model) for v in metric.variables]
+        untracked = model.replication.placement.untracked
+        self.others = [*model.non_trainable_variables, *of_layers, *untracked]
+        self.global_seed = keras_internals.global_seed_state()
+        known = {id(state) for state in keras_internals.seed_states(model)}
+        self.seeds = [
+            index
+            for index, variable in enumerate(self.others)
+            if id(variable) in known or keras_internals.is_seed_state(variable)
+        ]
+
+    @property
+    def all(self) -> list[keras.Variable]:
+        """All of them, in the order of `Values`."""
+        return [*self.trainable, *self.others, self.global_seed]
+
+    def seeded(self, values: Values, replica: tf.Tensor) -> Values:
+        return self._with_seeds(for_replica, values, replica)
+
+    def unseeded(self, values: Values, replica: tf.Tensor) -> Values:
+        """The values with the seeds of one device again."""
+        return self._with_seeds(for_one_device, values, replica)
+
+    def _with_seeds(
+        self, change: Callable[..., tf.Tensor], values: Values, replica: tf.Tensor
+    ) -> Values:
+        others = list(values.others)
+        for index in self.seeds:
+            others[index] = change(others[index], replica)
+        return Values(values.trainable, others, change(values.global_seed, replica))
+
+    def seeds_in(self, values: Values) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """The states of seed generators among the values, and that of Keras's global one."""
+        return [values.others[index] for index in self.seeds], values.global_seed
+
+    def changed(self, start: Values, end: Values) -> list[int]:
+        """Where the others stand that have new values; seeds excluded."""
+        pairs = enumerate(zip(start.others, end.others, strict=True))
+        return [i for i, (old, new) in pairs if new is not old and i not in self.seeds]
+
+    def contributions(
+        self, start: Values, end: Values, share: Rows, replica: tf.Tensor
+    ) -> tuple[list[int], list[tf.Tensor]]:
+        """Which of the others a replica has changed, and what it adds to their sums."""
+        changed = self.changed(start, end)
+        return changed, [
+            contribution(
+                self.others[i], start.others[i], end.others[i], share.fraction, tf.equal(replica, 0)
+            )
+            for i in changed
+        ]
+
+    def agreed(
+        self, start: Values, end: Values, share: Rows, replica: tf.Tensor, total: SumAll
+    ) -> Values:
+        """The values that all replicas have after their passes, with the seeds of one device."""
+        changed, own = self.contributions(start, end, share, replica)
+        packing = Packing(own)
+        packs = [zero_unless(share.examples > 0, pack) for pack in packing.pack(own)]
+        packs = packing.summed(packs, total)
+        common = self.unseeded(end, replica)
+        others = list(common.others)
+        for index, value in zip(changed, packing.unpack(packs), strict=True):
+            others[index] = tf.cast(value, start.others[index].dtype)
+        return common._replace(others=others)
+
+
+def contribution(
+    variable: keras.Variable, old: tf.Tensor, new: tf.Tensor, fraction: tf.Tensor, first: Any
+) -> tf.Tensor:
+    """One replica's summand of a variable's common value, whose dtype the sum has to be cast to.
+
+    The fraction is that of its examples; `first` tells whether it is replica 0.
+    """
+    new, old = (tf.cast(value, summable(value.dtype)) for value in (new, old))
+    # What was there before counts once, not once for each replica.
+    if variable.aggregation == "sum":
+        return new - tf.where(first, tf.zeros_like(old), old)
+    # Counters and flags are the same on all replicas, and a mean would round them.
+    if not new.dtype.is_floating or variable.aggregation == "only_first_replica":
+        return tf.where(first, new, tf.zeros_like(new))
+    return new * tf.cast(fraction, new.dtype)
+
+
+def summable(dtype: tf.DType) -> tf.DType:
+    """The type in which values are summed: one that all devices can sum, without loss."""
+    if dtype in (tf.float16, tf.bfloat16):
+        return tf.float32
+    # TensorFlow keeps int32 on the host, and sums what is on the host apart from the rest.
+    return tf.int64 if dtype.is_integer or dtype.is_bool else dtype
+
+
+def for_replica(state: tf.Tensor, replica: int | tf.Tensor) -> tf.Tensor:
+    """A seed generator's state as one replica uses it."""
+    # An offset can be taken off again: what is saved is the state that one device would have.
+    return state + offset(state, replica)
+
+
+def for_one_device(state: tf.Tensor, replica: int | tf.Tensor) -> tf.Tensor:
+    """The inverse of `for_replica`: the state without the replica's share."""
+    return state - offset(state, replica)
+
+
+def offset(state: tf.Tensor, replica: int | tf.Tensor) -> tf.Tensor:
+    shift = tf.cast(replica, tf.int64) * tf.constant(STRIDE, tf.int64)
+    return tf.cast(tf.stack([shift, tf.zeros((), tf.int64)]), state.dtype)
 
 
 class Forward(NamedTuple):

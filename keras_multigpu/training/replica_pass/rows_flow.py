@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from keras_multigpu.keras_internals import callers, step_hooks
+from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.replica_pass.flow_rules import RELATED, Operation, Trait, trait_of
 
 logger = logging.getLogger("keras_multigpu")
@@ -63,7 +63,7 @@ class RowsFlow:
         self._length = lengths.pop() if len(lengths) == 1 else None
         self.found: list[Finding] = []
         self.quiet = False
-        self._line: Callable[[], str | None] = callers.user_line
+        self._line: Callable[[], str | None] = step_hooks.user_line
         self._traits: dict[Any, Trait] = {}
         self._kept: list[Any] = []
         for leaf in leaves:
@@ -102,7 +102,7 @@ class RowsFlow:
         """Note a variable's new value that has rows: it gets one value, not all replicas' rows."""
         trait = self.trait(value)
         if trait is not None and trait.kind in ("row", "rows"):
-            where = self._line() if made_by is None else callers.user_line(made_by)
+            where = self._line() if made_by is None else step_hooks.user_line(made_by)
             if where is not None:
                 self.found.append(Finding("rows kept in a variable", where))
 
@@ -149,7 +149,7 @@ class RowsFlow:
                 if trait is not None:
                     self._set(tensor, trait)
             for each in body.get_operations():
-                self._line = functools.partial(callers.user_line, each)
+                self._line = functools.partial(step_hooks.user_line, each)
                 attributes = [part for pair in each.node_def.attr.items() for part in pair]
                 self.note(each.type, each.inputs, attributes, each.outputs)
             self._line = outer

@@ -10,11 +10,11 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.training.feed.cutter import shares_of
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_pass.passes import Outcome, TrainingPass, Update
-from keras_multigpu.training.replica_pass.values import Values
+from keras_multigpu.training.replica_pass.pure_model import Values
 from keras_multigpu.training.servers.connection import Servers
 from keras_multigpu.training.shares import Batch, Rows, filled, present, share_spec
 from keras_multigpu.training.steps.step import Result, TrainStep
-from keras_multigpu.training.update.optimizer_update import loss_scale
+from keras_multigpu.training.update import loss_scale
 
 
 class ServedTrainStep(TrainStep):

@@ -22,9 +22,9 @@ from keras_multigpu.training.logs import flattened
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup, copies_of
 from keras_multigpu.training.replica_pass import output_rows
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch, divided
+from keras_multigpu.training.replica_pass.pure_model import for_one_device, for_replica
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow, tell
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
-from keras_multigpu.training.replica_pass.values import for_one_device, for_replica
 from keras_multigpu.training.shares import Batch, Rows, rows_count
 from keras_multigpu.training.steps.present_step import (
     PresentStep,
@@ -42,9 +42,8 @@ from keras_multigpu.training.steps.whole_values import (
     sum_of_all,
     summed_gradients,
 )
-from keras_multigpu.training.update.adjusted_schedule import state_of
-from keras_multigpu.training.update.optimizer_update import updated
-from keras_multigpu.training.variables.caught_assignments import refused_without_keras
+from keras_multigpu.training.update import state_of, updated
+from keras_multigpu.training.variables.catching_scope import refused_without_keras
 from keras_multigpu.training.variables.model_state import variables_of
 from keras_multigpu.training.variables.placement import MadeOutside, build_optimizer, own_optimizers
 

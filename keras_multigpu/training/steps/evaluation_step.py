@@ -9,11 +9,10 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
 from keras_multigpu.training.replica_pass.passes import EvaluationPass
-from keras_multigpu.training.replica_pass.pure_model import require_no_weights
-from keras_multigpu.training.replica_pass.values import Values
+from keras_multigpu.training.replica_pass.pure_model import Values, require_no_weights
 from keras_multigpu.training.shares import Batch, Rows
 from keras_multigpu.training.steps.step import Result, Step, computed_loss
-from keras_multigpu.training.variables.caught_assignments import CatchingScope
+from keras_multigpu.training.variables.catching_scope import CatchingScope
 
 
 class EvaluationStep(Step):

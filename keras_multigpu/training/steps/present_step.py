@@ -15,7 +15,7 @@ from keras_multigpu.training.exchange.sparse_gradients import rows_noted
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
 from keras_multigpu.training.shares import Rows
-from keras_multigpu.training.variables.caught_assignments import permitted, refused_without_keras
+from keras_multigpu.training.variables.catching_scope import permitted, refused_without_keras
 from keras_multigpu.training.variables.placement import NeedsVariables
 
 _thread = threading.local()

@@ -23,11 +23,12 @@ from keras_multigpu.training.exchange.sparse_gradients import (
     rows_of_all,
     rows_spec,
 )
+from keras_multigpu.training.exchange.stages import TracedPass, called_directly, traced
 from keras_multigpu.training.replica_group import Copies, Replica, ReplicaGroup
 from keras_multigpu.training.replica_pass.layout import Layout
 from keras_multigpu.training.replica_pass.output_rows import joined, refuse_computed
 from keras_multigpu.training.replica_pass.passes import Outcome, ReplicaPass, TrainingPass, Update
-from keras_multigpu.training.replica_pass.values import Values
+from keras_multigpu.training.replica_pass.pure_model import Values
 from keras_multigpu.training.shares import (
     Batch,
     Rows,
@@ -35,8 +36,11 @@ from keras_multigpu.training.shares import (
     filled,
     first_rows,
     gathered,
+    held_until,
     present,
     share_spec,
+    specs_of,
+    tensors_of,
 )
 from keras_multigpu.training.steps.probes import (
     Probe,
@@ -48,16 +52,7 @@ from keras_multigpu.training.steps.probes import (
     verdict,
 )
 from keras_multigpu.training.steps.same_batch import require_same_batch
-from keras_multigpu.training.tracing import (
-    TracedPass,
-    called_directly,
-    held_until,
-    specs_of,
-    tensors_of,
-    traced,
-)
-from keras_multigpu.training.update.adjusted_schedule import state_of
-from keras_multigpu.training.update.optimizer_update import loss_scale
+from keras_multigpu.training.update import loss_scale, state_of
 
 SCALAR = tf.TensorSpec((), tf.float32)
 INTEGER = tf.TensorSpec((), tf.int32)

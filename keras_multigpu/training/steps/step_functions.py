@@ -20,8 +20,8 @@ from keras_multigpu.training.shares import (
     gathered,
     present,
     share_spec,
+    tensors_of,
 )
-from keras_multigpu.training.tracing import tensors_of
 from keras_multigpu.training.variables.placement import MadeOutside
 
 RunStep = Callable[[Sequence[Rows]], Any]

@@ -13,13 +13,12 @@ from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.replica_pass.passes import EvaluationPass, TrainingPass
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized, synchronized_layers
 from keras_multigpu.training.servers.step import ServedTrainStep
-from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.shares import Batch, symbolic
 from keras_multigpu.training.steps.custom_step import CustomPrediction, CustomStep
 from keras_multigpu.training.steps.evaluation_step import EvaluationStep
 from keras_multigpu.training.steps.step import TrainStep, is_overridden
 from keras_multigpu.training.steps.step_functions import RunStep
 from keras_multigpu.training.steps.whole_batch_step import WholeBatchTrainStep
-from keras_multigpu.training.tracing import symbolic
 from keras_multigpu.training.variables.placement import (
     build_optimizer,
     idle_optimizers,

@@ -23,8 +23,12 @@ from keras_multigpu.training.replica_pass.output_rows import (
     rows_per_example,
 )
 from keras_multigpu.training.replica_pass.passes import Made, TrainingPass, with_attached
-from keras_multigpu.training.replica_pass.pure_model import Forward, PureModel, loss_trackers
-from keras_multigpu.training.replica_pass.values import Values
+from keras_multigpu.training.replica_pass.pure_model import (
+    Forward,
+    PureModel,
+    Values,
+    loss_trackers,
+)
 from keras_multigpu.training.shares import (
     Batch,
     Rows,
@@ -33,11 +37,11 @@ from keras_multigpu.training.shares import (
     gathered,
     present,
     rows_count,
+    symbolic,
 )
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.step import Result, UpdatingStep, computed_loss
-from keras_multigpu.training.tracing import symbolic
-from keras_multigpu.training.update.optimizer_update import loss_scale
+from keras_multigpu.training.update import loss_scale
 
 
 class WholeBatchTrainStep(UpdatingStep):

@@ -23,7 +23,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.keras_internals import callers, step_hooks
+from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.exchange.packing import Packing, order_of_backward
 from keras_multigpu.training.exchange.sparse_gradients import (
     is_sparse,
@@ -172,7 +172,7 @@ def values_of_user_code(input_tensor: Any, axis: Any) -> tuple[PresentStep | Non
     """The step and the tensor, if the user's code reduces one along the batch's axis."""
     step = step_of_user_code()
     # In a branch or loop a tensor may be one example's, so there nobody can tell.
-    if step is None or step.is_nested or callers.called_by_library(depth=2):
+    if step is None or step.is_nested or step_hooks.called_by_library(depth=2):
         return None, None
     if isinstance(input_tensor, tf.RaggedTensor | tf.SparseTensor):
         return None, None

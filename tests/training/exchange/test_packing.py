@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.training.exchange import bucket_sizes, packing
+from keras_multigpu.training.exchange import packing
 
 
 def test_packs_by_dtype_and_gives_back_order_and_shapes():
@@ -26,8 +26,8 @@ def test_packs_by_dtype_and_gives_back_order_and_shapes():
 @pytest.fixture
 def small_buckets(monkeypatch):
     """Sixteen bytes, which are four numbers, fill a bucket, or are large."""
-    monkeypatch.setattr(bucket_sizes, "BUCKET", 16)
-    monkeypatch.setattr(bucket_sizes, "LARGE", 16)
+    monkeypatch.setattr(packing, "BUCKET", 16)
+    monkeypatch.setattr(packing, "LARGE", 16)
 
 
 def numbered(*sizes):
@@ -60,7 +60,7 @@ def test_large_tensors_travel_alone():
 @pytest.mark.usefixtures("small_buckets")
 def test_the_last_buckets_are_small(monkeypatch):
     """Of what is left each takes half, if that is worth a sum."""
-    monkeypatch.setattr(bucket_sizes, "SMALLEST", 8)
+    monkeypatch.setattr(packing, "SMALLEST", 8)
     packs = packing.Packing(tensors := numbered(*[1] * 11)).pack(tensors)
     # No more than 16 bytes, half of 28, half of 12 but at least 8, and the rest.
     assert contents(packs) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [10]]

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu import keras_internals
-from keras_multigpu.training import tracing
 from keras_multigpu.training.exchange import stages
 from keras_multigpu.training.replica_group import ReplicaGroup
 
@@ -56,8 +55,8 @@ def gradient_of_a_sum(number):
 def test_a_sum_in_the_middle(way, function, expected):
     """Its value and its gradient."""
     called = {
-        "traced once": lambda: tracing.traced(function, (NUMBER,), jit_compile=False),
-        "directly": lambda: tracing.called_directly(function),
+        "traced once": lambda: stages.traced(function, (NUMBER,), jit_compile=False),
+        "directly": lambda: stages.called_directly(function),
         "in the replica": lambda: function,
     }[way]()
     assert on_two_replicas(called, in_a_graph=way != "directly") == expected
@@ -73,7 +72,7 @@ def test_sums_at_the_same_place_travel_together(monkeypatch):
         return summed(group, packs, **arguments)
 
     monkeypatch.setattr(ReplicaGroup, "sum", noted)
-    on_two_replicas(tracing.traced(several_sums, (NUMBER,), jit_compile=False))
+    on_two_replicas(stages.traced(several_sums, (NUMBER,), jit_compile=False))
     assert [size for size in sizes if size] == [[2], [2], [1], [1]]
 
 
@@ -87,7 +86,7 @@ def test_a_function_without_sums_is_one_stage_and_optimized_once(monkeypatch):
         return optimized(functions, graph)
 
     monkeypatch.setattr(keras_internals, "optimized_functions", noted)
-    call = tracing.traced(lambda x: (tf.exp(x) - 1.0) * (tf.exp(x) - 1.0), (NUMBER,), False)
+    call = stages.traced(lambda x: (tf.exp(x) - 1.0) * (tf.exp(x) - 1.0), (NUMBER,), False)
     np.testing.assert_allclose(on_two_replicas(call), [[(np.e - 1) ** 2, (np.e**2 - 1) ** 2]])
     (((operations,)),) = left
     assert operations.count("Exp") == operations.count("Sub") == 1
@@ -107,7 +106,7 @@ def test_stages_wait_for_each_other_and_hand_on_what_is_not_a_number():
         while_loop = tf.while_loop(lambda n: n < later, lambda n: n * 2.0, [total])[0]
         return later, tf.strings.to_number(said), sparse, while_loop, None
 
-    call = tracing.traced(function, (NUMBER,), jit_compile=False)
+    call = stages.traced(function, (NUMBER,), jit_compile=False)
 
     def without_sparse(number):
         later, text, sparse, loop, none = call(number)
@@ -125,7 +124,7 @@ def test_stages_run_what_nothing_needs_and_live_as_long_as_a_graph_that_calls_th
         seen.assign_add(stages.total(number))
         return number
 
-    call = tf.function(on_replicas(tracing.traced(function, (NUMBER,), False)), autograph=False)
+    call = tf.function(on_replicas(stages.traced(function, (NUMBER,), False)), autograph=False)
     graph = call.get_concrete_function()
     gc.collect()
     graph()
@@ -135,5 +134,39 @@ def test_stages_run_what_nothing_needs_and_live_as_long_as_a_graph_that_calls_th
 
 def test_a_stage_can_be_compiled():
     """By XLA, each for itself."""
-    call = tracing.traced(gradient_of_a_sum, (NUMBER,), jit_compile=True)
+    call = stages.traced(gradient_of_a_sum, (NUMBER,), jit_compile=True)
     assert on_two_replicas(call) == [[6, 6]]
+
+
+def test_a_function_is_traced_once_for_open_sizes():
+    """And is then a graph that takes any size."""
+    calls = []
+
+    def add(pair, number):
+        calls.append(pair[0].shape.as_list())
+        return pair[0] + number, pair[1]
+
+    specs = (tf.TensorSpec((None,)), None), tf.TensorSpec(())
+    graph = stages.traced(add, specs, jit_compile=False)
+    for size in (1, 2, 3):
+        total, none = graph((tf.ones(size), None), tf.constant(2.0))
+        assert total.numpy().tolist() == [3.0] * size and none is None
+    assert calls == [[None]]
+
+
+@pytest.mark.parametrize("way", ["graph", "directly"])
+def test_it_runs_as_on_one_device_inside_a_replica(way):
+    """The function sees no strategy, wherever it is called."""
+    seen = []
+
+    def look(number):
+        seen.append(tf.distribute.has_strategy())
+        return number + 1.0
+
+    call = stages.called_directly(look)
+    if way == "graph":
+        call = stages.traced(look, (tf.TensorSpec(()),), jit_compile=False)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    results = strategy.run(lambda: call(tf.constant(1.0)))
+    assert [float(each) for each in strategy.experimental_local_results(results)] == [2.0, 2.0]
+    assert not any(seen)

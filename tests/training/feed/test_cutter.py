@@ -16,8 +16,7 @@ import keras_multigpu as kmg
 from keras_multigpu.training.feed import cutter
 from keras_multigpu.training.feed.cutter import AHEAD, Cutter, shares_of
 from keras_multigpu.training.replica_group import HOST, Replica
-from keras_multigpu.training.shares import normalized
-from keras_multigpu.training.tracing import tensors_of
+from keras_multigpu.training.shares import normalized, tensors_of
 
 DEVICES = ["CPU:1", "CPU:2"]
 LOCAL = [Replica(place, place, f"/device:{name}") for place, name in enumerate(DEVICES)]

@@ -6,7 +6,11 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.training.replica_pass.values import contribution, for_one_device, for_replica
+from keras_multigpu.training.replica_pass.pure_model import (
+    contribution,
+    for_one_device,
+    for_replica,
+)
 
 
 @pytest.mark.parametrize(

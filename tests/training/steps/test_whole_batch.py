@@ -6,8 +6,7 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.training.replica_pass.pure_model import PureModel, loss_trackers
-from keras_multigpu.training.replica_pass.values import Values
+from keras_multigpu.training.replica_pass.pure_model import PureModel, Values, loss_trackers
 from keras_multigpu.training.steps import whole_batch_step as whole_batch
 
 

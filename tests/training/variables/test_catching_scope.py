@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.training.variables.caught_assignments import CatchingScope, WeighedNumbers
+from keras_multigpu.training.variables.catching_scope import CatchingScope, WeighedNumbers
 
 
 def test_known_and_unknown_variables():

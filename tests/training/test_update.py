@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.keras_internals import joined_variables, optimizer_internals
-from keras_multigpu.keras_internals.joined_variables import JoinedVariable
-from keras_multigpu.training.update.adjusted_schedule import state_of
-from keras_multigpu.training.update.optimizer_update import is_loss_scaled, loss_scale, updated
+from keras_multigpu.keras_internals import optimizer_internals
+from keras_multigpu.keras_internals.optimizer_internals import JoinedVariable
+from keras_multigpu.training.update import is_loss_scaled, loss_scale, state_of, updated
 from keras_multigpu.training.variables.placement import with_inner
 
 
@@ -245,12 +244,12 @@ def test_small_variables_take_one_update():
     assert values[5].tolist() == [[-0.75, 1.5]]
 
 
-@pytest.mark.parametrize("kind", sorted(joined_variables.ELEMENTWISE, key=lambda c: c.__name__))
+@pytest.mark.parametrize("kind", sorted(optimizer_internals.ELEMENTWISE, key=lambda c: c.__name__))
 def test_each_elementwise_optimizer_has_the_numbers_of_single_updates(kind, monkeypatch):
     """To the bit, in all their slots: joined, and one by one, as with variables too large."""
     results = []
-    for small, count in ((joined_variables.SMALL, 2), (0, 6)):
-        monkeypatch.setattr(joined_variables, "SMALL", small)
+    for small, count in ((optimizer_internals.SMALL, 2), (0, 6)):
+        monkeypatch.setattr(optimizer_internals, "SMALL", small)
         values, asked = updates_of(kind(0.1), weights(), GRADIENTS, steps=2)
         assert len(asked) == count
         results.append(values)
@@ -260,7 +259,7 @@ def test_each_elementwise_optimizer_has_the_numbers_of_single_updates(kind, monk
 
 def test_what_cannot_be_joined_is_updated_alone(monkeypatch):
     """Large variables, rows of a table, other dtypes, optimizers that look at a whole variable."""
-    monkeypatch.setattr(joined_variables, "SMALL", 4)
+    monkeypatch.setattr(optimizer_internals, "SMALL", 4)
     variables = [
         keras.Variable([1.0, 1.0]),
         keras.Variable(np.ones(5, "float32")),
