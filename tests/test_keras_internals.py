@@ -18,10 +18,11 @@ from keras_multigpu.keras_internals import (
     cluster_internals,
     compile_internals,
     dataset_internals,
+    minor,
+    newer_than_tested,
     optimizer_internals,
     step_hooks,
 )
-from keras_multigpu.keras_internals.versions import minor, newer_than_tested
 
 
 def compiled_model(**options):
@@ -250,7 +251,7 @@ def test_an_optimizer_can_be_a_pure_function(name):
     ordinary.apply([gradient], [trained])
     functional = getattr(keras.optimizers, name)(learning_rate=0.1)
     functional.build([pure])
-    optimizer_internals.remember_variables(functional)
+    optimizer_internals.remember_variables([functional])
     values = [(v, tf.convert_to_tensor(v)) for v in [pure, *functional.variables]]
     with keras.StatelessScope(values) as scope:
         optimizer_internals.apply_functionally(functional, [gradient], [pure])
@@ -265,7 +266,7 @@ def test_weight_decay_exclusions_survive():
     optimizer = keras.optimizers.AdamW(learning_rate=0.1, weight_decay=0.5)
     optimizer.exclude_from_weight_decay(var_list=[first])
     optimizer.build([first, second])
-    optimizer_internals.remember_variables(optimizer)
+    optimizer_internals.remember_variables([optimizer])
     values = [(v, tf.convert_to_tensor(v)) for v in [first, second, *optimizer.variables]]
     with keras.StatelessScope(values) as scope:
         zeros = [tf.zeros(2), tf.zeros(2)]

@@ -278,25 +278,24 @@ def as_functional(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
         vars(optimizer).update(saved)
 
 
-def remember_variables(optimizer: keras.optimizers.Optimizer) -> None:
-    """Note which of the optimizer's tables belong to which variable; before a model is moved."""
+def remember_variables(optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
+    """Note which of each optimizer's tables belong to which variable; before a model is moved."""
     # Keras looks variables up by their storage, which changes with the strategy; `as_functional`
     # looks them up by identity.
-    if not optimizer.built or "_tables_by_identity" in vars(optimizer):
-        return
-    ids = {
-        optimizer._var_key(variable): id(variable) for variable in optimizer._trainable_variables
-    }
-    tables: dict[str, Any] = {}
-    for name in ("_trainable_variables_indices", "_var_to_optimizer_idx"):
-        if hasattr(optimizer, name):
-            tables[name] = {ids[key]: value for key, value in getattr(optimizer, name).items()}
-    excluded: set[Any] = getattr(optimizer, "_exclude_from_weight_decay", set())
-    tables["_exclude_from_weight_decay"] = {ids[key] for key in excluded if key in ids}
-    tables["_exclude_from_weight_decay_cache"] = {}
-    vars(optimizer)["_exclude_from_weight_decay"] = excluded
-    vars(optimizer)["_exclude_from_weight_decay_cache"] = {}
-    vars(optimizer)["_tables_by_identity"] = tables
+    for optimizer in optimizers:
+        if not optimizer.built or "_tables_by_identity" in vars(optimizer):
+            continue
+        ids = {optimizer._var_key(each): id(each) for each in optimizer._trainable_variables}
+        tables: dict[str, Any] = {}
+        for name in ("_trainable_variables_indices", "_var_to_optimizer_idx"):
+            if hasattr(optimizer, name):
+                tables[name] = {ids[key]: value for key, value in getattr(optimizer, name).items()}
+        excluded: set[Any] = getattr(optimizer, "_exclude_from_weight_decay", set())
+        tables["_exclude_from_weight_decay"] = {ids[key] for key in excluded if key in ids}
+        tables["_exclude_from_weight_decay_cache"] = {}
+        vars(optimizer)["_exclude_from_weight_decay"] = excluded
+        vars(optimizer)["_exclude_from_weight_decay_cache"] = {}
+        vars(optimizer)["_tables_by_identity"] = tables
 
 
 def compiled_rate(optimizer: keras.optimizers.Optimizer) -> Any:
@@ -316,10 +315,11 @@ def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Var
 
 
 def set_optimizer_strategy(
-    optimizer: keras.optimizers.Optimizer, strategy: tf.distribute.Strategy
+    optimizers: Sequence[keras.optimizers.Optimizer], strategy: tf.distribute.Strategy
 ) -> None:
-    """Let the optimizer update variables of a strategy that it was not made under."""
-    optimizer._distribution_strategy = strategy
+    """Let optimizers update variables of a strategy that they were not made under."""
+    for optimizer in optimizers:
+        optimizer._distribution_strategy = strategy
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import gathered
-from keras_multigpu.training.steps.steps_of_model import is_overridden, prepare
+from keras_multigpu.training.steps.steps_of_model import overridden, prepare
 from keras_multigpu.training.workers import (
     in_step,
     may_stop_alone,
@@ -101,7 +101,7 @@ def train(
 
 def build(model: keras.Model, replication: Replication, feed: Feed, method: str) -> None:
     """Build the model for the data, which must fit it, and for the method that takes them."""
-    if feed.spec is not None and not is_overridden(model, method):
+    if feed.spec is not None and not overridden(model, method):
         require_batches(model, feed.spec)
     prepare(model, replication, feed.spec, method=method)
     require_labels(model, feed)
@@ -109,7 +109,7 @@ def build(model: keras.Model, replication: Replication, feed: Feed, method: str)
 
 def require_labels(model: keras.Model, feed: Feed) -> None:
     """Raise a `ValueError` where data know their labels, and these cannot belong to the model."""
-    own = any(is_overridden(model, name) for name in ("train_step", "test_step", "compute_loss"))
+    own = overridden(model, "train_step", "test_step", "compute_loss")
     if knows_epochs(feed.data) and feed.spec is not None and not own:
         counts = feed.data.class_counts
         require_fitting_labels(model, feed.spec[1], None if counts is None else len(counts))
@@ -223,7 +223,7 @@ def predict(
     """Run the loop of `predict`; the predictions, in the order of the inputs."""
     group = replication.group
     require_same_run(group, model, feed)
-    if feed.spec is not None and not is_overridden(model, "predict_step"):
+    if feed.spec is not None and not overridden(model, "predict_step"):
         require_batches(model, feed.spec)
     prepare(model, replication, feed.spec)
     callbacks = of_this_worker(callbacks, group)

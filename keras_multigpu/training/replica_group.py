@@ -85,6 +85,7 @@ class ReplicaGroup:
         count: The number of replicas.
         replicas: Those of this process, in the order of their places.
         is_spread: Whether some live in other processes.
+        sent_as: The dtypes in which dense gradients are summed, where these are not their own.
         pretends: Whether steps are made that exchange nothing, see `pretending`.
     """
 
@@ -92,7 +93,7 @@ class ReplicaGroup:
         refuse_tpus(strategy)
         self.strategy = strategy = with_copies(strategy)
         self.count: int = strategy.num_replicas_in_sync
-        self._half_sums = half_sums and self.count > 1
+        self.sent_as = {tf.float32: tf.bfloat16} if half_sums and self.count > 1 else {}
         self._moved: MovedBytes | None = None
         devices = strategy.extended.worker_devices
         self.replicas = [
@@ -142,11 +143,11 @@ class ReplicaGroup:
     def run(self, function: Callable[[Replica], T]) -> list[T]:
         """Run a function on each replica of this process; the results by place."""
         results: dict[int, T] = {}
+        in_sums = summing(self.sum)(function)
 
         def on_replica() -> None:
             replica = self.present
-            with summing(self.sum):
-                results[replica.place] = function(replica)
+            results[replica.place] = in_sums(replica)
 
         # Results are collected here and not returned, because `run` would wrap each tensor.
         with scope_of(self.strategy):
@@ -203,10 +204,6 @@ class ReplicaGroup:
             with tf.device(device):
                 for part, value in (pairs[place] for place in places):
                     part.assign(value, read_value=False)
-
-    def sent_as(self, dtype: tf.DType) -> tf.DType:
-        """The dtype in which dense gradients of a dtype are summed."""
-        return tf.bfloat16 if self._half_sums and dtype == tf.float32 else dtype
 
     def sum(self, tensors: Sequence[tf.Tensor], differentiable: bool = False) -> list[tf.Tensor]:
         """The sums of tensors over all replicas; called by each of them."""
@@ -378,15 +375,6 @@ def scope_of(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """The scope of a strategy, whatever scope is open around it."""
     with keras_internals.single_device(), strategy.scope():
         yield
-
-
-def home_device(strategy: tf.distribute.Strategy) -> str | None:
-    """The device that holds the only copy of the variables; None if each replica has one."""
-    if isinstance(strategy, tf.distribute.OneDeviceStrategy):
-        return strategy.extended.worker_devices[0]
-    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
-        return strategy.extended.worker_devices[0]
-    return None
 
 
 def here(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

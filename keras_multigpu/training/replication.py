@@ -11,20 +11,19 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
-from keras_multigpu.keras_internals.versions import newer_than_tested
 from keras_multigpu.replicas import obtained
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup
-from keras_multigpu.training.replica_pass.sync_batch_norm import said_of_batch_norm
 from keras_multigpu.training.servers.connection import Servers
 from keras_multigpu.training.shares import Batch, Shares
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.step_functions import StepFunctions
 from keras_multigpu.training.steps.steps_of_model import (
     evaluation_step,
-    is_overridden,
+    overridden,
     prediction_step,
+    said_of_batch_norm,
     training_step,
 )
 from keras_multigpu.training.update import adjustments
@@ -68,6 +67,10 @@ class Replication:
                 strategy=type(strategy).__name__,
             )
         self.group = ReplicaGroup(strategy, half_sums)
+        self.shares_of_batch = self.group.count
+        # An asynchronous worker takes a batch whole.
+        if self.servers is not None and not asynchronous:
+            self.shares_of_batch = self.servers.workers
         self.strategy = self.group.strategy
         # Of several processes each keeps the rows of all replicas on the host, where it has read
         # them: what one process computes of the whole batch needs no exchange then.
@@ -88,13 +91,6 @@ class Replication:
         """What a copy of the model needs besides a strategy."""
         return self.sync_batch_norm, self.half_sums, self.micro_batches, self.pieces
 
-    @property
-    def shares_of_batch(self) -> int:
-        """Into how many shares a batch is cut; an asynchronous worker takes it whole."""
-        if self.servers is None or self.servers.asynchronous:
-            return self.group.count
-        return self.servers.workers
-
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""
         self._functions: dict[Any, StepFunctions] = {}
@@ -113,7 +109,7 @@ class Replication:
             names = f"{names} on each of {count // len(devices)} workers"
         batch_norm = said_of_batch_norm(model, self.sync_batch_norm) if count > 1 else ""
         logger.info("Training on %s: %s.%s", replicas, names, batch_norm)
-        if untested := newer_than_tested():
+        if untested := keras_internals.newer_than_tested():
             logger.info(untested)
 
     def watch(self, probe: Probe) -> None:
@@ -167,7 +163,7 @@ class Replication:
         data_wait: tf.Variable | None = None,
     ) -> StepFunctions:
         # Metrics live where the step that comes next updates them.
-        self.placement.arrange_metrics(model, is_overridden(model, method))
+        self.placement.arrange_metrics(model, bool(overridden(model, method)))
         eager = bool(model.run_eagerly)
         key = (method, eager, *more)
         if key not in self._functions:

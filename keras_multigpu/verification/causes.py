@@ -9,10 +9,9 @@ import keras
 import numpy as np
 
 from keras_multigpu.batch_sizes import shares
-from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized_layers
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.shares import rows as rows_of_batch
-from keras_multigpu.training.steps.steps_of_model import is_overridden
+from keras_multigpu.training.steps.steps_of_model import overridden, synchronized_layers
 from keras_multigpu.verification.batches import number_of_examples
 from keras_multigpu.verification.gradient_probe import (
     GradientProbe,
@@ -40,7 +39,7 @@ class Trial:
     def __init__(self, recipe: Recipe, batch: Batch, replicas: int) -> None:
         model = recipe.model()
         self._recipe, self._model = recipe, model
-        self.custom = is_overridden(model, "train_step")
+        self.custom = bool(overridden(model, "train_step"))
         exempt = synchronized_layers(model, synchronizes_batch_norm(model))
         self.tolerance = 1e-3 if recipe.precision == "float32" else 5e-2
         layers = LayerProbe(model, exempt, self.tolerance)
@@ -58,7 +57,7 @@ class Trial:
             for share in self.shares
         ]
         # An override of `compute_loss` sees the local batch where a `train_step` calls it.
-        self.loss_is_global = gradients.called_compute_loss and not is_overridden(
+        self.loss_is_global = gradients.called_compute_loss and not overridden(
             model, "compute_loss"
         )
 

@@ -23,8 +23,7 @@ class Steps:
         self.optimizer = optimizer
         self.weights = [keras.Variable(start, dtype="float32") for start in starts]
         optimizer.build(self.weights)
-        for part in with_inner(optimizer):
-            optimizer_internals.remember_variables(part)
+        optimizer_internals.remember_variables(with_inner(optimizer))
         self.variables = [*self.weights, *state_of(optimizer)]
         self.values = [tf.convert_to_tensor(variable) for variable in self.variables]
 
@@ -178,7 +177,7 @@ def updates_of(optimizer, variables, gradients, steps=1):
     """The variables after some updates, and what each update was asked for."""
     asked = []
     optimizer.build(variables)
-    optimizer_internals.remember_variables(optimizer)
+    optimizer_internals.remember_variables([optimizer])
     touched = [*variables, *optimizer.variables]
     values = [tf.convert_to_tensor(variable) for variable in touched]
 

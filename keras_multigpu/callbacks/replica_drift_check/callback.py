@@ -22,7 +22,8 @@ from keras_multigpu.checks import (
     warn,
 )
 from keras_multigpu.training.distributed_model import DistributedModel
-from keras_multigpu.training.replica_group import ReplicaGroup, home_device
+from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu.training.variables.placement import home_device
 from keras_multigpu.writing import writes_here
 
 NAMED = 5

@@ -171,11 +171,6 @@ def rows_spec(gradient: tf.IndexedSlices) -> tf.IndexedSlicesSpec:
     )
 
 
-def is_sparse(gradient: Any) -> bool:
-    """Whether a gradient consists of rows."""
-    return isinstance(gradient, tf.IndexedSlices)
-
-
 def square_norm(gradient: tf.IndexedSlices) -> tf.Tensor:
     """The sum of the squares of a sparse gradient; a row that comes twice counts as one."""
     return tf.reduce_sum(tf.square(tf.cast(added_up(gradient).values, tf.float32)))
@@ -183,16 +178,18 @@ def square_norm(gradient: tf.IndexedSlices) -> tf.Tensor:
 
 def square_norm_of_all(gradients: Sequence[Any]) -> tf.Tensor:
     """The sum of the squares of dense and sparse gradients, in few operations."""
-    dense = [gradient for gradient in gradients if not is_sparse(gradient)]
+    dense = [gradient for gradient in gradients if not isinstance(gradient, tf.IndexedSlices)]
     packs = Packing(dense).pack(dense)
     squares = [tf.reduce_sum(tf.square(tf.cast(pack, tf.float32))) for pack in packs]
-    squares += [square_norm(gradient) for gradient in gradients if is_sparse(gradient)]
+    squares += [
+        square_norm(gradient) for gradient in gradients if isinstance(gradient, tf.IndexedSlices)
+    ]
     return tf.add_n([tf.zeros(()), *squares])
 
 
 def zero_unless(condition: tf.Tensor, tensor: Any) -> Any:
     """The tensor where the condition holds, zeros otherwise; of a sparse one, no rows."""
-    if is_sparse(tensor):
+    if isinstance(tensor, tf.IndexedSlices):
         count = tf.where(condition, tf.shape(tensor.indices)[0], 0)
         return tf.IndexedSlices(tensor.values[:count], tensor.indices[:count], tensor.dense_shape)
     # Not a product: NaN times zero is NaN.
@@ -201,5 +198,6 @@ def zero_unless(condition: tf.Tensor, tensor: Any) -> Any:
 
 def add_all(first: list[Any], second: list[Any]) -> list[Any]:
     return [
-        concatenated(a, b) if is_sparse(a) else a + b for a, b in zip(first, second, strict=True)
+        concatenated(a, b) if isinstance(a, tf.IndexedSlices) else a + b
+        for a, b in zip(first, second, strict=True)
     ]

@@ -76,8 +76,12 @@ class Operation:
 
     def attribute(self, name: str, default: Any = 0) -> Any:
         """An attribute of the operation: an integer, a boolean or bytes."""
-        pairs = dict(zip(self.attributes[::2], self.attributes[1::2], strict=False))
-        value = pairs.get(name, default)
+        output = self.outputs[0]
+        if tf.is_symbolic_tensor(output):
+            known = output.op.node_def.attr
+        else:
+            known = dict(zip(self.attributes[::2], self.attributes[1::2], strict=False))
+        value = known.get(name, default)
         if hasattr(value, "WhichOneof"):
             value = getattr(value, value.WhichOneof("value") or "i")
         return value

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
-from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_pass.flow_rules import Trait
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
@@ -78,9 +77,9 @@ def in_order(counts: Counts, function: Callable[..., Any], x: Any) -> Counts:
 
     def follow(inputs: Any) -> Any:
         flow = RowsFlow(inputs)
-        graph = tf.compat.v1.get_default_graph()
-        with keras.StatelessScope(), step_hooks.noted_operations(flow.note, graph):
+        with keras.StatelessScope():
             outputs = keras.tree.flatten(function(inputs))
+        flow.note_all(tf.compat.v1.get_default_graph().get_operations())
         traits.extend(None if leaf is None else flow.trait(leaf) for leaf in outputs)
 
     traits: list[Trait | None] = []

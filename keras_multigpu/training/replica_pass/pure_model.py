@@ -37,7 +37,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.training.exchange.packing import Packing, SumAll
 from keras_multigpu.training.exchange.sparse_gradients import zero_unless
-from keras_multigpu.training.replica_pass.rows_flow import watched
+from keras_multigpu.training.replica_pass.rows_flow import called
 from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.variables.catching_scope import (
     CatchingScope,
@@ -115,11 +115,9 @@ class Variables:
         self, start: Values, end: Values, share: Rows, replica: tf.Tensor
     ) -> tuple[list[int], list[tf.Tensor]]:
         """Which of the others a replica has changed, and what it adds to their sums."""
-        changed = self.changed(start, end)
+        changed, fraction, first = self.changed(start, end), share.fraction, tf.equal(replica, 0)
         return changed, [
-            contribution(
-                self.others[i], start.others[i], end.others[i], share.fraction, tf.equal(replica, 0)
-            )
+            contribution(self.others[i], start.others[i], end.others[i], fraction, first)
             for i in changed
         ]
 
@@ -231,18 +229,11 @@ class PureModel:
         batch, penalties of activity regularisers for sums; so their sum over replicas is one
         device's value.
         """
-        penalties_seen = remembered_activity_penalties(self.model)
-        with (
-            penalties_seen as penalties,
-            WeighedNumbers.weighed(),
-            self._watched(x, training) as flow,
-        ):
-            y_pred = keras_internals.called(self.model, x, training)
-            in_order = flow is None or flow.keeps_order(keras.tree.flatten(y_pred))
-            for variable in list(scope.assigned.values()) if flow is not None else ():
-                value: Any = scope.get_current_value(variable)
-                if tf.is_symbolic_tensor(value):
-                    flow.find_stored(value, value.op)
+        with remembered_activity_penalties(self.model) as penalties, WeighedNumbers.weighed():
+            if self._in_parts:
+                y_pred, in_order = called(self.model, x, training, scope)
+            else:
+                y_pred, in_order = keras_internals.called(self.model, x, training), True
         summed = {id(penalty) for penalty in penalties}
         added = {id(loss) for loss in scope.losses}
         added_losses, regularization = [], []
@@ -253,9 +244,6 @@ class PureModel:
             else:
                 added_losses.append(value if id(loss) in summed else value * scope.part)
         return Forward(y_pred, added_losses, regularization, in_order)
-
-    def _watched(self, x: Any, training: bool) -> Any:
-        return watched(self.model, x, training) if self._in_parts else contextlib.nullcontext()
 
     def new_values(self, scope: CatchingScope, values: Values) -> Values:
         """The values that the variables have inside `scope`."""

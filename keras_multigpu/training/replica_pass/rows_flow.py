@@ -11,14 +11,16 @@ import contextlib
 import functools
 import logging
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from keras_multigpu import keras_internals
 from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.replica_pass.flow_rules import RELATED, Operation, Trait, trait_of
+from keras_multigpu.training.variables.catching_scope import CatchingScope
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -39,7 +41,7 @@ ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 _told: "weakref.WeakSet[keras.Model]" = weakref.WeakSet()
 _seen: "weakref.WeakKeyDictionary[keras.Model, dict[bool, bool]]" = weakref.WeakKeyDictionary()
-"""What `keeps_order` has said of models without a graph, in inference and in training."""
+"""Whether the outputs of models without a graph are in order, in inference and in training."""
 
 
 class Finding(NamedTuple):
@@ -50,13 +52,9 @@ class Finding(NamedTuple):
 
 
 class RowsFlow:
-    """What is known of the tensors that some rows become.
+    """What is known of the tensors that some rows become."""
 
-    What `keeps_order` says is the answer, if it is known.
-    """
-
-    def __init__(self, rows: Any, answer: bool | None = None) -> None:
-        self._answer = answer
+    def __init__(self, rows: Any) -> None:
         tensors = [leaf for leaf in tf.nest.flatten(rows) if isinstance(leaf, tf.Tensor)]
         leaves = [tensor for tensor in tensors if tensor.shape.rank]
         lengths = {leaf.shape[0] for leaf in leaves}
@@ -77,12 +75,6 @@ class RowsFlow:
         """Whether a tensor's rows stand in the order of the examples, as far as is known."""
         trait = None if tensor is None else self.trait(tensor)
         return trait is None or trait.kind != "rows" or trait.blocks in (None, 1)
-
-    def keeps_order(self, outputs: list[Any]) -> bool:
-        """Whether the rows of all outputs of a model stand in the order of the examples."""
-        if self._answer is None:
-            self._answer = all(map(self.in_order, outputs))
-        return self._answer
 
     def forget(self, tensor: Any) -> None:
         """Take a tensor for one that all replicas have in common."""
@@ -113,8 +105,16 @@ class RowsFlow:
             if trait and trait.kind == "sum" and trait.where:
                 self.found.append(Finding("a sum for `add_loss`", trait.where))
 
+    def note_all(self, operations: Sequence[tf.Operation]) -> None:
+        """Follow operations of a graph, in the order in which they were made."""
+        outer = self._line
+        for each in operations:
+            self._line = functools.partial(step_hooks.user_line, each)
+            self.note(each.type, each.inputs, (), each.outputs)
+        self._line = outer
+
     def note(self, kind: str, inputs: Any, attributes: Any, outputs: Any) -> None:
-        """Follow an operation that was made or run."""
+        """Follow an operation that was made or run; its attributes matter where no graph has it."""
         if kind in ASSIGNMENTS and not self.quiet:
             self.find_stored(inputs[1])
         if not outputs:
@@ -139,7 +139,6 @@ class RowsFlow:
         found: list[Trait | None] = [None] * len(op.outputs)
         if op.kind not in step_hooks.BODIES:
             return found
-        outer = self._line
         for body in step_hooks.bodies(op.kind, op.outputs[0]):
             for key in [key for key in self._traits if key[0] is body]:
                 del self._traits[key]  # It may be called again with others.
@@ -148,11 +147,7 @@ class RowsFlow:
             for tensor, trait in zip(body.inputs, given, strict=True):
                 if trait is not None:
                     self._set(tensor, trait)
-            for each in body.get_operations():
-                self._line = functools.partial(step_hooks.user_line, each)
-                attributes = [part for pair in each.node_def.attr.items() for part in pair]
-                self.note(each.type, each.inputs, attributes, each.outputs)
-            self._line = outer
+            self.note_all(body.get_operations())
             found = [a or self.trait(b) for a, b in zip(found, body.outputs, strict=True)]
         return found
 
@@ -221,22 +216,28 @@ def key_of(tensor: Any) -> Any:
     return (tensor.graph, tensor.name) if tf.is_symbolic_tensor(tensor) else (None, id(tensor))
 
 
-@contextlib.contextmanager
-def watched(model: keras.Model, rows: Any, training: bool) -> Iterator[RowsFlow]:
-    """Follow rows through what the model does here, once for each graph and kind of step."""
+def called(model: keras.Model, rows: Any, training: bool, scope: CatchingScope) -> tuple[Any, bool]:
+    """The model's outputs for some rows, and whether theirs stand in the order of the examples.
+
+    The rows are followed once for each graph and kind of step; the scope is the model's.
+    """
     eager = tf.executing_eagerly()
     # Without a graph every step would pay for it, and the first one has told.
     answers = _seen.setdefault(model, {}) if eager else {}
     if training in answers:
-        yield RowsFlow((), answers[training])
-        return
-    flow = RowsFlow(rows)
-    graph = None if eager else tf.compat.v1.get_default_graph()
-    with step_hooks.noted_operations(flow.note, graph):
-        yield flow
-        answers[training] = flow.keeps_order([])
+        return keras_internals.called(model, rows, training), answers[training]
+    flow, graph = RowsFlow(rows), tf.compat.v1.get_default_graph()
+    before = 0 if eager else len(graph.get_operations())
+    with step_hooks.noted_operations(flow.note) if eager else contextlib.nullcontext():
+        outputs = keras_internals.called(model, rows, training)
+    if not eager:
+        flow.note_all(graph.get_operations()[before:])
+        for value in scope.new_values:
+            flow.find_stored(value, value.op)
+    answers[training] = all(map(flow.in_order, keras.tree.flatten(outputs)))
     flow.find_sums(model.losses)
     tell(model, flow, ADVICE)
+    return outputs, answers[training]
 
 
 def tell(model: keras.Model, flow: RowsFlow, advice: str) -> None:

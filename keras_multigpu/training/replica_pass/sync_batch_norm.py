@@ -22,32 +22,6 @@ from keras_multigpu.training.shares import Rows
 _replica = threading.local()
 
 
-def synchronized_layers(model: keras.Model, every: bool) -> list[keras.layers.BatchNormalization]:
-    """The BatchNorm layers to synchronise: all, or those made with `synchronized=True`."""
-    return [
-        layer
-        for layer in keras_internals.layers_of(model)
-        if isinstance(layer, keras.layers.BatchNormalization) and (every or layer.synchronized)
-    ]
-
-
-def said_of_batch_norm(model: keras.Model, every: bool) -> str:
-    """A sentence on what several replicas do with the BatchNorm layers, if there are any."""
-    count, synchronised = (len(synchronized_layers(model, each)) for each in (True, every))
-    if not count:
-        return ""
-    if synchronised == count:
-        return (
-            " BatchNormalization is synchronised: it normalises over the global batch, as on one "
-            "device. `kmg.distribute(model, sync_batch_norm=False)` switches that off."
-        )
-    which = "is not" if not synchronised else f"of {count - synchronised} layers is not"
-    return (
-        f" BatchNormalization {which} synchronised: each replica normalises its own share; "
-        "`sync_batch_norm=True` makes it the global batch."
-    )
-
-
 @contextlib.contextmanager
 def synchronized(layers: list[keras.layers.BatchNormalization], rows: Rows) -> Iterator[None]:
     """Let the layers take their moments over all replicas, counting real examples only."""

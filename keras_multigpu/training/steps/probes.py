@@ -18,9 +18,8 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.training.exchange.sparse_gradients import zero_unless
 from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.replica_pass.layout import Layout, Summands
 from keras_multigpu.training.replica_pass.output_rows import FIRST_TO_LAST
-from keras_multigpu.training.replica_pass.passes import Outcome, Update
+from keras_multigpu.training.replica_pass.passes import Layout, Outcome, Summands, Update
 from keras_multigpu.training.shares import Rows, first_rows
 
 

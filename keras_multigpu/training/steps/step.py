@@ -25,9 +25,14 @@ from keras_multigpu.training.exchange.sparse_gradients import (
 )
 from keras_multigpu.training.exchange.stages import TracedPass, called_directly, traced
 from keras_multigpu.training.replica_group import Copies, Replica, ReplicaGroup
-from keras_multigpu.training.replica_pass.layout import Layout
 from keras_multigpu.training.replica_pass.output_rows import joined, refuse_computed
-from keras_multigpu.training.replica_pass.passes import Outcome, ReplicaPass, TrainingPass, Update
+from keras_multigpu.training.replica_pass.passes import (
+    Layout,
+    Outcome,
+    ReplicaPass,
+    TrainingPass,
+    Update,
+)
 from keras_multigpu.training.replica_pass.pure_model import Values
 from keras_multigpu.training.shares import (
     Batch,
@@ -193,7 +198,7 @@ class Step:
     def _exchanged(self, rows: Rows) -> Batch:
         """What others need of a replica's rows: inputs only where the model's own code asks."""
         x, y, sample_weight = first_rows(rows.data, rows.examples)
-        own = any(is_overridden(self._model, name) for name in ("compute_loss", "compute_metrics"))
+        own = overridden(self._model, "compute_loss", "compute_metrics")
         return x if own else None, y, sample_weight
 
     def _whole_if_needed(self, shares: Sequence[Rows], results: list[Result]) -> tuple[Batch, Any]:
@@ -382,12 +387,16 @@ class TrainStep(UpdatingStep):
         return self._completed((values, optimizer_values), rows, replica, made, started)
 
 
-def is_overridden(model: keras.Model, method: str) -> bool:
-    """Whether this method of the model is another than `keras.Model` has."""
-    defined_in = next(cls for cls in type(model).__mro__ if method in vars(cls))
-    # Keras has models of its own that do it, such as `keras.distillation.Distiller`.
-    ours = defined_in.__module__.startswith("keras_multigpu.")
-    return not ours and defined_in not in keras.Model.__mro__
+def overridden(model: keras.Model, *methods: str) -> list[str]:
+    """Which of these methods of the model are others than `keras.Model` has."""
+
+    def is_own(method: str) -> bool:
+        defined_in = next(cls for cls in type(model).__mro__ if method in vars(cls))
+        # Keras has models of its own that do it, such as `keras.distillation.Distiller`.
+        ours = defined_in.__module__.startswith("keras_multigpu.")
+        return not ours and defined_in not in keras.Model.__mro__
+
+    return list(filter(is_own, methods))
 
 
 def computed_loss(model: keras.Model, batch: Batch, y_pred: Any, training: bool) -> tf.Tensor:

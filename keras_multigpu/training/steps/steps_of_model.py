@@ -11,12 +11,12 @@ from keras_multigpu.checks import value_error, warn
 from keras_multigpu.training.replica_pass.additive_metrics import AdditiveMetrics
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.replica_pass.passes import EvaluationPass, TrainingPass
-from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized, synchronized_layers
+from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
 from keras_multigpu.training.servers.step import ServedTrainStep
 from keras_multigpu.training.shares import Batch, symbolic
 from keras_multigpu.training.steps.custom_step import CustomPrediction, CustomStep
 from keras_multigpu.training.steps.evaluation_step import EvaluationStep
-from keras_multigpu.training.steps.step import TrainStep, is_overridden
+from keras_multigpu.training.steps.step import TrainStep, overridden
 from keras_multigpu.training.steps.step_functions import RunStep
 from keras_multigpu.training.steps.whole_batch_step import WholeBatchTrainStep
 from keras_multigpu.training.variables.placement import (
@@ -27,6 +27,14 @@ from keras_multigpu.training.variables.placement import (
 
 if TYPE_CHECKING:
     from keras_multigpu.training.replication import Replication
+
+
+OF_LOOPS = {
+    "make_train_function": "train_step",
+    "make_test_function": "test_step",
+    "make_predict_function": "predict_step",
+}
+"""What Keras's loops call, which are not run here, and what may be overridden instead."""
 
 
 def prepare(
@@ -55,7 +63,7 @@ def prepare(
         return
     # As in Keras only training builds an optimizer. Where the model was built before, a step of
     # the user's builds its optimizers itself, each for the variables that it updates.
-    if method == "train_step" and (unbuilt or not is_overridden(model, method)):
+    if method == "train_step" and (unbuilt or not overridden(model, method)):
         build_optimizer(model.optimizer, model.trainable_variables, strategy)
 
 
@@ -63,7 +71,7 @@ def call_once(
     model: keras.Model, spec: Batch | None, batch: Batch | None, method: str | None
 ) -> bool:
     """Call a model with `x`, which builds it; whether that was possible. See `prepare`."""
-    own = method is not None and is_overridden(model, method)
+    own = method is not None and overridden(model, method)
     try:
         with keras_internals.single_device():
             if batch is not None and model.run_eagerly:
@@ -89,7 +97,7 @@ def training_step(
     group, probes, pieces = replication.group, replication.probes, replication.pieces
     # One replica has the whole batch: Keras's own moments are those of all.
     layers = synchronized_layers(model, replication.sync_batch_norm) if group.count > 1 else []
-    if is_overridden(model, "train_step"):
+    if overridden(model, "train_step"):
         refuse_pieces(pieces)
         make_ready(model, replication, (spec, batch), model.train_step)
         return CustomStep(model, group, model.train_step, layers, probes)
@@ -109,7 +117,7 @@ def training_step(
         replica_pass = TrainingPass(model, metrics_of(model, spec), bool(probes), 1, context)
         return WholeBatchTrainStep(model, group, spec, replica_pass, probes)
 
-    if is_overridden(model, "compute_loss"):
+    if overridden(model, "compute_loss"):
         return whole_batch()
     return SumOrWhole(sum_of_examples, whole_batch)
 
@@ -118,8 +126,8 @@ def served_step(model: keras.Model, replication: "Replication", spec: Batch) -> 
     """The training step of workers and parameter servers; a `ValueError` if there is none."""
     assert replication.servers is not None
     reasons = {
-        "a `train_step` of its own": is_overridden(model, "train_step"),
-        "a `compute_loss` of its own": is_overridden(model, "compute_loss"),
+        "a `train_step` of its own": overridden(model, "train_step"),
+        "a `compute_loss` of its own": overridden(model, "compute_loss"),
         "`run_eagerly=True`": model.run_eagerly,
         "BatchNormalization that is synchronised (`sync_batch_norm=False` switches it off)": (
             not replication.servers.asynchronous
@@ -151,7 +159,7 @@ def evaluation_step(
     model: keras.Model, replication: "Replication", spec: Batch, batch: Batch | None
 ) -> RunStep:
     prepare(model, replication, spec, batch, "test_step")
-    if is_overridden(model, "test_step"):
+    if overridden(model, "test_step"):
         make_ready(model, replication, (spec, batch), model.test_step)
         return CustomStep(model, replication.group, model.test_step)
 
@@ -159,7 +167,7 @@ def evaluation_step(
         replica_pass = EvaluationPass(model, metrics_of(model, spec), has_loss=not whole)
         return EvaluationStep(model, replication.group, spec, replica_pass, whole)
 
-    if is_overridden(model, "compute_loss"):
+    if overridden(model, "compute_loss"):
         return step(whole=True)
     return SumOrWhole(lambda: step(whole=False), lambda: step(whole=True))
 
@@ -169,7 +177,7 @@ def prediction_step(
 ) -> RunStep:
     prepare(model, replication, spec, batch)
     group = replication.group
-    if is_overridden(model, "predict_step"):
+    if overridden(model, "predict_step"):
         return CustomPrediction(model, group, model.predict_step, spec)
     return EvaluationStep(model, group, spec, EvaluationPass(model)).predict
 
@@ -227,8 +235,34 @@ class SumOrWhole:
             return self._step(shares)
 
 
+def synchronized_layers(model: keras.Model, every: bool) -> list[keras.layers.BatchNormalization]:
+    """The BatchNorm layers to synchronise: all, or those made with `synchronized=True`."""
+    return [
+        layer
+        for layer in keras_internals.layers_of(model)
+        if isinstance(layer, keras.layers.BatchNormalization) and (every or layer.synchronized)
+    ]
+
+
+def said_of_batch_norm(model: keras.Model, every: bool) -> str:
+    """A sentence on what several replicas do with the BatchNorm layers, if there are any."""
+    count, synchronised = (len(synchronized_layers(model, each)) for each in (True, every))
+    if not count:
+        return ""
+    if synchronised == count:
+        return (
+            " BatchNormalization is synchronised: it normalises over the global batch, as on one "
+            "device. `kmg.distribute(model, sync_batch_norm=False)` switches that off."
+        )
+    which = "is not" if not synchronised else f"of {count - synchronised} layers is not"
+    return (
+        f" BatchNormalization {which} synchronised: each replica normalises its own share; "
+        "`sync_batch_norm=True` makes it the global batch."
+    )
+
+
 def metrics_of(model: keras.Model, spec: Batch) -> AdditiveMetrics:
-    return AdditiveMetrics(model, spec, is_overridden(model, "compute_metrics"))
+    return AdditiveMetrics(model, spec, bool(overridden(model, "compute_metrics")))
 
 
 def has_call(model: keras.Model) -> bool:
@@ -243,15 +277,14 @@ def is_built(model: keras.Model) -> bool:
 
 def refuse_own_loops(model: keras.Model) -> None:
     """Raise a `ValueError` for a model that makes the functions which Keras's loops call."""
-    for step in ("train", "test", "predict"):
-        if is_overridden(model, f"make_{step}_function"):
-            raise value_error(
-                f"The model has a `make_{step}_function` of its own.",
-                f"Expected `keras.Model.make_{step}_function`: it reads Keras's iterator, "
-                "which knows nothing of shares, so here it would never be called.",
-                f"Override `{step}_step` instead, or train the model without `distribute`.",
-                model=type(model).__name__,
-            )
+    for method in overridden(model, *OF_LOOPS):
+        raise value_error(
+            f"The model has a `{method}` of its own.",
+            f"Expected `keras.Model.{method}`: it reads Keras's iterator, "
+            "which knows nothing of shares, so here it would never be called.",
+            f"Override `{OF_LOOPS[method]}` instead, or train the model without `distribute`.",
+            model=type(model).__name__,
+        )
 
 
 def refuse_stateful(model: keras.Model) -> None:

@@ -15,14 +15,19 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
-from keras_multigpu.training.replica_pass.layout import Summands, connected
 from keras_multigpu.training.replica_pass.loss_reduction import refuse_ragged
 from keras_multigpu.training.replica_pass.output_rows import (
     refuse_several_rows,
     rows_for_each,
     rows_per_example,
 )
-from keras_multigpu.training.replica_pass.passes import Made, TrainingPass, with_attached
+from keras_multigpu.training.replica_pass.passes import (
+    Made,
+    Summands,
+    TrainingPass,
+    connected,
+    with_attached,
+)
 from keras_multigpu.training.replica_pass.pure_model import (
     Forward,
     PureModel,

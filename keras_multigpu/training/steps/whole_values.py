@@ -26,7 +26,6 @@ from keras_multigpu import keras_internals
 from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.exchange.packing import Packing, order_of_backward
 from keras_multigpu.training.exchange.sparse_gradients import (
-    is_sparse,
     of_table,
     rows_of_all,
     zero_unless,
@@ -270,7 +269,9 @@ def summed_gradients(
 ) -> list[Any]:
     """The sums of gradients over replicas; one without examples adds nothing."""
     result = list(gradients)
-    dense = [i for i, g in enumerate(gradients) if g is not None and not is_sparse(g)]
+    dense = [
+        i for i, g in enumerate(gradients) if g is not None and not isinstance(g, tf.IndexedSlices)
+    ]
     tensors = [
         zero_unless(step.present, tf.ensure_shape(tf.convert_to_tensor(result[i]), v.shape))
         for i in dense
@@ -279,7 +280,7 @@ def summed_gradients(
     total = functools.partial(step.group.sum, differentiable=True)
     # What is packed has to know how long it is.
     if all(tensor.shape.is_fully_defined() for tensor in tensors):
-        sent_as = [step.group.sent_as(tensor.dtype) for tensor in tensors]
+        sent_as = [step.group.sent_as.get(tensor.dtype, tensor.dtype) for tensor in tensors]
         packing = Packing(tensors, order_of_backward([gradients[i] for i in dense]), sent_as)
         totals = packing.unpack(packing.summed(packing.pack(tensors), total))
     else:
@@ -287,7 +288,7 @@ def summed_gradients(
     for i, value in zip(dense, totals, strict=True):
         result[i] = step.shared(value)
     for i, value in enumerate(result):
-        if is_sparse(value):
+        if isinstance(value, tf.IndexedSlices):
             result[i] = rows_of_all(step.group, of_table(value, variables[i]), step.present)
     return result
 

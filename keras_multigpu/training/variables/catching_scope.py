@@ -176,6 +176,11 @@ class CatchingScope(keras.StatelessScope):
             self._read[id(variable)] = value
         return value
 
+    @property
+    def new_values(self) -> list[tf.Tensor]:
+        """What has been assigned."""
+        return [self.state_mapping[key] for key in self.assigned]
+
     @contextlib.contextmanager
     def reads(self) -> Iterator[dict[int, tf.Tensor]]:
         """The values of the trainable variables that are read in this context, by identity."""

@@ -24,25 +24,27 @@ import tensorflow as tf
 
 from keras_multigpu import keras_internals
 from keras_multigpu.keras_internals import optimizer_internals
-from keras_multigpu.training.replica_group import home_device, scope_of
+from keras_multigpu.training.replica_group import scope_of
 
 
 def place_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
     """Move a built model's variables to `strategy`; those already there stay."""
-    optimizers = optimizers_of(model)
-    for optimizer in optimizers:
-        optimizer_internals.remember_variables(optimizer)
-    place_variables(model.variables, strategy)
-    place_optimizers(optimizers, strategy)
+    place_optimizers(optimizers_of(model), strategy, model.variables)
 
 
 def place_optimizers(
-    optimizers: list[keras.optimizers.Optimizer], strategy: tf.distribute.Strategy
+    optimizers: list[keras.optimizers.Optimizer],
+    strategy: tf.distribute.Strategy,
+    others: Sequence[keras.Variable] = (),
 ) -> None:
-    for optimizer in optimizers:
-        if home_device(strategy) is None:
-            optimizer_internals.set_optimizer_strategy(optimizer, strategy)
-        place_variables(optimizer.variables, strategy)
+    """Move the variables of optimizers, and others with them."""
+    # Before any of them moves: Keras knows them by where they are.
+    optimizer_internals.remember_variables(optimizers)
+    if home_device(strategy) is None:
+        optimizer_internals.set_optimizer_strategy(optimizers, strategy)
+    of_optimizers = [v for optimizer in optimizers for v in optimizer.variables]
+    # What an optimizer inside of another has, both count.
+    place_variables(list({id(v): v for v in [*others, *of_optimizers]}.values()), strategy)
 
 
 def optimizers_of(model: keras.Model) -> list[keras.optimizers.Optimizer]:
@@ -95,10 +97,7 @@ def build_optimizer(
         return
     with optimizer_internals.variables_anywhere():
         optimizer.build(trainable)
-    parts = with_inner(optimizer)
-    for part in parts:
-        optimizer_internals.remember_variables(part)
-    place_optimizers(parts, strategy)
+    place_optimizers(with_inner(optimizer), strategy)
 
 
 class MadeOutside(Exception):
@@ -107,6 +106,15 @@ class MadeOutside(Exception):
     def build(self) -> None:
         """Make what is needed; called outside the step."""
         raise NotImplementedError
+
+
+def home_device(strategy: tf.distribute.Strategy) -> str | None:
+    """The device that holds the only copy of the variables; None if each replica has one."""
+    if isinstance(strategy, tf.distribute.OneDeviceStrategy):
+        return strategy.extended.worker_devices[0]
+    if isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
+        return strategy.extended.worker_devices[0]
+    return None
 
 
 def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Strategy) -> None:

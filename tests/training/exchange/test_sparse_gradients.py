@@ -238,8 +238,3 @@ def test_the_rows_of_all_replicas(distinct, expected):
 
     for each in tf.function(lambda: group.run(on_replica), autograph=False)():
         assert content(each) == expected
-
-
-def test_a_gradient_is_dense_or_sparse():
-    """A tensor has no rows of a table."""
-    assert sparse_gradients.is_sparse(TWICE) and not sparse_gradients.is_sparse(tf.ones(2))
