@@ -77,11 +77,10 @@ def png_of(figure: Any) -> bytes:
 def write_png(figure: Any, path: Path) -> None:
     """Write a figure whole or not at all: a reader never sees half a picture.
 
-    Of several processes that train together one does.
-
     Args:
         path: The file. Folders that do not exist are made.
     """
+    # Of several processes that train together one does.
     if not writes_here():
         return
     with whole(path) as partial:

@@ -86,14 +86,13 @@ def default_strategy(devices: Sequence[str] | int | None = None) -> tf.distribut
 
     It is that for `devices`, if these are given; otherwise that whose scope is open; or which
     `strategy` was asked for last; or what `strategy()` returns.
-
-    A model that was built first has started TensorFlow: GPUs that already hold all their memory are
-    then worth a warning, not an error, for training works just as well.
     """
     if devices is None and tf.distribute.has_strategy():
         return tf.distribute.get_strategy()
     if devices is None and _last_asked_for is not None:
         return _last_asked_for
+    # A model that was built first has started TensorFlow: GPUs that already hold all their memory
+    # are then worth a warning, not an error, for training works just as well.
     return obtained("auto", devices, late_growth_is_an_error=False)
 
 

@@ -36,16 +36,15 @@ def fused(
 def pays_to_compile(sizes: Iterable[Any], on_host: bool) -> bool:
     """Whether XLA should compile a change of images, even in a model that it does not compile.
 
-    With a graphics card it may lack a compiler of its own, and there the passes are short. Each
-    new size is compiled anew, so sizes must be known; another number of images, as in a last
-    batch, comes seldom. Outside of a graph every call could bring another size.
-
     Args:
         sizes: Heights, widths and channels, integers where they are known.
     """
+    # Each new size is compiled anew, so sizes must be known; another number of images, as in a last
+    # batch, comes seldom. Outside of a graph every call could bring another size.
     if tf.executing_eagerly() or not all(isinstance(size, int) for size in sizes):
         return False
-    # The input pipeline runs on the CPU, whatever the machine has besides.
+    # The input pipeline runs on the CPU, whatever the machine has besides. For a graphics card XLA
+    # may lack a compiler, and there the passes are short.
     return on_host or not tf.config.get_visible_devices("GPU")
 
 

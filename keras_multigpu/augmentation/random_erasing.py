@@ -89,6 +89,7 @@ class RandomErasing(AugmentationLayer):
         box = tf.stack([left, top, right, bottom], axis=1)
         drawn = {"erased": tf.where(erases[:, None], box, 0)}
         if isinstance(self.fill_value, str):
+            # Not the noise itself, which would be as large as the images.
             drawn["noise"] = folded(seeds, 0)
         return drawn
 

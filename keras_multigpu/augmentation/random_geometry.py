@@ -162,6 +162,7 @@ class RandomGeometry(AugmentationLayer):
         def has(*names: str) -> bool:
             return any(name in drawn for name in names)
 
+        # In the order that the class promises: they cannot be exchanged.
         steps = []
         if has("flip_horizontal", "flip_vertical"):
             steps.append(

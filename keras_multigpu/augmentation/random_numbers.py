@@ -45,6 +45,7 @@ class Draws:
     def integers(self, limit: int | tf.Tensor) -> tf.Tensor:
         """Integers from zero to below `limit`, `int32[n]`."""
         limit = tf.cast(limit, tf.float32)
+        # The product may be rounded up to the limit itself.
         return tf.cast(tf.minimum(tf.floor(self.numbers() * limit), limit - 1), tf.int32)
 
     def happens(self, probability: float | tf.Tensor) -> tf.Tensor:
@@ -53,6 +54,7 @@ class Draws:
 
     def normal(self) -> tf.Tensor:
         """Normally distributed numbers of mean 0 and deviation 1, `float32[n]`."""
+        # The method of Box and Muller. A number may be zero, but never one.
         radius = tf.sqrt(-2 * tf.math.log1p(-self.numbers()))
         return radius * tf.cos(2 * 3.141592653589793 * self.numbers())
 
@@ -70,6 +72,7 @@ def folded(seeds: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
     Args:
         number: An integer, or `int32[n, 1]`.
     """
+    # Of the inverted seeds, because hashes of the seeds themselves are what the layer draws.
     words = tf.constant([[0, 1]], tf.int32) + 2 * tf.cast(number, tf.int32)
     return tf.bitcast(hashed(tf.bitwise.invert(seeds), words), tf.int32)
 

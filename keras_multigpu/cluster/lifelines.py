@@ -3,9 +3,10 @@
     worker 1 ──┐                  what a worker says before it fails, the chief passes on;
     worker 2 ──┴──> chief         a line that breaks before that, or before a goodbye: it is dead
 
-TensorFlow itself finds a dead worker only when heartbeats are missing, after five seconds and more.
-But a frozen worker, or one whose machine has lost its power, breaks no line and is found in no
-other way. Where only the cluster's own ports are open there are no lines, only heartbeats.
+TensorFlow itself is sure to find a dead worker only when heartbeats are missing, after seconds; an
+exchange that is going on may break sooner. But a frozen worker, or one whose machine has lost its
+power, breaks no line and is found in no other way. Where only the cluster's own ports are open
+there are no lines, only heartbeats.
 """
 
 import atexit

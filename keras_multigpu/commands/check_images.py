@@ -176,6 +176,7 @@ def checked(
     verdicts = []
     remaining = iter(images)
     with ThreadPoolExecutor(jobs or CORES, thread_name_prefix="keras_multigpu_check") as threads:
+        # `map` begins with all that it is given, and keeps each result until it is asked for.
         while names := list(islice(remaining, AT_ONCE)):
             paths = [str(folder / name) for name in names]
             for name, verdict in zip(names, threads.map(check, paths), strict=True):
@@ -254,14 +255,12 @@ class Progress:
 
 @contextlib.contextmanager
 def without_library_messages() -> Iterator[TextIO | None]:
-    """Gives the terminal for the progress, if there is one, and keeps the C libraries off it.
-
-    Those that decode write what is wrong with an image straight to the standard error, without its
-    name. The report has both.
-    """
+    """Gives the terminal for the progress, if there is one, and keeps the C libraries off it."""
     interactive = sys.stderr.isatty()
     sys.stderr.flush()
     original = os.dup(2)
+    # Those that decode write what is wrong with an image straight to the standard error, without
+    # its name. The report has both.
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)

@@ -102,6 +102,7 @@ def host_workers(arguments: argparse.Namespace, start: int) -> list[tuple[str, W
     """What starts the workers of several machines; each time on other ports."""
     script = [arguments.script, *arguments.arguments]
     each = arguments.workers or 1
+    # The ports of the last start may still be taken.
     port = (arguments.port or 23456) + start * each
     hosts = arguments.hosts.split(",")
     return worker_commands.on_hosts(script, hosts, each, arguments.devices_per_worker, port)

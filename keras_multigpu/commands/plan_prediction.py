@@ -98,6 +98,7 @@ class Prediction(NamedTuple):
 
 def predicted(training: Training, gpus: int) -> Prediction:
     hosts = math.ceil(gpus / training.gpus_per_host)
+    # About by how much the largest of so many normally distributed numbers exceeds their mean.
     slowest = training.step * (1 + SPREAD * math.sqrt(2 * math.log(gpus)))
     summed = end_of_sums(training, gpus, slowest)
     of_host = min(gpus, training.gpus_per_host) * training.batch
@@ -155,6 +156,7 @@ def sum_of_bucket(training: Training, size: float, gpus: int) -> tuple[float, fl
         return ring(size, gpus, inside), 0.0
     slower = Link(min(inside.rate, between.rate), max(inside.latency, between.latency))
     around_all = 0.0, ring(size, gpus, slower)
+    # By the longer of two times: while one bucket is inside hosts another is between them.
     return min(around_all, (ring(size, in_host, inside), halving(size, hosts, between)), key=max)
 
 

@@ -456,10 +456,8 @@ def symbolic_call(function: Any, *arguments: Any) -> Any:
 
 
 def real_call(function: Any, *arguments: Any) -> Any:
-    """Run a function on tensors, which builds what is not built yet; nothing else is kept.
-
-    For code that cannot run on shapes, because it reads the numbers.
-    """
+    """Run a function on tensors, which builds what is not built yet; nothing else is kept."""
+    # For code that cannot run on shapes, because it reads the numbers.
     with keras.StatelessScope():
         return function(*arguments)
 

@@ -19,10 +19,8 @@ from tensorflow.python.framework import errors
 
 
 def watch_heartbeats(workers: int, seconds: int) -> None:
-    """Let workers count as lost after so many seconds without a sign of life.
-
-    Called before the strategy is made, which then takes this service and starts none of its own.
-    """
+    """Let workers count as lost after so many seconds without a sign of life."""
+    # Called before the strategy is made, which then takes this service and starts none of its own.
     context.context().configure_coordination_service(
         service_type="standalone",
         service_leader="/job:worker/replica:0/task:0",

@@ -39,9 +39,9 @@ def exchanged(exchanges: Sequence[Exchange]) -> Iterator[None]:
     """Exchange functions for as long as anybody needs it.
 
     The replacements must leave threads alone that run no step. A place is always given the same
-    ones, together with the same others: steps of several models may overlap, and the last one
-    restores.
+    ones, together with the same others.
     """
+    # Steps of several models may overlap; the last one restores.
     places = tuple((owner, name) for owner, name, _ in exchanges)
     with _lock:
         if not _users.setdefault(places, 0):

@@ -10,8 +10,6 @@ from typing import Any
 class Interrupts:
     """While the `with` block lasts the first signal is noted; the second is a `KeyboardInterrupt`.
 
-    In a thread Python hears no signals; nothing happens there.
-
     Args:
         numbers: The signals.
 
@@ -25,6 +23,7 @@ class Interrupts:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Interrupts":
+        # In a thread Python hears no signals; nothing happens there.
         if threading.current_thread() is threading.main_thread():
             self._before = {each: signal.signal(each, self._note) for each in self._numbers}
         return self

@@ -25,12 +25,10 @@ OF_A_CLUSTER = ("TF_CONFIG", "SLURM_PROCID", "SLURM_STEP_NODELIST")
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """The environment of a process that trains on CPUs and finds the same modules as this one.
-
-    It does not count as a worker, even if this process does.
-    """
+    """The environment of a process that trains on CPUs and finds the same modules as this one."""
     # An empty entry stands for the working folder, and a clone is on the path only by that.
     path = os.pathsep.join([*filter(None, sys.path), FOUND_HERE])
-    # This process may hold all memory of the GPUs.
+    # The new process does not count as a worker, even if this one does.
     own = {name: value for name, value in os.environ.items() if name not in OF_A_CLUSTER}
+    # This process may hold all memory of the GPUs.
     return own | {"CUDA_VISIBLE_DEVICES": "-1", "PYTHONPATH": path} | variables

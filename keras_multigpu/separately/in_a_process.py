@@ -35,6 +35,7 @@ def answer(request: dict[str, Any]) -> bytes:
                 returned=type(value),
             ) from error
     except Exception as error:
+        # So that it stands where it happened, in what the job prints.
         traceback.print_exc()
         return pickle.dumps((b"", functions.transportable(error)))
 

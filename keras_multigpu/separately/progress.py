@@ -39,6 +39,7 @@ class Progress:
         if not self._on_terminal or time.monotonic() - self._drawn_at < REDRAW:
             return
         self._clear()
+        # A line as wide as the terminal might count as two.
         width = shutil.get_terminal_size().columns - 1
         for job in jobs:
             last = job.lines[-1] if job.lines else ""

@@ -62,5 +62,6 @@ def usable_cores() -> list[int]:
 def cuda_name(name: str) -> str:
     """What CUDA calls a GPU that TensorFlow sees here."""
     index = int(tf.config.get_visible_devices("GPU")[int(name[4:])].name.rpartition(":")[2])
+    # TensorFlow counts the GPUs that this variable lets it see.
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return visible.split(",")[index].strip() if visible else str(index)

@@ -84,4 +84,5 @@ def run(jobs: Sequence[Job], places: Sequence[Slot]) -> None:
             progress.running(running)
             time.sleep(POLL)
     if interrupts.first is not None:
+        # Not before `Groups` has ended all processes.
         raise KeyboardInterrupt

@@ -165,10 +165,7 @@ def of_this_worker(callbacks: Any, group: ReplicaGroup) -> Any:
 
 
 class OnlyReads(keras.callbacks.Callback):
-    """What other workers do of the chief's `BackupAndRestore`: begin with what was saved.
-
-    All have read before the first step, and the chief writes after it.
-    """
+    """What other workers do of the chief's `BackupAndRestore`: begin with what was saved."""
 
     def __init__(self, backup: keras.callbacks.BackupAndRestore) -> None:
         super().__init__()
@@ -176,6 +173,7 @@ class OnlyReads(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Restore weights, optimizer and epoch."""
+        # All have read before the first step, and the chief writes after it.
         self._backup.set_model(self.model)
         self._backup.on_train_begin(logs)
 

@@ -48,6 +48,7 @@ class Trial:
         self.shares = [Rows(a, b, size) for a, b in shares(size, replicas) if b > a]
         self.whole: Outcome = layers.record(lambda: gradients.run(batch))
         everything = Rows(0, size, size)
+        # What differs in a second run over the same rows was drawn at random.
         self.again = layers.replay(everything, functools.partial(gradients.run, batch))
         self.replays = [
             layers.replay(
@@ -92,6 +93,7 @@ def of_difference(recipe: Recipe, batch: Batch, replicas: int) -> Cause:
             trial = Trial(recipe, batch, replicas)
     except Exception:  # The probes run the user's code eagerly, which it may not allow.
         return UNKNOWN
+    # The order counts: random draws, for example, look like a layer that mixes examples.
     judges: list[Callable[[Trial], Cause | None]] = [
         random_draws,
         failing_layer,

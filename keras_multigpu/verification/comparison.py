@@ -112,7 +112,8 @@ class Limits:
         """The first step after which a difference is too large, and its name."""
         for step, numbers in enumerate(course.differences):
             for index, number in enumerate(numbers):
-                # Asked for only where needed: it takes three more trainings.
+                # Asked for only where needed: it takes three more trainings. A NaN is neither small
+                # nor large, so a comparison with `>` would let it pass.
                 if not number <= self.tolerance and not number <= self._amplified[step][index]:
                     return step + 1, course.names[step][index]
         return None
@@ -142,6 +143,7 @@ def report(
         cause = causes.of_crash(recipe, batches[step - 1], replicas)
         error = cause.error or causes.summary(course.error)
         return Report(replicas, step=step, cause=cause.what, fix=cause.fix, error=error)
+    # Without the loss, which stands last: rounding is measured by variables.
     largest, where = max(zip(course.differences[-1][:-1], course.names[-1], strict=False))
     found = Report(replicas, loss, course.loss, largest)
     exceeded = limits.exceeded(course)

@@ -50,11 +50,13 @@ class GradientProbe:
         self._applied: Gradients = []
         self.called_compute_loss = False
         for optimizer in optimizers_of(model):
+            # The gradients are wanted, and the weights shall stay.
             vars(optimizer)["apply"] = self._remember
         if custom:
             vars(model)["compute_loss"] = self._noticed(model.compute_loss)
 
     def run(self, batch: Batch) -> Outcome:
+        # The last run has moved the averages of BatchNormalization.
         self._model.set_weights(self._weights)
         gradients = self._of_train_step(batch) if self._custom else self._of_predictions(batch)
         return Outcome(gradients, added_losses(self._model))
@@ -122,6 +124,7 @@ def weighted_sum(parts: list[Gradients], weights: list[float]) -> Gradients:
 
 
 def equal(ours: Gradients, theirs: Gradients, tolerance: float) -> bool:
+    # Of all gradients: one that is zero but for rounding would not equal itself.
     scale = max((np.abs(g).max(initial=0.0) for g in theirs if g is not None), default=0.0)
     return len(ours) == len(theirs) and all(
         a is b is None
@@ -134,6 +137,7 @@ def proportional(part: np.ndarray | None, whole: np.ndarray | None, tolerance: f
     """Whether the gradients of some examples point where they did in the batch."""
     if part is None or whole is None or part.shape != whole.shape:
         return part is whole
+    # Their directions alone: the loss of a part is divided by fewer examples.
     a, b = part.astype(np.float64).ravel(), whole.astype(np.float64).ravel()
     if not (a.any() and b.any()):
         return not a.any() and not b.any()

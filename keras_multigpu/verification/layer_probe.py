@@ -84,6 +84,7 @@ class LayerProbe:
     def _watched(self, operation: keras.Operation, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
         def watched(*args: Any, **kwargs: Any) -> Any:
+            # In a graph tensors have no values to compare.
             if not tf.executing_eagerly():
                 return call(*args, **kwargs)
             inputs = [part.numpy() for part in tensors_in((args, kwargs))]
@@ -144,6 +145,7 @@ class LayerProbe:
 
     def _fails(self, operation: keras.Operation, error: Exception) -> None:
         """Remember the innermost operation that failed."""
+        # The error passes the operations around it later.
         if self._replay is not None and self._replay.error is None:
             self._replay.failing, self._replay.error = operation, error
 

@@ -66,6 +66,7 @@ class Participant:
             values.append(Value(name, name.rpartition("/")[0], place, self._copies(weight)))
         for number, optimizer in enumerate(optimizers_of(self.model), start=1):
             for position, variable in enumerate(optimizer.variables):
+                # Keras names it after its weight, and in the end what it is: `..._velocity`.
                 name, place = f"optimizer {variable.path}", (number, position)
                 values.append(Value(name, name.rpartition("_")[2], place, self._copies(variable)))
         return values

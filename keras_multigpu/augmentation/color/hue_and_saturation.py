@@ -54,6 +54,7 @@ def turned(images: tf.Tensor, shift: tf.Tensor, factor: tf.Tensor, black: float)
     def channel(sixths: float) -> tf.Tensor:
         place = 6 * (hue + shift) + sixths
         place -= 6 * tf.floor(place / 6)
+        # The way back from HSV without cases, V - V S max(0, min(k, 4 - k, 1)); the spread is V S.
         return lightest - spread * tf.clip_by_value(tf.minimum(place, 4 - place), 0.0, 1.0)
 
     return tf.stack([*(channel(sixths) for sixths in SIXTHS), *alpha], axis=3)

@@ -130,6 +130,7 @@ def apply_matrices(
     channels = images.shape[3]
     if color_channels(channels) == 1:
         if matrices is not None:
+            # Gray has the same number in all channels, so the sum of a row is its factor.
             matrices = tf.reduce_sum(full(matrices)[:, :1], axis=2)
         bias = bias[:, :1]
     return fused(clipped_colors, [images, matrices, bias], value_range, on_host=on_host)

@@ -60,6 +60,7 @@ def read_by_operation(
     """`read` by TensorFlow's own operation; the arguments are those of `resampled`."""
     return tf.raw_ops.ImageProjectiveTransformV3(
         images=images,
+        # It takes projective maps. With zeros in the last two numbers they are affine.
         transforms=tf.pad(tf.reshape(matrices, (-1, 6)), ((0, 0), (0, 2))),
         output_shape=tf.stack(size),
         fill_value=fill_value,
@@ -110,6 +111,7 @@ def between(first: tf.Tensor, second: tf.Tensor, share: tf.Tensor) -> tf.Tensor:
 
 def rounded(positions: tf.Tensor) -> tf.Tensor:
     """The nearest integers; of two that are as near, the one that is farther from zero."""
+    # As C++'s `std::round`, which TensorFlow's operation uses; `tf.round` takes the even one.
     away = tf.floor(tf.abs(positions) + 0.5)
     return tf.cast(tf.where(positions < 0, -away, away), tf.int32)
 

@@ -35,6 +35,7 @@ def drawn_window(draws: Draws, shape: Shape, result: Sides, settings: WindowSett
         return drawn_crop(draws, shape, settings.crop)
     if settings == (None, None, None):
         return {}
+    # Evenly in the logarithm: twice as wide is as likely as half as wide.
     low, high = (math.log(ratio) for ratio in settings.aspect_ratio or (1, 1))
     ratio = tf.exp(draws.uniform(low, high)) * proportion(result)
     area = draws.uniform(*(settings.crop_area or (1, 1)))
@@ -101,6 +102,7 @@ def largest_window(shape: Shape, ratio: Any, area: Any) -> Sides:
     height, width = floats(shape[:2])
     # Which part of the height and of the width: the product is the area.
     stretch = ratio * height / width
+    # Neither part may be more than all.
     area = tf.minimum(area, tf.minimum(stretch, 1 / stretch))
     return height * tf.sqrt(area / stretch), width * tf.sqrt(area * stretch)
 

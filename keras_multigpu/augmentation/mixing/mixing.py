@@ -61,6 +61,7 @@ class Mixing(AugmentationLayer):
         if "box" in drawn:
             box = tf.where(can_mix[:, None], tf.cast(drawn["box"], tf.int32), 0)
             images = fused(pasted, [images, partners, box], on_host=on_host)
+            # By the pixels that were really replaced: the border may have cut the box.
             own = own * (1 - area(box, image_shape(example)))
             if "segmentation_masks" in example:
                 changed["segmentation_masks"] = keras.tree.map_structure(
@@ -108,6 +109,7 @@ def beta(draws: Draws, alpha: float) -> tf.Tensor:
 
 def drawn_box(draws: Draws, alpha: float, shape: Shape) -> tf.Tensor:
     """Boxes as CutMix draws them: centre anywhere, cut at the border; `int32[n, 4]`."""
+    # The box has the image's proportions: of each side the root of its part of the area.
     half = tf.sqrt(1 - beta(draws, alpha)) / 2
     across, down = draws.numbers(), draws.numbers()
     height, width = tf.cast(shape[0], tf.float32), tf.cast(shape[1], tf.float32)

@@ -31,14 +31,13 @@ def is_out_of_memory(error: Exception) -> bool:
 class HostMemory:
     """Foresees when steps on CPUs need more memory than there is.
 
-    A GPU refuses memory that it does not have. Linux promises it and kills the process that uses
-    it, so on CPUs the need of a larger batch is extrapolated from those before.
-
     Args:
         devices: The names of the replicas' devices; with a GPU nothing is foreseen.
     """
 
     def __init__(self, devices: Iterable[str]) -> None:
+        # A GPU refuses memory that it does not have. Linux promises it and kills the process that
+        # uses it, so on CPUs the need of a larger batch is extrapolated from those before.
         self._matters = any("CPU" in device.upper() for device in devices)
         self._before = resident_bytes() or 0
         self._per_example = 0.0

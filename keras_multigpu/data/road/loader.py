@@ -150,18 +150,15 @@ def in_lasting_thread(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Gate:
-    """Lets calls from tf.data's threads in until Python ends, then waits until they are gone.
-
-    A thread that asks for Python while the interpreter is being taken down is ended on the spot.
-    TensorFlow would wait for what it was reading, for ever. A call is over only when its thread has
-    left Python: behind this gate an error is still turned into a text.
-    """
+    """Lets calls from tf.data's threads in until Python ends, then waits until they are gone."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads: set[int] = set()
         self._calls = 0
         self._closed = False
+        # A thread that asks for Python while the interpreter is being taken down is ended on the
+        # spot. TensorFlow would wait for what it was reading, for ever.
         atexit.register(self.close)
 
     def __enter__(self) -> None:
@@ -185,6 +182,8 @@ class Gate:
         while self._threads and quiet < _QUIET and time.monotonic() < end:
             time.sleep(0.01)
             with self._lock:
+                # A call is over only when its thread has left Python: behind this gate an error is
+                # still turned into a text.
                 busy = self._calls > calls or self._threads & sys._current_frames().keys()
                 quiet, calls = 0 if busy else quiet + 1, self._calls
 

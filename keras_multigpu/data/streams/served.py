@@ -199,9 +199,9 @@ def require_served(dataset: tf.data.Dataset) -> None:
 
 
 def calls_python(dataset: tf.data.Dataset) -> bool:
-    keep_state = 1
+    ignored = tf.data.experimental.ExternalStatePolicy.IGNORE.value
     text = tf.raw_ops.DatasetToGraphV2(
-        input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=keep_state
+        input_dataset=tf.data.experimental.to_variant(dataset), external_state_policy=ignored
     )
     graph = tf.compat.v1.GraphDef.FromString(text.numpy())
     nodes = [graph.node, *(function.node_def for function in graph.library.function)]

@@ -28,11 +28,9 @@ _thread = threading.local()
 
 
 class Noted(NamedTuple):
-    """What is known of the tensors of a replica's pass; see `rows_noted`.
+    """What is known of the tensors of a replica's pass; see `rows_noted`."""
 
-    Tensors are kept here, so that no later one gets the same `id`.
-    """
-
+    # Tensors are kept here, so that no later one gets the same `id`.
     of_rows: dict[Any, tf.Tensor]
     distinct: dict[Any, tf.Tensor]
 

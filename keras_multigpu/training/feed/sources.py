@@ -235,11 +235,7 @@ class Order:
 
 
 class PythonSource(BatchSource):
-    """Batches from a Python iterator, each taken when it is needed and cut at once.
-
-    None is read ahead: a run may stop early, and what was read of a generator is gone. Where
-    steps run on a device of their own, Python is back before they end, and reads meanwhile.
-    """
+    """Batches from a Python iterator, each taken when it is needed and cut at once."""
 
     def __init__(
         self,
@@ -253,6 +249,8 @@ class PythonSource(BatchSource):
 
     def iterator(self) -> Iterator[Shares]:
         """An iterator over what is left."""
+        # None is read ahead: a run may stop early, and what was read of a generator is gone. Where
+        # steps run on a device of their own, Python is back before they end, and reads meanwhile.
         return (self._cutter(self._weighted(normalized(batch))) for batch in self._make())
 
     def _weighted(self, batch: Batch) -> Batch:

@@ -103,6 +103,7 @@ class ServedTrainStep(TrainStep):
             (*changed, update.others),
         ):
             for copy, before, after in zip(copies, old, new, strict=True):
+                # An assignment would undo what others have added in between.
                 copy.assign_add(after - before)
         return update.losses, update.metrics
 

@@ -141,11 +141,7 @@ class StepFunctions:
 
 
 class CompiledStep:
-    """A step as one graph, called with the leaves of replicas' rows.
-
-    It is made when it is first needed: a function that runs nothing but one step has the step's
-    operations in its own graph, which saves to hand all variables from graph to graph.
-    """
+    """A step as one graph, called with the leaves of replicas' rows."""
 
     def __init__(self, step: RunStep, spec: Sequence[Rows]) -> None:
         self._step = step
@@ -154,6 +150,8 @@ class CompiledStep:
     @functools.cached_property
     def graph(self) -> Any:
         """The graph, compiled."""
+        # Not before it is needed: a function that runs nothing but one step has the step's
+        # operations in its own graph, which saves to hand all variables from graph to graph.
         function = tf.function(lambda *leaves: self._on_leaves(leaves), autograph=False)
         graph = function.get_concrete_function(*present(self._spec))
         # A graph that calls this one asks for its variables, to which it has weak references.

@@ -46,14 +46,17 @@ def prepare(
 ) -> None:
     """Build what is not built, and put all variables where they belong.
 
-    For that the specs of a batch serve, if they are known, or a batch, which a model that runs
-    eagerly needs: it may read the numbers. Where a step of the user's is the `method` that takes
-    them, it builds the model when it is traced, as in Keras: only it knows what it calls it with.
+    Args:
+        spec: The specs of a batch, if they are known.
+        batch: A batch, which a model that runs eagerly needs: it may read the numbers.
+        method: The method that takes it.
     """
     refuse_own_loops(model)
     if replication.shares_of_batch > 1:
         refuse_stateful(model)
     strategy = replication.strategy
+    # A step of the user's builds the model when it is traced, as in Keras: only it knows what it
+    # calls it with.
     unbuilt = has_call(model) and not is_built(model)
     called = unbuilt and call_once(model, spec, batch, method)
     place_model(model, strategy)

@@ -50,10 +50,7 @@ from keras_multigpu.training.update import loss_scale
 
 
 class WholeBatchTrainStep(UpdatingStep):
-    """A training step that computes the loss from all predictions.
-
-    The pass is traced for each replica, because the replicas meet in the middle of it.
-    """
+    """A training step that computes the loss from all predictions."""
 
     def __init__(
         self,
@@ -84,6 +81,7 @@ class WholeBatchTrainStep(UpdatingStep):
     def _on_replica(
         self, values: Values, rows: Rows, replica: Replica, shares: Sequence[Rows]
     ) -> Result:
+        # Traced for each replica, because the replicas meet in the middle of it.
         group, index = self._group, tf.constant(replica.id)
         optimizer_values = group.read(self._optimizer, replica)
         rows, started = self._started(rows)

@@ -155,10 +155,7 @@ def lives_under(storage: tf.Variable, strategy: tf.distribute.Strategy, home: st
 
 
 class MetricStorages:
-    """The two storages of each metric variable, made when they are first needed.
-
-    Steps are compiled for one of the two, so none is ever made twice.
-    """
+    """The two storages of each metric variable, made when they are first needed."""
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self._strategy = strategy
@@ -177,6 +174,7 @@ class MetricStorages:
             value = storage.numpy()
             # The variable is kept too, so that no other one gets its identity.
             self._made[id(variable), not in_parts] = variable, storage
+            # Steps are compiled for one of the two, so none is ever made twice.
             if (id(variable), in_parts) not in self._made:
                 self._made[id(variable), in_parts] = variable, self._new(variable, value, in_parts)
             _, other = self._made[id(variable), in_parts]
