@@ -51,7 +51,7 @@ def add_parser(subparsers: Any) -> None:
         "--max-silence",
         type=seconds,
         metavar="S",
-        help="take workers for hung if none writes a line for S seconds (default: never)",
+        help="treat the workers as hung if none writes a line for S seconds (default: never)",
     )
     add(
         "--grace",

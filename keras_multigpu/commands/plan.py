@@ -24,7 +24,7 @@ from keras_multigpu.commands.plan_prediction import (
 from keras_multigpu.commands.usage import UsageError, at_least, usage_error
 
 RATES = {"nvlink": "160gbit", "pcie": "80gbit"}
-"""What sums reach of it in a host of eight GPUs, about."""
+"""About the rates between the GPUs of a host that these names stand for."""
 
 MUCH = 0.1
 """The part of a step from which a loss gets a sentence."""
@@ -45,18 +45,18 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     whole, positive = at_least(int, 1), at_least(float, 0.001)
     add("--gpus", default="1..1024", metavar="A..B", help="powers of two, or numbers with commas")
-    add("--model", metavar="NAME", help="of keras.applications: its gradients, and its step here")
-    add("--batch", type=whole, default=64, metavar="N", help="examples of a GPU (default: 64)")
-    add("--step-ms", type=positive, metavar="MS", help="a step of one GPU; measured if left out")
-    add("--gradient-mb", type=positive, metavar="MB", help="all gradients, 4 bytes a weight")
-    add("--gpus-per-host", type=whole, default=8, metavar="N", help="default: 8")
-    add("--link", default="25gbit", metavar="RATE", help="of a host, as 25gbit (the default)")
+    add("--model", metavar="NAME", help="of keras.applications: weights and step are taken from it")
+    add("--batch", type=whole, default=64, metavar="N", help="examples on each GPU (default: 64)")
+    add("--step-ms", type=positive, metavar="MS", help="milliseconds of a step of one GPU")
+    add("--gradient-mb", type=positive, metavar="MB", help="of all gradients, 4 bytes a weight")
+    add("--gpus-per-host", type=whole, default=8, metavar="N", help="GPUs of a host (default: 8)")
+    add("--link", default="25gbit", metavar="RATE", help="between hosts, as 25gbit (the default)")
     add(
         "--latency-us", type=positive, default=20.0, metavar="US", help="of that link (default: 20)"
     )
     add("--inside", default="nvlink", metavar="RATE", help="nvlink (the default), pcie, or a rate")
     add("--input-rate", type=positive, metavar="N", help="examples a second that a host can read")
-    add("--picture", metavar="PNG", help="draw it")
+    add("--picture", metavar="PNG", help="a file to draw the prediction in")
     parser.set_defaults(run=run)
 
 

@@ -27,7 +27,7 @@ def at_least(kind: Callable[[str], Any], least: float) -> Callable[[str], Any]:
         if not least <= number < math.inf:
             raise argparse.ArgumentTypeError(
                 problem(
-                    "this is not a number of the kind.",
+                    "the value cannot be used.",
                     f"Expected {'an integer' if kind is int else 'a number'} of at least {least}.",
                     f"Write for example `{least + 1}`.",
                     value=text,
