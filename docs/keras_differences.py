@@ -73,11 +73,12 @@ def differences() -> str:
 
 def refusals() -> str:
     """The errors that are raised where a model or its data cannot be trained on replicas."""
+    begins = {"problem": 0, "value_error": 0, "error_of": 1}
     found = {
-        tuple(map(plain, node.args[:3]))
+        tuple(map(plain, node.args[begins[name] :][:3]))
         for path in sorted((ROOT / "keras_multigpu" / "training").rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("problem", "value_error")
+        if isinstance(node, ast.Call) and (name := ast.unparse(node.func)) in begins
     }
     return table(("what came", "what is expected", "what to do"), *sorted(found))
 

@@ -20,13 +20,18 @@ from keras_multigpu.augmentation.wrapping.wrapped_layer import (
 from keras_multigpu.checks import value_error
 from keras_multigpu.seeded_layers import build, call_of, image_by_image, seeded
 
-KEEP_PIXELS = (
-    keras.layers.ContrastLimitedAdaptiveHistogramEqualization,
-    keras.layers.GaussianDropout,
-    keras.layers.GaussianNoise,
-    keras.layers.Normalization,
-    keras.layers.RandomGrayscale,
-    keras.layers.Rescaling,
+# By name: Keras 3.10 has not all of them.
+KEEP_PIXELS = tuple(
+    getattr(keras.layers, name)
+    for name in (
+        "ContrastLimitedAdaptiveHistogramEqualization",
+        "GaussianDropout",
+        "GaussianNoise",
+        "Normalization",
+        "RandomGrayscale",
+        "Rescaling",
+    )
+    if hasattr(keras.layers, name)
 )
 """Layers that take images alone, but leave every pixel in its place."""
 

@@ -61,18 +61,6 @@ DIFFERENCES: tuple[Difference, ...] = (
         (2,),
     ),
     Difference(
-        "`SpectralNormalization`.",
-        "It is refused by name: its `call` assigns a weight that the optimizer updates.",
-        (
-            "layers/normalization/spectral_normalization_test.py::SpectralNormalizationTest::"
-            "test_basic_spectralnorm",
-            "layers/normalization/spectral_normalization_test.py::SpectralNormalizationTest::"
-            "test_end_to_end",
-            "layers/normalization/spectral_normalization_test.py::SpectralNormalizationTest::"
-            "test_spectralnorm_higher_dim",
-        ),
-    ),
-    Difference(
         "A share of a batch rounds as the whole batch does.",
         "TensorFlow's kernels add in another order for another number of rows; it is 2e-6 here.",
         (

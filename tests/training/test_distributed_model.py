@@ -174,15 +174,6 @@ def test_repeated_calls_compile_nothing_new():
     assert made[0] == made[1] == made[2] and len(made[0]) == 3
 
 
-def test_layers_that_set_trainable_weights_are_refused():
-    """SpectralNormalization stores a new kernel in every call, which would be lost."""
-    layer = keras.layers.SpectralNormalization(keras.layers.Dense(2))
-    model = kmg.distribute(keras.Sequential([keras.Input((4,)), layer]), strategy(2))
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="assigns a value to a trainable.*Received: variable="):
-        model.fit(X, Y, verbose=0)
-
-
 @keras.saving.register_keras_serializable("tests")
 class Registered(kmg.DistributedModel):
     def __init__(self, **options):

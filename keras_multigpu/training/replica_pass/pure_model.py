@@ -211,6 +211,7 @@ class PureModel:
             [*values.trainable, *values.others, values.global_seed, *zeros],
             part,
             several=self._in_parts or again,
+            updated=self.variables.trainable,
         )
 
     def whole_scope(self, values: Values) -> CatchingScope:
@@ -220,6 +221,7 @@ class PureModel:
             [*values.trainable, *values.others, values.global_seed],
             apart=loss_trackers(self.model),
             several=self._in_parts,
+            updated=self.variables.trainable,
         )
 
     def forward(self, x: Any, training: bool, scope: CatchingScope) -> Forward:
@@ -249,7 +251,7 @@ class PureModel:
         """The values that the variables have inside `scope`."""
         if scope.unknown:
             raise NeedsVariables(self._placement, scope.unknown.values())
-        require_no_weights(self.model, scope)
+        refuse_assigned_optimizer(self.model, scope)
         return Values(
             values.trainable,
             [scope.get_current_value(variable) for variable in self.variables.others],
@@ -257,21 +259,15 @@ class PureModel:
         )
 
 
-def require_no_weights(model: keras.Model, scope: CatchingScope) -> None:
-    """Raise a `ValueError` where a variable was assigned that the optimizer updates or owns."""
-    owned = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
-    for variable in model.trainable_variables:
+def refuse_assigned_optimizer(model: keras.Model, scope: CatchingScope) -> None:
+    """Raise a `ValueError` where a variable was assigned that an optimizer owns."""
+    for variable in (v for optimizer in optimizers_of(model) for v in optimizer.variables):
         if id(variable) in scope.assigned:
             raise_assigned(
-                "a trainable",
-                "Make the variable non-trainable, or use the assigned value without storing it "
-                "(`keras.layers.SpectralNormalization` is such a layer and cannot be distributed).",
+                ValueError,
+                "an optimizer's",
+                "Assign it in a callback, or use a schedule.",
                 variable,
-            )
-    for variable in owned:
-        if id(variable) in scope.assigned:
-            raise_assigned(
-                "an optimizer's", "Assign it in a callback, or use a schedule.", variable
             )
 
 

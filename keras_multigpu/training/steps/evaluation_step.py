@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
 from keras_multigpu.training.replica_pass.passes import EvaluationPass
-from keras_multigpu.training.replica_pass.pure_model import Values, require_no_weights
+from keras_multigpu.training.replica_pass.pure_model import Values, refuse_assigned_optimizer
 from keras_multigpu.training.shares import Batch, Rows
 from keras_multigpu.training.steps.step import Result, Step, computed_loss
 from keras_multigpu.training.variables.catching_scope import CatchingScope
@@ -70,10 +70,11 @@ def whole_loss(
     with keras_internals.single_device():
         # Keras takes the penalties of weights from the scope.
         weights = model.trainable_variables
-        with CatchingScope(weights, [tf.convert_to_tensor(v) for v in weights]) as scope:
+        values = [tf.convert_to_tensor(weight) for weight in weights]
+        with CatchingScope(weights, values, updated=weights) as scope:
             keras_internals.tracked_losses(model, added_losses)
             loss = computed_loss(model, batch, y_pred, training=False)
-        require_no_weights(model, scope)
+        refuse_assigned_optimizer(model, scope)
         assigned = list(scope.assigned.values())
         values = [scope.get_current_value(variable) for variable in assigned]
         for replica in group.replicas:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import step_hooks
-from keras_multigpu.training.exchange.sparse_gradients import rows_noted
+from keras_multigpu.training.exchange.sparse_gradients import rows_noted, zero_unless
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
 from keras_multigpu.training.shares import Rows
@@ -90,6 +90,14 @@ class PresentStep:
         own = id(variable) in self._known or keras_internals.is_seed_state(variable)
         if self.group.count > 1 and not own:
             raise NeedsVariables(self.model.replication.placement, [variable])
+
+    def agreed(self, value: tf.Tensor) -> tf.Tensor:
+        """A value for a weight, the same on all replicas: the mean, where rows decide it."""
+        if not value.dtype.is_floating or "rows" not in self.origins(value):
+            return value
+        self.require_outermost("A trainable variable is assigned what depends on the batch,")
+        own = value * tf.cast(self.rows.fraction, value.dtype)
+        return self.shared(*self.group.sum([zero_unless(self.present, own)]))
 
     def relates(self, what: str) -> None:
         """Note that the user's code relates rows, in a way that no operation shows."""
@@ -183,6 +191,9 @@ def assignment(original: Callable[..., Any]) -> Callable[..., Any]:
         if step is None or keras_internals.stateless_scope() is not None:
             return original(self, value)
         step.require_known(self)
+        # All others may differ until the step ends, see `CustomStep`.
+        if not step.quiet and any(self is each for each in step.model.trainable_variables):
+            value = step.agreed(keras.ops.convert_to_tensor(value, self.dtype))
         with permitted():
             return original(self, value)
 

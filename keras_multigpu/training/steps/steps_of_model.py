@@ -19,6 +19,7 @@ from keras_multigpu.training.steps.evaluation_step import EvaluationStep
 from keras_multigpu.training.steps.step import TrainStep, overridden
 from keras_multigpu.training.steps.step_functions import RunStep
 from keras_multigpu.training.steps.whole_batch_step import WholeBatchTrainStep
+from keras_multigpu.training.variables.catching_scope import AssignsWeights
 from keras_multigpu.training.variables.placement import (
     build_optimizer,
     idle_optimizers,
@@ -100,10 +101,14 @@ def training_step(
     group, probes, pieces = replication.group, replication.probes, replication.pieces
     # One replica has the whole batch: Keras's own moments are those of all.
     layers = synchronized_layers(model, replication.sync_batch_norm) if group.count > 1 else []
-    if overridden(model, "train_step"):
+
+    def on_variables() -> RunStep:
         refuse_pieces(pieces)
         make_ready(model, replication, (spec, batch), model.train_step)
         return CustomStep(model, group, model.train_step, layers, probes)
+
+    if overridden(model, "train_step"):
+        return on_variables()
     if not model.trainable_weights:
         warn("The model does not have any trainable weights.")
     context = (lambda rows: synchronized(layers, rows)) if layers else None
@@ -120,9 +125,8 @@ def training_step(
         replica_pass = TrainingPass(model, metrics_of(model, spec), bool(probes), 1, context)
         return WholeBatchTrainStep(model, group, spec, replica_pass, probes)
 
-    if overridden(model, "compute_loss"):
-        return whole_batch()
-    return SumOrWhole(sum_of_examples, whole_batch)
+    make = whole_batch if overridden(model, "compute_loss") else sum_of_examples
+    return StepAsNeeded(make, {NeedsWholeBatch: whole_batch, AssignsWeights: on_variables})
 
 
 def served_step(model: keras.Model, replication: "Replication", spec: Batch) -> RunStep:
@@ -172,7 +176,7 @@ def evaluation_step(
 
     if overridden(model, "compute_loss"):
         return step(whole=True)
-    return SumOrWhole(lambda: step(whole=False), lambda: step(whole=True))
+    return StepAsNeeded(lambda: step(whole=False), {NeedsWholeBatch: lambda: step(whole=True)})
 
 
 def prediction_step(
@@ -217,25 +221,30 @@ def make_ready(
     replication.placement.arrange_metrics(model)
 
 
-class SumOrWhole:
-    """A step for losses that are sums over examples, or, where one is not, for the whole batch.
+class StepAsNeeded:
+    """The plainest step that a model allows, and another one where that finds what it cannot do.
 
-    The first is tried when it is made, and without a graph whenever it runs.
+    It finds it when it is made, and without a graph whenever it runs.
     """
 
-    def __init__(self, make_sum: Callable[[], RunStep], make_whole: Callable[[], RunStep]) -> None:
-        self._make_whole = make_whole
-        try:
-            self._step = make_sum()
-        except NeedsWholeBatch:
-            self._step = make_whole()
+    def __init__(
+        self, make: Callable[[], RunStep], others: dict[type[Exception], Callable[[], RunStep]]
+    ) -> None:
+        self._others = others
+        self._step = self._first(make)
 
     def __call__(self, shares: Any) -> Any:
         try:
             return self._step(shares)
-        except NeedsWholeBatch:
-            self._step = self._make_whole()
-            return self._step(shares)
+        except tuple(self._others) as need:
+            self._step = self._first(self._others[type(need)])
+            return self(shares)
+
+    def _first(self, make: Callable[[], RunStep]) -> RunStep:
+        try:
+            return make()
+        except tuple(self._others) as need:
+            return self._first(self._others[type(need)])
 
 
 def synchronized_layers(model: keras.Model, every: bool) -> list[keras.layers.BatchNormalization]:
@@ -307,9 +316,10 @@ def refuse_pieces(pieces: int) -> None:
     """Raise a `ValueError` where micro-batches meet a loss of the batch as a whole."""
     if pieces > 1:
         raise value_error(
-            "`micro_batches` cannot be used with this model's loss or `train_step`.",
-            "Expected Keras's own training step and losses that are sums over examples: "
-            "Keras losses, or functions that return one value for each example.",
+            "`micro_batches` cannot be used with this model's loss, layers or `train_step`.",
+            "Expected Keras's own training step, layers that assign no trainable weight, and "
+            "losses that are sums over examples: Keras losses, or functions that return one value "
+            "for each example.",
             "Leave out `micro_batches`, or return per-example values from the loss.",
             micro_batches=pieces,
         )

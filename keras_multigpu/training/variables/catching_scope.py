@@ -21,7 +21,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import error_of, value_error
 from keras_multigpu.keras_internals import step_hooks
 
 
@@ -104,6 +104,10 @@ EXCHANGES: list[step_hooks.Exchange] = [
 ]
 
 
+class AssignsWeights(ValueError):
+    """A weight is assigned that the optimizer updates: only a step on variables can do both."""
+
+
 class CatchingScope(keras.StatelessScope):
     """A stateless scope that notes what is assigned in it, and what it was given no value for.
 
@@ -114,6 +118,7 @@ class CatchingScope(keras.StatelessScope):
         apart: Variables that are looked after elsewhere.
         several: Whether the code inside runs several times for a batch: for each replica, or
             piece. A `tf.Variable` that it assigns would be assigned as often.
+        updated: Variables that the optimizer updates: to assign one raises `AssignsWeights`.
 
     Attributes:
         weights: The values of the variables that are trained.
@@ -129,6 +134,7 @@ class CatchingScope(keras.StatelessScope):
         part: tf.Tensor | None = None,
         apart: Sequence[keras.Variable] = (),
         several: bool = False,
+        updated: Sequence[keras.Variable] = (),
     ) -> None:
         super().__init__(list(zip(variables, values, strict=True)), collect_losses=True)
         self.part = part
@@ -144,6 +150,7 @@ class CatchingScope(keras.StatelessScope):
         ]
         self._watch = contextlib.ExitStack()
         self._several = several
+        self._updated = updated
 
     def __enter__(self) -> "CatchingScope":
         if self._several:
@@ -161,6 +168,13 @@ class CatchingScope(keras.StatelessScope):
         variable, value = update
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise_assigned_in_branch(variable)
+        if any(variable is weight for weight in self._updated):
+            raise_assigned(
+                AssignsWeights,
+                "a trainable",
+                "Make the variable non-trainable, or use the assigned value without storing it.",
+                variable,
+            )
         self._meet(variable)
         self.assigned[id(variable)] = variable
         self.updates += 1
@@ -223,9 +237,10 @@ def raise_assigned_in_branch(variable: keras.Variable) -> None:
     )
 
 
-def raise_assigned(kind: str, fix: str, variable: keras.Variable) -> None:
+def raise_assigned(error: type[ValueError], kind: str, fix: str, variable: keras.Variable) -> None:
     """Raise because a variable is assigned whose new value the step itself computes."""
-    raise value_error(
+    raise error_of(
+        error,
         f"A layer or a loss assigns a value to {kind} variable while it is called.",
         "Expected forward passes and losses that change no variable that an update changes.",
         fix,

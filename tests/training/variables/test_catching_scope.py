@@ -5,7 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.training.variables.catching_scope import CatchingScope, WeighedNumbers
+from keras_multigpu.training.variables.catching_scope import (
+    AssignsWeights,
+    CatchingScope,
+    WeighedNumbers,
+)
 
 
 def test_known_and_unknown_variables():
@@ -44,6 +48,16 @@ def test_an_assignment_that_only_a_branch_knows_is_refused():
 
     with pytest.raises(ValueError, match="inside of a condition.*where.*Received: variable="):
         step(tf.constant(1.0))
+
+
+def test_a_weight_cannot_be_assigned_and_updated():
+    """The optimizer would update the value that was given; another kind of step can do both."""
+    weight = keras.Variable(1.0)
+    with (
+        CatchingScope([weight], [tf.constant(1.0)], updated=[weight]),
+        pytest.raises(AssignsWeights, match="a trainable variable.*Received: variable="),
+    ):
+        weight.assign(2.0)
 
 
 def test_a_single_number_counts_for_its_part_of_the_batch():
