@@ -17,7 +17,8 @@ from keras_multigpu.batch_sizes import share_bounds
 Batch = tuple[Any, Any, Any]
 """A global batch: `(x, y, sample_weight)`, of tensors or of their specs."""
 
-ABSENT = (tf.experimental.Optional, tf.OptionalSpec, tf.NoneTensorSpec)
+# The last one is `tf.NoneTensorSpec`, a name that TensorFlow 2.19 does not have.
+ABSENT = (tf.experimental.Optional, tf.OptionalSpec, type(tf.type_spec_from_value(None)))
 """What stands in a dataset for a missing array."""
 
 # The type of numbers of examples: TensorFlow keeps scalars of int32 off GPUs.
