@@ -34,11 +34,7 @@ def fused(
 
 
 def pays_to_compile(sizes: Iterable[Any], on_host: bool) -> bool:
-    """Whether XLA should compile a change of images, even in a model that it does not compile.
-
-    Args:
-        sizes: Heights, widths and channels, integers where they are known.
-    """
+    """Whether XLA should compile a change of images, even in a model that it does not compile."""
     # Each new size is compiled anew, so sizes must be known; another number of images, as in a last
     # batch, comes seldom. Outside of a graph every call could bring another size.
     if tf.executing_eagerly() or not all(isinstance(size, int) for size in sizes):

@@ -37,14 +37,7 @@ COLUMNS = {1: 4, 2: 5}
 
 
 class Block(NamedTuple):
-    """What is drawn of one layer.
-
-    Attributes:
-        title: Its name.
-        arguments: How it was made; stands below the title.
-        original: The image as it was.
-        cells: The augmentations.
-    """
+    """What is drawn of one layer: name, arguments, the image as it was, the augmentations."""
 
     title: str
     arguments: list[str]
@@ -53,13 +46,7 @@ class Block(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What a picture is made from.
-
-    Attributes:
-        data: A batch as a dictionary; its first image is augmented.
-        seed: Decides the draws.
-        values: The values of black and white, if the layers do not say.
-    """
+    """A batch, whose first image is augmented, what decides the draws, and black and white."""
 
     data: dict[str, Any]
     seed: int
@@ -175,11 +162,7 @@ def block(title: str, layer: AugmentationLayer, request: Request, count: int) ->
 
 
 def repeated(layer: AugmentationLayer, request: Request, count: int) -> tuple[list[dict], list]:
-    """Augmentations of an image alone, all at once.
-
-    Returns:
-        The changed examples, and what was drawn for each.
-    """
+    """Augmentations of an image alone, all at once, and what was drawn for each."""
     data = keras.tree.map_structure(lambda leaf: np.repeat(leaf, count, axis=0), request.data)
     drawn = layer.draw(seeds_for(request.seed, count), data["images"].shape[1:])
     # As in a pipeline, where layers of Keras, too, draw for each image on its own.
@@ -189,11 +172,7 @@ def repeated(layer: AugmentationLayer, request: Request, count: int) -> tuple[li
 
 
 def paired(layer: AugmentationLayer, request: Request, count: int) -> tuple[list[dict], list]:
-    """Augmentations of the first image of a batch, each beside another image of it.
-
-    Returns:
-        The changed examples, and what was drawn for each.
-    """
+    """Augmentations of a batch's first image, each beside another image, and what was drawn."""
     images = request.data["images"]
     examples, draws = [], []
     for number, seeds in enumerate(tf.split(seeds_for(request.seed, 2 * count), count)):

@@ -176,11 +176,7 @@ def require_one_size(layer: keras.Layer) -> None:
 
 
 def in_place(moved: Any, boxes: Any) -> Any:
-    """The boxes of one image at the places that they came from; keras-cv takes out lost ones.
-
-    Args:
-        moved: Ragged boxes, with their former places as classes.
-    """
+    """Ragged boxes of one image at the places in their classes; keras-cv takes out lost ones."""
     count = tf.shape(boxes["boxes"])[1]
     dense, places = moved["boxes"], moved["classes"]
     if isinstance(dense, tf.RaggedTensor):
@@ -196,11 +192,7 @@ def in_place(moved: Any, boxes: Any) -> Any:
 
 
 def without_lost(boxes: Any, moved: Any) -> Any:
-    """Boxes where they moved to; what has left the image gets the label -1.
-
-    Args:
-        moved: The moved boxes, with 1 as class of those that are still there.
-    """
+    """Boxes where they moved to; what has left the image (class 1 has not) gets the label -1."""
     labels = boxes["labels"]
     there = tf.reshape(
         moved["classes"] > 0,

@@ -187,11 +187,7 @@ def boxes_as_xyxy(layer: keras.Layer) -> Iterator[None]:
 
 
 def with_a_row(data: Any) -> tuple[Any, Callable[[Any], Any]]:
-    """Data with an example of zeros if there is none, and how to take it out again.
-
-    Args:
-        data: Tensors whose first axis counts examples.
-    """
+    """Data with an example of zeros if there is none, and how to take it out again."""
     # Some of Keras's layers fail on an empty batch, which a replica can have.
     first = keras.tree.flatten(data)[0]
     if first.shape[0]:

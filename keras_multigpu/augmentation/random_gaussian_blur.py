@@ -97,12 +97,7 @@ def gaussian_kernels(sigma: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def blurred(images: tf.Tensor, along_rows: tf.Tensor, along_columns: tf.Tensor) -> tf.Tensor:
-    """Images filtered along both axes, each with its own kernels.
-
-    Args:
-        along_rows: `float32[n, size]`.
-        along_columns: `float32[n, size]`.
-    """
+    """Images filtered along both axes, each with its own kernels, `float32[n, size]`."""
     # A convolution has one kernel for each channel, so the images become channels of one.
     count, height, width = (tf.shape(images)[axis] for axis in range(3))
     channels = images.shape[3]

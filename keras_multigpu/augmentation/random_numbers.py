@@ -67,11 +67,7 @@ def unit_numbers(seeds: tf.Tensor, first: int, count: int) -> tf.Tensor:
 
 
 def folded(seeds: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
-    """Other seeds, for the `number`-th of several layers that draw; `int32[n, 2]`.
-
-    Args:
-        number: An integer, or `int32[n, 1]`.
-    """
+    """Other seeds for the `number`-th (integer or `int32[n, 1]`) of several layers that draw."""
     # Of the inverted seeds, because hashes of the seeds themselves are what the layer draws.
     words = tf.constant([[0, 1]], tf.int32) + 2 * tf.cast(number, tf.int32)
     return tf.bitcast(hashed(tf.bitwise.invert(seeds), words), tf.int32)
@@ -85,11 +81,7 @@ def seeds_of(state: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
 
 
 def hashed(seeds: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
-    """A hash of two seeds and a number, `uint32` in the shape of `numbers` times the seeds' rows.
-
-    Args:
-        numbers: `int32[1, m]` or `int32[n, m]`.
-    """
+    """A hash of two seeds and a number, `uint32`: a row for each pair, a column for each number."""
     words = tf.bitcast(seeds, tf.uint32)
     numbers = tf.bitcast(numbers, tf.uint32) * tf.constant(_GOLDEN, tf.uint32)
     return mixed(mixed(mixed(words[:, :1] + numbers) ^ words[:, 1:]) + numbers)

@@ -20,13 +20,7 @@ AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 
 
 class Options(NamedTuple):
-    """What a recipe is asked for.
-
-    Attributes:
-        size: The height and width of the results, or None.
-        value_range: The values of black and white.
-        num_classes: How many classes there are to mix, or None not to mix.
-    """
+    """What a recipe is asked for: the size of results, black and white, how many classes to mix."""
 
     size: tuple[int, int] | None
     value_range: Range

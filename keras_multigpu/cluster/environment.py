@@ -22,12 +22,7 @@ EXAMPLE = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker"
 
 @dataclass(frozen=True)
 class Cluster:
-    """Workers that train together.
-
-    Attributes:
-        workers: The address of each, `"host:port"`. The first is the chief.
-        index: Which of them this process is.
-    """
+    """Workers that train together, by their addresses, the chief's first, and which one is here."""
 
     workers: tuple[str, ...]
     index: int
@@ -57,11 +52,7 @@ class TFConfig:
 
 
 def tf_config() -> TFConfig | None:
-    """What the variable TF_CONFIG says; None where it is not set, or names no cluster.
-
-    Raises:
-        ValueError: If it makes no sense.
-    """
+    """What TF_CONFIG says, or a `ValueError`; None where it is not set, or names no cluster."""
     text = os.environ.get("TF_CONFIG") or "{}"
     try:
         config = json.loads(text)

@@ -42,12 +42,7 @@ class WorkerFailure(RuntimeError):
 
 @contextlib.contextmanager
 def ending_together(workers: Sequence[str], index: int) -> Iterator[None]:
-    """Let a failure of one worker end all of them, each with a sentence that names it.
-
-    Args:
-        workers: Their addresses.
-        index: Which of them this process is.
-    """
+    """Let a failure of one worker end all of them, each with a sentence that names it."""
     try:
         yield
     except WorkerFailure:
@@ -61,12 +56,7 @@ def ending_together(workers: Sequence[str], index: int) -> Iterator[None]:
 
 
 def sentence(error: str, workers: Sequence[str], index: int) -> str:
-    """What an error of TensorFlow's says about another worker.
-
-    Args:
-        workers: Their addresses.
-        index: Which of them this process is.
-    """
+    """What an error of TensorFlow's says about another worker."""
     found, ended = TOLD.search(error), lifelines.ended()
     others = [int(task) for task in TASK.findall(error) if int(task) != index]
     if found is not None:

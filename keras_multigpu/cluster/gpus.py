@@ -25,14 +25,8 @@ def visible_gpus() -> list[str]:
 def shared_out(gpus: Sequence[str], workers: int, each: int | None) -> list[dict[str, str]]:
     """For each worker the environment variable that gives it its devices.
 
-    Args:
-        gpus: Their names.
-        workers: How many workers share them.
-        each: How many each gets; as many as possible by default. Without GPUs parts of the CPU,
-            which is good for tests.
-
-    Raises:
-        ValueError: If there are too few.
+    That is as many GPUs as possible, or `each`; a `ValueError` if there are too few. Without GPUs
+    it is parts of the CPU, which is good for tests.
     """
     if not gpus:
         return [{"KERAS_MULTIGPU_CPU_DEVICES": str(each)} if each else {}] * workers

@@ -45,15 +45,7 @@ def told(what: str) -> str:
 
 
 class Lifelines:
-    """The lines of this process: to the chief, or as the chief to all others.
-
-    Args:
-        workers: The addresses of all workers.
-        index: Which of them this process is.
-
-    Attributes:
-        ended: Who has said goodbye.
-    """
+    """The lines of this process, to the chief or as the chief to all others; who said goodbye."""
 
     def __init__(self, workers: Sequence[str], index: int) -> None:
         self._workers, self._index = list(workers), index
@@ -141,12 +133,7 @@ _held: Lifelines | None = None
 
 
 def hold(workers: Sequence[str], index: int) -> None:
-    """Hold the lines of this process until Python ends. All have joined the cluster by now.
-
-    Args:
-        workers: The addresses of all workers.
-        index: Which of them this process is.
-    """
+    """Hold the lines of this process until Python ends. All have joined the cluster by now."""
     global _held
     _held = lifelines = Lifelines(workers, index)
     if index == 0:

@@ -24,11 +24,7 @@ class Settings(NamedTuple):
 
 
 def settings() -> Settings:
-    """What the environment says.
-
-    Raises:
-        ValueError: If a variable is not a positive whole number.
-    """
+    """What the environment says; a `ValueError` if a variable is not a positive whole number."""
     return Settings(**{name: _number(name, usual) for name, usual in Settings()._asdict().items()})
 
 

@@ -34,11 +34,7 @@ def is_step(variables: Mapping[str, str] = os.environ) -> bool:
 
 
 def cluster(variables: Mapping[str, str] = os.environ) -> Cluster | None:
-    """The tasks that `srun` has started together with this process; None outside `srun`.
-
-    Raises:
-        ValueError: If the variables make no sense.
-    """
+    """The tasks that `srun` has started together with this process; None outside `srun`."""
     if not is_step(variables):
         return None
     hosts = host_names(variables["SLURM_STEP_NODELIST"])
@@ -58,11 +54,7 @@ def cluster(variables: Mapping[str, str] = os.environ) -> Cluster | None:
 
 
 def own_gpus(cluster: Cluster, variables: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variable that shows this task its part of the node's GPUs; none if SLURM shared them out.
-
-    Raises:
-        ValueError: If a node has fewer GPUs than tasks.
-    """
+    """The variable that shows this task its part of a node's GPUs, unless SLURM shared them out."""
     # With these SLURM sets CUDA_VISIBLE_DEVICES for each task by itself.
     if {"SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_GPU_BIND"} & variables.keys():
         return {}
@@ -96,12 +88,7 @@ def tasks_of_nodes(variables: Mapping[str, str], nodes: int) -> list[int]:
 
 
 def plane_size(variables: Mapping[str, str], most: int) -> int:
-    """How many tasks a node is given before it is the next node's turn.
-
-    Args:
-        variables: SLURM's.
-        most: As many as one node has: block by block.
-    """
+    """How many tasks (`most`: all) a node is given before it is the next node's turn."""
     # Behind a colon stands what happens inside a node: "block:cyclic".
     match re.split("[:,]", variables.get("SLURM_DISTRIBUTION", ""))[0]:
         case "" | "*" | "block" | "unknown":

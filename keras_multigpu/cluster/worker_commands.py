@@ -12,12 +12,7 @@ from keras_multigpu.processes import new_process
 
 
 class WorkerCommand(NamedTuple):
-    """What starts a worker.
-
-    Attributes:
-        command: The program and its arguments.
-        variables: What its environment has besides that of the launcher.
-    """
+    """What starts a worker, with the variables that its environment has besides the launcher's."""
 
     command: list[str]
     variables: dict[str, str]
@@ -40,12 +35,7 @@ def on_hosts(
 ) -> list[tuple[str, WorkerCommand]]:
     """Workers on several machines: for each its host and what starts it there.
 
-    Args:
-        script: The script and its arguments.
-        hosts: The names of the machines, which have the same folders.
-        each: How many workers each machine has.
-        devices: How many GPUs each worker has; all of the machine if it has one worker.
-        port: That of the first worker of a machine; the others have those behind it.
+    Workers of a host have `devices` GPUs each, if that is said, and ports from `port` on.
     """
     places = [(host, local) for host in hosts for local in range(each)]
     workers = tuple(f"{in_address(host)}:{port + local}" for host, local in places)

@@ -37,13 +37,7 @@ class Verdict(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What a folder holds.
-
-    Attributes:
-        images: The paths of the files that are named like images, relative to the folder.
-        others: How many other files there are.
-        folders: `(path, verdict)` of the subfolders of which something is to be said.
-    """
+    """Paths of files named like images, how many others there are, and what to say of folders."""
 
     images: list[str]
     others: int
@@ -165,11 +159,7 @@ def checked(
     jobs: int | None,
     terminal: TextIO | None,
 ) -> list[tuple[str, Verdict]]:
-    """`(path, verdict)` of each image of which something is to be said, in their order.
-
-    Args:
-        terminal: Where to show the progress, if anywhere.
-    """
+    """`(path, verdict)` of each image of which something is to be said, in their order."""
     from keras_multigpu.data.road.loader import CORES
 
     progress = Progress(len(images), terminal)
@@ -188,11 +178,7 @@ def checked(
 
 
 def checker(max_pixels: int | None) -> Callable[[str], Verdict]:
-    """A function that reads and decodes the image at a path.
-
-    Args:
-        max_pixels: The most pixels that an image may have; None for as many as in training.
-    """
+    """A function that reads and decodes the image at a path."""
     import numpy as np
     import tensorflow as tf
 

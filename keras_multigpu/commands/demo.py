@@ -63,12 +63,7 @@ CASES = (
 
 
 class Result(NamedTuple):
-    """What one way made of one case.
-
-    Attributes:
-        accuracy: The validation accuracy after the last epoch; None where training failed.
-        error: Why it failed; empty where it did not.
-    """
+    """What one way made of one case; an error and no accuracy where training failed."""
 
     losses: list[float]
     accuracy: float | None
@@ -81,11 +76,7 @@ Results = dict[str, list[Result]]
 
 
 def train_digits(folder: Path) -> None:
-    """An ordinary Keras script; the lines marked `+` read the images and spread it over replicas.
-
-    Args:
-        folder: Images, those of each class in a folder of their own.
-    """
+    """An ordinary Keras script; the lines marked `+` read images and spread it over replicas."""
     import keras
 
     import keras_multigpu as kmg  # +

@@ -34,12 +34,7 @@ EVENLY: Yielded = ((1, 1),)
 
 
 class Link(NamedTuple):
-    """What connects GPUs, or hosts.
-
-    Attributes:
-        rate: Bytes a second.
-        latency: Seconds.
-    """
+    """What connects GPUs, or hosts, in bytes a second and seconds."""
 
     rate: float
     latency: float
@@ -115,11 +110,7 @@ def predicted(training: Training, gpus: int) -> Prediction:
 
 
 def end_of_sums(training: Training, gpus: int, step: float) -> float:
-    """When all buckets are summed; they become ready one after another in the backward pass.
-
-    Args:
-        step: Seconds that the slowest GPU computes.
-    """
+    """When all buckets are summed; they become ready one after another in the backward pass."""
     if gpus == 1:
         return step
     left_hosts = end = 0.0

@@ -142,11 +142,7 @@ def from_directory(
 def parts_of(
     source: ImageFiles, fraction: float, shuffle: bool, seed: int
 ) -> tuple[Subset, Subset]:
-    """The training and the validation part that Keras makes, each in the source's order.
-
-    Args:
-        shuffle: Whether the seed chooses the parts; otherwise the last images are for validation.
-    """
+    """Keras's training and validation part, chosen by the seed or the last images, in order."""
     indices = np.arange(source.num_examples)
     if shuffle:
         # The generator of `keras.utils.image_dataset_from_directory`: it chooses the same files.

@@ -126,11 +126,7 @@ def targets_of(
     mask_size: int | tuple[int, int],
     fit: dict[str, Any],
 ) -> Targets:
-    """The targets that the labels of some files ask for.
-
-    Args:
-        fit: How images and masks are cropped or padded, and how large they may be.
-    """
+    """The targets that labels of files ask for; `fit` says how masks are cropped or padded."""
     labels = as_array(files.labels, files.columns, files.paths, may_be_empty=task == "multi_label")
     found = found_task(labels, task, label_mode)
     if found == "classification":

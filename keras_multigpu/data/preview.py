@@ -28,12 +28,7 @@ SMALLEST_SIDE = 8
 
 
 class Examples(NamedTuple):
-    """What is drawn.
-
-    Attributes:
-        labels: A text for each example.
-        rows: `(title, images)`: the originals, then each augmentation of them.
-    """
+    """A text for each example; `(title, images)` of the originals and of each augmentation."""
 
     labels: list[str]
     rows: list[tuple[str, np.ndarray]]
@@ -115,12 +110,7 @@ def image_leaf(x: Any) -> np.ndarray:
 
 
 def displayed(images: np.ndarray) -> np.ndarray:
-    """Images with values from 0 to 1.
-
-    Args:
-        images: Integers, or floats from 0 to 1, 0 to 255, -1 to 1, or in any other range, of
-            which the darkest and brightest hundredth are cut off.
-    """
+    """Images with values from 0 to 1, for the range of values that they seem to have."""
     integers = images.dtype.kind in "iub"
     images = np.nan_to_num(images.astype(np.float32))
     low, high = float(images.min()), float(images.max())

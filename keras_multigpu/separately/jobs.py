@@ -59,13 +59,7 @@ class JobResult:
 
 
 class Job:
-    """One job, from its place in the queue to its end.
-
-    Args:
-        number: Its place in the list, from 1.
-        job: A function without arguments, a script's path, or a list of a path and arguments.
-        folder: A folder for the function and what it returns.
-    """
+    """One job, the `number`-th from 1 on; `folder` is for the function and what it returns."""
 
     def __init__(self, number: int, job: Any, folder: Path) -> None:
         self.number = number

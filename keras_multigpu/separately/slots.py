@@ -10,13 +10,7 @@ from keras_multigpu import replicas
 
 
 class Slot(NamedTuple):
-    """A place for one job at a time.
-
-    Attributes:
-        name: The device, such as `"GPU:1"`.
-        variables: What pins a process to it, as environment variables.
-        cores: The cores that the process may use; None for all.
-    """
+    """A place for one job at a time: the device, the variables and the cores that pin to it."""
 
     name: str
     variables: dict[str, str]

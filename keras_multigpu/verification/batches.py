@@ -12,13 +12,7 @@ from keras_multigpu.training.shares import Batch
 
 
 def first_batches(data: Any, steps: int) -> list[Batch]:
-    """The first batches, from the start again where the data is shorter.
-
-    Args:
-        data: Arrays `(x, y)` or `(x, y, sample_weight)`, batched by 32 in their order as
-            `fit` does; anything else that `fit` takes as `x`; or a function that returns
-            either.
-    """
+    """The first batches of what `verify` takes, from the start again where the data is shorter."""
     if callable(data):
         data = data()
     if isinstance(data, (tuple, list)):

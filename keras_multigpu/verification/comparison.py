@@ -205,12 +205,9 @@ def size(array: Any) -> float:
 
 
 def relative_difference(one: Any, other: Any, at_least: float = 0.0) -> float:
-    """The largest difference of two arrays, relative to their largest value.
+    """The largest difference of two arrays, relative to their largest value, or to `at_least`.
 
     Equal infinities and two NaNs count as equal; a NaN against a number as infinite.
-
-    Args:
-        at_least: What to take the difference relative to if both are smaller.
     """
     one, other = np.asarray(one, np.float64), np.asarray(other, np.float64)
     if one.shape != other.shape or not np.array_equal(np.isfinite(one), np.isfinite(other)):

@@ -37,11 +37,7 @@ class Outcome(NamedTuple):
 
 
 class GradientProbe:
-    """Runs training steps that leave a model unchanged.
-
-    Args:
-        custom: Whether to run its own `train_step`.
-    """
+    """Runs training steps, or a `train_step` of the model's own, that leave the model unchanged."""
 
     def __init__(self, model: keras.Model, custom: bool) -> None:
         self._model = model

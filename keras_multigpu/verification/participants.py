@@ -37,11 +37,7 @@ class Value(NamedTuple):
 
 
 class Participant:
-    """A model that trains step by step.
-
-    Args:
-        device: The device to run on; None for a model on replicas, which know theirs.
-    """
+    """A model that trains step by step, on a device or on replicas, which know theirs."""
 
     def __init__(
         self, model: keras.Model, device: str | None, replicas: tf.distribute.Strategy | None = None
@@ -78,12 +74,7 @@ class Participant:
 
 
 class Recipe:
-    """Makes participants that start from the same weights.
-
-    Args:
-        batch: A batch, from whose shapes a model is built that does not know its own.
-        device: The device that compares as "one device".
-    """
+    """Makes participants that start from the same weights; `batch` tells a model its shapes."""
 
     def __init__(self, build_model: Callable[[], keras.Model], batch: Batch, device: str) -> None:
         self._build_model = build_model

@@ -20,13 +20,7 @@ def change_hue_and_saturation(
     black: float,
     on_host: bool = False,
 ) -> tf.Tensor:
-    """Turn the hue and multiply the saturation. Gray images and alpha stay as they are.
-
-    Args:
-        images: `float32[n, height, width, channels]` with 1 to 4 channels, nothing below black.
-        shift: `float32[n]`, a part of the circle from -1 to 1, or None.
-        factor: `float32[n]`, at least 0, or None.
-    """
+    """Turn the hue by a part of the circle and multiply the saturation; gray and alpha stay."""
     if color_channels(images.shape[3]) == 1 or (shift is None and factor is None):
         return images
     count = tf.shape(images)[:1]

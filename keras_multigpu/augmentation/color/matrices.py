@@ -37,14 +37,10 @@ def shifted(shift: tf.Tensor) -> ColorMap:
 
 
 def away_from(color: tf.Tensor, factor: tf.Tensor) -> ColorMap:
-    """The distance of each colour from one colour, times a factor.
+    """The distance of each colour from one, `float32[n, 1]` or `[n, 3]`, times a factor.
 
     From the mean this is contrast, from black it scales the values, and from the middle of the
     range of values a factor of -1 inverts the image.
-
-    Args:
-        color: `float32[n, 1]` or `[n, 3]`.
-        factor: `float32[n]`.
     """
     return ColorMap(factor[:, None], (1 - factor[:, None]) * color)
 

@@ -13,12 +13,7 @@ Batch = tuple[Any, Any, Any]
 
 
 def from_batch(x: Any, y: Any, weight: Any) -> tuple[Example, Callable[[Example], Batch]]:
-    """A batch as a dictionary of examples, and the way back.
-
-    Args:
-        x: The inputs. Beside `images` there may be targets by the names that layers use.
-        y: The targets or None.
-    """
+    """A batch, whose inputs may name targets, as a dictionary of examples, and the way back."""
     place = place_of_images(x, keras.tree.flatten(x))
     images = keras.tree.flatten(x)[place]
     named = isinstance(x, dict) and "images" in x

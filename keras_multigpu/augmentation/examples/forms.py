@@ -39,11 +39,7 @@ def image_shape(example: Example) -> Shape:
 def opened(
     data: Any, box_format: str | None, dtype: str
 ) -> tuple[Example, Callable[[Example], Any]]:
-    """Data as users pass them, in the form that layers change, and the way back.
-
-    Args:
-        data: Images, or a dictionary with `"images"`; in batches or without the batch axis.
-    """
+    """Images or a dictionary, batched or not, in the form that layers change, and the way back."""
     example = dict(data) if isinstance(data, dict) else {"images": data}
     require_images(example)
     lone = len(example["images"].shape) == 3
@@ -109,12 +105,7 @@ def of_the_images_size(mask: tf.Tensor, images: tf.Tensor) -> tf.Tensor:
 
 
 def opened_boxes(example: Example, box_format: str | None) -> dict[str, str]:
-    """Bring boxes into the form that layers change, in place.
-
-    Returns:
-        What parts of the boxes were called before, by their names in this package. Empty
-        without boxes.
-    """
+    """Bring boxes into the form that layers change, in place; what their parts were called."""
     if "bounding_boxes" not in example:
         return {}
     if box_format is None:

@@ -43,11 +43,7 @@ def translation(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def zoom(x: tf.Tensor, y: tf.Tensor, height: int, width: int) -> tf.Tensor:
-    """Show more or less of images, about their middle.
-
-    Args:
-        x: How much of the width the result shows, `float32[n]`; more than 1 makes things smaller.
-    """
+    """Show such a part of width and height, `float32[n]`, about the middle; above 1 all shrinks."""
     rows = (x, 0, (1 - x) * (last(width) / 2)), (0, y, (1 - y) * (last(height) / 2))
     return matrix(rows, tf.shape(x)[0])
 

@@ -124,11 +124,7 @@ def places(row: tf.Tensor, size: tuple[Any, Any]) -> tf.Tensor:
 
 
 def brought_inside(positions: tf.Tensor, size: tf.Tensor, fill_mode: str) -> tf.Tensor:
-    """Positions on an axis, those outside replaced by where a fill mode finds their values.
-
-    Args:
-        fill_mode: One of `FILL_MODES`. With `"constant"` positions stay outside.
-    """
+    """Positions on an axis, those outside replaced by where the fill mode finds their values."""
     size = tf.cast(size, tf.float32)
     if fill_mode == "constant":
         # Far away is as good as just outside, and no integer overflows.

@@ -19,11 +19,7 @@ NAMES = {
 def shifted(
     images: tf.Tensor, drawn: Drawn, crop: tuple[int, int] | None, on_host: bool
 ) -> tf.Tensor:
-    """Images flipped, and then cut.
-
-    Args:
-        drawn: Any of `NAMES`; a crop needs both of its places.
-    """
+    """Images flipped, and then cut, by any of the draws in `NAMES`."""
     names = tuple(name for name in NAMES if name in drawn)
     if not names:
         return images
@@ -34,11 +30,7 @@ def shifted(
 
 
 def shift(images: tf.Tensor, *arguments: Any) -> tf.Tensor:
-    """Images flipped, and then cut.
-
-    Args:
-        *arguments: A tensor for each name, the names, and height and width of the window.
-    """
+    """Images flipped, and then cut, by a tensor for each name, the names, and a window's sides."""
     *values, names, crop = arguments
     drawn = dict(zip(names, values, strict=True))
     for name, axis in (("flip_horizontal", 2), ("flip_vertical", 1)):

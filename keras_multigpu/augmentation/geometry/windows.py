@@ -14,12 +14,7 @@ Sides = tuple[Any, Any]
 
 
 class WindowSettings(NamedTuple):
-    """What windows are wanted: all fields None for whole images.
-
-    Args:
-        crop: Height and width in pixels.
-        aspect_ratio: The range of width over height, as a multiple of the result's.
-    """
+    """The windows wanted, `aspect_ratio` as a multiple of the result's; None for whole images."""
 
     crop: tuple[int, int] | None
     crop_area: Range | None

@@ -33,13 +33,7 @@ _TINY = 1e-30
 
 
 class Magnitudes(NamedTuple):
-    """The magnitudes of an operation by its strength.
-
-    Args:
-        weakest: The magnitude at strength 0.
-        strongest: The magnitude at strength 1.
-        either_way: Whether half of the images go as far in the other direction.
-    """
+    """An operation's magnitude at strength 0 and at 1; half of the images may go the other way."""
 
     weakest: Any = 0.0
     strongest: Any = 0.0
@@ -49,14 +43,7 @@ class Magnitudes(NamedTuple):
 def drawn_operation(
     draws: Draws, magnitudes: Mapping[str, Magnitudes], strength: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """One operation for each image, all equally likely, and its magnitude.
-
-    Args:
-        strength: 0 for the weakest and 1 for the strongest, `float32[n]`.
-
-    Returns:
-        Places in `OPERATIONS`, `int32[n]`, and magnitudes, `float32[n]`.
-    """
+    """For each image an operation, all equally likely, and its magnitude at a strength from 0 to 1."""
     choice, back = draws.integers(len(magnitudes)), draws.happens(0.5)
 
     def chosen(values: Any, dtype: Any = tf.float32) -> tf.Tensor:

@@ -201,11 +201,7 @@ GEOMETRIC_OPERATIONS = ("rotate", "shear_x", "shear_y", "translate_x", "translat
 
 
 def geometric_matrices(kind: tf.Tensor, magnitude: tf.Tensor, shape: Shape) -> tf.Tensor:
-    """The maps of operations, `float32[n, 2, 3]`, as `affine.py` writes them.
-
-    Args:
-        kind: Places in `GEOMETRIC_OPERATIONS`, `int32[n]`; any other number is not an operation.
-    """
+    """Maps as in `affine.py` by places in `GEOMETRIC_OPERATIONS`; other numbers change nothing."""
     degrees, shear_x, shear_y, x, y = (
         tf.where(kind == place, magnitude, 0.0) for place in range(len(GEOMETRIC_OPERATIONS))
     )

@@ -99,12 +99,7 @@ class Policy(AugmentationLayer):
         magnitude: tf.Tensor,
         on_host: bool,
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Images after one operation each, and the places where they stand now.
-
-        Args:
-            levels: Whole numbers from 0 to 255, `float32[m, height, width, channels]`.
-            places: The place of each image in `levels`, `int32[n]`.
-        """
+        """Images (whole levels) after one operation each, and the places where they stand now."""
         move = moving(
             kind, magnitude, interpolation=self.interpolation, fill_value=self.fill, on_host=on_host
         )
@@ -165,9 +160,7 @@ def regrouped(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """What `grouped` gives, left in the order of groups, and the place of each image in it.
 
-    Args:
-        images: Images in any order.
-        places: The place of each image in `images`, `int32[n]`; they may repeat.
+    Several `places` may name one image.
     """
     # To put images back in their order after each of several steps would cost one more copy.
     rows = [tf.cast(tf.where(group == number)[:, 0], tf.int32) for number in range(len(changes))]

@@ -114,11 +114,7 @@ def with_one_mask(example: Example) -> tuple[Any, Callable[[Any], Any]]:
 
 
 def traced(call: Callable[[Any], Any], *kinds: str) -> tuple[tf.Graph, Any]:
-    """The graph of a function of examples, made on shapes alone, and what it returns.
-
-    Args:
-        *kinds: What comes with the images: `"bounding_boxes"`, `"segmentation_masks"`.
-    """
+    """The graph of a function of examples with these kinds, on shapes alone, and what comes out."""
     places = tf.TensorSpec((1, 2))
     boxes = {"boxes": tf.TensorSpec((1, 2, 4)), "labels": places, "classes": places}
     targets = {"bounding_boxes": boxes, "segmentation_masks": tf.TensorSpec((1, *TRIAL[:2], 1))}

@@ -13,12 +13,7 @@ ROOM = 1.08
 
 
 def size_figure(tries: Sequence[Try], replicas: int, chosen: int) -> Any:
-    """A figure of what a larger replica batch brings, and what it needs.
-
-    Args:
-        tries: What was tried, in any order. One of them did fit.
-        chosen: The size that was chosen, which need not have been tried.
-    """
+    """A figure of what larger replica batches bring and need; `chosen` need not be one of them."""
     figure = new_figure((7.2, 4.4))
     axes = figure.add_subplot()
     plain_axes(axes)

@@ -29,11 +29,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 class HostMemory:
-    """Foresees when steps on CPUs need more memory than there is.
-
-    Args:
-        devices: The names of the replicas' devices; with a GPU nothing is foreseen.
-    """
+    """Foresees when steps on CPUs need more memory than there is."""
 
     def __init__(self, devices: Iterable[str]) -> None:
         # A GPU refuses memory that it does not have. Linux promises it and kills the process that

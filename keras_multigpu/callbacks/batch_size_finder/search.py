@@ -109,12 +109,8 @@ def largest_size(
 ) -> tuple[int | None, int | None]:
     """The largest size that fits, and the smallest that was seen not to.
 
-        largest_size(lambda size: size <= 11, 1, None)    tries 1 2 4 8 16 12 10 11
-        (11, 12)
-
-    Args:
-        fits: Whether a size fits. If one does, all smaller ones do.
-        maximum: The largest size to try; None for any.
+    largest_size(lambda size: size <= 11, 1, None)    tries 1 2 4 8 16 12 10 11
+    (11, 12)
     """
     good, bad, size = None, None, minimum
     while bad is None:

@@ -9,12 +9,7 @@ BLUE, ORANGE = "#1f6fb2", "#c8641b"
 
 
 def draw(points: Sequence[tuple[int, float, int | None]], smoothing: float, path: Path) -> None:
-    """Draw the curve.
-
-    Args:
-        points: Step, noise scale and batch size of each point.
-        smoothing: How much of the means each step has kept.
-    """
+    """Draw the curve of points, each of step, noise scale and batch size."""
     figure = new_figure((7.2, 3.9))
     axes = figure.add_subplot()
     plain_axes(axes)

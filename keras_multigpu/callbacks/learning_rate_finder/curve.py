@@ -12,13 +12,7 @@ FLAT = 0.01
 
 
 class RateCurve(NamedTuple):
-    """What the loss was after a step with each rate.
-
-    Attributes:
-        rates: The rates, growing.
-        losses: The loss of the next batch, after a step with the rate.
-        smoothed: The same without the noise of single batches.
-    """
+    """The loss of the next batch after a step with each rate, and the same without the noise."""
 
     rates: np.ndarray
     losses: np.ndarray
@@ -26,12 +20,7 @@ class RateCurve(NamedTuple):
 
 
 class Suggestion(NamedTuple):
-    """What a curve says.
-
-    Attributes:
-        steepest: The rate where the smoothed loss falls fastest.
-        lowest: The rate where it is lowest.
-    """
+    """The rates where the smoothed loss falls fastest, and where it is lowest."""
 
     steepest: float
     lowest: float
@@ -62,11 +51,7 @@ def smoothed(losses: np.ndarray, smoothing: float) -> np.ndarray:
 
 
 def explodes(losses: list[float], first: float, smoothing: float, stop_at: float) -> bool:
-    """Whether the last loss shows that the rate is too large.
-
-    Args:
-        smoothing: Over how many of the last losses, roughly, the mean goes.
-    """
+    """Whether the last loss, by a mean over about `smoothing` of them, shows too large a rate."""
     if not np.isfinite(losses[-1]):
         return True
     means = moving_mean(np.array([first, *losses]), 1 - 1 / smoothing)

@@ -10,14 +10,7 @@ from keras_multigpu.callbacks.rates.probe import RateProbe, multiply_velocities,
 
 
 class WarmupProbe(RateProbe):
-    """Sets the rate of each step of a warm-up, and keeps it.
-
-    Args:
-        curve: `"linear"`, `"exponential"` or `"cosine"`.
-
-    Attributes:
-        corrects: Whether the velocity of SGD follows the rate.
-    """
+    """Sets the rate of each step of a warm-up, which SGD's velocity may follow, and keeps it."""
 
     corrects = False
 

@@ -87,12 +87,7 @@ CAUSES = {
 
 
 class Facts:
-    """The facts that a probe has kept of one step.
-
-    Args:
-        table: A row for each replica, a column for each fact.
-        columns: What each column is about: its kind, and a variable or an array.
-    """
+    """What a probe kept of one step: a row for each replica, a column for each `(kind, name)`."""
 
     def __init__(self, table: np.ndarray, columns: Sequence[tuple[str, str]]) -> None:
         self._table = table

@@ -13,11 +13,7 @@ CAPACITY = 4096
 
 
 class RateProbe(Probe):
-    """Keeps the rate that each step uses.
-
-    Attributes:
-        rate: The model's rate; set before the probe is let into a step.
-    """
+    """Keeps the rate that each step uses; `rate` is set before it is let into a step."""
 
     rate: Rate
 

@@ -14,14 +14,11 @@ from keras_multigpu.training.update import AdjustedSchedule
 
 
 class Rate:
-    """Reads, scales and sets the learning rate of a compiled model.
+    """Reads, scales and sets the learning rate of a compiled model, one of Keras's too.
 
     A plain rate is changed where Keras keeps it. A schedule is replaced by one that adjusts it
     by variables, from `adjust` until `restore`; steps that were compiled without it are not used
     in between. Model files name the user's schedule all the time.
-
-    Args:
-        model: A compiled model; one of this package's, or any Keras model.
     """
 
     def __init__(self, model: keras.Model) -> None:

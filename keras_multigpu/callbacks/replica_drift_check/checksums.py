@@ -27,13 +27,7 @@ ROUNDS = ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1))
 
 
 class Copied(NamedTuple):
-    """A variable that has a copy on each replica.
-
-    Attributes:
-        name: Its path.
-        copies: That of each replica of this process.
-        is_statistic: Whether a forward pass changes it, and not the optimizer.
-    """
+    """A variable with a copy on each replica of this process; forward passes change statistics."""
 
     name: str
     copies: tuple[tf.Variable, ...]

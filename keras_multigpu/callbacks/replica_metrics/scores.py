@@ -19,14 +19,7 @@ OF_STEP_PROBE = 2
 
 
 class Score(NamedTuple):
-    """A metric and what it keeps for each replica.
-
-    Attributes:
-        name: Its name.
-        metric: The metric, which is used without its own variables.
-        start: The values that its variables begin with.
-        states: For each replica its values so far.
-    """
+    """A metric, used without its own variables: what they begin with, and hold for each replica."""
 
     name: str
     metric: keras.metrics.Metric

@@ -18,12 +18,7 @@ WHERE = ("epoch", "step", "replica", "worker", "device")
 
 
 class Place(NamedTuple):
-    """Where the replicas run.
-
-    Attributes:
-        workers: The index of each one's process among the workers.
-        devices: The name of each one's device.
-    """
+    """Where the replicas run: each one's process, by its index among the workers, and device."""
 
     workers: list[int]
     devices: list[str]
@@ -138,11 +133,7 @@ class Slowest(NamedTuple):
 
 
 def behind(window: Window, factor: float, before: Slowest | None) -> Slowest | None:
-    """The replica that is behind in this window, if there is one, and by a notable part of a step.
-
-    Args:
-        factor: By what factor its passes have to be slower than the median of the others'.
-    """
+    """The replica `factor` times slower than the others' median, by a notable part of a step."""
     times = window.values["compute_time"]
     if len(times) < 2 or np.isnan(times).any():
         return None

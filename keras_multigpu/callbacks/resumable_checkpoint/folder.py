@@ -159,11 +159,7 @@ class CheckpointFolder:
 
 
 def opened(path: Path, flags: int, most_names: int | None = None) -> int:
-    """An open file; a `ValueError` for a link, a pipe or anything else that is not a plain file.
-
-    Args:
-        most_names: How many names it may have; one that is written here has no other.
-    """
+    """An open file; a `ValueError` unless it is a plain one, with no more names than that."""
     try:
         file = os.open(path, flags | CAREFULLY, 0o666)
     except OSError as error:

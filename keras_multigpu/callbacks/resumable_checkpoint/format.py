@@ -102,12 +102,7 @@ class Encoded:
 
 
 def decoded(file: BinaryIO) -> Any:
-    """The tree in a file.
-
-    Raises:
-        Damaged: The file is not as it was written.
-        OtherFormat: Its format is not this one.
-    """
+    """The tree in a file; raises `Damaged`, or `OtherFormat`."""
     size = file.seek(0, 2)
     try:
         with zipfile.ZipFile(file) as archive:

@@ -38,11 +38,7 @@ class Together:
         return files.read(chiefs)
 
     def asked(self, signal: int | None, is_due: bool, now: bool = False) -> tuple[int | None, bool]:
-        """Which signal has reached any worker, and whether the chief's clock says "save".
-
-        Args:
-            now: Whether to ask now in any case.
-        """
+        """Which signal has reached any worker, and whether the chief's clock says "save"."""
         if not self.is_spread:
             return signal, is_due
         self._done += 1

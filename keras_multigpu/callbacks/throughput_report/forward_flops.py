@@ -25,12 +25,7 @@ LOOPS = {"While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall"
 
 
 def forward_flops(model: keras.Model, x: Any) -> int | None:
-    """The operations of a forward pass for one example; None where they cannot be counted.
-
-    Args:
-        model: A built model. Nothing of it is changed.
-        x: The inputs of a batch, as tensors or specs.
-    """
+    """The operations of a forward pass for one example; None where they cannot be counted."""
     specs = keras.tree.map_structure(
         lambda leaf: None if leaf is None else tf.TensorSpec([1, *leaf.shape[1:]], leaf.dtype), x
     )

@@ -29,11 +29,7 @@ BATCHES = 4
 
 
 def scaling_of(model: Any, run: Any, steps: int) -> Scaling:
-    """Measure how much faster all replicas are than one.
-
-    Args:
-        model: The model, which is left as it is, with the generators of random numbers.
-    """
+    """Measure how much faster all replicas are than one; the model stays as it is."""
     replicas = run.replicas
     devices = run.devices
     batches = list(itertools.islice(run.first_batches(), BATCHES))

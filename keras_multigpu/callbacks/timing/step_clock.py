@@ -51,16 +51,9 @@ def no_time(replicas: int) -> Timing:
 
 
 class StepClock:
-    """Runs while steps run that are compiled already.
+    """Runs while steps run that are compiled already; `eager` ones are, all but the first.
 
     It stops when a step begins to be compiled and goes on when that step is done.
-
-    Args:
-        run: The `TrainingRun`.
-        eager: Whether steps run without a graph; then only the first one is left out.
-
-    Attributes:
-        step: How many steps of the epoch it knows to be done.
     """
 
     def __init__(self, run: Any, probe: TraceProbe, eager: bool = False) -> None:

@@ -84,12 +84,7 @@ class TraceProbe(Probe):
 
 
 class StepProbe(TraceProbe):
-    """Adds up times and examples, and on request losses and norms of gradients.
-
-    Args:
-        on_trace: Called while a step is compiled, before any of it runs.
-        losses: Whether losses and norms are wanted.
-    """
+    """Adds up times and examples, and on request losses and norms of gradients."""
 
     def __init__(self, on_trace: Callable[[], None], losses: bool = False) -> None:
         super().__init__(on_trace)
@@ -152,11 +147,7 @@ def ends_of_parts(times: tf.Tensor, here: int) -> tuple[tf.Tensor, tf.Tensor, tf
     """When a step began, when the last replica had its gradients, when the last had everyone's.
 
     It began in each process with its first replica; the last of several processes counts, as what
-    comes before is its wait for data.
-
-    Args:
-        times: A row for each replica.
-        here: How many replicas each process has.
+    comes before is its wait for data. `here` says how many replicas each process has.
     """
     of_processes = tf.reshape(times, [-1, here, times.shape[1]])
     # Machines have clocks of their own, but all of them have the sums at the same moment.

@@ -22,13 +22,7 @@ _log = logging.getLogger("keras_multigpu")
 
 
 class Piece(NamedTuple):
-    """Some examples that have been read.
-
-    Attributes:
-        low: The first one's place among all that are read.
-        high: The place behind the last one.
-        damaged: `(row, cause)` of those that cannot be read, counted from `low`.
-    """
+    """Examples `low` to `high` of all, as read; `(row, cause)` of damaged ones, from `low` on."""
 
     low: int
     high: int

@@ -71,11 +71,7 @@ class FolderCache:
                 self._fill(source, self._folder, rows)
 
     def read(self, source: Source, out: Sequence[np.ndarray], indices: np.ndarray) -> Damaged:
-        """Copy examples that have been prepared; those whose bytes have changed are read anew.
-
-        Returns:
-            `(row, cause)` of each damaged one.
-        """
+        """Copy prepared examples, changed ones read anew; `(row, cause)` of each damaged one."""
         wrong = self._copy(out, indices)
         if wrong.size:
             self._mend(source, wrong)

@@ -18,11 +18,7 @@ MOST_OF_MEMORY = 0.9
 
 
 class MemoryCache:
-    """Decoded examples in memory, in one block for all that are first asked for together.
-
-    Args:
-        source: Where the examples come from; it is not held.
-    """
+    """Decoded examples, in one block for all first asked for together; the source is not held."""
 
     def __init__(self, source: Source) -> None:
         self._leaves = present(source.spec)
@@ -41,11 +37,7 @@ class MemoryCache:
                 self._fill(source, rows)
 
     def read(self, source: Source, out: Sequence[np.ndarray], indices: np.ndarray) -> Damaged:
-        """Copy examples that have been prepared.
-
-        Returns:
-            `(row, cause)` of each damaged one.
-        """
+        """Copy examples that have been prepared; `(row, cause)` of each damaged one."""
         slots = self._slots[indices]
         blocks = np.searchsorted(self._starts, slots, side="right") - 1
         for block in np.unique(blocks).tolist():

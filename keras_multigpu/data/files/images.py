@@ -90,12 +90,9 @@ class ImageFiles(Source):
 
 
 def state_of(files: FileTable, exact: bool) -> str:
-    """A short text that changes with some files: with their names, and with the sizes of some.
+    """A short text that changes with the names of files, and with the sizes of some.
 
-    Args:
-        files: The paths. A file that is not there counts as such.
-        exact: Whether it changes with the folder that all files are in, and with the sizes and
-            times of change of all.
+    An exact one changes with their folder, and with the sizes and times of change of all.
     """
     content = hashlib.sha256()
     # Data that were moved as a whole are the same data, but their cache is made anew.

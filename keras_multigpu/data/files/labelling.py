@@ -157,11 +157,7 @@ def mask_paths(labels: np.ndarray) -> list[str]:
 
 
 def value_targets(labels: np.ndarray, task: str, class_names: Sequence[str] | None) -> ValueTargets:
-    """Several labels, or numbers to predict, for each file, as `float32`.
-
-    Args:
-        labels: Numbers; or names for `"multi_label"`: tuples of them, or texts that join them.
-    """
+    """Several labels (0 and 1, or names), or numbers to predict, for each file, as `float32`."""
     names = None if class_names is None else [str(name) for name in class_names]
     if labels.dtype != object:
         if task == "multi_label" and (labels.ndim != 2 or not np.isin(labels, (0, 1)).all()):

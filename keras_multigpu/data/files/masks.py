@@ -24,11 +24,7 @@ class MaskTargets(Targets):
     """Masks of images, as `uint8` arrays with one channel; no value is ever mixed with another.
 
     Of an image with a palette the pixels are the numbers in the palette. A random crop takes the
-    same part of an image and of its mask.
-
-    Args:
-        image_size: `(height, width)` of the arrays, or one integer for both.
-        resize: As for the images; what `"pad"` fills up is class zero.
+    same part of an image and of its mask. What `resize="pad"` fills up is class zero.
     """
 
     def __init__(

@@ -20,12 +20,7 @@ _SEPARATOR = "\0"
 
 
 class Found(NamedTuple):
-    """The images of a folder.
-
-    Attributes:
-        files: Their paths.
-        counts: How many of them lie in each class folder; in all, if there are no classes.
-    """
+    """The images of a folder, and how many each class folder has (in all, without classes)."""
 
     files: FileTable
     counts: np.ndarray
@@ -40,12 +35,9 @@ def class_folders(path: str) -> list[str]:
 
 
 def images_in(path: str, classes: Sequence[str] | None, follow_links: bool) -> Found:
-    """All images in some class folders, or in the whole folder.
+    """All images in these class folders, or in the whole folder, in Keras's order.
 
-    Keras's order: class by class, folders sorted within a class, names sorted within a folder.
-
-    Args:
-        classes: The class folders in it, in their order; None for everything in `path`.
+    Class by class, folders sorted within a class, names sorted within a folder.
     """
     tops = [path] if classes is None else [os.path.join(path, name) for name in classes]
     counts = np.zeros(len(tops), np.int64)
@@ -68,11 +60,7 @@ def images_in(path: str, classes: Sequence[str] | None, follow_links: bool) -> F
 
 
 def sorted_images(top: str, follow_links: bool) -> list[tuple[str, str]]:
-    """`(folder, joined names)` of each folder below `top` that holds images, sorted.
-
-    Args:
-        top: Where to begin; it may itself be a symbolic link.
-    """
+    """`(folder, joined names)` of each folder with images below `top` (or a link to it), sorted."""
     # Joined names take a quarter of the memory of a list of them.
     return sorted(
         (folder, _SEPARATOR.join(sorted(images)))

@@ -40,13 +40,7 @@ class Targets(abc.ABC):
 
 
 class ClassTargets(Targets):
-    """One class for each example, in one of Keras's three forms.
-
-    Args:
-        label_mode: `"int"`: `int32` numbers. `"categorical"`: `float32` vectors with a one at the
-            class. `"binary"`: `float32` vectors of one zero or one, for two classes.
-        class_names: The names of the classes, or None.
-    """
+    """One class for each example, in the form that Keras gives each `label_mode`."""
 
     def __init__(
         self, labels: np.ndarray, label_mode: str, class_names: list[str] | None = None
@@ -84,13 +78,7 @@ class ClassTargets(Targets):
 
 
 class ValueTargets(Targets):
-    """Some numbers for each example: several labels at once, or regression targets.
-
-    Args:
-        values: An array, examples along the first axis.
-        class_names: The names of the columns, if these are classes.
-        labels: The class of each example, if each has exactly one of them.
-    """
+    """Some numbers for each example: several labels at once, or regression targets."""
 
     def __init__(
         self,

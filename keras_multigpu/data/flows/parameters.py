@@ -125,11 +125,7 @@ def choices_of(limit: Any) -> np.ndarray | None:
 
 
 def matrices(drawn: Drawn, height: int, width: int) -> np.ndarray:
-    """Where each pixel comes from: `(x, y, 1)` of the result to `(x, y)` of the loaded image.
-
-    Returns:
-        `float64[n, 2, 3]`, flips included.
-    """
+    """`float64[n, 2, 3]`: where `(x, y, 1)` of a result lies in what was loaded, flips included."""
     theta, shear = np.deg2rad(drawn["theta"]), np.deg2rad(drawn["shear"])
     flips = np.stack([drawn["flip_horizontal"], drawn["flip_vertical"]]) != 0
     # Keras turns x about half the height and y about half the width; so do we.

@@ -79,12 +79,9 @@ def change_colors(image: np.ndarray, parameters: Mapping[str, float]) -> None:
 
 
 def change_brightness(image: np.ndarray, factor: float) -> None:
-    """Multiply an image as Pillow would after a cut to 8 bits, in place; alpha stays.
+    """Multiply a float image as Pillow would after a cut to 8 bits, in place; alpha stays.
 
-    Args:
-        image: Float array, `[height, width, channels]`. If it leaves the range of 0 to 255, it is
-            scaled to this range and back, as Keras does.
-        factor: Float; 1 changes nothing.
+    If it leaves the range of 0 to 255 it is scaled to this range and back, as Keras does.
     """
     low, high = float(image.min()), float(image.max())
     if low < -_ROUNDING or high > 255 + _ROUNDING:

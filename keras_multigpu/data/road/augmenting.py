@@ -32,9 +32,6 @@ def augmentation(augment: Any, training: bool) -> Augment | None:
 
     Keras layers and functions change the inputs. What has a method `augment_batch` is given the
     whole batch, so that targets and weights can follow the images.
-
-    Args:
-        augment: A Keras layer, a function, or several of them, applied in turn; or None.
     """
     if augment is None:
         return None

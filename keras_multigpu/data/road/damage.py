@@ -15,12 +15,7 @@ Damaged = list[tuple[int, str]]
 
 
 class DamagedExample(ValueError):
-    """An example that cannot be read.
-
-    Args:
-        cause: What is wrong, as a short clause without the example's name.
-        name: The file or the place of the example, where it is known.
-    """
+    """An example that cannot be read; `cause` is a short clause, `name` its file if it is known."""
 
     def __init__(self, cause: str, name: str | None = None) -> None:
         self.cause = cause

@@ -46,11 +46,7 @@ class Order:
     def examples(self, epoch: int, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The examples at some positions, and how often each was there before in this epoch.
 
-        Args:
-            positions: Positions in the epoch, each below `length`.
-
-        Returns:
-            Two integer arrays. The second one holds zeros unless classes are balanced.
+        The second is zero unless classes are balanced.
         """
         positions = np.asarray(positions, np.int64)
         if positions.size and not 0 <= positions.min() <= positions.max() < self.length:
@@ -97,10 +93,7 @@ class Classes:
 def shuffled(positions: np.ndarray, length: int | np.ndarray, key: np.ndarray) -> np.ndarray:
     """The numbers at some positions of a shuffled `range(length)`.
 
-    Args:
-        positions: Integers from zero to `length`.
-        length: How many numbers are shuffled; one for all positions, or one for each.
-        key: Chooses the shuffle; one for all positions, or one for each.
+    Length, and the key that chooses the shuffle, are one for all positions or one for each.
     """
     positions, lengths, key = np.broadcast_arrays(positions, np.asarray(length, np.int64), key)
     numbers = permuted(positions, lengths, key)

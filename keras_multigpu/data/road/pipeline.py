@@ -17,12 +17,7 @@ PREFETCHED = 2
 def batches_of(
     loader: Loader, spec: Example, *, steps: int | None, size: int | None, augment: Augment | None
 ) -> tf.data.Dataset:
-    """A dataset of the batches that a loader reads.
-
-    Args:
-        steps: How many batches; None for as many as are wanted.
-        size: The size of each batch, None where it differs.
-    """
+    """A dataset of the batches that a loader reads; `size` is None where it differs."""
     leaves = [*present(spec), tf.TensorSpec((2,), tf.int32)]
     dtypes = [leaf.dtype for leaf in leaves]
 

@@ -47,13 +47,7 @@ class Part(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The batches of all epochs.
-
-    Attributes:
-        order: Which example stands where.
-        global_batch_size: The number of examples of a batch.
-        remainder: `"keep"` or `"drop"`: what becomes of a last batch that is smaller.
-    """
+    """The batches of all epochs."""
 
     order: Order
     global_batch_size: int

@@ -120,11 +120,7 @@ class Stream(abc.ABC):
         return self
 
     def served(self, service: str) -> "Stream":
-        """The same stream, whose examples a tf.data service makes; asked of those of TensorFlow's.
-
-        Args:
-            service: Its address.
-        """
+        """The same stream, whose examples the tf.data service at this address makes."""
         return self
 
     def finish(self, examples: Any, seeds: tf.Tensor) -> tuple[Example, tf.Tensor | None]:
@@ -145,11 +141,7 @@ class Stream(abc.ABC):
 
 
 def fill_rows(out: Sequence[np.ndarray], count: int, read: Callable[[int], Example]) -> Damaged:
-    """Read examples one by one into the rows of `out`; what `Source.read` returns.
-
-    Args:
-        read: Gives the example of a row, or raises `DamagedExample`.
-    """
+    """Read examples one by one into `out`, as `Source.read`; `read` may raise `DamagedExample`."""
     damaged = []
     for row in range(count):
         try:

@@ -15,12 +15,7 @@ from keras_multigpu.identities import of_array
 
 
 class Subset(Source):
-    """Some of a source's examples.
-
-    Attributes:
-        source: The source.
-        indices: Which of its examples, in the order that they have here.
-    """
+    """Some of a source's examples, in the order of `indices`."""
 
     source: Source
     indices: np.ndarray

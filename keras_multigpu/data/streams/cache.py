@@ -66,11 +66,7 @@ class CachedStream(Stream):
 
 
 def cached(stream: Stream, where: str | Path) -> CachedStream:
-    """The stream with its cache, which all `Batches` of the stream share.
-
-    Args:
-        where: `"memory"`; a stream cannot be kept in a folder.
-    """
+    """The stream with its cache, which all `Batches` of the stream share."""
     if where != "memory":
         raise value_error(
             f"{stream.name} is a stream, which cannot be kept in a folder.",

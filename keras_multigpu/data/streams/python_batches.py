@@ -146,12 +146,7 @@ class FlowStream(PythonBatches):
 
 
 class GeneratorStream(PythonBatches):
-    """The batches of a generator, which a function makes anew for each epoch.
-
-    Args:
-        factory: Returns an iterator over batches; called with the number of the epoch.
-        steps: How many batches an epoch has; None for all that come.
-    """
+    """The batches of a generator, which `factory(epoch)` makes anew: `steps` of them, or all."""
 
     def __init__(self, factory: Callable[[int], Any], steps: int | None = None) -> None:
         self._factory = factory
@@ -237,11 +232,7 @@ def require_length(dataset: Any, steps: int | None) -> int:
 
 
 def as_example(batch: Any, name: str) -> Example:
-    """A batch as `(x, y, sample_weight)` of arrays, as Keras would understand it.
-
-    Args:
-        batch: What came: a tuple or list of up to three parts, or the inputs alone.
-    """
+    """A batch, of up to three parts or the inputs alone, as `(x, y, sample_weight)` of arrays."""
     parts = tuple(batch) if isinstance(batch, tuple | list) else (batch,)
     if not 1 <= len(parts) <= 3:
         raise value_error(

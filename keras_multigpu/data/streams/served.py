@@ -32,15 +32,7 @@ _service = tf.data.experimental.service
 
 
 class ServedDataset:
-    """The elements of a dataset, made by a tf.data service.
-
-    Args:
-        dataset: A dataset without Python whose elements can be made at any place.
-        service: The address of the service's dispatcher, `"grpc://host:port"`.
-
-    Attributes:
-        quarantine: Remembers errors of Python.
-    """
+    """The elements of a dataset, which can be made at any place, made by a tf.data service."""
 
     def __init__(self, dataset: tf.data.Dataset, service: str) -> None:
         self._dataset = dataset.with_options(as_written())
@@ -123,14 +115,7 @@ def as_written() -> tf.data.Options:
 
 
 class Arrivals:
-    """What a thread reads, which may wait for ever.
-
-    Args:
-        read: Gives places and elements.
-
-    Attributes:
-        error: What has ended it before its time.
-    """
+    """The places and elements that a thread reads, which may wait for ever; what ended it early."""
 
     def __init__(self, read: Any) -> None:
         self.error = ""

@@ -155,11 +155,7 @@ class Epochs(NamedTuple):
 
 
 class Watch(NamedTuple):
-    """The Python part of the epochs: seeds, damaged examples, and what is wrong at the end.
-
-    Attributes:
-        met: The epochs of which a batch has been read.
-    """
+    """The Python part of the epochs: seeds, damaged examples, and what is wrong at the end."""
 
     stream: Stream
     settings: Batching

@@ -90,12 +90,7 @@ class Features:
         return still
 
     def spec(self, read: Any) -> Example:
-        """The specs of an example.
-
-        Args:
-            read: A function that gives one example as TFDS reads it, for features whose decoder
-                does not say what comes out.
-        """
+        """The specs of an example; `read` gives one, where a decoder does not say what it makes."""
 
         def one(name: str) -> Any:
             if name in self.images:

@@ -31,12 +31,6 @@ def imported() -> ModuleType:
 
 
 def builder_of(name_or_builder: Any, data_dir: Any, try_gcs: bool) -> Any:
-    """The builder of a data set.
-
-    Args:
-        data_dir: Where the data is, or shall be; None for TFDS's own place.
-        try_gcs: Whether to read the data from TFDS's public bucket if it is there.
-    """
     tfds = imported()
     if isinstance(name_or_builder, tfds.core.DatasetBuilder):
         if data_dir is not None or try_gcs:
@@ -63,12 +57,7 @@ def builder_of(name_or_builder: Any, data_dir: Any, try_gcs: bool) -> Any:
 
 
 def prepare(builder: Any, download: bool, file_format: str | None) -> None:
-    """Download and prepare the data, unless it is there; only one process of a host does.
-
-    Args:
-        download: Whether to; otherwise a `ValueError` if the data is not there.
-        file_format: In which format to write it; None for the builder's own.
-    """
+    """Download and prepare the data, unless it is there; only one process of a host does."""
     if not is_generated(builder) or is_prepared(builder):
         return
     if not download:
