@@ -6,6 +6,7 @@ import math
 import numbers
 import warnings
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TypeVar
 
 E = TypeVar("E", bound=Exception)
@@ -36,6 +37,11 @@ def error_of(
 value_error = functools.partial(error_of, ValueError)
 type_error = functools.partial(error_of, TypeError)
 runtime_error = functools.partial(error_of, RuntimeError)
+
+
+def os_error(error: OSError, what: str, expected: str, fix: str, /, **received: object) -> OSError:
+    """An error of the same kind as its cause, with the text of `problem`."""
+    return type(error)(error.errno, problem(what, expected, fix, **received))
 
 
 def printable(text: str) -> str:
@@ -78,6 +84,23 @@ def require_choice(name: str, value: object, choices: Iterable[object]) -> None:
             "Check the spelling.",
             **{name: value},
         )
+
+
+def require_ending(path: str | Path, ending: str, otherwise: str) -> Path:
+    path = Path(path)
+    if path.suffix.lower() != ending:
+        raise value_error(
+            otherwise,
+            f"Expected a path that ends in {ending}.",
+            "Change the ending.",
+            path=str(path),
+        )
+    return path
+
+
+def shortened(value: object, length: int) -> str:
+    text = repr(value)
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def real_number(value: object) -> float:

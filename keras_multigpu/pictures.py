@@ -4,23 +4,14 @@ import io
 from pathlib import Path
 from typing import Any
 
-from keras_multigpu.checks import error_of, value_error
+from keras_multigpu.checks import error_of, require_ending
 from keras_multigpu.writing import require_writable, whole, writes_here
 
 INK, GREY, LIGHT = "#1d2730", "#6b7783", "#e3e7ea"
 
 
 def checked_png(path: str | Path) -> Path:
-    """The file for a picture; a `ValueError` if it is not a PNG."""
-    path = Path(path)
-    if path.suffix.lower() != ".png":
-        raise value_error(
-            "The picture's file is not a PNG.",
-            "Expected a path that ends in .png.",
-            "Change the ending.",
-            path=str(path),
-        )
-    return path
+    return require_ending(path, ".png", "The picture's file is not a PNG.")
 
 
 def picture_file(path: str | Path | None) -> Path | None:

@@ -71,11 +71,6 @@ def tf_config() -> TFConfig | None:
     return TFConfig(addresses, *_task(config.get("task"), addresses, text))
 
 
-def as_tf_config(cluster: Cluster) -> str:
-    task = {"type": "worker", "index": cluster.index}
-    return json.dumps({"cluster": {"worker": cluster.workers}, "task": task})
-
-
 def _addresses(role: str, addresses: Any, text: str) -> tuple[str, ...]:
     if isinstance(addresses, dict):
         raise _error(

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable
 
 # Below those that systems give to outgoing connections, which could take one at any moment.
-PORTS = range(15_000, 32_000)
+PORTS = range(15_000, 31_000)
 
 
 def free_ports(

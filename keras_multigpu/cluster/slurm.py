@@ -14,10 +14,7 @@ from collections.abc import Mapping, Sequence
 from keras_multigpu.checks import value_error
 from keras_multigpu.cluster import gpus
 from keras_multigpu.cluster.environment import Cluster
-
-FIRST_PORT = 15_000
-# Below the ports that systems give to outgoing connections.
-PORTS = 16_000
+from keras_multigpu.cluster.ports import PORTS
 
 PORTS_OF_STEP = 16
 """How many tasks a node may have without using the ports of the next step."""
@@ -67,7 +64,7 @@ def own_gpus(cluster: Cluster, variables: Mapping[str, str] = os.environ) -> dic
 def first_port(variables: Mapping[str, str]) -> int:
     """The port of a node's first task: another one for jobs and steps that may share a node."""
     steps = number(variables, "SLURM_JOB_ID") * STEPS + number(variables, "SLURM_STEP_ID", 0)
-    return FIRST_PORT + steps * PORTS_OF_STEP % PORTS
+    return PORTS[steps * PORTS_OF_STEP % len(PORTS)]
 
 
 def tasks_of_nodes(variables: Mapping[str, str], nodes: int) -> list[int]:

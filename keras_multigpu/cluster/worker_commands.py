@@ -1,12 +1,11 @@
 """What starts each worker: on this machine, or by hand or by ssh on others."""
 
+import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from keras_multigpu.cluster import environment
-from keras_multigpu.cluster.environment import Cluster
 from keras_multigpu.cluster.ports import free_ports
 from keras_multigpu.processes import new_process
 
@@ -66,7 +65,8 @@ def shell_line(worker: WorkerCommand, **more: str) -> str:
 
 
 def tf_config(workers: tuple[str, ...], index: int) -> dict[str, str]:
-    return {"TF_CONFIG": environment.as_tf_config(Cluster(workers, index))}
+    task = {"type": "worker", "index": index}
+    return {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task})}
 
 
 def in_address(host: str) -> str:

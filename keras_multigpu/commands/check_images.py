@@ -2,18 +2,24 @@
 
 import argparse
 import contextlib
+import errno
 import os
-import sys
+import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from keras_multigpu.checks import printable
-from keras_multigpu.commands.moving import move
-from keras_multigpu.commands.usage import UsageError, at_least, usage_error
+from keras_multigpu.commands.usage import (
+    UsageError,
+    at_least,
+    usage_error,
+    without_library_messages,
+)
+from keras_multigpu.writing import whole
 
 AT_ONCE = 256
 """How many images are handed to the threads together."""
@@ -90,8 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
             folder=str(folder),
         )
     with without_library_messages() as terminal:
-        verdicts = [*contents.folders]
-        verdicts += checked(folder, contents.images, check, arguments.jobs, terminal)
+        found = checked(folder, contents.images, check, arguments.jobs, terminal)
+    verdicts = [*contents.folders, *found]
     report(folder, contents, verdicts)
     damaged = [name for name, verdict in verdicts if verdict.damage]
     if target is not None:
@@ -239,25 +245,6 @@ class Progress:
             self._terminal.flush()
 
 
-@contextlib.contextmanager
-def without_library_messages() -> Iterator[TextIO | None]:
-    """Gives the terminal for the progress, if there is one, and keeps the C libraries off it."""
-    interactive = sys.stderr.isatty()
-    sys.stderr.flush()
-    original = os.dup(2)
-    # Those that decode write what is wrong with an image straight to the standard error, without
-    # its name. The report has both.
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    os.close(nowhere)
-    try:
-        with os.fdopen(original, "w", closefd=False) as terminal:
-            yield terminal if interactive else None
-    finally:
-        os.dup2(original, 2)
-        os.close(original)
-
-
 def report(folder: Path, contents: Contents, verdicts: list[tuple[str, Verdict]]) -> None:
     damaged = [(name, verdict.damage) for name, verdict in verdicts if verdict.damage]
     warnings = [(name, verdict.warning) for name, verdict in verdicts if verdict.warning]
@@ -276,3 +263,40 @@ def report(folder: Path, contents: Contents, verdicts: list[tuple[str, Verdict]]
 
 def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def move(source: Path, target: Path, names: Sequence[str]) -> None:
+    """Move files to a folder, made if need be, where they keep their paths; print what was done."""
+    moved = 0
+    for name in names:
+        if not os.path.lexists(source / name):
+            continue  # It went away by itself.
+        try:
+            move_one(source / name, free(target / name))
+            moved += 1
+        except OSError as error:
+            print(f"{printable(str(source / name))} could not be moved: {error.strerror}.")
+    print(f"{moved:,} of {len(names):,} damaged files moved to {printable(str(target))}.")
+
+
+def free(path: Path) -> Path:
+    """A path where nothing is yet: `photo.jpg`, else `photo.1.jpg`, `photo.2.jpg`, ..."""
+    number, candidate = 0, path
+    while os.path.lexists(candidate):
+        number += 1
+        candidate = path.with_name(f"{path.stem}.{number}{path.suffix}")
+    return candidate
+
+
+def move_one(source: Path, target: Path) -> None:
+    """Move one file, or the link itself; to another file system by way of a copy."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.replace(source, target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        # Whole under its name or not there at all, also if this stops half-way.
+        with whole(target) as partial:
+            shutil.copy2(source, partial, follow_symlinks=False)
+        source.unlink()

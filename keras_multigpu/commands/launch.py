@@ -1,7 +1,6 @@
 """`keras-multigpu launch`: start the workers of a training, and end them together."""
 
 import argparse
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,41 +24,19 @@ def add_parser(subparsers: Any) -> None:
     add = parser.add_argument
     whole, seconds = at_least(int, 1), at_least(float, 0)
     add("--workers", type=whole, metavar="N", help="workers on this machine, or on each host")
-    add(
-        "--devices-per-worker",
-        type=whole,
-        metavar="N",
-        help="GPUs of each worker (default: all, shared out)",
-    )
+    each = "GPUs of each worker (default: all, shared out)"
+    add("--devices-per-worker", type=whole, metavar="N", help=each)
     add("--address", metavar="HOST", help=f"where workers listen (default: {LOOPBACK})")
     add("--hosts", metavar="A,B", help="print what to run on each of these machines")
     add("--ssh", action="store_true", help="with --hosts: run it there")
-    add(
-        "--port",
-        type=whole,
-        metavar="N",
-        help="with --hosts: the first worker's port (default: 23456)",
-    )
-    add(
-        "--max-restarts",
-        type=at_least(int, 0),
-        default=0,
-        metavar="N",
-        help="start all workers again if one fails, at most this often (default: 0)",
-    )
-    add(
-        "--max-silence",
-        type=seconds,
-        metavar="S",
-        help="treat the workers as hung if none writes a line for S seconds (default: never)",
-    )
-    add(
-        "--grace",
-        type=seconds,
-        default=10.0,
-        metavar="S",
-        help="how long a worker may take to end when it is told to (default: 10)",
-    )
+    port = "with --hosts: the first worker's port (default: 23456)"
+    add("--port", type=whole, metavar="N", help=port)
+    again = "start all workers again if one fails, at most this often (default: 0)"
+    add("--max-restarts", type=at_least(int, 0), default=0, metavar="N", help=again)
+    hung = "treat the workers as hung if none writes a line for S seconds (default: never)"
+    add("--max-silence", type=seconds, metavar="S", help=hung)
+    grace = "how long a worker may take to end when it is told to (default: 10)"
+    add("--grace", type=seconds, default=10.0, metavar="S", help=grace)
     add("script", metavar="SCRIPT", help="the script to run")
     add("arguments", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
     parser.set_defaults(run=run)
@@ -71,7 +48,12 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.hosts:
             return watched(arguments, local_workers(arguments))
         if arguments.ssh:
-            return watched(arguments, functools.partial(ssh_workers, arguments))
+            return watched(
+                arguments,
+                lambda start: [
+                    worker_commands.by_ssh(*pair) for pair in host_workers(arguments, start)
+                ],
+            )
     except ValueError as error:
         raise UsageError(str(error)) from error
     for host, worker in host_workers(arguments, 0):
@@ -106,11 +88,6 @@ def host_workers(arguments: argparse.Namespace, start: int) -> list[tuple[str, W
     port = (arguments.port or 23456) + start * each
     hosts = arguments.hosts.split(",")
     return worker_commands.on_hosts(script, hosts, each, arguments.devices_per_worker, port)
-
-
-def ssh_workers(arguments: argparse.Namespace, start: int) -> list[WorkerCommand]:
-    pairs = host_workers(arguments, start)
-    return [worker_commands.by_ssh(host, worker) for host, worker in pairs]
 
 
 def check(arguments: argparse.Namespace) -> None:

@@ -1,15 +1,11 @@
 """`keras-multigpu plan`: how fast a training will be on N GPUs, and what will be in the way."""
 
 import argparse
-import contextlib
 import math
-import os
 import re
 import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +17,13 @@ from keras_multigpu.commands.plan_prediction import (
     Yielded,
     predicted,
 )
-from keras_multigpu.commands.usage import UsageError, at_least, usage_error
+from keras_multigpu.commands.usage import (
+    UsageError,
+    at_least,
+    usage_error,
+    without_library_messages,
+)
+from keras_multigpu.pictures import INK, checked_png, new_figure, plain_axes, title, write_png
 
 RATES = {"nvlink": "160gbit", "pcie": "80gbit"}
 """About the rates between the GPUs of a host that these names stand for."""
@@ -66,8 +68,6 @@ def run(arguments: argparse.Namespace) -> int:
     print(table(predictions))
     print("\n".join(sentences(predictions)))
     if arguments.picture:
-        from keras_multigpu.commands.plan_picture import draw
-
         try:
             draw(predictions, Path(arguments.picture))
         except (ImportError, ValueError) as error:
@@ -80,7 +80,7 @@ def training_of(arguments: argparse.Namespace) -> Training:
     step, gradient = arguments.step_ms, arguments.gradient_mb
     yielded = EVENLY
     if arguments.model:
-        with without_noise():
+        with without_library_messages():
             model = application(arguments.model)
             weights = sum(variable.shape.num_elements() for variable in model.trainable_variables)
             gradient = gradient or weights * 4 / 1e6
@@ -166,27 +166,6 @@ def in_backward_order(model: Any) -> Yielded:
     return tuple((a / sum(sizes), b / sum(work)) for a, b in zip(sizes, work, strict=True))
 
 
-@contextlib.contextmanager
-def without_noise() -> Iterator[None]:
-    """Keep to oneself what TensorFlow writes past Python, unless something fails."""
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    with tempfile.TemporaryFile() as kept:
-        os.dup2(kept.fileno(), 2)
-        failed = False
-        try:
-            yield
-        except Exception as error:
-            failed = not isinstance(error, UsageError)
-            raise
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            if failed:
-                kept.seek(0)
-                sys.stderr.write(kept.read().decode(errors="replace"))
-
-
 def measured(model: Any, batch: int) -> float:
     """Seconds of a training step on the first device of this machine; how far it is, is printed."""
     import numpy as np
@@ -198,12 +177,8 @@ def measured(model: Any, batch: int) -> float:
     labels = np.zeros(batch, np.int32)
     seconds: list[float] = []
     for number in range(STEPS + 1):
-        print(
-            f"\rMeasuring {model.name}, step {number} of {STEPS}"
-            f"{' (compiling)' if not number else '            '}",
-            end="",
-            flush=True,
-        )
+        note = " (compiling)" if not number else " " * 12
+        print(f"\rMeasuring {model.name}, step {number} of {STEPS}{note}", end="", flush=True)
         start = time.perf_counter()
         model.train_on_batch(images, labels)
         seconds.append(time.perf_counter() - start)
@@ -212,13 +187,13 @@ def measured(model: Any, batch: int) -> float:
 
 
 def table(predictions: Sequence[Prediction]) -> str:
-    lines = ["  GPUs  hosts    step ms  examples/s  efficiency  input of a host  bottleneck"]
-    for one in predictions:
-        lines.append(
-            f"{one.gpus:6}{one.hosts:7}{one.step * 1e3:11.1f}{one.examples:12,.0f}"
-            f"{one.efficiency:12.2f}{one.host_examples:15,.0f}/s  {one.bottleneck}"
-        )
-    return "\n".join(lines)
+    lines = (
+        f"{one.gpus:6}{one.hosts:7}{one.step * 1e3:11.1f}{one.examples:12,.0f}"
+        f"{one.efficiency:12.2f}{one.host_examples:15,.0f}/s  {one.bottleneck}"
+        for one in predictions
+    )
+    title = "  GPUs  hosts    step ms  examples/s  efficiency  input of a host  bottleneck"
+    return "\n".join([title, *lines])
 
 
 def sentences(predictions: Sequence[Prediction]) -> list[str]:
@@ -232,3 +207,47 @@ def sentences(predictions: Sequence[Prediction]) -> list[str]:
                 f"{from_here[0].gpus} GPUs on."
             )
     return found if found[1:] else ["", "Nothing takes more than a tenth of a step away."]
+
+
+COLORS = {
+    "the GPU": "#b9c2cc",
+    "the slowest GPU": "#e3a857",
+    "the link inside a host": "#8ab6d6",
+    "the link between hosts": "#0b6e99",
+    "the input": "#d1495b",
+}
+
+
+def draw(predictions: Sequence[Prediction], path: Path) -> None:
+    """Examples a second beside what is ideal, and where the time of a step goes."""
+    path = checked_png(path)
+    figure = new_figure((10, 4.2))
+    title(figure, "Training on more GPUs, as predicted", "keras-multigpu plan")
+    speed, parts = figure.subplots(1, 2)
+    gpus = [one.gpus for one in predictions]
+    alone = predictions[0].examples / (predictions[0].gpus * predictions[0].efficiency)
+    speed.loglog(gpus, [alone * each for each in gpus], "--", color="#b9c2cc", label="ideal")
+    speed.loglog(gpus, [one.examples for one in predictions], "o-", color="#0b6e99", label="here")
+    speed.set(xlabel="GPUs", ylabel="examples a second")
+    speed.legend(frameon=False)
+    bottom = [0.0] * len(gpus)
+    places = range(len(gpus))
+    for cause, color in COLORS.items():
+        heights = [share(one, cause) for one in predictions]
+        if any(heights):
+            parts.bar(places, heights, bottom=bottom, color=color, width=0.8, label=cause)
+        bottom = [one + other for one, other in zip(bottom, heights, strict=True)]
+    parts.set_xticks(places, [str(each) for each in gpus])
+    parts.set(xlabel="GPUs", ylabel="part of a step spent on", ylim=(0, 1))
+    parts.legend(frameon=True, facecolor="white", edgecolor="none", loc="lower left", fontsize=8)
+    for axes in (speed, parts):
+        plain_axes(axes)
+        axes.xaxis.label.set_color(INK)
+        axes.yaxis.label.set_color(INK)
+    write_png(figure, path)
+
+
+def share(prediction: Prediction, cause: str) -> float:
+    if cause == "the GPU":
+        return prediction.efficiency
+    return prediction.lost.get(cause, 0.0) / prediction.step

@@ -1,10 +1,14 @@
 """What a command raises when it was called wrongly or lacks something."""
 
 import argparse
+import contextlib
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
 
 from keras_multigpu.checks import error_of, problem
 
@@ -36,3 +40,27 @@ def at_least(kind: Callable[[str], Any], least: float) -> Callable[[str], Any]:
         return number
 
     return read
+
+
+@contextlib.contextmanager
+def without_library_messages() -> Iterator[TextIO | None]:
+    """Keeps C libraries off the terminal, and gives that, if there is one, for the progress.
+
+    TensorFlow writes past Python, and decoders what is wrong with an image, without its name. It is
+    shown only where something fails that the command does not explain.
+    """
+    interactive = sys.stderr.isatty()
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as kept, os.fdopen(os.dup(2), "w") as terminal:
+        os.dup2(kept.fileno(), 2)
+        failed = False
+        try:
+            yield terminal if interactive else None
+        except Exception as error:
+            failed = not isinstance(error, UsageError)
+            raise
+        finally:
+            os.dup2(terminal.fileno(), 2)
+            if failed:
+                kept.seek(0)
+                sys.stderr.write(kept.read().decode(errors="replace"))

@@ -136,13 +136,12 @@ class DatasetStream(Stream):
 
 def as_example(*element: Any) -> tuple[Any, Any, Any]:
     x, y, weight = (*element, None, None)[:3]
-    return x, y, mapped(as_weight, weight)
 
+    def as_float(leaf: Any) -> Any:  # To be multiplied by other weights.
+        is_whole = leaf.dtype.is_integer or leaf.dtype.is_bool
+        return tf.cast(leaf, weight_type()) if is_whole else leaf
 
-def as_weight(leaf: Any) -> Any:
-    """Weights as floats, for they are to be multiplied by others."""
-    is_whole = leaf.dtype.is_integer or leaf.dtype.is_bool
-    return tf.cast(leaf, weight_type()) if is_whole else leaf
+    return x, y, mapped(as_float, weight)
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:

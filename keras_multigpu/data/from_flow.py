@@ -66,7 +66,14 @@ def from_flow(flow: Any, *, steps: int | None = None, **batching: Unpack[Batchin
 
 def source_of(flow: Any, steps: int | None) -> tuple[Source | Stream, Batching]:
     if isinstance(flow, legacy_images().Iterator):
-        reject_steps(steps, flow)
+        if steps is not None:
+            raise value_error(
+                "`steps` came with a flow of images.",
+                "Expected it for generators only: a flow knows its number of images.",
+                "Leave it out; `take(n)` of the result gives fewer examples.",
+                steps=steps,
+                flow=type(flow).__name__,
+            )
         require_fitted(getattr(flow, "image_data_generator", None))
         defaults = Batching(global_batch_size=int(flow.batch_size), shuffle=bool(flow.shuffle))
         if flow.seed is not None:
@@ -138,17 +145,6 @@ def require_fitted(generator: Any) -> None:
                 "Call `generator.fit(x)` with some of the images first.",
                 **{name: True},
             )
-
-
-def reject_steps(steps: int | None, flow: Any) -> None:
-    if steps is not None:
-        raise value_error(
-            "`steps` came with a flow of images.",
-            "Expected it for generators only: a flow knows its number of images.",
-            "Leave it out; `take(n)` of the result gives fewer examples.",
-            steps=steps,
-            flow=type(flow).__name__,
-        )
 
 
 def require_factory(flow: Any) -> None:

@@ -8,7 +8,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.checks import printable, require_positive_integer, value_error
+from keras_multigpu.checks import (
+    printable,
+    require_positive_integer,
+    value_error,
+)
 from keras_multigpu.data.road.augmenting import Augment
 from keras_multigpu.data.road.order import draw_seeds
 from keras_multigpu.image_grid import CELL, CHARACTERS, Cell, Row, grid_of, width_of
@@ -62,7 +66,9 @@ def drawn(examples: Examples, subtitle: str) -> Any:
 def examples_of(batches: Any, count: int, augment: Augment | None) -> Examples:
     plain = batches.with_(augment=None, global_batch_size=count, remainder="keep")
     try:
-        batch = next(iter(plain.epoch(0).filter(has_examples)), None)
+        # Damaged examples may be all that a batch had.
+        some = plain.epoch(0).filter(lambda *x: tf.shape(keras.tree.flatten(x)[0])[0] > 0)
+        batch = next(iter(some), None)
     except tf.errors.OpError as error:
         raise plain.failure_in(error) or error from None
     if batch is None:
@@ -85,11 +91,6 @@ def examples_of(batches: Any, count: int, augment: Augment | None) -> Examples:
         batch = tf.data.Dataset.from_tensors((x, y, weight, seeds)).map(augment)
         rows.append((f"augmented {number + 1}", displayed(image_leaf(next(iter(batch))[0]))))
     return Examples(labels, rows)
-
-
-def has_examples(*batch: Any) -> tf.Tensor:
-    """Whether a batch has any examples: damaged ones may be all it had."""
-    return tf.shape(keras.tree.flatten(batch)[0])[0] > 0
 
 
 def image_leaf(x: Any) -> np.ndarray:
@@ -150,7 +151,10 @@ def target_text(value: np.ndarray, class_names: list[str] | None) -> str:
     if value.ndim > 1:
         return "x".join(str(size) for size in value.shape)
     if value.size == 1:
-        return scalar_text(value.reshape(()).item(), class_names)
+        number = value.reshape(()).item()
+        if isinstance(number, float) and not (class_names and number.is_integer()):
+            return f"{number:.4g}"
+        return class_text(int(number), class_names)
     if np.isin(value, (0, 1)).all():
         chosen = np.flatnonzero(value).tolist()
         return ", ".join(class_text(number, class_names) for number in chosen) or "-"
@@ -158,12 +162,6 @@ def target_text(value: np.ndarray, class_names: list[str] | None) -> str:
         return class_text(int(value.argmax()), class_names)
     numbers = ", ".join(f"{number:.3g}" for number in value[:MOST_NUMBERS].tolist())
     return numbers + (", ..." if value.size > MOST_NUMBERS else "")
-
-
-def scalar_text(value: Any, class_names: list[str] | None) -> str:
-    if isinstance(value, float) and not (class_names and value.is_integer()):
-        return f"{value:.4g}"
-    return class_text(int(value), class_names)
 
 
 def class_text(number: int, class_names: list[str] | None) -> str:

@@ -13,6 +13,7 @@ import pickle
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -116,6 +117,19 @@ def function_from(name: bytes, place: tuple[str, str] | None) -> Callable[..., A
         return Functions(io.BytesIO(name), place).load()
     finally:
         _importing = False
+
+
+def request(**parts: Any) -> bytes:
+    """What `answered` reads in another process, which finds the same modules and script."""
+    return pickle.dumps({"path": sys.path, "script": script(), **parts})
+
+
+def answered(answer: Callable[[dict[str, Any]], Any]) -> None:
+    """What another process runs: it reads the request in one file, and writes the answer."""
+    question, reply = map(Path, sys.argv[1:])
+    parts = pickle.loads(question.read_bytes())
+    sys.path[:] = parts["path"]
+    reply.write_bytes(pickle.dumps(answer(parts)))
 
 
 def result_from(reply: bytes) -> Any:

@@ -4,29 +4,20 @@ python -m keras_multigpu.separately.in_a_process QUESTION REPLY
 """
 
 import pickle
-import sys
 import traceback
-from pathlib import Path
 from typing import Any
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.processes import functions
 
 
-def main(question: str, reply: str) -> None:
-    """Answer the question in one file by writing another."""
-    request = pickle.loads(Path(question).read_bytes())
-    sys.path[:] = request["path"]
-    Path(reply).write_bytes(answer(request))
-
-
-def answer(request: dict[str, Any]) -> bytes:
-    """What the function returns, pickled, and what it raises; pickled together."""
+def answer(request: dict[str, Any]) -> tuple[bytes, Exception | None]:
+    """What the function returns, pickled, and what it raises."""
     try:
         value = functions.function_from(request["function"], request["script"])()
         try:
             # The value by itself: one that cannot be read is an error of this job, and not of all.
-            return pickle.dumps((pickle.dumps(value), None))
+            return pickle.dumps(value), None
         except Exception as error:  # Any class may do anything here.
             raise value_error(
                 f"What the job returned cannot be pickled: {error}.",
@@ -37,8 +28,8 @@ def answer(request: dict[str, Any]) -> bytes:
     except Exception as error:
         # So that it stands where it happened, in what the job prints.
         traceback.print_exc()
-        return pickle.dumps((b"", functions.transportable(error)))
+        return b"", functions.transportable(error)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    functions.answered(answer)

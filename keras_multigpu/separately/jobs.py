@@ -4,14 +4,13 @@ import functools
 import os
 import pickle
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_multigpu.checks import problem, value_error
+from keras_multigpu.checks import runtime_error, shortened, value_error
 from keras_multigpu.processes import functions, new_process
 from keras_multigpu.processes.groups import Group, Groups
 from keras_multigpu.separately.slots import Slot
@@ -71,12 +70,8 @@ class Job:
         if callable(job):
             self.name = call_name(job)
             question, self._reply = folder / f"question{number}", folder / f"reply{number}"
-            request = {
-                "path": sys.path,
-                "script": functions.script(),
-                "function": functions.pickled(f"jobs[{number - 1}]", job, WHY),
-            }
-            question.write_bytes(pickle.dumps(request))
+            function = functions.pickled(f"jobs[{number - 1}]", job, WHY)
+            question.write_bytes(functions.request(function=function))
             home = "keras_multigpu.separately.in_a_process"
             self._command = new_process.command(home, str(question), str(self._reply))
         else:
@@ -132,16 +127,14 @@ def call_name(function: Callable[..., Any]) -> str:
     """`train(0, rate=0.1)` for a partial function, `train` for others."""
     if not isinstance(function, functools.partial):
         return getattr(function, "__qualname__", type(function).__qualname__)
-    words = [shortened(value) for value in function.args]
-    words += [f"{name}={shortened(value)}" for name, value in function.keywords.items()]
+
+    def word(value: object) -> str:
+        plain = isinstance(value, bool | int | float | str | tuple | Path)
+        return shortened(value, 40) if plain else "..."
+
+    words = [word(value) for value in function.args]
+    words += [f"{name}={word(value)}" for name, value in function.keywords.items()]
     return f"{call_name(function.func)}({', '.join(words)})"
-
-
-def shortened(value: object) -> str:
-    if not isinstance(value, bool | int | float | str | tuple | Path):
-        return "..."
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def script_words(number: int, job: Any) -> list[str]:
@@ -168,13 +161,11 @@ def job_error(number: int, job: object, what: str) -> ValueError:
 def died(name: str, code: int, lines: Sequence[str]) -> RuntimeError:
     """The error for a process that has ended badly, without saying why by itself."""
     how = f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
-    error = RuntimeError(
-        problem(
-            f"The process of {name} ended with {how}.",
-            "Expected it to finish.",
-            "See what it wrote, below; SIGKILL may mean that memory ran out.",
-            exit_code=code,
-        )
+    error = runtime_error(
+        f"The process of {name} ended with {how}.",
+        "Expected it to finish.",
+        "See what it wrote, below; SIGKILL may mean that memory ran out.",
+        exit_code=code,
     )
     error.add_note("\n".join(list(lines)[-30:]))
     return error

@@ -3,7 +3,6 @@
 import functools
 import pickle
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -27,29 +26,26 @@ def run(
     build_model: Callable[[], Any], data: Any, replicas: Sequence[int], steps: int
 ) -> Verification:
     """Compare in a new process, on logical CPU devices."""
-    request = {
-        "path": sys.path,
-        "script": functions.script(),
-        "precision": (keras.config.floatx(), keras.config.dtype_policy().name),
-        "build_model": functions.pickled("build_model", build_model, WHY),
-        "data": functions.pickled("data", data, WHY) if callable(data) else None,
-        "batches": None
-        if callable(data)
-        else [to_arrays(batch) for batch in first_batches(data, steps)],
-        "replicas": tuple(replicas),
-        "steps": steps,
-    }
+    own = callable(data)
+    request = functions.request(
+        precision=(keras.config.floatx(), keras.config.dtype_policy().name),
+        build_model=functions.pickled("build_model", build_model, WHY),
+        data=functions.pickled("data", data, WHY) if own else None,
+        batches=None if own else [to_arrays(batch) for batch in first_batches(data, steps)],
+        replicas=tuple(replicas),
+        steps=steps,
+    )
     result = ask(request)
     if isinstance(result, BaseException):
         raise result
     return result
 
 
-def ask(request: dict[str, Any]) -> Any:
+def ask(request: bytes) -> Any:
     """What `answer` returns in a new process."""
     with tempfile.TemporaryDirectory() as folder:
         question, reply = Path(folder, "question"), Path(folder, "reply")
-        question.write_bytes(pickle.dumps(request))
+        question.write_bytes(request)
         # Not `multiprocessing`: a fork would have TensorFlow's threads locked, and spawn would run
         # the user's script again.
         ended = subprocess.run(
@@ -72,7 +68,6 @@ def ask(request: dict[str, Any]) -> Any:
 
 def answer(request: dict[str, Any]) -> Verification | BaseException:
     """What the other process does: the comparison, or what it raised."""
-    sys.path[:] = request["path"]
     floatx, policy = request["precision"]
     keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(policy)
@@ -89,11 +84,5 @@ def answer(request: dict[str, Any]) -> Verification | BaseException:
         return functions.transportable(error)
 
 
-def main(question: str, reply: str) -> None:
-    """Answer the question in one file by writing another."""
-    result = answer(pickle.loads(Path(question).read_bytes()))
-    Path(reply).write_bytes(pickle.dumps(result))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    functions.answered(answer)

@@ -2,7 +2,7 @@
 
 import abc
 
-from keras_multigpu.data.road.source import Source, fill_rows
+from keras_multigpu.data.road.source import Source, present, read_rows
 
 
 class ExampleSource(Source):
@@ -13,6 +13,9 @@ class ExampleSource(Source):
         """Read one example."""
 
     def read(self, out, indices, seeds):
-        return fill_rows(
-            out, len(indices), lambda row: self.read_one(int(indices[row]), seeds[row])
-        )
+        def read(row):
+            leaves = present(self.read_one(int(indices[row]), seeds[row]))
+            for array, leaf in zip(out, leaves, strict=True):
+                array[row] = leaf
+
+        return read_rows(len(indices), read)

@@ -43,7 +43,7 @@ class Magnitudes(NamedTuple):
 def drawn_operation(
     draws: Draws, magnitudes: Mapping[str, Magnitudes], strength: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """For each image an operation, all equally likely, and its magnitude at a strength from 0 to 1."""
+    """For each image one operation, all equally likely, and its magnitude at strength 0 to 1."""
     choice, back = draws.integers(len(magnitudes)), draws.happens(0.5)
 
     def chosen(values: Any, dtype: Any = tf.float32) -> tf.Tensor:

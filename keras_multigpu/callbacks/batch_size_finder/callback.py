@@ -20,6 +20,9 @@ from keras_multigpu.pictures import picture_file, write_png
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.writing import say
 
+FOUND = ("best_replica_batch_size", "largest_replica_batch_size")
+"""What a search finds, and a run that goes on keeps."""
+
 
 class BatchSizeFinder(keras.callbacks.Callback):
     """Finds the largest replica batch that fits into memory, before the first epoch.
@@ -91,15 +94,12 @@ class BatchSizeFinder(keras.callbacks.Callback):
     @property
     def state(self) -> dict[str, Any]:
         """What was found, for a run that goes on and need not search again."""
-        return {
-            "best_replica_batch_size": self.best_replica_batch_size,
-            "largest_replica_batch_size": self.largest_replica_batch_size,
-        }
+        return {name: getattr(self, name) for name in FOUND}
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
-        self.best_replica_batch_size = state["best_replica_batch_size"]
-        self.largest_replica_batch_size = state["largest_replica_batch_size"]
+        for name in FOUND:
+            setattr(self, name, state[name])
         self._resumed = self.best_replica_batch_size is not None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -138,7 +138,10 @@ class BatchSizeFinder(keras.callbacks.Callback):
             write_png(figure, self.picture)
 
     def _search(self, run: TrainingRun, search: SizeSearch) -> str:
-        maximum = self._limit(run)
+        examples = number_of_examples(run)
+        share = None if examples is None else max(self.minimum, examples // run.replicas)
+        limits = [size for size in (self.maximum, share) if size is not None]
+        maximum = min(limits, default=None)
         good, bad = largest_size(search.fits, self.minimum, maximum, self.margin / 2)
         if good is None:
             raise_too_little_memory(self.minimum, run.replicas)
@@ -150,11 +153,6 @@ class BatchSizeFinder(keras.callbacks.Callback):
             return f"{good} examples fit on each replica, the most that {why} allows"
         spare = "" if used == good else f", {self.best_replica_batch_size} with room to spare"
         return f"{good} examples fit on each replica and {bad} do not{spare}"
-
-    def _limit(self, run: TrainingRun) -> int | None:
-        examples = number_of_examples(run)
-        share = None if examples is None else max(self.minimum, examples // run.replicas)
-        return min((size for size in (self.maximum, share) if size is not None), default=None)
 
     def _applied(self, run: TrainingRun, search: SizeSearch) -> str:
         """Let training use the size; what is said about it."""

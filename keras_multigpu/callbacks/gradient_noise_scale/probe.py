@@ -15,7 +15,7 @@ For groups of one size these are the formulas of McCandlish et al. (2018), appen
 without examples have no weight; a step with fewer than two groups says nothing.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -54,9 +54,9 @@ class NoiseProbe(Probe):
 
     def __init__(self, smoothing: float) -> None:
         self._smoothing = smoothing
-        self._steps: tf.Variable | None = None
+        self._steps: Any = None
         # The weight and both means, not divided by the weight yet.
-        self._sums: tf.Variable | None = None
+        self._sums: Any = None
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
         """Create the variables; a second `fit` keeps them, because steps compiled hold them."""
@@ -78,7 +78,6 @@ class NoiseProbe(Probe):
         return [seen.pieces, seen.total_square_norm]
 
     def collect(self, measured: list[list[tf.Tensor]], allowed: tf.Tensor | None) -> None:
-        assert self._sums is not None and self._steps is not None
         # In double precision: the noise is a small difference of large numbers.
         groups = tf.cast(tf.concat([pieces for pieces, _ in measured], axis=0), tf.float64)
         trace, square, known = estimates(groups, tf.cast(measured[0][1], tf.float64))
@@ -91,7 +90,6 @@ class NoiseProbe(Probe):
 
     def read(self) -> Noise:
         """What is known by now; waits for the devices."""
-        assert self._sums is not None and self._steps is not None
         weight, trace, square = map(float, self._sums.numpy())
         steps = int(self._steps.numpy())
         if not weight:
@@ -99,7 +97,6 @@ class NoiseProbe(Probe):
         return Noise(steps, weight, trace / weight, square / weight)
 
     def give(self, noise: Noise) -> None:
-        assert self._sums is not None and self._steps is not None
         steps, weight, trace, square = noise
         self._steps.assign(steps)
         self._sums.assign([weight, trace * weight, square * weight])

@@ -11,12 +11,12 @@ import numpy as np
 from keras_multigpu.callbacks.learning_rate_finder.curve import (
     RateCurve,
     Suggestion,
+    drawn,
     explodes,
     smoothed,
     suggestion,
     sweep,
 )
-from keras_multigpu.callbacks.learning_rate_finder.figure import drawn
 from keras_multigpu.callbacks.rates.rates import Rate
 from keras_multigpu.callbacks.trial_batches import batches_going_round, run_to_try, same_draws
 from keras_multigpu.checks import (

@@ -1,11 +1,13 @@
-"""The curve of a learning rate range test, and what it suggests. Arithmetic only.
+"""The curve of a learning rate range test, and what it suggests, and its picture.
 
 SciPy has a Gaussian filter; twenty lines of NumPy save a dependency.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from keras_multigpu.pictures import GREY, INK, new_figure, plain_axes, title
 
 # A loss that falls by a smaller part of itself says nothing about rates.
 FLAT = 0.01
@@ -72,3 +74,42 @@ def suggestion(curve: RateCurve) -> Suggestion | None:
     slopes = np.gradient(curve.smoothed, np.log(curve.rates))
     steepest = int(np.argmin(slopes[: lowest + 1]))
     return Suggestion(float(curve.rates[steepest]), float(curve.rates[lowest]))
+
+
+PALE, BLUE, RED = "#9aa5af", "#1f6fb2", "#c43c39"
+
+
+def drawn(curve: RateCurve, found: Suggestion | None, exploded_at: float | None) -> Any:
+    """A figure of the loss against the rate, and of the rate where the search stopped."""
+    figure = new_figure((7.2, 4.4))
+    axes = figure.add_subplot()
+    axes.set_xscale("log")
+    axes.plot(curve.rates, curve.losses, color=PALE, linewidth=1, label="loss of each batch")
+    axes.plot(curve.rates, curve.smoothed, color=BLUE, linewidth=2, label="smoothed")
+    if found is not None:
+        mark(axes, curve, found.steepest, f"suggested: {found.steepest:.2g}", "o", BLUE)
+        mark(axes, curve, found.lowest, f"lowest loss: {found.lowest:.2g}", "s", INK)
+    if exploded_at is not None:
+        label = f"loss explodes: {exploded_at:.2g}"
+        axes.axvline(exploded_at, color=RED, linewidth=1.2, linestyle="--", label=label)
+    axes.set_ylim(*visible(curve))
+    axes.set_xlabel("learning rate", color=GREY)
+    axes.set_ylabel("loss of the next batch", color=GREY)
+    plain_axes(axes)
+    title(figure, "Learning rate range test", f"{len(curve.rates)} steps")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
+def mark(axes: Any, curve: RateCurve, rate: float, label: str, marker: str, color: str) -> None:
+    loss = curve.smoothed[np.argmin(np.abs(curve.rates - rate))]
+    style = {"markersize": 9, "markeredgecolor": "white", "linestyle": "none", "zorder": 5}
+    axes.plot([rate], [loss], marker=marker, color=color, label=label, **style)
+
+
+def visible(curve: RateCurve) -> tuple[float, float]:
+    """The losses to show: all that training would ever see, and the beginning of an explosion."""
+    start, least = float(curve.smoothed[0]), float(curve.losses.min())
+    most = float(curve.losses[: int(np.argmin(curve.smoothed)) + 1].max())
+    height = max(most, start) - least or abs(start) or 1.0
+    return least - 0.08 * height, max(most, start) + 0.35 * height

@@ -1,5 +1,5 @@
 """`NaNGuard`: steps that are not finite are found, and undone.
 
-callback ───> probe ───> findings                 good_state
+callback ───> probe ───> findings
 in the step   which layer, example  what to go back to
 """

@@ -1,7 +1,7 @@
 """`NaNGuard`: says what is not finite, where, and keeps it out of the model."""
 
 import logging
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import keras
 
@@ -12,7 +12,6 @@ from keras_multigpu.callbacks.nan_guard.findings import (
     finding_between_steps,
     finding_of,
 )
-from keras_multigpu.callbacks.nan_guard.good_state import GoodState
 from keras_multigpu.callbacks.nan_guard.probe import (
     ACTIVE,
     FOUND_AT,
@@ -31,6 +30,8 @@ from keras_multigpu.checks import (
     require_positive_integer,
     warn,
 )
+from keras_multigpu.training.variables.model_state import ModelState
+from keras_multigpu.training.variables.placement import optimizers_of
 from keras_multigpu.writing import writes_here
 
 UNSEEN = "elsewhere a step is seen only when its weights are there, and cannot be skipped"
@@ -189,13 +190,19 @@ class NaNGuard(keras.callbacks.Callback):
         if not self._unchecked:
             return
         self._unchecked = 0
-        finding = self._found_inside() if self._inside else self._found_between(logs)
+        if self._inside:
+            finding = self._found_inside()
+        else:
+            finding = finding_between_steps(self.model, logs, self._epoch, self._step - 1)
         if finding is not None:
             self.findings.append(finding)
             getattr(self, f"_{self.action}")(finding)
         if self._inside and self.action == "skip":
             assert self._probe is not None
-            self._require_patience(int(self._probe.read()[LONGEST]))
+            longest = int(self._probe.read()[LONGEST])
+            if longest >= self.patience:
+                why = f"{longest} steps in a row were skipped."
+                give_up(self.findings[-1], why, patience=self.patience)
 
     def _found_inside(self) -> Finding | None:
         assert self._probe is not None
@@ -210,9 +217,6 @@ class NaNGuard(keras.callbacks.Callback):
         finding = finding_of(facts, self._epoch, step, run, self.model)
         self._probe.set({FOUND_AT: NOTHING_FOUND})
         return finding
-
-    def _found_between(self, logs: dict[str, Any]) -> Finding | None:
-        return finding_between_steps(self.model, logs, self._epoch, self._step - 1)
 
     def _stop(self, finding: Finding) -> None:
         self.model.stop_training = True
@@ -234,11 +238,8 @@ class NaNGuard(keras.callbacks.Callback):
 
     def _rollback(self, finding: Finding) -> None:
         if self.rollbacks == self.max_rollbacks:
-            give_up(
-                finding,
-                f"The model went back {self.rollbacks} times and it did not help.",
-                max_rollbacks=self.max_rollbacks,
-            )
+            why = f"The model went back {self.rollbacks} times and it did not help."
+            give_up(finding, why, max_rollbacks=self.max_rollbacks)
         self.rollbacks += 1
         assert self._rate is not None
         lever = self._rate.lever.numpy()
@@ -252,12 +253,6 @@ class NaNGuard(keras.callbacks.Callback):
                 "%s The model goes back to an earlier state, with %g of the rate.",
                 finding,
                 self.rate_factor,
-            )
-
-    def _require_patience(self, longest: int) -> None:
-        if longest >= self.patience:
-            give_up(
-                self.findings[-1], f"{longest} steps in a row were skipped.", patience=self.patience
             )
 
     # To go on after an interruption.
@@ -298,3 +293,34 @@ def give_up(finding: Finding, why: str, **received: Any) -> NoReturn:
         "Lower the rate, clip gradients (`clipnorm` of the optimizer), or mend the example.",
         **received,
     )
+
+
+class GoodState:
+    """A model's weights, optimizer, seeds and, for the rest of the epoch, metrics at some step."""
+
+    def __init__(self, state: ModelState, epoch: int) -> None:
+        self._state = state
+        self._epoch = epoch
+
+    @classmethod
+    def of(cls, model: keras.Model, epoch: int) -> Self | None:
+        """The present state; None while the optimizer has no variables yet."""
+        if not all(optimizer.built for optimizer in optimizers_of(model)):
+            return None
+        return cls(ModelState.of(model), epoch)
+
+    def restore(self, model: keras.Model, epoch: int) -> None:
+        """Give the values back. Metrics that were not there, or of another epoch, begin anew."""
+        present = ModelState.of(model).values
+        known = epoch == self._epoch and present.keys() == self._state.values.keys()
+        ModelState({**present, **self._state.values}).restore(model)
+        if not known:
+            model.reset_metrics()
+
+    @property
+    def saved(self) -> dict[str, Any]:
+        return {"epoch": self._epoch, "values": dict(self._state.values)}
+
+    @classmethod
+    def loaded(cls, saved: dict[str, Any]) -> Self:
+        return cls(ModelState(dict(saved["values"])), saved["epoch"])

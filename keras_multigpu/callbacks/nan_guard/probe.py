@@ -46,8 +46,8 @@ class FiniteProbe(Probe):
         self.model = model
         self.goes_on = goes_on
         self.columns: list[tuple[str, str]] = []
-        self.counters: tf.Variable | None = None
-        self.facts: tf.Variable | None = None
+        self.counters: Any = None
+        self.facts: Any = None
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
         """Create the variables, once: a step that stays compiled goes on using them."""
@@ -63,22 +63,17 @@ class FiniteProbe(Probe):
         self.set({**dict.fromkeys(range(7), 0), FOUND_AT: NOTHING_FOUND})
 
     def set(self, values: dict[int, int]) -> None:
-        assert self.counters is not None
         counters = self.counters.numpy()
         counters[list(values)] = list(values.values())
         self.counters.assign(counters)
 
     def read(self) -> np.ndarray:
         """The counters; waits until the devices have done all steps."""
-        assert self.counters is not None
-        counters: np.ndarray = self.counters.numpy()
-        return counters
+        return self.counters.numpy()
 
     def table(self) -> np.ndarray:
         """The facts that were kept: a row for each replica, in `columns`."""
-        assert self.facts is not None
-        table: np.ndarray = self.facts.numpy()
-        return table
+        return self.facts.numpy()
 
     @property
     def state(self) -> dict[str, Any]:
@@ -90,7 +85,6 @@ class FiniteProbe(Probe):
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
-        assert self.facts is not None
         values = np.asarray(state["counters"]).tolist()
         self.set({**dict(enumerate(values)), ACTIVE: int(self.read()[ACTIVE])})
         self.facts.assign(state["facts"])
@@ -135,10 +129,9 @@ class FiniteProbe(Probe):
 
     def allows(self, measured: list[list[tf.Tensor]]) -> tf.Tensor:
         """Not where something was found, nor before an earlier finding was dealt with."""
-        assert self.counters is not None
         with tf.device(HOST):
             counters = self.counters.read_value()
-        forbidden = found(measured)
+        forbidden = tf.reduce_any(tf.stack([bad for bad, _ in measured]))
         if not self.goes_on:
             forbidden |= counters[FOUND_AT] != NOTHING_FOUND
         return ~(forbidden & (counters[ACTIVE] == 1))
@@ -146,11 +139,10 @@ class FiniteProbe(Probe):
     def collect(self, measured: list[list[tf.Tensor]], allowed: tf.Tensor | None) -> None:
         """Count the step, and keep the facts of the first finding."""
         assert allowed is not None
-        assert self.counters is not None
         with tf.device(HOST):
             before = tf.unstack(self.counters.read_value())
             active = before[ACTIVE]
-            bad = tf.cast(found(measured), tf.int64) * active
+            bad = tf.reduce_max([tf.cast(bad, tf.int64) for bad, _ in measured]) * active
             first = (bad == 1) & (before[FOUND_AT] == NOTHING_FOUND)
             tf.cond(first, lambda: self._keep(measured), lambda: False)
             after = list(before)
@@ -163,17 +155,12 @@ class FiniteProbe(Probe):
             self.counters.assign(tf.stack(after), read_value=False)
 
     def _keep(self, measured: list[list[tf.Tensor]]) -> bool:
-        assert self.facts is not None
         facts = [own for _, own in measured]
         width = tf.reduce_max([tf.size(own) for own in facts])
         # A replica that found nothing has no facts.
         rows = [tf.pad(own, [[0, width - tf.size(own)]]) for own in facts]
         self.facts.assign(tf.stack(rows), read_value=False)
         return True
-
-
-def found(measured: list[list[tf.Tensor]]) -> tf.Tensor:
-    return tf.reduce_any(tf.stack([bad for bad, _ in measured]))
 
 
 def square_sum(tensors: Sequence[Any]) -> tf.Tensor:

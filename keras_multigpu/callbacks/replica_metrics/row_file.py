@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import require_ending, value_error
 from keras_multigpu.writing import whole
 
 
@@ -19,14 +19,7 @@ class RowFile:
     """A CSV file that grows by rows."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        if self.path.suffix.lower() != ".csv":
-            raise value_error(
-                "The file for the rows is not a CSV file.",
-                "Expected a path that ends in .csv.",
-                "Change the ending.",
-                path=str(path),
-            )
+        self.path = require_ending(path, ".csv", "The file for the rows is not a CSV file.")
         self.lines = 0
         self._columns: list[str] = []
         self._begun = False

@@ -18,7 +18,7 @@ import re
 import socket
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from keras_multigpu.callbacks.resumable_checkpoint.format import (
     NUMBER,
@@ -27,7 +27,7 @@ from keras_multigpu.callbacks.resumable_checkpoint.format import (
     OtherFormat,
     decoded,
 )
-from keras_multigpu.checks import problem, value_error
+from keras_multigpu.checks import os_error, value_error
 
 _log = logging.getLogger("keras_multigpu")
 
@@ -100,15 +100,32 @@ class CheckpointFolder:
                 with os.fdopen(opened(path, os.O_RDONLY), "rb") as file:
                     return path, decoded(file)
             except OtherFormat as cause:
-                raise of_other_format(path, str(cause)) from cause
+                raise value_error(
+                    f"Another version of keras_multigpu has written this checkpoint: {cause}.",
+                    f"Expected format {NUMBER}.",
+                    "Use that version, or choose another folder to begin anew.",
+                    file=str(path),
+                ) from cause
             except Damaged as cause:
                 self._set_aside(path, str(cause))
             except OSError as error:
                 if error.errno != errno.EIO:
-                    raise unreadable(path, error) from error
+                    raise os_error(
+                        error,
+                        f"The newest checkpoint cannot be read: {error.strerror}.",
+                        "Expected a file that this user may read.",
+                        "Allow reading, or choose another folder to begin anew.",
+                        file=str(path),
+                    ) from error
                 self._set_aside(path, "the disk cannot read it")
         if found:
-            raise all_damaged(self.path, found)
+            raise value_error(
+                "All checkpoints of this run are damaged, and now end in .damaged.",
+                "Expected at least one that is whole.",
+                "Run again to begin anew in this folder, and check the disk.",
+                folder=str(self.path),
+                checkpoints=[path.name for path in found],
+            )
         return None
 
     def read(self, number: int) -> tuple[Path, Any]:
@@ -144,7 +161,10 @@ class CheckpointFolder:
         try:
             made = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | CAREFULLY, 0o666)
             with os.fdopen(made, "wb") as file:
-                write_through(file, content)
+                content.write_to(file)
+                file.flush()
+                # Before the rename: a file system may write names before contents.
+                os.fsync(file.fileno())
             os.replace(partial, path)
             # Without this a power cut may take the new name back, with the content on the disk.
             bring_to_disk(self.path)
@@ -172,13 +192,6 @@ def opened(path: Path, flags: int, most_names: int | None = None) -> int:
         os.close(file)
         raise not_plain(path)
     return file
-
-
-def write_through(file: BinaryIO, content: Encoded) -> None:
-    content.write_to(file)
-    file.flush()
-    # Before the rename: a file system may write names before contents.
-    os.fsync(file.fileno())
 
 
 def bring_to_disk(folder: Path) -> None:
@@ -236,40 +249,11 @@ def in_use(folder: Path, holder: str) -> ValueError:
 
 def unwritable(folder: Path, error: OSError, needed: int | None = None) -> OSError:
     room = "" if needed is None else f" with room for {needed / 1e6:,.1f} MB"
-    text = problem(
+    return os_error(
+        error,
         f"The checkpoint cannot be written: {error.strerror}.",
         f"Expected a folder that can be written{room}.",
         "Make room or allow writing, and run the same command again: what was saved before is "
         "still there. Or choose another folder.",
         folder=str(folder),
-    )
-    return type(error)(error.errno, text)
-
-
-def unreadable(path: Path, error: OSError) -> OSError:
-    text = problem(
-        f"The newest checkpoint cannot be read: {error.strerror}.",
-        "Expected a file that this user may read.",
-        "Allow reading, or choose another folder to begin anew.",
-        file=str(path),
-    )
-    return type(error)(error.errno, text)
-
-
-def of_other_format(path: Path, cause: str) -> ValueError:
-    return value_error(
-        f"Another version of keras_multigpu has written this checkpoint: {cause}.",
-        f"Expected format {NUMBER}.",
-        "Use that version, or choose another folder to begin anew.",
-        file=str(path),
-    )
-
-
-def all_damaged(folder: Path, found: list[Path]) -> ValueError:
-    return value_error(
-        "All checkpoints of this run are damaged, and now end in .damaged.",
-        "Expected at least one that is whole.",
-        "Run again to begin anew in this folder, and check the disk.",
-        folder=str(folder),
-        checkpoints=[path.name for path in found],
     )

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import keras
 
 from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
-from keras_multigpu.checks import type_error, value_error
+from keras_multigpu.checks import shortened, type_error, value_error
 from keras_multigpu.identities import changes
 from keras_multigpu.keras_internals.dataset_internals import UNSEEDED
 from keras_multigpu.training.run import TrainingRun
@@ -118,15 +118,10 @@ def refuse_other_data(now: dict[str, Any], then: dict[str, Any], path: Path) -> 
 
 def told(changed: dict[str, tuple[Any, Any]]) -> str:
     phrases = [
-        f"{place} was {shortened(then)} and is {shortened(now)}"
+        f"{place} was {shortened(then, 60)} and is {shortened(now, 60)}"
         for place, (then, now) in list(changed.items())[:3]
     ]
     return "; ".join([*phrases, *(["..."] if len(changed) > 3 else [])])
-
-
-def shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def refuse_later_start(run: TrainingRun, state: dict[str, Any], path: Path) -> None:
@@ -147,7 +142,11 @@ def refuse_other_model(
     What may have changed is said.
     """
     changed = changes(found["made"], identity_of_model(model))
-    refused = {place: pair for place, pair in changed.items() if not may_change(place)}
+    refused = {
+        place: pair
+        for place, pair in changed.items()
+        if not (place.startswith("optimizers[") and place.rpartition(".")[2] in MAY_CHANGE)
+    }
     differences = ModelState(found["model"]).differences(model)
     if refused or differences:
         raise value_error(
@@ -160,12 +159,6 @@ def refuse_other_model(
     changed |= changes(found["rates"], rates, "learning_rate")
     if changed:
         _log.warning("Since %s was saved, %s. What is written now counts.", path, told(changed))
-
-
-def may_change(place: str) -> bool:
-    """Whether an entry of a model's identity is a number that the optimizer uses from now on."""
-    group, _, name = place.rpartition(".")
-    return group.startswith("optimizers[") and name in MAY_CHANGE
 
 
 def written_rates(model: keras.Model) -> list[Any]:

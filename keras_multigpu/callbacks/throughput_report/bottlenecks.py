@@ -33,9 +33,13 @@ def verdict_on(found: Throughput, model: keras.Model, data: Any) -> str:
     inside = "step" if "step" in shares else "compute"
     candidates = {k: v for k, v in shares.items() if k != inside and v >= NOTABLE}
     limit = max(candidates, key=lambda name: candidates[name]) if candidates else inside
+    in_full_precision = model.compute_dtype == "float32"
     tries = {
         "data_wait": lambda: faster_input(data),
-        "all_reduce": lambda: less_communication(model),
+        "all_reduce": lambda: [
+            "a larger replica batch (micro_batches= where memory is short)",
+            *["faster links between the devices, or fewer devices"] * in_full_precision,
+        ],
         "host": lambda: less_dispatch(model),
         "straggler": lambda: [
             "`ReplicaMetrics`, which names the replica",
@@ -63,13 +67,6 @@ def faster_input(data: Any) -> list[str]:
         "`.cache()` and `.prefetch(tf.data.AUTOTUNE)` on a dataset of your own",
         "a larger replica batch",
     ]
-
-
-def less_communication(model: keras.Model) -> list[str]:
-    tries = ["a larger replica batch (micro_batches= where memory is short)"]
-    if model.compute_dtype == "float32":
-        tries.append("faster links between the devices, or fewer devices")
-    return tries
 
 
 def less_dispatch(model: keras.Model) -> list[str]:

@@ -23,6 +23,7 @@ from keras_multigpu.callbacks.timing.step_clock import StepClock, of_replicas
 from keras_multigpu.callbacks.timing.step_probe import StepProbe, TraceProbe
 from keras_multigpu.checks import (
     require_choice,
+    require_ending,
     require_number,
     require_positive_integer,
     value_error,
@@ -82,7 +83,11 @@ class ThroughputReport(keras.callbacks.Callback):
         self.peak_flops = None if peak_flops is None else float(peak_flops)
         self.verbose = verbose
         self.reports: list[Throughput] = []
-        self._json_path = None if path is None else checked_json(path)
+        self._json_path: Path | None = None
+        if path is not None:
+            wrong = "The file for the reports is not a JSON file."
+            self._json_path = require_ending(path, ".json", wrong)
+            require_writable(self._json_path)
         self._picture = picture_file(picture)
         self._measures = StepProbe(self._compiling)
         self._traces = TraceProbe(self._compiling)
@@ -130,9 +135,10 @@ class ThroughputReport(keras.callbacks.Callback):
             peak_flops=None if self.peak_flops is None else self.peak_flops * len(self._devices),
             verdict=verdict_on(found, self.model, run.data),
         )
-        self._keep(found)
+        self.reports.append(found)
+        self._write()
         if self.verbose == 2:
-            tell(found)
+            say(str(found))
 
     def on_train_end(self, logs: Any = None) -> None:
         if self.scaling_steps is not None and self.report is not None:
@@ -144,7 +150,7 @@ class ThroughputReport(keras.callbacks.Callback):
         if self._picture is not None and measured:
             write_png(throughput_figure(measured), self._picture)
         if self.verbose == 1 and self.reports:
-            tell(self.report or self.reports[-1])
+            say(str(self.report or self.reports[-1]))
 
     @property
     def state(self) -> dict[str, Any]:
@@ -154,10 +160,6 @@ class ThroughputReport(keras.callbacks.Callback):
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
         self.reports = [Throughput.from_state(report) for report in state["reports"]]
-
-    def _keep(self, found: Throughput) -> None:
-        self.reports.append(found)
-        self._write()
 
     def _write(self) -> None:
         if self._json_path is not None and writes_here():
@@ -191,21 +193,3 @@ def refuse_generator(data: Any) -> None:
             "Leave out `scaling_steps`, or make the data with one of the `kmg.data.from_*`.",
             data=type(data).__name__,
         )
-
-
-def tell(report: Throughput) -> None:
-    say(str(report))
-
-
-def checked_json(path: str | Path) -> Path:
-    """The file for reports; a `ValueError` if it is not a JSON file or cannot be written."""
-    path = Path(path)
-    if path.suffix.lower() != ".json":
-        raise value_error(
-            "The file for the reports is not a JSON file.",
-            "Expected a path that ends in .json.",
-            "Change the ending.",
-            path=str(path),
-        )
-    require_writable(path)
-    return path

@@ -54,10 +54,8 @@ def size(shape: Any) -> int | None:
     """The number of elements; None if it is not known. An open first axis is the one example."""
     if shape.rank is None:
         return None
-    sizes = shape.as_list()
-    return times(
-        *[1 if number is None and not axis else number for axis, number in enumerate(sizes)]
-    )
+    first, rest = shape.as_list()[:1], shape.as_list()[1:]
+    return times(*(1 if number is None else number for number in first), *rest)
 
 
 def times(*numbers: int | None) -> int | None:

@@ -127,29 +127,18 @@ class Throughput(NamedTuple):
         lines = [f"Throughput of epoch {self.epoch + 1} ({self.steps} steps, compiling left out)"]
         if not self.steps:
             return lines
-        lines.append(
-            line(
-                "examples a second",
-                f"{number(self.examples_per_second)}",
-                f"{number(self.examples_per_second_per_device)} on each of {len(self.devices)}",
-            )
-        )
+        each = f"{number(self.examples_per_second_per_device)} on each of {len(self.devices)}"
+        lines.append(line("examples a second", number(self.examples_per_second), each))
         lines.append(line("step", f"{self.step_time * 1e3:.2f} ms", "100%"))
         for name, seconds in self.parts.items():
             label = "  " + LABELS[name]
             text = f"{seconds / self.steps * 1e3:.2f} ms"
             lines.append(line(label, text, f"{self.shares[name]:.0%}"))
         if self.forward_flops is not None:
-            done = self.flops_per_second or 0.0
-            used = self.utilisation
-            unknown = "peak_flops= adds the utilisation"
-            lines.append(
-                line(
-                    "model FLOPs",
-                    with_unit(done),
-                    unknown if used is None else f"{used:.1%} of the devices' peak",
-                )
-            )
+            note = "peak_flops= adds the utilisation"
+            if self.utilisation is not None:
+                note = f"{self.utilisation:.1%} of the devices' peak"
+            lines.append(line("model FLOPs", with_unit(self.flops_per_second or 0.0), note))
         if self.scaling is not None:
             lines.append(scaling_line(self.scaling))
         return lines
@@ -181,11 +170,8 @@ def line(*columns: str) -> str:
 
 def scaling_line(scaling: Scaling) -> str:
     note = "; these devices share one processor" if scaling.shared else ""
-    return line(
-        f"scaling 1 -> {scaling.replicas}",
-        f"{scaling.speedup:.2f} x",
-        f"efficiency {scaling.efficiency:.0%}{note}",
-    )
+    efficiency = f"efficiency {scaling.efficiency:.0%}{note}"
+    return line(f"scaling 1 -> {scaling.replicas}", f"{scaling.speedup:.2f} x", efficiency)
 
 
 def with_unit(operations: float) -> str:
@@ -201,14 +187,8 @@ def number(value: float) -> str:
 def throughput_of(epoch: int, devices: list[str], timing: Timing) -> Throughput:
     """What was measured in an epoch, taken apart."""
     of_steps, computed = timing.sums.of_steps, timing.sums.of_replicas("compute")
-    parts = fitted(
-        timing.wall,
-        {
-            "data_wait": timing.data_wait,
-            "compute": of_steps("compute"),
-            "all_reduce": of_steps("all_reduce"),
-        },
-    )
+    seconds = {name: of_steps(name) for name in ("compute", "all_reduce")}
+    parts = fitted(timing.wall, {"data_wait": timing.data_wait, **seconds})
     straggler = max(parts["compute"] - float(computed.mean()), 0.0)
     examples = float(timing.sums.of_replicas("examples").sum())
     return Throughput(epoch, devices, timing.steps, examples, timing.wall, parts, straggler)

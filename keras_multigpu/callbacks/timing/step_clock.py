@@ -60,7 +60,7 @@ class StepClock:
         self._eager = eager
         self._run = run
         self._probe = probe
-        self._total: Timing | None = None
+        self._total = no_time(1)
         self._begun: Timing | None = None
         self._last = 0.0
         self._steps = 0
@@ -96,7 +96,6 @@ class StepClock:
         self._stop()
         if was_running:
             self._start(self._last)
-        assert self._total is not None
         return self._total
 
     def _start(self, at: float | None = None) -> None:
@@ -107,7 +106,6 @@ class StepClock:
         if self._begun is None:
             return
         added = self._mark().since(self._begun)
-        assert self._total is not None
         self._total, self._begun = self._total.plus(added), None
 
     def _mark(self) -> Timing:

@@ -9,7 +9,7 @@ to two small variables; whoever reads these waits for the devices.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -89,7 +89,7 @@ class StepProbe(TraceProbe):
     def __init__(self, on_trace: Callable[[], None], losses: bool = False) -> None:
         super().__init__(on_trace)
         self._losses = losses
-        self._of_replicas: tf.Variable | None = None
+        self._of_replicas: Any = None
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
         """Create the variables once; the same object may serve several calls of `fit`."""
@@ -112,7 +112,6 @@ class StepProbe(TraceProbe):
 
     def collect(self, measured: list[list[tf.Tensor]], allowed: tf.Tensor | None) -> None:
         """Add to the sums; a step that was forbidden counts for times only."""
-        assert self._of_replicas is not None
         with tf.device(HOST):
             numbers = tf.cast(tf.stack([one[0] for one in measured]), tf.float64)
             times = tf.stack([one[1] for one in measured])
@@ -134,11 +133,9 @@ class StepProbe(TraceProbe):
 
     def read(self) -> Sums:
         """The sums so far; waits for the devices."""
-        assert self._of_replicas is not None
         return Sums(self._of_replicas.numpy(), self._of_steps.numpy())
 
     def write(self, sums: Sums) -> None:
-        assert self._of_replicas is not None
         self._of_replicas.assign(sums.replicas)
         self._of_steps.assign(sums.steps)
 

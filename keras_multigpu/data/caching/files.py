@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from keras_multigpu.checks import problem
+from keras_multigpu.checks import os_error
 from keras_multigpu.writing import one_at_a_time, size_text, whole
 
 _log = logging.getLogger("keras_multigpu")
@@ -164,13 +164,13 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def unwritable(path: Path, error: OSError) -> OSError:
-    text = problem(
+    return os_error(
+        error,
         f"The cache cannot be written: {error.strerror}.",
         "Expected a folder that can be written, with room for the decoded examples.",
         "Choose another folder, or free this one and run again: what is there stays.",
         path=str(path),
     )
-    return type(error)(error.errno, text)
 
 
 def require_disk(where: Path, needed: int, name: str) -> None:
@@ -178,11 +178,11 @@ def require_disk(where: Path, needed: int, name: str) -> None:
     there = next(folder for folder in [where, *where.absolute().parents] if folder.exists())
     free = shutil.disk_usage(there).free
     if needed > free:
-        text = problem(
+        raise os_error(
+            OSError(errno.ENOSPC, ""),
             f"The decoded examples of {name} take {size_text(needed)}, and {size_text(free)} are "
             "free on the disk.",
             "Expected room for all of them.",
             "Choose a folder on another disk or smaller images, or leave `cache` out.",
             cache=str(where),
         )
-        raise OSError(errno.ENOSPC, text)

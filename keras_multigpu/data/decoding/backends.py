@@ -12,7 +12,7 @@ JPEG library tells the standard error of some, in a line that only the process a
 off.
 """
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -50,20 +50,7 @@ class Box(NamedTuple):
     width: int
 
 
-class Backend(Protocol):
-    """What decodes and resizes."""
-
-    def read(self, data: bytes, header: Header) -> np.ndarray:
-        """The whole image."""
-
-    def read_part(self, data: bytes, header: Header, box: Box) -> np.ndarray:
-        """A part of a JPEG."""
-
-    def resize(self, image: np.ndarray, height: int, width: int) -> np.ndarray:
-        """An image in another size, rounded."""
-
-
-def backend(channels: int, interpolation: str) -> Backend:
+def backend(channels: int, interpolation: str) -> "OpenCVBackend | TensorFlowBackend":
     tensorflow = TensorFlowBackend(channels, interpolation)
     try:
         import cv2
@@ -85,7 +72,10 @@ class TensorFlowBackend:
             with tf.device("CPU:0"):
                 decoded = self._decoded(data, header, box)
         except tf.errors.InvalidArgumentError as error:
-            raise DamagedExample(f"TensorFlow cannot decode it: {first_words(error)}") from None
+            # What it says about the image, without where in the program.
+            text = str(error).partition("}} ")[2] or str(error)
+            words = text.partition(" [Op:")[0].rstrip(". ")
+            raise DamagedExample(f"TensorFlow cannot decode it: {words}") from None
         image = viewed(decoded)
         if header.kind == "BMP":
             image = from_palette(image, data, header)
@@ -222,9 +212,3 @@ def from_palette(image: np.ndarray, data: bytes, header: Header) -> np.ndarray:
     palette = np.zeros((256, 3), np.uint8)
     palette[: len(entries)] = entries[:, 2::-1]
     return palette[image[..., 0]]
-
-
-def first_words(error: Exception) -> str:
-    """What TensorFlow says about the image, without where in the program."""
-    text = str(error).partition("}} ")[2] or str(error)
-    return text.partition(" [Op:")[0].rstrip(". ")

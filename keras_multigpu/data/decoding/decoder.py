@@ -1,5 +1,6 @@
 """`ImageDecoder`: the content of an image file as an array of fixed size."""
 
+import copy
 import math
 import os
 import random
@@ -68,22 +69,16 @@ class ImageDecoder:
         self.shape = (height, width, CHANNELS[color_mode])
         self.draws = resize == "random_crop"
         self.max_pixels = max_pixels
-        self._color_mode = color_mode
         self._resize = resize
         self._interpolation = interpolation
         self._backend = backend(CHANNELS[color_mode], interpolation)
 
     def still(self) -> "ImageDecoder":
         """The same without random draws: the middle of an image instead of a random part."""
-        if not self.draws:
-            return self
-        return ImageDecoder(
-            self.shape[:2],
-            color_mode=self._color_mode,
-            interpolation=self._interpolation,
-            resize="crop",
-            max_pixels=self.max_pixels,
-        )
+        still = copy.copy(self)
+        if self.draws:
+            still.draws, still._resize = False, "crop"
+        return still
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -93,9 +88,6 @@ class ImageDecoder:
             "interpolation": self._interpolation,
             "way": RESIZES[self._resize],
         }
-
-    def decode_file(self, path: str, seed: np.ndarray) -> np.ndarray:
-        return self.decode(read_file(path), seed)
 
     def decode(self, data: bytes, seed: np.ndarray) -> np.ndarray:
         header = read_header(data, self.max_pixels)

@@ -64,18 +64,13 @@ def read_header(data: bytes, max_pixels: int = MOST_PIXELS) -> Header:
     if header.height < 1 or header.width < 1:
         raise DamagedExample(f"its header gives {header.width} x {header.height} pixels")
     if header.height * header.width > max_pixels:
-        raise too_large(header, max_pixels)
+        size = f"{header.width} x {header.height}"
+        raise DamagedExample(f"it has {size} pixels, more than max_pixels={max_pixels:,}")
     return header
 
 
 def cut_off(data: bytes) -> DamagedExample:
     return DamagedExample(f"it is truncated: its end is missing after {len(data):,} bytes")
-
-
-def too_large(header: Header, max_pixels: int) -> DamagedExample:
-    return DamagedExample(
-        f"it has {header.width} x {header.height} pixels, more than max_pixels={max_pixels:,}"
-    )
 
 
 def reader_of(data: bytes) -> Callable[[bytes], Header] | None:

@@ -1,5 +1,6 @@
 """Image files with their targets as a source."""
 
+import copy
 import hashlib
 import os
 from collections.abc import Sequence
@@ -8,11 +9,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.data.decoding.decoder import ImageDecoder
+from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
 from keras_multigpu.data.files.table import FileTable
 from keras_multigpu.data.files.targets import Targets
-from keras_multigpu.data.road.damage import Damaged, DamagedExample
-from keras_multigpu.data.road.source import Source
+from keras_multigpu.data.road.damage import Damaged
+from keras_multigpu.data.road.source import Source, read_rows
 from keras_multigpu.identities import of_array
 
 # Of so many files the sizes are asked for, which takes a slow disk 0.1 ms each.
@@ -53,14 +54,14 @@ class ImageFiles(Source):
         self._weights = weights
 
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
-        damaged = []
         rest = iter(out)
         images = next(rest)
-        for row, (index, seed) in enumerate(zip(indices.tolist(), seeds, strict=True)):
-            try:
-                images[row] = self._decoder.decode_file(self._files.path(index), seed)
-            except DamagedExample as damage:
-                damaged.append((row, damage.cause))
+
+        def read(row: int) -> None:
+            path = self._files.path(int(indices[row]))
+            images[row] = self._decoder.decode(read_file(path), seeds[row])
+
+        damaged = read_rows(len(indices), read)
         if self._targets is not None:
             known = {row for row, _ in damaged}
             causes = self._targets.read(next(rest), indices, seeds)
@@ -72,10 +73,10 @@ class ImageFiles(Source):
     def still(self) -> Source:
         if not self.draws:
             return self
-        targets = None if self._targets is None else self._targets.still()
-        return ImageFiles(
-            self._files, self._decoder.still(), targets, self._weights, name=self.name
-        )
+        still = copy.copy(self)
+        still.draws, still._decoder = False, self._decoder.still()
+        still._targets = None if self._targets is None else self._targets.still()
+        return still
 
     def example_name(self, index: int) -> str:
         return self._files.path(index)

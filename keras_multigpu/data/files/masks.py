@@ -1,5 +1,6 @@
 """Masks: images whose pixels are the numbers of classes."""
 
+import copy
 import struct
 import zlib
 from typing import Any
@@ -13,6 +14,7 @@ from keras_multigpu.data.files.images import state_of
 from keras_multigpu.data.files.table import FileTable
 from keras_multigpu.data.files.targets import Targets
 from keras_multigpu.data.road.damage import Damaged, DamagedExample
+from keras_multigpu.data.road.source import read_rows
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _PALETTE, _GREY_ALPHA = 0, 3, 4
@@ -37,7 +39,6 @@ class MaskTargets(Targets):
         max_pixels: int,
     ) -> None:
         self._masks = masks
-        self._image_size = image_size
         self._images = images
         self._grey, self._color = (
             ImageDecoder(
@@ -52,28 +53,19 @@ class MaskTargets(Targets):
         self.spec = tf.TensorSpec(self._grey.shape, tf.uint8)
 
     def read(self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray) -> Damaged:
-        damaged = []
-        for row, (index, seed) in enumerate(zip(indices.tolist(), seeds, strict=True)):
-            path = self._masks.path(index)
-            try:
-                data = read_file(path)
-                if self._grey.draws:
-                    require_same_size(data, read_file(self._images.path(index)))
-                out[row] = self._decoded(data, seed)
-            except DamagedExample as damage:
-                damaged.append((row, f"its mask {path}: {damage.cause}"))
-        return damaged
+        def read(row: int) -> None:
+            data = read_file(self._masks.path(int(indices[row])))
+            if self._grey.draws:
+                require_same_size(data, read_file(self._images.path(int(indices[row]))))
+            out[row] = self._decoded(data, seeds[row])
+
+        damaged = read_rows(len(indices), read)
+        return [(row, f"its mask {self._masks.path(indices[row])}: {why}") for row, why in damaged]
 
     def still(self) -> Targets:
-        if not self._grey.draws:
-            return self
-        return MaskTargets(
-            self._masks,
-            self._images,
-            self._image_size,
-            resize="crop",
-            max_pixels=self._grey.max_pixels,
-        )
+        still = copy.copy(self)
+        still._grey, still._color = self._grey.still(), self._color.still()
+        return still
 
     def _decoded(self, data: bytes, seed: np.ndarray) -> np.ndarray:
         read_header(data, self._grey.max_pixels)  # Finds damage that must not be met below.

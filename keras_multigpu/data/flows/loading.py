@@ -34,13 +34,27 @@ class FlowLoading(NamedTuple):
         data = read_file(path)
         image = None if self.color_mode == "rgba" else decoded_jpeg(data, self.color_mode)
         if image is None:
-            return loaded_by_keras(data, **self._asdict())
+            return self._loaded_by_keras(data)
         if image.shape[:2] == self.size:
             return image
         box = self._box(*image.shape[:2])
         if self.interpolation != "nearest":
             return resized_by_pillow(image, self.size, self.interpolation, box)
         return resized_to_nearest(image, self.size, box)
+
+    def _loaded_by_keras(self, data: bytes) -> np.ndarray:
+        try:
+            image = keras.utils.load_img(
+                io.BytesIO(data),
+                color_mode=self.color_mode,
+                target_size=self.size,
+                interpolation=self.interpolation,
+                keep_aspect_ratio=self.keep_aspect_ratio,
+            )
+        except Exception as error:
+            # Pillow raises whatever its format plugins come across.
+            raise DamagedExample(f"Pillow says: {error}" if data else "it is empty") from error
+        return keras.utils.img_to_array(image, data_format="channels_last", dtype="float32")
 
     def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
         """`(left, top, right, bottom)`: the part of an image that is used."""
@@ -76,28 +90,6 @@ def decoded_jpeg(data: bytes, color_mode: str) -> np.ndarray | None:
 
         return np.asarray(Image.fromarray(image).convert("L"))[..., None]
     return image
-
-
-def loaded_by_keras(
-    data: bytes,
-    color_mode: str,
-    size: tuple[int, int] | None = None,
-    interpolation: str = "nearest",
-    keep_aspect_ratio: bool = False,
-) -> np.ndarray:
-    """What Keras loads from a file's content, as float32."""
-    try:
-        image = keras.utils.load_img(
-            io.BytesIO(data),
-            color_mode=color_mode,
-            target_size=size,
-            interpolation=interpolation,
-            keep_aspect_ratio=keep_aspect_ratio,
-        )
-    except Exception as error:
-        # Pillow raises whatever its format plugins come across.
-        raise DamagedExample(f"Pillow says: {error}" if data else "it is empty") from error
-    return keras.utils.img_to_array(image, data_format="channels_last", dtype="float32")
 
 
 def resized_by_pillow(

@@ -15,8 +15,8 @@ from keras_multigpu.data.flows.loading import FlowLoading
 from keras_multigpu.data.flows.parameters import FlowParameters, matrices
 from keras_multigpu.data.flows.targets import FlowTargets
 from keras_multigpu.data.flows.transforms import change_colors, flipped, warp
-from keras_multigpu.data.road.damage import Damaged, DamagedExample
-from keras_multigpu.data.road.source import Source
+from keras_multigpu.data.road.damage import Damaged
+from keras_multigpu.data.road.source import Source, read_rows
 from keras_multigpu.identities import identity_of, of_array
 
 _SETTINGS = """
@@ -57,15 +57,12 @@ class FlowSource(Source):
         images, *rest = out
         drawn = self.parameters.draw(seeds)
         places = matrices(drawn, *images.shape[1:3])
-        damaged = []
-        for row, index in enumerate(indices.tolist()):
-            try:
-                loaded = self.load(index)
-            except DamagedExample as damage:
-                damaged.append((row, damage.cause))
-                continue
+
+        def read(row: int) -> None:
             parameters = {name: values[row] for name, values in drawn.items()}
-            self.change(loaded, places[row], parameters, images[row])
+            self.change(self.load(int(indices[row])), places[row], parameters, images[row])
+
+        damaged = read_rows(len(indices), read)
         if self._targets.repeats_image:
             rest[0][...] = images
             rest = rest[1:]

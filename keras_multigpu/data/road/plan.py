@@ -46,6 +46,11 @@ class Part(NamedTuple):
         return low, high
 
 
+def steps_of(examples: int, batch_size: int, remainder: str) -> int:
+    whole, rest = divmod(max(examples, 0), batch_size)
+    return whole + (rest > 0 and remainder == "keep")
+
+
 class Plan(NamedTuple):
     """The batches of all epochs."""
 
@@ -55,10 +60,7 @@ class Plan(NamedTuple):
 
     def steps(self, start: int = 0) -> int:
         """The number of batches from a position to the end of its epoch."""
-        left = max(self.order.length - start, 0)
-        if self.remainder == "drop":
-            return left // self.global_batch_size
-        return -(-left // self.global_batch_size)
+        return steps_of(self.order.length - start, self.global_batch_size, self.remainder)
 
     def place(self, first: Place, step: int) -> Place:
         """Where a batch begins, counted from the batch at `first` on, over all epochs."""

@@ -140,17 +140,14 @@ class Stream(abc.ABC):
         return examples, None
 
 
-def fill_rows(out: Sequence[np.ndarray], count: int, read: Callable[[int], Example]) -> Damaged:
-    """Read examples one by one into `out`, as `Source.read`; `read` may raise `DamagedExample`."""
+def read_rows(count: int, read: Callable[[int], None]) -> Damaged:
+    """Read examples row by row; the rows for which `read` has raised `DamagedExample`, and why."""
     damaged = []
     for row in range(count):
         try:
-            leaves = present(read(row))
+            read(row)
         except DamagedExample as damage:
             damaged.append((row, damage.cause))
-            continue
-        for array, leaf in zip(out, leaves, strict=True):
-            array[row] = leaf
     return damaged
 
 

@@ -2,6 +2,6 @@
 
 stream, order     batches of one, through a shuffle buffer
 served            a dataset that other hosts make
-shapes, cache     what it yields, and how that is kept
+cache             how its examples are kept
 python_batches    generators and Keras's own batches
 """

@@ -8,6 +8,7 @@ Workers read the same examples and finish (decode) those of their own share. To 
 middle of an epoch, what stands before is read again and thrown away.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -15,17 +16,16 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
-from keras_multigpu.checks import problem, value_error
+from keras_multigpu.checks import value_error
 from keras_multigpu.data.road.damage import DamagedExample, Quarantine
 from keras_multigpu.data.road.loader import BATCHES_AT_ONCE
 from keras_multigpu.data.road.order import draw_seeds
 from keras_multigpu.data.road.pipeline import PREFETCHED, as_element, plain_options
-from keras_multigpu.data.road.plan import Place
+from keras_multigpu.data.road.plan import Place, steps_of
 from keras_multigpu.data.road.settings import Batching
 from keras_multigpu.data.road.source import Example, Stream, present
 from keras_multigpu.data.streams.cache import CachedStream, cached
 from keras_multigpu.data.streams.order import in_python, mapped
-from keras_multigpu.data.streams.shapes import alike
 
 
 def prepared(stream: Stream, settings: Batching) -> Stream:
@@ -54,10 +54,7 @@ def steps(stream: Stream, global_batch_size: int, settings: Batching, start: int
     """The number of batches in an epoch, None if unknown."""
     if stream.num_examples is None:
         return None
-    left = max(stream.num_examples - start, 0)
-    if settings["remainder"] == "drop":
-        return left // global_batch_size
-    return -(-left // global_batch_size)
+    return steps_of(stream.num_examples - start, global_batch_size, settings["remainder"])
 
 
 def dataset(
@@ -119,7 +116,7 @@ class Epochs(NamedTuple):
 
         drop = self.settings["remainder"] == "drop"
         examples = alike(
-            examples.skip(start), self.stream.name, self.global_batch_size, watch.failed
+            examples.skip(start), self.stream.name, self.global_batch_size, self.quarantine.failed
         )
         batches = examples.batch(self.global_batch_size, drop_remainder=drop)
         batches = batches.enumerate().map(
@@ -133,15 +130,13 @@ class Epochs(NamedTuple):
         self, epoch: tf.Tensor, start: tf.Tensor, number: tf.Tensor, batch: Any, watch: "Watch"
     ) -> tuple[Example, tf.Tensor]:
         """This share of a batch, finished, with the seeds of its examples."""
-        size = batch_size(batch)
-        total = tf.shape(present(batch)[0], tf.int64)[0] if size is None else size
+        first = present(batch)[0]
+        total = first.shape[0] or tf.shape(first, tf.int64)[0]
         bounds = share_bounds(total, *self.share)
         low, high = (tf.cast(bound, tf.int64) for bound in bounds)
         wanted = bounds[1] - bounds[0] if isinstance(total, int) else None
         if self.share != (0, 1):
-            batch = keras.tree.map_structure(
-                lambda leaf: None if leaf is None else leaf[low:high], batch
-            )
+            batch = mapped(lambda leaf: leaf[low:high], batch)
         rows = tf.range(low, high)
         seeds = watch.seeds(epoch, start + number * self.global_batch_size + rows)
         example, damage = self.stream.finish(batch, seeds)
@@ -182,7 +177,7 @@ class Watch(NamedTuple):
                 if not cause:
                     continue
                 if self.settings["on_error"] == "raise":
-                    raise self.failed(DamagedExample(cause.decode(), name.decode()))
+                    raise self.quarantine.failed(DamagedExample(cause.decode(), name.decode()))
                 self.quarantine.add(int(epoch), name.decode(), cause.decode())
             return np.array([not cause for _, cause in damage.tolist()], np.bool_)
 
@@ -195,29 +190,25 @@ class Watch(NamedTuple):
             return (*example[:2], tf.cast(intact, tf.float32)), seeds
         return mapped(lambda leaf: tf.boolean_mask(leaf, intact), (example, seeds))
 
-    def failed(self, error: Exception) -> Exception:
-        return self.quarantine.failed(error)
-
     def end(self, epoch: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
         """Give the epoch's warning, or an error if it had no batch; False in any case."""
 
         def ended(epoch: np.ndarray, start: np.ndarray) -> np.ndarray:
             if int(epoch) not in self.met and not start:
-                raise self.failed(ValueError(no_batch(self.stream, int(epoch))))
+                # An endless run would never stop.
+                name = self.stream.name
+                raise self.quarantine.failed(
+                    value_error(
+                        f"There is no batch in epoch {int(epoch) + 1}: {name} ended too soon.",
+                        'Expected at least one example, with remainder="drop" a full batch.',
+                        "Check the dataset and the batch size; a generator may be used up.",
+                        epoch=int(epoch),
+                    )
+                )
             self.quarantine.warn(int(epoch))
             return np.array(False)
 
         return in_python(ended, [epoch, start], tf.bool, [])
-
-
-def no_batch(stream: Stream, epoch: int) -> str:
-    """What to say of an epoch without batches, after which an endless run would never stop."""
-    return problem(
-        f"There is no batch in epoch {epoch + 1}: {stream.name} ended too soon.",
-        'Expected at least one example, with remainder="drop" a full batch.',
-        "Check the dataset and the batch size; a generator may be used up.",
-        epoch=epoch,
-    )
 
 
 def require_sliceable(spec: Any, stream: Stream) -> None:
@@ -231,10 +222,6 @@ def require_sliceable(spec: Any, stream: Stream) -> None:
             )
 
 
-def batch_size(batch: Any) -> int | None:
-    return present(batch)[0].shape[0]
-
-
 def with_size(structure: Any, size: int | None) -> Any:
     """The structure, each of whose tensors knows that it has this many rows."""
 
@@ -244,3 +231,60 @@ def with_size(structure: Any, size: int | None) -> Any:
         return leaf
 
     return mapped(sized, structure)
+
+
+def alike(
+    examples: tf.data.Dataset, name: str, batch_size: int, failed: Callable[[Exception], Exception]
+) -> tf.data.Dataset:
+    """The same examples, with an error that explains where those of a batch differ in shape.
+
+    Where the shapes are known beforehand, nothing is checked.
+    """
+    if all(map(has_one_shape, keras.tree.flatten(examples.element_spec))):
+        return examples
+
+    def differ(first: np.ndarray, shapes: np.ndarray) -> np.ndarray:
+        raise failed(
+            value_error(
+                f"The examples of {name} differ in shape.",
+                "Expected one shape for all examples of a batch.",
+                "Resize, crop or pad them in `dataset.map`, or make them ragged tensors.",
+                first=split_again(first),
+                another=split_again(shapes),
+            )
+        )
+
+    @tf.autograph.experimental.do_not_convert
+    def compared(state: tuple[tf.Tensor, tf.Tensor], *element: Any) -> Any:
+        row, first = state
+        shapes = shapes_of(element)
+        first = tf.cond(row == 0, lambda: shapes, lambda: first)
+        is_same = tf.logical_and(
+            tf.size(first) == tf.size(shapes),
+            # Cut to one length: both branches of a graph are shaped alike.
+            tf.reduce_all(first[: tf.size(shapes)] == shapes[: tf.size(first)]),
+        )
+        checked = tf.cond(
+            is_same, lambda: row, lambda: in_python(differ, [first, shapes], tf.int64, [])
+        )
+        return ((checked + 1) % batch_size, first), element if len(element) > 1 else element[0]
+
+    start = tf.constant(0, tf.int64), tf.constant([], tf.int32)
+    return examples.scan(start, compared)
+
+
+def has_one_shape(spec: Any) -> bool:
+    """Whether tensors of this spec need no check: they are all alike, ragged, or missing."""
+    return not isinstance(spec, tf.TensorSpec) or spec.shape.is_fully_defined()
+
+
+def shapes_of(example: Any) -> tf.Tensor:
+    """The shapes of the tensors of an example, a -1 behind each."""
+    dense = [leaf for leaf in keras.tree.flatten(example) if isinstance(leaf, tf.Tensor)]
+    return tf.concat([part for leaf in dense for part in (tf.shape(leaf), [-1])], 0)
+
+
+def split_again(shapes: np.ndarray) -> list[tuple[int, ...]]:
+    """What `shapes_of` joined."""
+    parts = np.split(shapes, np.flatnonzero(shapes < 0) + 1)[:-1]
+    return [tuple(part[:-1].tolist()) for part in parts]

@@ -1,5 +1,6 @@
 """The records of a TFDS split that can be read in any order (`array_record`)."""
 
+import copy
 import functools
 import logging
 import sys
@@ -11,7 +12,7 @@ import numpy as np
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.road.damage import Damaged, DamagedExample
-from keras_multigpu.data.road.source import Source, fill_rows
+from keras_multigpu.data.road.source import Source, present, read_rows
 from keras_multigpu.data.tfds.features import Features
 
 LABELS_AT_ONCE = 1024
@@ -55,35 +56,33 @@ class TfdsRecords(Source):
         return labels if labels.min(initial=0) >= 0 else None
 
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
-        records = self._fetched(indices.tolist())
-        return fill_rows(out, len(records), lambda row: self._decoded(records[row], seeds[row]))
-
-    def _fetched(self, indices: list[int]) -> Sequence[Any]:
-        """Records, or the errors of those that cannot be read."""
         try:
-            return self._records.__getitems__(indices)
+            records = self._records.__getitems__(indices.tolist())
         except Exception:  # One of them is damaged; of what kind the error is, the format decides.
-            return [self._fetched_one(index) for index in indices]
+            records = None
 
-    def _fetched_one(self, index: int) -> Any:
+        def read(row: int) -> None:
+            record = self._fetched(int(indices[row])) if records is None else records[row]
+            values = {name: record[name] for name in self._features.names}
+            for name, decoder in self._features.images.items():
+                values[name] = decoder.decode(values[name], seeds[row])
+            for array, leaf in zip(out, present(self._features.example(values)), strict=True):
+                # An array of bytes would lose zeros at their end.
+                array[row] = leaf if isinstance(leaf, bytes | str) else np.asarray(leaf)
+
+        return read_rows(len(indices), read)
+
+    def _fetched(self, index: int) -> Any:
         try:
             return self._records[index]
         except Exception as error:
-            return error
-
-    def _decoded(self, record: Any, seed: np.ndarray) -> Any:
-        if isinstance(record, Exception):
-            words = " ".join(str(record).split())
-            raise DamagedExample(f"{type(record).__name__}: {words[:200]}")
-        values = {name: record[name] for name in self._features.names}
-        for name, decoder in self._features.images.items():
-            values[name] = decoder.decode(values[name], seed)
-        return keras.tree.map_structure(as_leaf, self._features.example(values))
+            words = " ".join(str(error).split())
+            raise DamagedExample(f"{type(error).__name__}: {words[:200]}") from None
 
     def still(self) -> Source:
-        if not self.draws:
-            return self
-        return TfdsRecords(self._builder, self._split, self._features.still())
+        still = copy.copy(self)
+        still.draws, still._features = False, self._features.still()
+        return still if self.draws else self
 
     def example_name(self, index: int) -> str:
         return f"example {index} of {self.name}"
@@ -98,8 +97,3 @@ class TfdsRecords(Source):
             )
         place = {"folder": str(self._builder.data_path)} if exact else {}
         return {"name": self.name, **place, "features": self._features.identity()}
-
-
-def as_leaf(value: Any) -> Any:
-    """A value as a batch's array takes it; an array of bytes would lose zeros at their end."""
-    return value if value is None or isinstance(value, bytes | str) else np.asarray(value)

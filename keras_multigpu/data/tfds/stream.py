@@ -1,5 +1,6 @@
 """The examples of a TFDS split that can only be read one after another."""
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +10,9 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.decoding.decoder import ImageDecoder
-from keras_multigpu.data.road.damage import Damaged, DamagedExample
+from keras_multigpu.data.road.damage import Damaged
 from keras_multigpu.data.road.loader import GATE, in_lasting_thread, read_in_pieces
-from keras_multigpu.data.road.source import Example, Source, Stream
+from keras_multigpu.data.road.source import Example, Source, Stream, read_rows
 from keras_multigpu.data.streams.order import buffer_shuffled, epoch_seed
 from keras_multigpu.data.tfds.features import Features
 from keras_multigpu.data.tfds.preparation import imported, is_generated
@@ -35,14 +36,11 @@ class TfdsStream(Stream):
         self.num_examples = builder.info.splits[split].num_examples
         self.class_names = features.class_names()
         self.draws = features.draws
-        self._spec = features.spec(self._element_spec)
+        features.spec(lambda: self._read(None, shuffle=False).element_spec)  # Refuses odd shapes.
 
     def identity(self) -> dict[str, Any]:
         features = self._features.identity()
         return {**super().identity(), "features": features, "shuffle_buffer": self._buffer}
-
-    def _element_spec(self) -> Any:
-        return self._read(None, shuffle=False).element_spec
 
     def _read(self, seed: tf.Tensor | None, shuffle: bool) -> tf.data.Dataset:
         # What stays in memory is for `cache` to say, and not for the size of the data.
@@ -72,10 +70,9 @@ class TfdsStream(Stream):
         return buffer_shuffled(dataset, self._buffer, epoch, seed) if shuffle else dataset
 
     def still(self) -> Stream:
-        if not self.draws:
-            return self
-        features = self._features.still()
-        return TfdsStream(self._builder, self._split, features, self._config, self._buffer)
+        still = copy.copy(self)
+        still.draws, still._features = False, self._features.still()
+        return still if self.draws else self
 
     def finish(self, examples: Any, seeds: tf.Tensor) -> tuple[Example, tf.Tensor | None]:
         values, names = examples
@@ -97,13 +94,10 @@ class EncodedImages(Source):
         self._images = images
 
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
-        damaged = []
-        for row, index in enumerate(indices.tolist()):
-            try:
-                out[0][row] = self._decoder.decode(self._images[index], seeds[row])
-            except DamagedExample as damage:
-                damaged.append((row, damage.cause))
-        return damaged
+        def read(row: int) -> None:
+            out[0][row] = self._decoder.decode(self._images[indices[row]], seeds[row])
+
+        return read_rows(len(indices), read)
 
 
 def decoded(
