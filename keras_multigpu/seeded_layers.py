@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu import keras_internals
+from keras_multigpu.checks import value_error
 
 Call = Callable[[Any], Any]
 """A function of data whose first axis counts examples."""
@@ -75,6 +76,16 @@ def build(layer: keras.Layer, x: Any) -> None:
             keras.tree.map_structure(
                 lambda leaf: tf.zeros([1, *(size or 1 for size in leaf.shape[1:])], leaf.dtype), x
             )
+        )
+
+
+def require_instance(layer: Any) -> None:
+    if isinstance(layer, type):
+        raise value_error(
+            f"{layer.__name__} is a class, not a layer.",
+            "Expected a layer that is made from it, or a function.",
+            f"Pass `{layer.__name__}(...)`.",
+            layer=layer,
         )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.checks import require_choice, value_error
+from keras_multigpu.checks import require_choice, require_number, value_error
 
 BOX_FORMATS = "xyxy rel_xyxy yxyx rel_yxyx xywh rel_xywh center_xywh center_yxhw".split()
 """The formats that `keras.utils.bounding_boxes` converts."""
@@ -72,7 +72,7 @@ def as_range(
         raise value_error(
             f"`{name}` is neither a number nor a pair of numbers in its range.",
             f"Expected numbers in {bracket}{low:g}, {high:g}].",
-            f"Pass for example `{name}={example(low, high)}`.",
+            f"Pass for example `{name}=({low:g}, {high:g})`.",
             **{name: value},
         )
     if len(values) == 2:
@@ -96,19 +96,9 @@ def plain(value: Any) -> Any:
     return value
 
 
-def example(low: float, high: float) -> str:
-    """A value in a range, for a message."""
-    return f"({low:g}, {high:g})"
-
-
 def require_probability(name: str, value: object) -> None:
-    if not is_number(value) or not 0 <= value <= 1:  # type: ignore[operator]
-        raise value_error(
-            f"`{name}` is not a probability.",
-            "Expected a number from 0 to 1.",
-            f"Pass for example `{name}=0.5`.",
-            **{name: value},
-        )
+    fix = f"Pass for example `{name}=0.5`."
+    require_number(name, value, lambda one: 0 <= one <= 1, "from 0 to 1", fix)
 
 
 def as_probability(name: str, value: Any) -> float:
@@ -131,13 +121,8 @@ def as_value_range(value: Any) -> Range:
 
 
 def as_number(name: str, value: Any, *, low: float, high: float) -> float:
-    if not is_number(value) or not low <= value <= high:
-        raise value_error(
-            f"`{name}` is not a number in its range.",
-            f"Expected a number from {low:g} to {high:g}.",
-            f"Pass for example `{name}={(low + high) / 2:g}`.",
-            **{name: value},
-        )
+    fix = f"Pass for example `{name}={(low + high) / 2:g}`."
+    require_number(name, value, lambda one: low <= one <= high, f"from {low:g} to {high:g}", fix)
     return float(value)
 
 

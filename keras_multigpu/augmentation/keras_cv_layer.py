@@ -13,6 +13,7 @@ from keras_multigpu.augmentation.keras_layer import KerasLayer, as_float, boxes_
 from keras_multigpu.augmentation.wrapping.wrapped_layer import (
     TRIAL,
     WrappedLayer,
+    replaced,
     require_foreign,
     require_no_mixing,
     traced,
@@ -113,10 +114,7 @@ class KerasCVLayer(WrappedLayer):
         return KerasLayer(keras.layers.Resizing(height, width)).still(example)
 
     def changed_shape(self, shape: Shape) -> Shape:
-        height, width, channels = (
-            old if new is None else new for old, new in zip(shape, self.new_shape, strict=True)
-        )
-        return height, width, channels
+        return replaced(shape, self.new_shape)
 
     def _one(self, data: Any, seed: Any) -> Any:
         @tf.function

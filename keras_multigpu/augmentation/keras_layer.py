@@ -12,6 +12,7 @@ from keras_multigpu.augmentation.arguments import require_bool
 from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
 from keras_multigpu.augmentation.wrapping.wrapped_layer import (
     WrappedLayer,
+    replaced,
     require_foreign,
     require_no_mixing,
     trial_error,
@@ -121,10 +122,7 @@ class KerasLayer(WrappedLayer):
             after = self.wrapped.compute_output_shape((None, *known))[1:]
         except NotImplementedError:
             return shape
-        height, width, channels = (
-            old if new is None else new for old, new in zip(shape, after, strict=True)
-        )
-        return height, width, channels
+        return replaced(shape, after)
 
     def _run(self, data: Any, training: bool) -> Any:
         # Keras's layers write into the dictionaries that they get; this is a copy.

@@ -65,7 +65,8 @@ class RandomErasing(AugmentationLayer):
         super().__init__(seed=seed, bounding_box_format=bounding_box_format, **kwargs)
         self.factor = plain(factor)
         self.scale = as_range("scale", scale, low=0, high=1, symmetric=False)
-        self.aspect_ratio = as_aspect_ratio(aspect_ratio)
+        ratio = aspect_ratio if is_pair(aspect_ratio) else None
+        self.aspect_ratio = as_range("aspect_ratio", ratio, low=0.01, high=100, symmetric=False)
         self.fill_value = "random" if fill_value is None else plain(fill_value)
         self.value_range = as_value_range(value_range)
         self._probability = as_probability("factor", factor)
@@ -112,12 +113,6 @@ class RandomErasing(AugmentationLayer):
                 channels=channels,
             )
         return (*values, *[0.0] * channels)[:channels]
-
-
-def as_aspect_ratio(value: Any) -> Range:
-    return as_range(
-        "aspect_ratio", value if is_pair(value) else None, low=0.01, high=100, symmetric=False
-    )
 
 
 def require_fill_value(value: Any) -> None:

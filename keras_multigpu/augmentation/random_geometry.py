@@ -123,11 +123,8 @@ class RandomGeometry(AugmentationLayer):
         require_fill_value(fill_value)
         require_one_window(crop, crop_area, aspect_ratio)
         self.flip = flip
-        rotation, translation, zoom, shear = map(plain, (rotation, translation, zoom, shear))
-        self.rotation = rotation
-        self.translation = translation
-        self.zoom = zoom
-        self.shear = shear
+        moves = tuple(map(plain, (rotation, translation, zoom, shear)))
+        self.rotation, self.translation, self.zoom, self.shear = moves
         self.aspect_ratio = as_positive_range("aspect_ratio", aspect_ratio, high=100)
         self.crop_area = as_positive_range("crop_area", crop_area, high=1)
         self.crop = as_size("crop", crop)
@@ -135,7 +132,7 @@ class RandomGeometry(AugmentationLayer):
         self.fill_mode = fill_mode
         self.fill_value = plain(fill_value)
         self.interpolation = interpolation
-        self._ranges = drawn_ranges(rotation, translation, zoom, shear)
+        self._ranges = drawn_ranges(*moves)
         self._one_zoom = zoom_ranges(zoom)[1] is None
 
     def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:

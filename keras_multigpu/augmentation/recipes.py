@@ -73,7 +73,13 @@ def recipe(
     require_choice("name", name, RECIPES)
     if num_classes is not None:
         require_positive_integer("num_classes", num_classes)
-        require_mixing(name)
+        if name not in MIXES:
+            raise value_error(
+                "`num_classes` was given for a recipe that mixes no images.",
+                f"Expected it for {' or '.join(map(repr, MIXES))} only.",
+                "Leave `num_classes` out, or add `MixUp(num_classes=...)` to the recipe's layers.",
+                name=name,
+            )
     options = Options(as_size("size", size), as_value_range(value_range), num_classes)
     return Sequence(
         RECIPES[name](options),
@@ -143,13 +149,3 @@ RECIPES: dict[str, Callable[[Options], list[AugmentationLayer]]] = {
 
 MIXES = ("strong", "imagenet")
 """The recipes that can mix images."""
-
-
-def require_mixing(name: str) -> None:
-    if name not in MIXES:
-        raise value_error(
-            "`num_classes` was given for a recipe that mixes no images.",
-            f"Expected it for {' or '.join(map(repr, MIXES))} only.",
-            "Leave `num_classes` out, or add `MixUp(num_classes=...)` to the recipe's layers.",
-            name=name,
-        )

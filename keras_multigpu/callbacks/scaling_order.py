@@ -12,23 +12,17 @@ SCALING, WARMUP = "BatchSizeScaling", "LearningRateWarmup"
 Callbacks = Sequence[keras.callbacks.Callback]
 
 
-def scalings_among(callbacks: Callbacks) -> list[Any]:
-    # Not above: its module imports this one.
-    from keras_multigpu.callbacks.batch_size_scaling.callback import BatchSizeScaling
+def among(callbacks: Callbacks, name: str) -> list[Any]:
+    # Not above: the modules of both import this one.
+    from keras_multigpu import callbacks as public
 
-    return [callback for callback in callbacks if isinstance(callback, BatchSizeScaling)]
-
-
-def warmups_among(callbacks: Callbacks) -> list[Any]:
-    from keras_multigpu.callbacks.learning_rate_warmup.callback import LearningRateWarmup
-
-    return [callback for callback in callbacks if isinstance(callback, LearningRateWarmup)]
+    return [callback for callback in callbacks if isinstance(callback, getattr(public, name))]
 
 
 def scaling_of(model: keras.Model) -> Any:
     """The `BatchSizeScaling` of the present `fit`, or None."""
     run = getattr(model, "training_run", None)
-    return None if run is None else next(iter(scalings_among(run.callbacks)), None)
+    return None if run is None else next(iter(among(run.callbacks, SCALING)), None)
 
 
 def refuse_scheduler(callbacks: Callbacks) -> None:
@@ -42,8 +36,7 @@ def refuse_scheduler(callbacks: Callbacks) -> None:
 
 
 def require_order(callbacks: Callbacks) -> None:
-    found = [*scalings_among(callbacks), *warmups_among(callbacks)]
-    names = [SCALING, WARMUP]
+    found = [*among(callbacks, SCALING), *among(callbacks, WARMUP)]
     if len(found) > len({type(callback) for callback in found}):
         raise value_error(
             "A callback that sets the learning rate is there twice.",
@@ -55,7 +48,7 @@ def require_order(callbacks: Callbacks) -> None:
     if places != sorted(places):
         raise value_error(
             f"{WARMUP} comes before {SCALING}, so it would not know the scaled rate.",
-            f"Expected callbacks=[{', '.join(names)}].",
+            f"Expected callbacks=[{SCALING}, {WARMUP}].",
             "Exchange the two.",
             callbacks=[type(callback).__name__ for callback in callbacks],
         )

@@ -23,16 +23,11 @@ STEPS = 7
 """How many steps a job may have without using the ports of the next job."""
 
 
-def is_step(variables: Mapping[str, str] = os.environ) -> bool:
-    """Whether `srun` has started this process."""
-    # In a batch script without `srun` SLURM_NTASKS and SLURM_PROCID are set as well, but there is
-    # one process, which would wait for the others for ever.
-    return {"SLURM_PROCID", "SLURM_STEP_NODELIST"} <= variables.keys()
-
-
 def cluster(variables: Mapping[str, str] = os.environ) -> Cluster | None:
     """The tasks that `srun` has started together with this process; None outside `srun`."""
-    if not is_step(variables):
+    # In a batch script without `srun` SLURM_NTASKS and SLURM_PROCID are set as well, but there is
+    # one process, which would wait for the others for ever.
+    if not {"SLURM_PROCID", "SLURM_STEP_NODELIST"} <= variables.keys():
         return None
     hosts = host_names(variables["SLURM_STEP_NODELIST"])
     counts = tasks_of_nodes(variables, len(hosts))
@@ -43,7 +38,9 @@ def cluster(variables: Mapping[str, str] = os.environ) -> Cluster | None:
     if number(variables, "SLURM_NODEID", nodes[index]) != nodes[index]:
         what = f"task {index} was expected on node {nodes[index]}"
         raise slurm_error(what, "SLURM_NODEID", variables)
-    first = first_port(variables)
+    # Another one for jobs and steps that may share a node.
+    steps = number(variables, "SLURM_JOB_ID") * STEPS + number(variables, "SLURM_STEP_ID", 0)
+    first = PORTS[steps * PORTS_OF_STEP % len(PORTS)]
     workers = [
         f"{hosts[node]}:{first + nodes[:task].count(node)}" for task, node in enumerate(nodes)
     ]
@@ -59,12 +56,6 @@ def own_gpus(cluster: Cluster, variables: Mapping[str, str] = os.environ) -> dic
     own = hosts[cluster.index]
     shares = gpus.shared_out(gpus.visible_gpus(), hosts.count(own), None)
     return shares[hosts[: cluster.index].count(own)]
-
-
-def first_port(variables: Mapping[str, str]) -> int:
-    """The port of a node's first task: another one for jobs and steps that may share a node."""
-    steps = number(variables, "SLURM_JOB_ID") * STEPS + number(variables, "SLURM_STEP_ID", 0)
-    return PORTS[steps * PORTS_OF_STEP % len(PORTS)]
 
 
 def tasks_of_nodes(variables: Mapping[str, str], nodes: int) -> list[int]:

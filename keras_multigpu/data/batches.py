@@ -161,9 +161,7 @@ class Batches:
     def class_counts(self) -> dict[str, int] | None:
         """How many examples each class has; None where examples have no single class."""
         labels = self._labels()
-        if labels is None:
-            return None
-        return counts_of(labels, self.class_names)
+        return None if labels is None else counts_of(labels, self.class_names)
 
     @property
     def class_weight(self) -> dict[int, float] | None:
@@ -439,11 +437,9 @@ def with_settings(function: Maker) -> Maker:
     """Let `help` and notebooks show by name what a function passes on to `Batches`."""
     # It takes `**batching`, so that a name of Keras's, such as `batch_size`, gets an error that
     # teaches.
-    types = get_type_hints(Batching)
+    types, kind = get_type_hints(Batching), inspect.Parameter.KEYWORD_ONLY
     settings = [
-        inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=types[name]
-        )
+        inspect.Parameter(name, kind, default=value, annotation=types[name])
         for name, value in DEFAULTS.items()
     ]
     signature = inspect.signature(function)

@@ -6,8 +6,8 @@ The modules, from the call to the result:
     in_this_process     devices and strategies
     other_process       a fresh process, where TensorFlow has started already
     batches             the first global batches of the user's data
-    participants        one model on one device or on N replicas, trained step by step
-    random_layers       switched off, because replicas draw differently by design
+    participants        one model on one device or on N replicas, trained step by step; random
+                        layers are switched off, because replicas draw differently by design
     comparison          all participants in lockstep; what differs, and since when
     causes              the likely cause, from what the two probes find:
     layer_probe         layers whose output for an example depends on other examples

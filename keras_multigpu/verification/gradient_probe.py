@@ -90,20 +90,15 @@ def added_losses(model: keras.Model) -> list[tuple[keras.Layer, float]]:
     # Regularisers are left out: those of weights, which Keras computes anew whenever it is asked,
     # and those of activities, which replicas handle.
     first, second = model.losses, model.losses
-    added = [loss for loss in first if any(loss is other for other in second)]
-    return [
-        (layer, float(loss))
-        for loss in added
-        # The innermost layer comes last.
-        for layer in [
-            [
-                layer
-                for layer in keras_internals.layers_of(model)
-                if any(loss is other for other in layer.losses)
-            ][-1]
-        ]
-        if layer.activity_regularizer is None
-    ]
+    found = []
+    for loss in first:
+        if any(loss is other for other in second):
+            layers = keras_internals.layers_of(model)
+            having = [one for one in layers if any(loss is other for other in one.losses)]
+            # The innermost layer comes last.
+            if having[-1].activity_regularizer is None:
+                found.append((having[-1], float(loss)))
+    return found
 
 
 def as_arrays(gradients: Any) -> Gradients:

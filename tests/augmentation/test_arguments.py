@@ -101,7 +101,7 @@ def test_no_number(value):
     assert not arguments.is_number(value)
     with pytest.raises(ValueError, match="`share` is not a number in its range.*from 0 to 1"):
         arguments.as_number("share", value, low=0, high=1)
-    with pytest.raises(ValueError, match="`share` is not a probability"):
+    with pytest.raises(ValueError, match="`share` is not a number in its range.*from 0 to 1"):
         arguments.require_probability("share", value)
 
 

@@ -36,37 +36,23 @@ def resampled(
     # Keras uses TensorFlow's ImageProjectiveTransformV3, which computes every map again for each
     # channel, and does not run under XLA. `read` gives the same pixels. On a CPU it is compiled
     # even where the model is not, and then three to four times as fast as that operation.
-    settings = interpolation, fill_mode, fill_value
     at_once = on_host or tf.executing_eagerly()
     if at_once and not pays_to_compile((*images.shape[1:], *size), on_host):
         # Images of many sizes: compiling for each would take longer than it saves.
-        result = read_by_operation(images, matrices, size, *settings)
-    else:
-        result = fused(
-            read, [images, matrices], tuple(size), *settings, on_host=on_host, sizes=size
+        result = tf.raw_ops.ImageProjectiveTransformV3(
+            images=images,
+            # It takes projective maps. With zeros in the last two numbers they are affine.
+            transforms=tf.pad(tf.reshape(matrices, (-1, 6)), ((0, 0), (0, 2))),
+            output_shape=tf.stack(size),
+            fill_value=fill_value,
+            interpolation=interpolation.upper(),
+            fill_mode=fill_mode.upper(),
         )
+    else:
+        settings = tuple(size), interpolation, fill_mode, fill_value
+        result = fused(read, [images, matrices], *settings, on_host=on_host, sizes=size)
     known = [side if isinstance(side, int) else None for side in size]
     return tf.ensure_shape(result, [images.shape[0], *known, images.shape[3]])
-
-
-def read_by_operation(
-    images: tf.Tensor,
-    matrices: tf.Tensor,
-    size: tuple[Any, Any],
-    interpolation: str,
-    fill_mode: str,
-    fill_value: float,
-) -> tf.Tensor:
-    """`read` by TensorFlow's own operation; the arguments are those of `resampled`."""
-    return tf.raw_ops.ImageProjectiveTransformV3(
-        images=images,
-        # It takes projective maps. With zeros in the last two numbers they are affine.
-        transforms=tf.pad(tf.reshape(matrices, (-1, 6)), ((0, 0), (0, 2))),
-        output_shape=tf.stack(size),
-        fill_value=fill_value,
-        interpolation=interpolation.upper(),
-        fill_mode=fill_mode.upper(),
-    )
 
 
 def read(
@@ -77,10 +63,7 @@ def read(
     fill_mode: str,
     fill_value: float,
 ) -> tf.Tensor:
-    """Images at the places to which maps take the pixels of a result.
-
-    The arguments are those of `resampled`.
-    """
+    """Images at the places to which maps take the pixels of a result; see `resampled`."""
     count, height, width = tf.unstack(tf.shape(images)[:3])
     pixels = tf.reshape(images, (count, height * width, -1))
     x = brought_inside(places(matrices[:, 0], size), width, fill_mode)

@@ -94,7 +94,7 @@ def can_mix(weights: Any, partners: tf.Tensor) -> tf.Tensor:
     """Whether a row and its partner are two examples that count, `bool[n]`."""
     # A row of weight zero does not count, and must not come into another.
     two = partners != tf.range(tf.shape(partners)[0])
-    leaves = present(weights)
+    leaves = [leaf for leaf in keras.tree.flatten(weights) if leaf is not None]
     if not leaves:
         return two
     counts = tf.reduce_any([tf.reduce_any(rows_of(leaf) != 0, axis=1) for leaf in leaves], axis=0)
@@ -106,11 +106,11 @@ def mixed(example: Example, own: tf.Tensor, partners: tf.Tensor) -> Example:
     changed: Example = {}
     weights = example.get("sample_weights")
     if "labels" in example:
-        labels = keras.tree.flatten(example["labels"])
-        found = [
-            mixed_label(label, share_of_label(weight, own, partners), partners)
-            for label, weight in zip(labels, weights_of(labels, weights), strict=True)
-        ]
+        labels, found = keras.tree.flatten(example["labels"]), []
+        for label, weight in zip(labels, weights_of(labels, weights), strict=True):
+            share = share_of_label(weight, own, partners)
+            share = aligned(tf.cast(share, label.dtype), label.shape.rank)
+            found.append(share * label + (1 - share) * tf.gather(label, partners))
         changed["labels"] = keras.tree.pack_sequence_as(example["labels"], found)
     if weights is not None:
         changed["sample_weights"] = keras.tree.map_structure(
@@ -137,11 +137,6 @@ def share_of_label(weight: Any, own: tf.Tensor, partners: tf.Tensor) -> tf.Tenso
     return tf.where(total == 0, own, own * weight / safe)
 
 
-def mixed_label(label: tf.Tensor, share: tf.Tensor, partners: tf.Tensor) -> tf.Tensor:
-    share = aligned(tf.cast(share, label.dtype), label.shape.rank)
-    return share * label + (1 - share) * tf.gather(label, partners)
-
-
 def weights_of(labels: list, weights: Any) -> list:
     """The weights of each label: one for all of them, or one for each."""
     if isinstance(weights, dict) and "labels" in weights:
@@ -157,10 +152,6 @@ def weights_of(labels: list, weights: Any) -> list:
         "Pass weights of the same structure as the labels.",
         sample_weights=keras.tree.map_structure(lambda leaf: tuple(leaf.shape), weights),
     )
-
-
-def present(structure: Any) -> list:
-    return [leaf for leaf in keras.tree.flatten(structure) if leaf is not None]
 
 
 def as_float(weight: Any) -> tf.Tensor:

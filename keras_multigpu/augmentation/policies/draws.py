@@ -15,14 +15,8 @@ OPERATIONS = (*VALUE_OPERATIONS, *GEOMETRIC_OPERATIONS)
 WITHOUT_MAGNITUDE = ("identity", "auto_contrast", "equalize")
 """The operations that have no strength."""
 
-LOWEST = {
-    "solarize": 0.0,
-    "posterize": 1.0,
-    "color": 0.0,
-    "contrast": 0.0,
-    "brightness": 0.0,
-    "sharpness": 0.0,
-}
+LOWEST = dict.fromkeys(("solarize", "color", "contrast", "brightness", "sharpness"), 0.0)
+LOWEST["posterize"] = 1.0
 """Magnitudes below which an operation means something else, such as a negative."""
 
 # How many numbers are tried; of those above 95 of 100 are accepted.

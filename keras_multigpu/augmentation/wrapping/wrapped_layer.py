@@ -10,7 +10,7 @@ from keras_multigpu import keras_internals
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
 from keras_multigpu.checks import value_error
-from keras_multigpu.seeded_layers import is_keras_cv
+from keras_multigpu.seeded_layers import is_keras_cv, require_instance
 
 MOVED = ("bounding_boxes", "segmentation_masks")
 """What has to follow where pixels move."""
@@ -77,16 +77,6 @@ class WrappedLayer(AugmentationLayer):
                 ) from error
 
 
-def require_instance(wrapped: Any) -> None:
-    if isinstance(wrapped, type):
-        raise value_error(
-            f"{wrapped.__name__} is a class, not a layer.",
-            "Expected a layer that is made from it, or a function.",
-            f"Pass `{wrapped.__name__}(...)`.",
-            layer=wrapped,
-        )
-
-
 def require_foreign(layer: Any, origin: str) -> None:
     foreign = isinstance(layer, keras.Layer) and not isinstance(layer, AugmentationLayer)
     if foreign and is_keras_cv(layer) == (origin == "keras-cv"):
@@ -111,6 +101,14 @@ def with_one_mask(example: Example) -> tuple[Any, Callable[[Any], Any]]:
         return keras.tree.pack_sequence_as(example["segmentation_masks"], typed)
 
     return joined, back
+
+
+def replaced(shape: Shape, after: Any) -> Shape:
+    """A shape, with those of other sizes that are known."""
+    height, width, channels = (
+        old if new is None else new for old, new in zip(shape, after, strict=True)
+    )
+    return height, width, channels
 
 
 def traced(call: Callable[[Any], Any], *kinds: str) -> tuple[tf.Graph, Any]:

@@ -76,7 +76,14 @@ class BatchSizeFinder(keras.callbacks.Callback):
         require_positive_integer("steps", steps)
         if maximum is not None:
             require_positive_integer("maximum", maximum)
-            require_order(minimum, maximum)
+            if maximum < minimum:
+                raise value_error(
+                    "`maximum` is smaller than `minimum`.",
+                    "Expected `minimum <= maximum`.",
+                    "Change one of them.",
+                    minimum=minimum,
+                    maximum=maximum,
+                )
         fix = "Pass 0.1 to leave a tenth unused."
         require_number("margin", margin, lambda part: 0 <= part < 1, "from 0 to below 1", fix)
         self.best_replica_batch_size: int | None = None
@@ -188,17 +195,6 @@ def number_of_examples(run: TrainingRun) -> int | None:
         shape: tuple[int, ...] = getattr(keras.tree.flatten(run.data)[0], "shape", ())
         known = min(known, shape[0]) if len(shape) else known
     return known
-
-
-def require_order(minimum: int, maximum: int) -> None:
-    if maximum < minimum:
-        raise value_error(
-            "`maximum` is smaller than `minimum`.",
-            "Expected `minimum <= maximum`.",
-            "Change one of them.",
-            minimum=minimum,
-            maximum=maximum,
-        )
 
 
 def raise_too_little_memory(size: int, replicas: int) -> NoReturn:

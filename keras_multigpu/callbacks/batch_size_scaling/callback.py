@@ -10,7 +10,7 @@ from keras_multigpu.callbacks.batch_size_scaling.schedule import BatchSchedule, 
 from keras_multigpu.callbacks.fit_run import run_of
 from keras_multigpu.callbacks.rates.probe import RateProbe, multiply_velocities
 from keras_multigpu.callbacks.rates.rates import Rate, corrects_momentum
-from keras_multigpu.callbacks.scaling_order import refuse_scheduler, require_order, warmups_among
+from keras_multigpu.callbacks.scaling_order import WARMUP, among, refuse_scheduler, require_order
 from keras_multigpu.checks import require_choice, require_positive_integer
 
 POWERS = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}
@@ -123,7 +123,7 @@ class BatchSizeScaling(keras.callbacks.Callback):
         self._rate = Rate(self.model).adjust()
         self._corrects = corrects_momentum(self.momentum_correction, self._rate)
         self._sizes, self._probe.rate = [], self._rate
-        self._warmup = next(iter(warmups_among(run.callbacks)), None)
+        self._warmup = next(iter(among(run.callbacks, WARMUP)), None)
         self._record = self._probe if self._warmup is None else self._warmup.record
         if self._warmup is None:
             run.watch(self._probe)

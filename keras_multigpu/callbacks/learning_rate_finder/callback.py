@@ -167,7 +167,13 @@ class LearningRateFinder(keras.callbacks.Callback):
         told = time.perf_counter()
         with run.trial(batch), self._rate.tried(), same_draws():
             first = self._loss(run, batch, float(self._rates[0]))
-            require_finite(first)
+            if not np.isfinite(first):
+                raise value_error(
+                    "The loss is not finite before any learning rate was tried.",
+                    "Expected a finite loss of the first batch.",
+                    "Check the data for NaN and the model for a wrong loss or activation.",
+                    loss=first,
+                )
             for rate, following in itertools.zip_longest(
                 self._rates, self._rates[1:], fillvalue=self._rates[-1]
             ):
@@ -254,14 +260,4 @@ def require_enough(steps: Any) -> None:
             f"Expected at least {FEWEST}.",
             "Pass 100, or for a coarse look 30.",
             steps=steps,
-        )
-
-
-def require_finite(loss: float) -> None:
-    if not np.isfinite(loss):
-        raise value_error(
-            "The loss is not finite before any learning rate was tried.",
-            "Expected a finite loss of the first batch.",
-            "Check the data for NaN and the model for a wrong loss or activation.",
-            loss=loss,
         )

@@ -117,7 +117,8 @@ class ReplicaMetrics(keras.callbacks.Callback):
         restored, self._restored = self._restored, None
         self._probe.reset()
         base = 0, no_sums(self._probe.replicas)
-        if restored is not None and self._run.step and self._fits(restored):
+        fits = restored is not None and len(restored["sums"][0]) == self._probe.replicas
+        if restored is not None and fits and self._run.step:
             self._probe.write(sums_of(restored["sums"]))
             self._probe.write_scores(restored["scores"])
             base = restored["base_step"], sums_of(restored["base_sums"])
@@ -230,9 +231,6 @@ class ReplicaMetrics(keras.callbacks.Callback):
                 self.slowest.factor,
                 streak,
             )
-
-    def _fits(self, state: dict[str, Any]) -> bool:
-        return len(state["sums"][0]) == self._probe.replicas
 
 
 def refuse_second(callbacks: list[Any]) -> None:

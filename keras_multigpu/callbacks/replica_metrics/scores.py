@@ -30,7 +30,9 @@ class Score(NamedTuple):
         values = [tf.convert_to_tensor(state) for state in self.states[replica]]
         # On the first device, whatever scope is open.
         with keras_internals.single_device():
-            return mean_of(self.metric.stateless_result(values))
+            results = keras.tree.flatten(self.metric.stateless_result(values))
+        # Some metrics have a value for each class.
+        return float(np.mean([np.mean(tf.convert_to_tensor(one).numpy()) for one in results]))
 
 
 class ScoreProbe(StepProbe):
@@ -171,9 +173,3 @@ def output_of(parts: Any, output: str, output_names: list[str]) -> Any:
 
 def zeros_like(tensor: Any) -> tf.Tensor:
     return tf.zeros([1, *(1 if size is None else size for size in tensor.shape[1:])], tensor.dtype)
-
-
-def mean_of(result: Any) -> float:
-    """A metric's result as one number: the mean where there is one for each class."""
-    values = keras.tree.flatten(result)
-    return float(np.mean([np.mean(tf.convert_to_tensor(value).numpy()) for value in values]))

@@ -138,9 +138,14 @@ class Throughput(NamedTuple):
             note = "peak_flops= adds the utilisation"
             if self.utilisation is not None:
                 note = f"{self.utilisation:.1%} of the devices' peak"
-            lines.append(line("model FLOPs", with_unit(self.flops_per_second or 0.0), note))
+            done = self.flops_per_second or 0.0
+            unit, factor = ("T", 1e12) if done >= 1e12 else ("G", 1e9)
+            lines.append(line("model FLOPs", f"{done / factor:.3g} {unit}/s", note))
         if self.scaling is not None:
-            lines.append(scaling_line(self.scaling))
+            all_of_them, speedup = self.scaling.replicas, f"{self.scaling.speedup:.2f} x"
+            note = "; these devices share one processor" if self.scaling.shared else ""
+            efficiency = f"efficiency {self.scaling.efficiency:.0%}{note}"
+            lines.append(line(f"scaling 1 -> {all_of_them}", speedup, efficiency))
         return lines
 
 
@@ -166,17 +171,6 @@ def jsonable(value: Any) -> Any:
 
 def line(*columns: str) -> str:
     return f"  {columns[0]:<20}{columns[1]:>12}   {columns[2]}"
-
-
-def scaling_line(scaling: Scaling) -> str:
-    note = "; these devices share one processor" if scaling.shared else ""
-    efficiency = f"efficiency {scaling.efficiency:.0%}{note}"
-    return line(f"scaling 1 -> {scaling.replicas}", f"{scaling.speedup:.2f} x", efficiency)
-
-
-def with_unit(operations: float) -> str:
-    unit, factor = ("T", 1e12) if operations >= 1e12 else ("G", 1e9)
-    return f"{operations / factor:.3g} {unit}/s"
 
 
 def number(value: float) -> str:

@@ -89,6 +89,9 @@ class ImageDecoder:
             "way": RESIZES[self._resize],
         }
 
+    def decode_file(self, path: str, seed: np.ndarray) -> np.ndarray:
+        return self.decode(read_file(path), seed)
+
     def decode(self, data: bytes, seed: np.ndarray) -> np.ndarray:
         header = read_header(data, self.max_pixels)
         height, width, _ = self.shape

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
+from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.files.table import FileTable
 from keras_multigpu.data.files.targets import Targets
 from keras_multigpu.data.road.damage import Damaged
@@ -59,7 +59,7 @@ class ImageFiles(Source):
 
         def read(row: int) -> None:
             path = self._files.path(int(indices[row]))
-            images[row] = self._decoder.decode(read_file(path), seeds[row])
+            images[row] = self._decoder.decode_file(path, seeds[row])
 
         damaged = read_rows(len(indices), read)
         if self._targets is not None:

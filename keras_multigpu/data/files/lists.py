@@ -58,8 +58,8 @@ def listed(paths: Any, labels: Any, weights: Any, columns: Columns, root: Any) -
         require_table_file(path)
         root = os.path.dirname(path) if root is None else root
         return from_table(CsvTable(path), labels, weights, columns, root, path)
-    if hasattr(paths, "columns"):
-        return from_table(FrameTable(paths), labels, weights, columns, root or "", "a table")
+    if hasattr(paths, "columns"):  # A table of pandas, or another that offers them in the same way.
+        return from_table(paths, labels, weights, columns, root or "", "a table")
     labels, weights = in_order(labels, "labels"), in_order(weights, "sample_weight")
     files = texts_of(in_order(paths, "paths"), "paths")
     for name, values in (("labels", labels), ("sample_weight", weights)):
@@ -106,19 +106,8 @@ class CsvTable:
         return dict(zip(names, values, strict=True))
 
 
-class FrameTable:
-    """The columns of a pandas table, or of another that offers them in the same way."""
-
-    def __init__(self, frame: Any) -> None:
-        self._frame = frame
-        self.columns = list(frame.columns)
-
-    def read(self, names: list[str]) -> dict[str, Any]:
-        return {name: np.asarray(self._frame[name]) for name in names}
-
-
 def from_table(
-    table: CsvTable | FrameTable, labels: Any, weights: Any, columns: Columns, root: str, name: str
+    table: Any, labels: Any, weights: Any, columns: Columns, root: str, name: str
 ) -> FileList:
     for argument, values in (("labels", labels), ("sample_weight", weights)):
         if values is not None:
@@ -128,21 +117,23 @@ def from_table(
                 "Name the columns with `label_columns` and `weight_column`.",
                 **{argument: type(values).__name__},
             )
-    chosen, weight = label_columns(table.columns, columns)
+    known = list(table.columns)
+    chosen, weight = label_columns(known, columns)
     several = not isinstance(chosen, str)
     label_names = [chosen] if isinstance(chosen, str) else list(chosen)
     names = [columns.path, *label_names, *([weight] if weight else [])]
-    unknown = [column for column in names if list(table.columns).count(column) != 1]
+    unknown = [column for column in names if known.count(column) != 1]
     if unknown:
         raise value_error(
             f"The table has no column, or several columns, of the name {unknown[0]!r}.",
-            f"Expected one among its columns: {list(table.columns)}.",
+            f"Expected one among its columns: {known}.",
             "Pass the names as `path_column`, `label_columns` and `weight_column`.",
             path_column=columns.path,
             label_columns=columns.labels,
             weight_column=columns.weight,
         )
-    read = table.read(names)
+    is_csv = isinstance(table, CsvTable)
+    read = table.read(names) if is_csv else {name: np.asarray(table[name]) for name in names}
     found = [typed(read[column]) for column in label_names]
     return FileList(
         paths=texts_of(read[columns.path], columns.path),

@@ -14,6 +14,7 @@ from keras_multigpu.seeded_layers import (
     image_by_image,
     is_keras_cv,
     parameters,
+    require_instance,
     seeded,
 )
 
@@ -107,16 +108,6 @@ def layer_step(layer: keras.Layer, position: int, training: bool) -> Step:
         return image_by_image(one, x, seeds)
 
     return step
-
-
-def require_instance(augment: Any) -> None:
-    if isinstance(augment, type):
-        raise value_error(
-            f"`augment` holds the class {augment.__name__}, and no layer made from it.",
-            "Expected layers, or functions of a batch of images.",
-            f"Pass `{augment.__name__}(...)`.",
-            augment=augment,
-        )
 
 
 def refuse_mixing(layer: keras.Layer) -> None:

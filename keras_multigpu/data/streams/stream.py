@@ -240,7 +240,13 @@ def alike(
 
     Where the shapes are known beforehand, nothing is checked.
     """
-    if all(map(has_one_shape, keras.tree.flatten(examples.element_spec))):
+    # Ragged tensors batch whatever their shapes are.
+    dense = [
+        spec
+        for spec in keras.tree.flatten(examples.element_spec)
+        if isinstance(spec, tf.TensorSpec)
+    ]
+    if all(spec.shape.is_fully_defined() for spec in dense):
         return examples
 
     def differ(first: np.ndarray, shapes: np.ndarray) -> np.ndarray:
@@ -271,11 +277,6 @@ def alike(
 
     start = tf.constant(0, tf.int64), tf.constant([], tf.int32)
     return examples.scan(start, compared)
-
-
-def has_one_shape(spec: Any) -> bool:
-    """Whether tensors of this spec need no check: they are all alike, ragged, or missing."""
-    return not isinstance(spec, tf.TensorSpec) or spec.shape.is_fully_defined()
 
 
 def shapes_of(example: Any) -> tf.Tensor:
