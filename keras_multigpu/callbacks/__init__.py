@@ -3,8 +3,7 @@
 Each has a room of its own, with the class in `callback.py`; `rates/` and `timing/` are shared.
 Each is a `keras.callbacks.Callback`. What it needs to know of `fit` it asks `model.training_run`
 (`training/run.py`); what has to be seen inside a step, on each replica, it measures with a probe
-(`training/steps/probes.py`). `fit_run`, `scaling_order` and `trial_batches` are what
-callbacks ask of their `fit`.
+(`training/steps/probes.py`). `fit_run` and `scaling_order` are what callbacks ask of their `fit`.
 """
 
 from keras_multigpu.callbacks.batch_size_finder.callback import BatchSizeFinder as BatchSizeFinder

@@ -58,26 +58,14 @@ def add_parser(subparsers: Any) -> None:
         "those that cannot be read, with the cause. The exit code is 0 if all are intact, 1 if "
         "some are damaged, 2 if the folder could not be checked.",
     )
-    parser.add_argument("folder", metavar="DIR", help="the folder of images")
-    parser.add_argument(
-        "--move-to",
-        metavar="DIR",
-        help="move damaged files there; they keep their paths below the folder",
-    )
-    parser.add_argument(
-        "--jobs",
-        type=at_least(int, 1),
-        default=None,
-        metavar="N",
-        help="how many images to decode at once (default: one for each core)",
-    )
-    parser.add_argument(
-        "--max-pixels",
-        type=at_least(int, 1),
-        default=None,
-        metavar="N",
-        help="how many pixels an image may have, as in training (default: about 89 million)",
-    )
+    add, number = parser.add_argument, at_least(int, 1)
+    add("folder", metavar="DIR", help="the folder of images")
+    move_to = "move damaged files there; they keep their paths below the folder"
+    add("--move-to", metavar="DIR", help=move_to)
+    jobs = "how many images to decode at once (default: one for each core)"
+    add("--jobs", type=number, metavar="N", help=jobs)
+    pixels = "how many pixels an image may have, as in training (default: about 89 million)"
+    add("--max-pixels", type=number, metavar="N", help=pixels)
     parser.set_defaults(run=run)
 
 

@@ -256,12 +256,8 @@ def add_parser(subparsers: Any) -> None:
         "then compare one device, two replicas with this package and two with stock Keras. Needs "
         "no GPU and no network.",
     )
-    parser.add_argument(
-        "--folder",
-        type=Path,
-        default=Path("demo_results"),
-        help="where the picture goes (default: demo_results)",
-    )
+    where = "where the picture goes (default: demo_results)"
+    parser.add_argument("--folder", type=Path, default=Path("demo_results"), help=where)
     parser.set_defaults(run=run)
 
 

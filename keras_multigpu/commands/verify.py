@@ -20,25 +20,13 @@ def add_parser(subparsers: Any) -> None:
         "the same batches, and print where they differ and why. The exit code is 0 if all agree, "
         "1 if something differs, 2 if the comparison could not be made.",
     )
-    parser.add_argument(
-        "model", metavar="MODULE:FUNCTION", help="a function that returns a new compiled model"
-    )
-    parser.add_argument(
-        "--data",
-        metavar="MODULE:FUNCTION",
-        required=True,
-        help="a function that returns (x, y) or a batched tf.data.Dataset",
-    )
-    parser.add_argument(
-        "--replicas",
-        type=counts,
-        default=(2, 4),
-        metavar="N,N,...",
-        help="the numbers of replicas to compare with one device (default: 2,4)",
-    )
-    parser.add_argument(
-        "--steps", type=int, default=10, metavar="N", help="training steps (default: 10)"
-    )
+    add, name = parser.add_argument, "MODULE:FUNCTION"
+    add("model", metavar=name, help="a function that returns a new compiled model")
+    data = "a function that returns (x, y) or a batched tf.data.Dataset"
+    add("--data", metavar=name, required=True, help=data)
+    numbers = "the numbers of replicas to compare with one device (default: 2,4)"
+    add("--replicas", type=counts, default=(2, 4), metavar="N,N,...", help=numbers)
+    add("--steps", type=int, default=10, metavar="N", help="training steps (default: 10)")
     parser.set_defaults(run=run)
 
 

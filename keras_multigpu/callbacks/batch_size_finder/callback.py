@@ -8,7 +8,7 @@ import keras
 
 from keras_multigpu.callbacks.batch_size_finder.figure import size_figure
 from keras_multigpu.callbacks.batch_size_finder.search import SizeSearch, Try, largest_size
-from keras_multigpu.callbacks.trial_batches import batches_going_round, run_to_try, same_draws
+from keras_multigpu.callbacks.fit_run import batches_going_round, run_to_try, same_draws
 from keras_multigpu.checks import (
     error_of,
     require_choice,

@@ -13,7 +13,7 @@ from keras_multigpu.callbacks.batch_size_finder.out_of_memory import (
     forget_device_peaks,
     is_out_of_memory,
 )
-from keras_multigpu.callbacks.trial_batches import of_size
+from keras_multigpu.callbacks.fit_run import of_size
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import Batch

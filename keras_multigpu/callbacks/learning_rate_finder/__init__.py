@@ -1,4 +1,1 @@
-"""`LearningRateFinder`: losses over a range of rates.
-
-callback ───> curve ───> figure
-"""
+"""`LearningRateFinder`: losses over a range of rates."""

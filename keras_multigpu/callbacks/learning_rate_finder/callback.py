@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_multigpu.callbacks.fit_run import batches_going_round, run_to_try, same_draws
 from keras_multigpu.callbacks.learning_rate_finder.curve import (
     RateCurve,
     Suggestion,
@@ -18,7 +19,6 @@ from keras_multigpu.callbacks.learning_rate_finder.curve import (
     sweep,
 )
 from keras_multigpu.callbacks.rates.rates import Rate
-from keras_multigpu.callbacks.trial_batches import batches_going_round, run_to_try, same_draws
 from keras_multigpu.checks import (
     require_choice,
     require_number,

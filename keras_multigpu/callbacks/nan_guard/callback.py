@@ -145,10 +145,8 @@ class NaNGuard(keras.callbacks.Callback):
             self._probe.set({ACTIVE: 1})
             counters = self._probe.read()
             if not resumed:
-                self._at_epoch_begin = {
-                    "skipped": int(counters[SKIPPED]),
-                    "took": int(counters[TOOK]),
-                }
+                skipped, took = int(counters[SKIPPED]), int(counters[TOOK])
+                self._at_epoch_begin = {"skipped": skipped, "took": took}
         every_epoch = self.snapshot_every_steps is None and not resumed
         if self.action == "rollback" and (every_epoch or self._good is None):
             self._good = GoodState.of(self.model, epoch)

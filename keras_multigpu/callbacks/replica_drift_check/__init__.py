@@ -1,4 +1,1 @@
-"""`ReplicaDriftCheck`: are the replicas still equal?
-
-callback ───> checksums ───> drift
-"""
+"""`ReplicaDriftCheck`: are the replicas still equal?"""

@@ -8,12 +8,15 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_multigpu.callbacks.replica_drift_check.checksums import (
+from keras_multigpu.callbacks.replica_drift_check.drift import (
     Checksums,
     Copied,
+    Drift,
     copied_variables,
+    drift_of,
+    repair,
+    values_of,
 )
-from keras_multigpu.callbacks.replica_drift_check.drift import Drift, drift_of, repair, values_of
 from keras_multigpu.checks import (
     problem,
     require_choice,

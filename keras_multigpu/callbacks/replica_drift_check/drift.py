@@ -1,13 +1,124 @@
-"""What `ReplicaDriftCheck` finds: which copy of a variable differs, where, and by how much."""
+"""Checksums of the variables on each replica, computed on its own device, and what they tell.
 
-from collections.abc import Sequence
-from typing import NamedTuple
+    sum over all positions i of  mix(bits[i] + i * C)   modulo 2^32
 
+The bits are taken as they are, so NaN equals NaN and 0.0 is not -0.0. For each position `mix`
+is one to one: if a single 32-bit word differs, so does the sum. Changes of several words, such as
+two that have changed places, are missed once in four thousand million times.
+"""
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.callbacks.replica_drift_check.checksums import Copied, odd_ones
-from keras_multigpu.training.replica_group import ReplicaGroup
+from keras_multigpu import keras_internals
+from keras_multigpu.training.exchange.stages import traced
+from keras_multigpu.training.replica_group import ReplicaGroup, copies_of
+from keras_multigpu.training.variables.model_state import adds_up, variables_of
+
+# Odd, so that each of 2**32 positions has a multiple of its own.
+STRIDE = 0x9E3779B1
+# The finalizer of MurmurHash3: shifts and odd factors that spread each bit over all others.
+ROUNDS = ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1))
+
+
+class Copied(NamedTuple):
+    """A variable with a copy on each replica of this process; forward passes change statistics."""
+
+    name: str
+    copies: tuple[tf.Variable, ...]
+    is_statistic: bool
+
+
+def copied_variables(model: keras.Model, group: ReplicaGroup) -> list[Copied]:
+    """The variables that have a copy on each replica: weights, seeds, those of optimizers."""
+    found: dict[str, Copied] = {}
+    statistics = {id(v) for v in model.non_trainable_variables if "float" in str(v.dtype)}
+    for variable in variables_of(model).values():
+        storage = keras_internals.variable_storage(variable)
+        # Metrics differ on purpose, because their copies add up. Of several processes each has a
+        # copy of every variable.
+        if storage is None or adds_up(storage):
+            continue
+        parts = copies_of(variable)
+        if group.is_spread and len(parts) == 1:
+            parts *= len(group.replicas)
+        if len(parts) > 1 or group.is_spread:
+            name = unused(variable.path, found)
+            found[name] = Copied(name, parts, id(variable) in statistics)
+    return list(found.values())
+
+
+def unused(path: str, names: Any) -> str:
+    """A path, with a number behind it where two variables have the same."""
+    number, name = 1, path
+    while name in names:
+        number += 1
+        name = f"{path} ({number})"
+    return name
+
+
+class Checksums:
+    """Computes the checksums of some variables; compiled once."""
+
+    def __init__(self, variables: Sequence[Copied]) -> None:
+        self._copies = [variable.copies for variable in variables]
+        specs = tuple(tf.TensorSpec(parts[0].shape, parts[0].dtype) for parts in self._copies)
+        # XLA computes each sum in one pass over the words, without a second copy in memory.
+        self._checksums: Callable[..., tf.Tensor] = traced(checksums, specs, jit_compile=True)
+
+    def fits(self, variables: Sequence[Copied]) -> bool:
+        known = [parts[0] for parts in self._copies]
+        return len(known) == len(variables) and all(
+            one is variable.copies[0] for one, variable in zip(known, variables, strict=True)
+        )
+
+    def by_replica(self) -> np.ndarray:
+        """A row for each replica of this process with a checksum of each variable."""
+        results = []
+        for replica, part in enumerate(self._copies[0]):
+            with tf.device(part.device):
+                values = [parts[replica].read_value() for parts in self._copies]
+                results.append(self._checksums(*values))
+        # All devices have begun before the first one is waited for.
+        return np.stack([result.numpy() for result in results])
+
+
+def checksums(*values: tf.Tensor) -> tf.Tensor:
+    return tf.stack([checksum(value) for value in values])
+
+
+def checksum(value: tf.Tensor) -> tf.Tensor:
+    words = words_of(value)
+    positions = tf.cast(tf.range(tf.size(words)), tf.uint32)
+    mixed = words + positions * tf.constant(STRIDE, tf.uint32)
+    for shift, factor in ROUNDS:
+        shifted = tf.bitwise.right_shift(mixed, tf.constant(shift, tf.uint32))
+        mixed = tf.bitwise.bitwise_xor(mixed, shifted) * tf.constant(factor, tf.uint32)
+    return tf.reduce_sum(mixed)
+
+
+def words_of(value: tf.Tensor) -> tf.Tensor:
+    """A tensor's bits as words of 32; of smaller types a word for each element."""
+    value = tf.reshape(value, [-1])
+    if value.dtype == tf.bool:
+        return tf.cast(value, tf.uint32)
+    if value.dtype.size >= 4:
+        return tf.reshape(tf.bitcast(value, tf.uint32), [-1])
+    same_size = tf.uint16 if value.dtype.size == 2 else tf.uint8
+    return tf.cast(tf.bitcast(value, same_size), tf.uint32)
+
+
+def odd_ones(checks: Sequence[int]) -> tuple[int, list[int]]:
+    """A replica that agrees with the most others, and those that differ from it."""
+    groups = collections.Counter(checks)
+    # Where two groups are of one size, the one with the first replica is believed.
+    believed = max(groups, key=lambda check: (groups[check], -list(checks).index(check)))
+    return list(checks).index(believed), [i for i, c in enumerate(checks) if c != believed]
 
 
 class Drift(NamedTuple):

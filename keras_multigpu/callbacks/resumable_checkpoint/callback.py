@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_multigpu.callbacks.fit_run import run_of
 from keras_multigpu.callbacks.resumable_checkpoint import resumed_run
-from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder
+from keras_multigpu.callbacks.resumable_checkpoint.folder import BackgroundWriter, CheckpointFolder
 from keras_multigpu.callbacks.resumable_checkpoint.signals import StopSignals
 from keras_multigpu.callbacks.resumable_checkpoint.states import (
     report_changes,
@@ -22,7 +22,6 @@ from keras_multigpu.callbacks.resumable_checkpoint.states import (
     states_of,
 )
 from keras_multigpu.callbacks.resumable_checkpoint.together import Together
-from keras_multigpu.callbacks.resumable_checkpoint.writer import BackgroundWriter
 from keras_multigpu.checks import require_number, require_positive_integer, value_error
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.variables.model_state import ModelState, identity_of_model

@@ -1,5 +1,5 @@
 """`ThroughputReport`: examples a second, and what limits them.
 
-callback ───> report ───> bottlenecks, scaling_run ───> figure
+callback ───> report ───> bottlenecks, scaling_run
 forward_flops                 how many operations a step takes
 """

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from keras_multigpu.callbacks.fit_run import run_of
 from keras_multigpu.callbacks.throughput_report.bottlenecks import verdict_on
-from keras_multigpu.callbacks.throughput_report.figure import throughput_figure
 from keras_multigpu.callbacks.throughput_report.forward_flops import forward_flops
 from keras_multigpu.callbacks.throughput_report.report import (
     Throughput,
+    throughput_figure,
     throughput_of,
     unseen_throughput,
 )

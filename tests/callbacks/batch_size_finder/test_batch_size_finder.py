@@ -15,7 +15,7 @@ from keras_multigpu.callbacks.batch_size_finder.callback import BatchSizeFinder
 from keras_multigpu.callbacks.batch_size_finder.figure import size_figure
 from keras_multigpu.callbacks.batch_size_finder.out_of_memory import is_out_of_memory
 from keras_multigpu.callbacks.batch_size_finder.search import Try, largest_size
-from keras_multigpu.callbacks.trial_batches import of_size
+from keras_multigpu.callbacks.fit_run import of_size
 from keras_multigpu.pictures import write_png
 from keras_multigpu.training.variables.model_state import ModelState
 

@@ -14,8 +14,7 @@ from own_step import OwnStep
 import keras_multigpu as kmg
 from keras_multigpu import keras_internals
 from keras_multigpu.callbacks import ReplicaDriftCheck
-from keras_multigpu.callbacks.replica_drift_check.checksums import checksum, odd_ones
-from keras_multigpu.callbacks.replica_drift_check.drift import difference
+from keras_multigpu.callbacks.replica_drift_check.drift import checksum, difference, odd_ones
 from keras_multigpu.training.variables.model_state import ModelState
 
 RANDOM = np.random.default_rng(0)

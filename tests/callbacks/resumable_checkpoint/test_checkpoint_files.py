@@ -14,10 +14,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder
+from keras_multigpu.callbacks.resumable_checkpoint.folder import BackgroundWriter, CheckpointFolder
 from keras_multigpu.callbacks.resumable_checkpoint.format import Damaged, Encoded
 from keras_multigpu.callbacks.resumable_checkpoint.format import decoded as decoded_file
-from keras_multigpu.callbacks.resumable_checkpoint.writer import BackgroundWriter
 
 TREE = {
     "empty": {},
