@@ -1,7 +1,7 @@
 """`NaNGuard`: says what is not finite, where, and keeps it out of the model."""
 
 import logging
-from typing import Any, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import keras
 
@@ -263,7 +263,7 @@ class NaNGuard(keras.callbacks.Callback):
             "at_epoch_begin": dict(self._at_epoch_begin),
             "unchecked": self._unchecked,
             "untaken": self._untaken,
-            "good": None if self._good is None else self._good.saved,
+            "good": None if self._good is None else self._good._asdict(),
             "rate": None if self._rate is None else self._rate.state,
         }
         if self._inside and self._probe is not None:
@@ -275,7 +275,7 @@ class NaNGuard(keras.callbacks.Callback):
         self.rollbacks = state["rollbacks"]
         self._at_epoch_begin = dict(state["at_epoch_begin"])
         self._unchecked, self._untaken = state["unchecked"], state["untaken"]
-        self._good = None if state["good"] is None else GoodState.loaded(state["good"])
+        self._good = None if state["good"] is None else GoodState(**state["good"])
         if self._rate is not None:
             self._rate.state = state["rate"]
         if self._inside and self._probe is not None and "probe" in state:
@@ -293,32 +293,23 @@ def give_up(finding: Finding, why: str, **received: Any) -> NoReturn:
     )
 
 
-class GoodState:
+class GoodState(NamedTuple):
     """A model's weights, optimizer, seeds and, for the rest of the epoch, metrics at some step."""
 
-    def __init__(self, state: ModelState, epoch: int) -> None:
-        self._state = state
-        self._epoch = epoch
+    epoch: int
+    values: dict[str, Any]
 
     @classmethod
     def of(cls, model: keras.Model, epoch: int) -> Self | None:
         """The present state; None while the optimizer has no variables yet."""
         if not all(optimizer.built for optimizer in optimizers_of(model)):
             return None
-        return cls(ModelState.of(model), epoch)
+        return cls(epoch, ModelState.of(model).values)
 
     def restore(self, model: keras.Model, epoch: int) -> None:
         """Give the values back. Metrics that were not there, or of another epoch, begin anew."""
         present = ModelState.of(model).values
-        known = epoch == self._epoch and present.keys() == self._state.values.keys()
-        ModelState({**present, **self._state.values}).restore(model)
+        known = epoch == self.epoch and present.keys() == self.values.keys()
+        ModelState({**present, **self.values}).restore(model)
         if not known:
             model.reset_metrics()
-
-    @property
-    def saved(self) -> dict[str, Any]:
-        return {"epoch": self._epoch, "values": dict(self._state.values)}
-
-    @classmethod
-    def loaded(cls, saved: dict[str, Any]) -> Self:
-        return cls(ModelState(dict(saved["values"])), saved["epoch"])

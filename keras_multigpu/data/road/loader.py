@@ -6,9 +6,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from keras_multigpu.data.road.damage import Damaged, DamagedExample, Quarantine
 from keras_multigpu.data.road.order import draw_seeds
 from keras_multigpu.data.road.plan import Part, Place, Plan
 from keras_multigpu.data.road.source import Source, present
+
+T = TypeVar("T")
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 BATCHES_AT_ONCE = min(CORES, 4)
@@ -189,3 +191,18 @@ class Gate:
 
 
 GATE = Gate()
+
+
+def through_gate(elements: Iterator[T], quarantine: Quarantine) -> Iterator[T]:
+    """The same elements, each made behind the gate; an error that ends them is remembered."""
+    end: Any = object()
+    while True:
+        with GATE:
+            try:
+                element = next(elements, end)
+            except Exception as error:
+                quarantine.failed(error)
+                raise
+        if element is end:
+            return
+        yield element

@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_multigpu.checks import type_error, value_error
 from keras_multigpu.data.from_arrays import as_array, specs_of
 from keras_multigpu.data.road.damage import Quarantine
-from keras_multigpu.data.road.loader import GATE
+from keras_multigpu.data.road.loader import through_gate
 from keras_multigpu.data.road.order import hashed, shuffled
 from keras_multigpu.data.road.source import Example, Stream, filled, present
 from keras_multigpu.identities import identity_of
@@ -50,27 +50,13 @@ class PythonBatches(Stream):
         signature = tuple(tf.TensorSpec((None, *leaf.shape), leaf.dtype) for leaf in leaves)
 
         def generate(epoch: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
-            iterator = self.batches(int(epoch), shuffle, seed)
-            while True:
-                with GATE:
-                    arrays = self._next(iterator)
-                if arrays is None:
-                    return
-                yield arrays
+            batches = map(self._leaves, self.batches(int(epoch), shuffle, seed))
+            return through_gate(batches, self._quarantine)
 
         dataset = tf.data.Dataset.from_generator(
             generate, output_signature=signature, args=(epoch,)
         )
         return dataset.unbatch().map(lambda *leaves: filled(self.spec, leaves))
-
-    def _next(self, iterator: Iterator[Any]) -> tuple[np.ndarray, ...] | None:
-        """The arrays of the next batch, None behind the last; an error is remembered."""
-        try:
-            batch = next(iterator, None)
-            return None if batch is None else self._leaves(batch)
-        except Exception as error:
-            self._quarantine.failed(error)
-            raise
 
     def _leaves(self, batch: Any) -> tuple[np.ndarray, ...]:
         """The arrays of a batch; a `ValueError` unless it looks like the first one."""

@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.cluster.settings import settings
 from keras_multigpu.data.road.damage import Quarantine
-from keras_multigpu.data.road.loader import GATE
+from keras_multigpu.data.road.loader import through_gate
 from keras_multigpu.keras_internals import dataset_internals
 
 AHEAD = 64
@@ -44,15 +44,7 @@ class ServedDataset:
 
     def elements(self) -> tf.data.Dataset:
         def generate() -> Iterator[Any]:
-            elements = self._in_order()
-            for _ in range(self._count):
-                with GATE:
-                    try:
-                        element = next(elements)
-                    except Exception as error:
-                        self.quarantine.failed(error)
-                        raise
-                yield element
+            return through_gate(self._in_order(), self.quarantine)
 
         spec = self._dataset.element_spec
         return tf.data.Dataset.from_generator(generate, output_signature=spec)

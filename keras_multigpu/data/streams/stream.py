@@ -73,7 +73,9 @@ def dataset(
     stream.report_to(quarantine)
     if isinstance(stream, CachedStream):
         stream.prepare()
-    epochs = Epochs(stream, global_batch_size, settings, first, share, quarantine, marks_missing)
+    epochs = Epochs(
+        stream, global_batch_size, settings, first, share, quarantine, marks_missing, set()
+    )
 
     def element(example: Example, seeds: tf.Tensor) -> Any:
         return as_element(*(example if augment is None else augment(*example, seeds)))
@@ -100,6 +102,8 @@ class Epochs(NamedTuple):
     share: tuple[int, int]
     quarantine: Quarantine
     marks_missing: bool
+    met: set[int]
+    """The epochs of which a batch has been read."""
 
     @tf.autograph.experimental.do_not_convert
     def one(self, epoch: tf.Tensor) -> tf.data.Dataset:
@@ -109,10 +113,9 @@ class Epochs(NamedTuple):
             epoch, bool(self.settings["shuffle"]), int(self.settings["seed"])
         )
         require_sliceable(examples.element_spec, self.stream)
-        watch = Watch(self.stream, self.settings, self.quarantine, set())
 
         def ready(number: tf.Tensor, batch: Any) -> Any:
-            return self._share(epoch, start, number, batch, watch)
+            return self._share(epoch, start, number, batch)
 
         drop = self.settings["remainder"] == "drop"
         examples = alike(
@@ -123,11 +126,11 @@ class Epochs(NamedTuple):
             ready, num_parallel_calls=BATCHES_AT_ONCE, deterministic=True
         )
         # A dataset without elements: its filter is the place to act when the epoch has ended.
-        end = tf.data.Dataset.from_tensors(0).filter(lambda _: watch.end(epoch, start))
+        end = tf.data.Dataset.from_tensors(0).filter(lambda _: self._end(epoch, start))
         return batches.concatenate(end.flat_map(lambda _: batches.take(0)))
 
     def _share(
-        self, epoch: tf.Tensor, start: tf.Tensor, number: tf.Tensor, batch: Any, watch: "Watch"
+        self, epoch: tf.Tensor, start: tf.Tensor, number: tf.Tensor, batch: Any
     ) -> tuple[Example, tf.Tensor]:
         """This share of a batch, finished, with the seeds of its examples."""
         first = present(batch)[0]
@@ -138,26 +141,19 @@ class Epochs(NamedTuple):
         if self.share != (0, 1):
             batch = mapped(lambda leaf: leaf[low:high], batch)
         rows = tf.range(low, high)
-        seeds = watch.seeds(epoch, start + number * self.global_batch_size + rows)
+        seeds = self._seeds(epoch, start + number * self.global_batch_size + rows)
         example, damage = self.stream.finish(batch, seeds)
         if self.marks_missing:
             example = (*example[:2], tf.ones_like(rows, tf.float32))
         if damage is not None:
             stay = self.marks_missing
-            example, seeds = watch.without_damaged(epoch, example, seeds, damage, stay)
+            example, seeds = self._without_damaged(epoch, example, seeds, damage, stay)
             wanted = wanted if stay else None
         return with_size((example, seeds), wanted)
 
+    # Seeds, damaged examples, and what is wrong at the end: in Python.
 
-class Watch(NamedTuple):
-    """The Python part of the epochs: seeds, damaged examples, and what is wrong at the end."""
-
-    stream: Stream
-    settings: Batching
-    quarantine: Quarantine
-    met: set[int]
-
-    def seeds(self, epoch: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
+    def _seeds(self, epoch: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
         """Two seeds for each position in the epoch; `int32[n, 2]`."""
 
         def draw(epoch: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -167,7 +163,7 @@ class Watch(NamedTuple):
 
         return in_python(draw, [epoch, positions], tf.int32, [None, 2])
 
-    def without_damaged(
+    def _without_damaged(
         self, epoch: tf.Tensor, example: Example, seeds: tf.Tensor, damage: tf.Tensor, stay: bool
     ) -> tuple[Example, tf.Tensor]:
         """A batch without its damaged rows (see `Stream.finish`), or with weight zero there."""
@@ -190,7 +186,7 @@ class Watch(NamedTuple):
             return (*example[:2], tf.cast(intact, tf.float32)), seeds
         return mapped(lambda leaf: tf.boolean_mask(leaf, intact), (example, seeds))
 
-    def end(self, epoch: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+    def _end(self, epoch: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
         """Give the epoch's warning, or an error if it had no batch; False in any case."""
 
         def ended(epoch: np.ndarray, start: np.ndarray) -> np.ndarray:
