@@ -71,8 +71,8 @@ def test_both_ways_are_those_of_the_two_layers():
     [
         ({"mix_up_alpha": 0}, "`mix_up_alpha` is not a positive number"),
         ({"cut_mix_alpha": None}, "`cut_mix_alpha` is not a positive number"),
-        ({"switch_probability": 2}, "`switch_probability` is not a probability"),
-        ({"probability": -0.1}, "`probability` is not a probability"),
+        ({"switch_probability": 2}, "`switch_probability` is not a number in its range"),
+        ({"probability": -0.1}, "`probability` is not a number in its range"),
         ({"num_classes": 0}, "`num_classes` is not a positive integer"),
     ],
     ids=str,

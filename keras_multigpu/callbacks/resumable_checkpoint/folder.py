@@ -19,7 +19,7 @@ import socket
 import stat
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from keras_multigpu.callbacks.resumable_checkpoint.format import (
     NUMBER,
@@ -162,10 +162,7 @@ class CheckpointFolder:
         try:
             made = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | CAREFULLY, 0o666)
             with os.fdopen(made, "wb") as file:
-                content.write_to(file)
-                file.flush()
-                # Before the rename: a file system may write names before contents.
-                os.fsync(file.fileno())
+                write_through(file, content)
             os.replace(partial, path)
             # Without this a power cut may take the new name back, with the content on the disk.
             bring_to_disk(self.path)
@@ -193,6 +190,13 @@ def opened(path: Path, flags: int, most_names: int | None = None) -> int:
         os.close(file)
         raise not_plain(path)
     return file
+
+
+def write_through(file: BinaryIO, content: Encoded) -> None:
+    content.write_to(file)
+    file.flush()
+    # Before the rename: a file system may write names before contents.
+    os.fsync(file.fileno())
 
 
 def bring_to_disk(folder: Path) -> None:
