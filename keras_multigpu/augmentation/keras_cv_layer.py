@@ -70,9 +70,28 @@ class KerasCVLayer(WrappedLayer):
         require_bool("moves_pixels", moves_pixels)
         self.moves_pixels = moves_pixels
         require_no_mixing(layer, MIXING)
-        require_one_size(layer)
+        for part in keras_internals.layers_of(layer):
+            if type(part).__name__ == "RandomAspectRatio":
+                raise value_error(
+                    "RandomAspectRatio gives each image another size.",
+                    "Expected images that still fit in one batch.",
+                    "Use `augmentation.RandomGeometry(aspect_ratio=...)`, or leave it out.",
+                    layer=type(layer).__name__,
+                )
         graph, outputs = traced(lambda data: self._one(data, NO_SEED))
-        require_known_draws(graph, layer)
+        definition = graph.as_graph_def()
+        nodes = [
+            *definition.node,
+            *(node for f in definition.library.function for node in f.node_def),
+        ]
+        unknown = sorted({node.op for node in nodes if node.op in STATEFUL})
+        if unknown:
+            raise value_error(
+                f"{type(layer).__name__} draws from TensorFlow's global stream ({unknown[0]}).",
+                "Expected a layer whose draws follow from the seed of each example.",
+                "Use a layer of `keras_multigpu.augmentation` or of Keras in its place.",
+                layer=type(layer).__name__,
+            )
         shape = outputs["images"].shape[1:]
         # The size is unknown where images are written as JPEG and read again.
         self.new_shape = tuple(
@@ -162,17 +181,6 @@ def as_keras_cv(data: Any) -> Any:
     return copy
 
 
-def require_one_size(layer: keras.Layer) -> None:
-    for part in keras_internals.layers_of(layer):
-        if type(part).__name__ == "RandomAspectRatio":
-            raise value_error(
-                "RandomAspectRatio gives each image another size.",
-                "Expected images that still fit in one batch.",
-                "Use `augmentation.RandomGeometry(aspect_ratio=...)`, or leave it out.",
-                layer=type(layer).__name__,
-            )
-
-
 def in_place(moved: Any, boxes: Any) -> Any:
     """Ragged boxes of one image at the places in their classes; keras-cv takes out lost ones."""
     count = tf.shape(boxes["boxes"])[1]
@@ -198,16 +206,3 @@ def without_lost(boxes: Any, moved: Any) -> Any:
     )
     lost = tf.constant(-1, labels.dtype)
     return {**boxes, "boxes": moved["boxes"], "labels": tf.where(there, labels, lost)}
-
-
-def require_known_draws(graph: tf.Graph, layer: keras.Layer) -> None:
-    definition = graph.as_graph_def()
-    nodes = [*definition.node, *(node for f in definition.library.function for node in f.node_def)]
-    unknown = sorted({node.op for node in nodes if node.op in STATEFUL})
-    if unknown:
-        raise value_error(
-            f"{type(layer).__name__} draws from TensorFlow's global stream ({unknown[0]}).",
-            "Expected a layer whose draws follow from the seed of each example.",
-            "Use a layer of `keras_multigpu.augmentation` or of Keras in its place.",
-            layer=type(layer).__name__,
-        )

@@ -68,7 +68,15 @@ class KerasLayer(WrappedLayer):
         if moves_pixels is not None:
             require_bool("moves_pixels", moves_pixels)
         self.moves_pixels = moves_pixels
-        require_own_draws(layer)
+        require_no_mixing(layer, ("CutMix", "MixUp"))
+        for part in keras_internals.layers_of(layer):
+            if isinstance(part, keras.layers.AugMix):
+                raise value_error(
+                    "`keras.layers.AugMix` draws its operations once, when its graph is made.",
+                    "Expected a layer that draws for every image.",
+                    "Use `keras_multigpu.augmentation.AugMix`.",
+                    layer=type(layer).__name__,
+                )
         if self.bounding_box_format is not None:
             self.require_support("bounding_boxes")
 
@@ -154,18 +162,6 @@ class KerasLayer(WrappedLayer):
             return changed
 
         return data, back
-
-
-def require_own_draws(layer: keras.Layer) -> None:
-    require_no_mixing(layer, ("CutMix", "MixUp"))
-    for part in keras_internals.layers_of(layer):
-        if isinstance(part, keras.layers.AugMix):
-            raise value_error(
-                "`keras.layers.AugMix` draws its operations once, when its graph is made.",
-                "Expected a layer that draws for every image.",
-                "Use `keras_multigpu.augmentation.AugMix`.",
-                layer=type(layer).__name__,
-            )
 
 
 @contextlib.contextmanager

@@ -42,7 +42,13 @@ class Sequence(AugmentationLayer):
         **kwargs: Any,
     ) -> None:
         super().__init__(seed=seed, bounding_box_format=bounding_box_format, **kwargs)
-        require_layers(layers)
+        if not isinstance(layers, list | tuple) or not layers:
+            raise value_error(
+                "`layers` is not a list of layers.",
+                "Expected a list or tuple with at least one layer or function.",
+                "Pass for example `[keras.layers.RandomFlip('horizontal')]`.",
+                layers=layers,
+            )
         self.layers = [one for layer in layers for one in as_layers(layer, bounding_box_format)]
         require_bool("segmentation_masks", segmentation_masks)
         self.segmentation_masks = segmentation_masks
@@ -92,13 +98,3 @@ class Sequence(AugmentationLayer):
     def from_config(cls, config: dict[str, Any]) -> "Sequence":
         layers = [keras.saving.deserialize_keras_object(layer) for layer in config["layers"]]
         return cls(**{**config, "layers": layers})
-
-
-def require_layers(layers: Any) -> None:
-    if not isinstance(layers, list | tuple) or not layers:
-        raise value_error(
-            "`layers` is not a list of layers.",
-            "Expected a list or tuple with at least one layer or function.",
-            "Pass for example `[keras.layers.RandomFlip('horizontal')]`.",
-            layers=layers,
-        )

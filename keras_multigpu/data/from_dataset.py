@@ -77,7 +77,13 @@ class DatasetStream(Stream):
     is_graph = True
 
     def __init__(self, dataset: tf.data.Dataset, batched: bool | None, shuffle_buffer: int) -> None:
-        require_dataset(dataset)
+        if not isinstance(dataset, tf.data.Dataset):
+            raise type_error(
+                "`dataset` is not a `tf.data.Dataset`.",
+                "Expected one that is not distributed yet.",
+                "Use `from_arrays` for arrays and `from_flow` for generators.",
+                dataset=dataset,
+            )
         require_choice("batched", batched, (None, True, False))
         require_positive_integer("shuffle_buffer", shuffle_buffer)
         require_example(dataset.element_spec)
@@ -182,16 +188,6 @@ def known(dataset: tf.data.Dataset) -> int | None:
     """The number of elements; None if it is unknown or infinite."""
     count = int(dataset.cardinality())
     return count if count >= 0 else None
-
-
-def require_dataset(dataset: Any) -> None:
-    if not isinstance(dataset, tf.data.Dataset):
-        raise type_error(
-            "`dataset` is not a `tf.data.Dataset`.",
-            "Expected one that is not distributed yet.",
-            "Use `from_arrays` for arrays and `from_flow` for generators.",
-            dataset=dataset,
-        )
 
 
 def require_rows(spec: Any) -> None:

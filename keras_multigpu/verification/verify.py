@@ -58,18 +58,6 @@ def verify(
     assert kmg.verify(build_model, (images, labels)).agrees
     ```
     """
-    check_arguments(build_model, replicas, steps)
-    functions.refuse_while_importing("verify")
-    if in_this_process.devices_are_ready(max(replicas)):
-        result = in_this_process.run(build_model, data, replicas, steps)
-    else:
-        result = other_process.run(build_model, data, replicas, steps)
-    # Printing the table is what the function is for.
-    print(result)  # noqa: T201
-    return result
-
-
-def check_arguments(build_model: object, replicas: object, steps: object) -> None:
     if not callable(build_model) or isinstance(build_model, keras.Model):
         raise value_error(
             "`build_model` is not a function.",
@@ -86,3 +74,11 @@ def check_arguments(build_model: object, replicas: object, steps: object) -> Non
             replicas=replicas,
         )
     require_positive_integer("steps", steps)
+    functions.refuse_while_importing("verify")
+    if in_this_process.devices_are_ready(max(replicas)):
+        result = in_this_process.run(build_model, data, replicas, steps)
+    else:
+        result = other_process.run(build_model, data, replicas, steps)
+    # Printing the table is what the function is for.
+    print(result)  # noqa: T201
+    return result

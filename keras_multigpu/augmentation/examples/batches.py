@@ -19,7 +19,16 @@ def from_batch(x: Any, y: Any, weight: Any) -> tuple[Example, Callable[[Example]
     named = isinstance(x, dict) and "images" in x
     beside = {name: x[name] for name in TARGETS if named and name in x}
     targets, targets_back = from_targets(y, images)
-    require_one_of_each(beside, targets, weight)
+    given = {*targets, *([] if weight is None else ["sample_weights"])}
+    twice = sorted(beside.keys() & given)
+    if twice:
+        raise value_error(
+            f"`{twice[0]}` came among the inputs and apart from them.",
+            "Expected targets in one place, so that it is clear which follow the images.",
+            "Leave one of them out, or give the one among the inputs another name.",
+            inputs=sorted(beside),
+            targets=sorted(given),
+        )
     weights, weights_back = from_weights(weight, y, images)
     example = {"images": images, **beside, **targets}
     if weight is not None:
@@ -35,19 +44,6 @@ def from_batch(x: Any, y: Any, weight: Any) -> tuple[Example, Callable[[Example]
         return changed_x, targets_back(changed), changed_weights
 
     return example, back
-
-
-def require_one_of_each(beside: Example, targets: Example, weight: Any) -> None:
-    given = {*targets, *([] if weight is None else ["sample_weights"])}
-    twice = sorted(beside.keys() & given)
-    if twice:
-        raise value_error(
-            f"`{twice[0]}` came among the inputs and apart from them.",
-            "Expected targets in one place, so that it is clear which follow the images.",
-            "Leave one of them out, or give the one among the inputs another name.",
-            inputs=sorted(beside),
-            targets=sorted(given),
-        )
 
 
 def place_of_images(x: Any, inputs: list) -> int:
@@ -76,7 +72,13 @@ def from_targets(y: Any, images: Any) -> tuple[Example, Callable[[Example], Any]
         example.setdefault(kind_of(target, images), []).append(target)
 
     each_target(y, sort)
-    require_one_set_of_boxes(example)
+    if len(example.get("bounding_boxes", [])) > 1:
+        raise value_error(
+            "There are several sets of bounding boxes.",
+            "Expected one dictionary of `boxes` and `labels` for each batch of images.",
+            "Join them into one, and tell them apart by their labels.",
+            sets=len(example["bounding_boxes"]),
+        )
     if "bounding_boxes" in example:
         example["bounding_boxes"] = example["bounding_boxes"][0]
 
@@ -97,16 +99,6 @@ def each_target(y: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(y, list | tuple):
         return type(y)([each_target(part, change) for part in y])
     return change(y)
-
-
-def require_one_set_of_boxes(example: Example) -> None:
-    if len(example.get("bounding_boxes", [])) > 1:
-        raise value_error(
-            "There are several sets of bounding boxes.",
-            "Expected one dictionary of `boxes` and `labels` for each batch of images.",
-            "Join them into one, and tell them apart by their labels.",
-            sets=len(example["bounding_boxes"]),
-        )
 
 
 def from_weights(weight: Any, y: Any, images: Any) -> tuple[Any, Callable[[Any], Any]]:

@@ -34,16 +34,12 @@ def as_layers(layer: Any, bounding_box_format: str | None = None) -> list[Augmen
     """A layer or function as layers of this package; several where Keras puts layers in a row."""
     # One by one, targets pass by those that leave pixels in their place.
     if isinstance(layer, keras.layers.Pipeline | keras.Sequential):
-        require_parts(layer)
+        if not layer.layers:
+            raise value_error(
+                f"This {type(layer).__name__} has no layers.",
+                "Expected at least one in it.",
+                "Put layers into it, or leave it out.",
+                layer=layer.name,
+            )
         return [one for part in layer.layers for one in as_layers(part, bounding_box_format)]
     return [as_layer(layer, bounding_box_format)]
-
-
-def require_parts(row: keras.Layer) -> None:
-    if not row.layers:
-        raise value_error(
-            f"This {type(row).__name__} has no layers.",
-            "Expected at least one in it.",
-            "Put layers into it, or leave it out.",
-            layer=row.name,
-        )

@@ -87,7 +87,14 @@ class LearningRateFinder(keras.callbacks.Callback):
         super().__init__()
         require_range(low, high)
         require_choice("apply", apply, ["learning_rate", None])
-        require_enough(steps)
+        require_positive_integer("steps", steps)
+        if steps < FEWEST:
+            raise value_error(
+                "There are too few steps for a curve.",
+                f"Expected at least {FEWEST}.",
+                "Pass 100, or for a coarse look 30.",
+                steps=steps,
+            )
         fix = "Leave it out for a value that suits most trainings."
         require_number(
             "smoothing_steps", smoothing_steps, lambda n: 1 <= n <= steps, "from 1 to `steps`", fix
@@ -249,15 +256,4 @@ def require_range(low: Any, high: Any) -> None:
             "Pass for example low=1e-6 and high=10.0.",
             low=low,
             high=high,
-        )
-
-
-def require_enough(steps: Any) -> None:
-    require_positive_integer("steps", steps)
-    if steps < FEWEST:
-        raise value_error(
-            "There are too few steps for a curve.",
-            f"Expected at least {FEWEST}.",
-            "Pass 100, or for a coarse look 30.",
-            steps=steps,
         )

@@ -64,7 +64,17 @@ class LearningRateWarmup(keras.callbacks.Callback):
         momentum_correction: bool | str = "auto",
     ) -> None:
         super().__init__()
-        require_length(epochs, steps)
+        if steps is not None:
+            require_positive_integer("steps", steps)
+        bad = epochs is not None and not 0 < real_number(epochs) < math.inf
+        if bad or (epochs is not None and steps is not None):
+            raise value_error(
+                "The length of the warm-up is not clear.",
+                "Expected a positive number of `epochs`, or a number of `steps`, not both.",
+                "Pass for example `epochs=5` or `steps=1000`.",
+                epochs=epochs,
+                steps=steps,
+            )
         require_rate(initial_rate, curve)
         require_choice("curve", curve, CURVES)
         require_choice("momentum_correction", momentum_correction, ["auto", True, False])
@@ -235,20 +245,6 @@ class LearningRateWarmup(keras.callbacks.Callback):
         self._probe.active.assign(False)
         self._probe.read()
         rate.restore()
-
-
-def require_length(epochs: Any, steps: Any) -> None:
-    if steps is not None:
-        require_positive_integer("steps", steps)
-    bad = epochs is not None and not 0 < real_number(epochs) < math.inf
-    if bad or (epochs is not None and steps is not None):
-        raise value_error(
-            "The length of the warm-up is not clear.",
-            "Expected a positive number of `epochs`, or a number of `steps`, not both.",
-            "Pass for example `epochs=5` or `steps=1000`.",
-            epochs=epochs,
-            steps=steps,
-        )
 
 
 def require_rate(rate: Any, curve: str) -> None:

@@ -102,7 +102,14 @@ class ReplicaMetrics(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._run = run_to_see(self)
-        refuse_second(self._run.callbacks)
+        several = [one for one in self._run.callbacks if isinstance(one, ReplicaMetrics)]
+        if len(several) > 1:
+            raise value_error(
+                "A second `ReplicaMetrics` came to the same `fit`.",
+                "Expected one: both would write `replica_0/loss` and so on to the history.",
+                "Give all metrics to one `ReplicaMetrics` and leave the other out.",
+                callbacks=[type(one).__name__ for one in self._run.callbacks],
+            )
         if self.metrics and self._run.batch_spec is not None:
             require_targets(self.metrics, self._run.batch_spec[1])
         self._begin_anew_for_another_model()
@@ -231,17 +238,6 @@ class ReplicaMetrics(keras.callbacks.Callback):
                 self.slowest.factor,
                 streak,
             )
-
-
-def refuse_second(callbacks: list[Any]) -> None:
-    several = [one for one in callbacks if isinstance(one, ReplicaMetrics)]
-    if len(several) > 1:
-        raise value_error(
-            "A second `ReplicaMetrics` came to the same `fit`.",
-            "Expected one: both would write `replica_0/loss` and so on to the history.",
-            "Give all metrics to one `ReplicaMetrics` and leave the other out.",
-            callbacks=[type(one).__name__ for one in callbacks],
-        )
 
 
 def metrics_of(metrics: Any) -> Any:

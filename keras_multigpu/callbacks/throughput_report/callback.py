@@ -105,7 +105,13 @@ class ThroughputReport(keras.callbacks.Callback):
         self.reports = []
         self._counted = False
         if self.scaling_steps is not None:
-            refuse_generator(run.data)
+            if is_generator(run.data) or isinstance(run.data, tf.distribute.DistributedDataset):
+                raise value_error(
+                    "`scaling_steps` came with data of which no batch can be read twice.",
+                    "Expected arrays, a `tf.data.Dataset` or `keras_multigpu.data` batches.",
+                    "Leave it out, or make the data with one of the `kmg.data.from_*`.",
+                    data=type(run.data).__name__,
+                )
         self._seen = not run.has_own_train_step
         probe = self._measures if self._seen else self._traces
         run.watch(probe)
@@ -183,13 +189,3 @@ def flops_of(model: keras.Model, spec: Any) -> int | None:
         # figure that is missing is not a reason to end a training.
         logger.debug("The operations of the model cannot be counted: %s", error)
         return None
-
-
-def refuse_generator(data: Any) -> None:
-    if is_generator(data) or isinstance(data, tf.distribute.DistributedDataset):
-        raise value_error(
-            "`scaling_steps` came with data of which no batch can be read twice.",
-            "Expected arrays, a `tf.data.Dataset` or `keras_multigpu.data` batches.",
-            "Leave out `scaling_steps`, or make the data with one of the `kmg.data.from_*`.",
-            data=type(data).__name__,
-        )

@@ -32,8 +32,21 @@ def cached(source: Source, where: str | Path) -> Source:
         whole = cached(source.source, where)
         assert isinstance(whole, CachedSource | CachedPart)
         return CachedPart(whole, source.indices)
-    require_place(where)
-    require_the_same_each_time(source, where)
+    if not isinstance(where, str | Path) or not str(where):
+        raise value_error(
+            "`cache` is not a place for decoded examples.",
+            'Expected "memory" or the path of a folder.',
+            'Pass cache="memory", a folder on a local disk, or leave it out.',
+            cache=where,
+        )
+    if source.draws:
+        raise value_error(
+            f"Each example of {source.name} is drawn anew whenever it is read.",
+            "Expected examples that are always the same: a cache would freeze the first draw.",
+            "Leave out `cache`, or decode whole images and crop them in `augment`, "
+            "such as with `keras.layers.RandomCrop`.",
+            cache=where,
+        )
     place = None if where == "memory" else Path(where).expanduser().absolute()
     with _lock:
         caches = _caches.setdefault(source, {})
@@ -88,24 +101,3 @@ class CachedPart(Subset):
 
     def prepare_rows(self, rows: np.ndarray) -> None:
         self._whole.prepare_rows(self.indices[rows])
-
-
-def require_place(where: str | Path) -> None:
-    if not isinstance(where, str | Path) or not str(where):
-        raise value_error(
-            "`cache` is not a place for decoded examples.",
-            'Expected "memory" or the path of a folder.',
-            'Pass cache="memory", a folder on a local disk, or leave it out.',
-            cache=where,
-        )
-
-
-def require_the_same_each_time(source: Source, where: str | Path) -> None:
-    if source.draws:
-        raise value_error(
-            f"Each example of {source.name} is drawn anew whenever it is read.",
-            "Expected examples that are always the same: a cache would freeze the first draw.",
-            "Leave out `cache`, or decode whole images and crop them in `augment`, "
-            "such as with `keras.layers.RandomCrop`.",
-            cache=where,
-        )

@@ -45,7 +45,13 @@ class FolderCache:
 
     def __init__(self, source: Source, where: Path) -> None:
         self._leaves = present(source.spec)
-        require_fixed_size(self._leaves, source.name, where)
+        if any(leaf.dtype == tf.string for leaf in self._leaves):
+            raise value_error(
+                f"The examples of {source.name} hold texts.",
+                "Expected numbers: a cache folder has the same room for each example.",
+                'Pass cache="memory", or turn the texts into numbers before.',
+                cache=str(where),
+            )
         self._name = source.name
         self._count = int(source.num_examples)
         self._where = where
@@ -241,13 +247,3 @@ def key(source: Source) -> str:
     leaves = [f"{leaf.dtype.name}{leaf.shape}" for leaf in present(source.spec)]
     text = json.dumps([VERSION, source.num_examples, leaves, source.identity(exact=True)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def require_fixed_size(leaves: Sequence[tf.TensorSpec], name: str, where: Path) -> None:
-    if any(leaf.dtype == tf.string for leaf in leaves):
-        raise value_error(
-            f"The examples of {name} hold texts.",
-            "Expected numbers: a cache folder has the same room for each example.",
-            'Pass cache="memory", or turn the texts into numbers before.',
-            cache=str(where),
-        )

@@ -65,7 +65,14 @@ class ImageDecoder:
         require_choice("color_mode", color_mode, CHANNELS)
         require_choice("interpolation", interpolation, INTERPOLATIONS)
         require_choice("resize", resize, RESIZES)
-        require_limit(max_pixels)
+        require_positive_integer("max_pixels", max_pixels)
+        if max_pixels > MOST_PIXELS:
+            raise value_error(
+                "`max_pixels` allows images that cannot be decoded.",
+                f"Expected at most {MOST_PIXELS:,}, half a gigabyte for one image.",
+                "Make larger images smaller before.",
+                max_pixels=max_pixels,
+            )
         self.shape = (height, width, CHANNELS[color_mode])
         self.draws = resize == "random_crop"
         self.max_pixels = max_pixels
@@ -200,14 +207,3 @@ def require_size(image_size: Any) -> tuple[int, int]:
             image_size=image_size,
         )
     return height, width
-
-
-def require_limit(max_pixels: Any) -> None:
-    require_positive_integer("max_pixels", max_pixels)
-    if max_pixels > MOST_PIXELS:
-        raise value_error(
-            "`max_pixels` allows images that cannot be decoded.",
-            f"Expected at most {MOST_PIXELS:,}, half a gigabyte for one image.",
-            "Make larger images smaller before.",
-            max_pixels=max_pixels,
-        )

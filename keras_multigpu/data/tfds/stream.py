@@ -31,7 +31,14 @@ class TfdsStream(Stream):
         self._split = split
         self._features = features
         self._config = read_config or imported().ReadConfig()
-        require_whole(self._config)
+        for name in ("input_context", "repeat_filenames"):
+            if getattr(self._config, name):
+                raise value_error(
+                    f"`read_config` has `{name}`.",
+                    "Expected all examples, once: workers get their shares of each batch here.",
+                    "Leave it out.",
+                    **{name: getattr(self._config, name)},
+                )
         self._buffer = shuffle_buffer
         self.num_examples = builder.info.splits[split].num_examples
         self.class_names = features.class_names()
@@ -119,14 +126,3 @@ def decoded(
     pixels.set_shape([None, *decoder.shape])
     causes.set_shape([None])
     return pixels, causes
-
-
-def require_whole(config: Any) -> None:
-    for name in ("input_context", "repeat_filenames"):
-        if getattr(config, name):
-            raise value_error(
-                f"`read_config` has `{name}`.",
-                "Expected all examples, once: workers get their shares of each batch here.",
-                "Leave it out.",
-                **{name: getattr(config, name)},
-            )
