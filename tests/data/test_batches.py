@@ -393,7 +393,7 @@ def test_layers_do_not_draw_in_evaluation():
         ({"augment": 3}, "neither a layer nor a function"),
         (
             {"augment": keras.layers.RandomFlip},
-            r"the class RandomFlip.*Pass `RandomFlip\(\.\.\.\)`",
+            r"RandomFlip is a class.*Pass `RandomFlip\(\.\.\.\)`",
         ),
     ],
 )
