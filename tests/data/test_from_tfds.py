@@ -221,7 +221,7 @@ def test_images_are_decoded_like_files(prepared, kind, tmp_path):
         data_dir=prepared["stream"],
         decoders={"image": tfds.decode.SkipDecoding()},
     )
-    decoder = made._source._features.images["image"]
+    decoder = made._source.features.images["image"]
     contents = {int(e["number"]): e["image"].numpy() for e in records}
     for pixels, number in zip(x, y.numpy().tolist(), strict=True):
         np.testing.assert_array_equal(pixels, decoder.decode(contents[number], np.zeros(2)))

@@ -76,7 +76,7 @@ class ImageDecoder:
         self.shape = (height, width, CHANNELS[color_mode])
         self.draws = resize == "random_crop"
         self.max_pixels = max_pixels
-        self._resize = resize
+        self.resize = resize
         self._interpolation = interpolation
         self._backend = backend(CHANNELS[color_mode], interpolation)
 
@@ -84,7 +84,7 @@ class ImageDecoder:
         """The same without random draws: the middle of an image instead of a random part."""
         still = copy.copy(self)
         if self.draws:
-            still.draws, still._resize = False, "crop"
+            still.draws, still.resize = False, "crop"
         return still
 
     @property
@@ -93,7 +93,7 @@ class ImageDecoder:
         return {
             "shape": list(self.shape),
             "interpolation": self._interpolation,
-            "way": RESIZES[self._resize],
+            "way": RESIZES[self.resize],
         }
 
     def decode_file(self, path: str, seed: np.ndarray) -> np.ndarray:
@@ -109,9 +109,9 @@ class ImageDecoder:
         rows, columns, _ = image.shape
         if self.draws:
             image = cut(image, random_box(rows, columns, seed))
-        elif self._resize == "crop":
+        elif self.resize == "crop":
             image = cut(image, centred_box(rows, columns, height, width))
-        elif self._resize == "pad":
+        elif self.resize == "pad":
             return self._padded(image)
         return self._backend.resize(image, height, width)
 

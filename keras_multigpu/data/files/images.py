@@ -49,8 +49,8 @@ class ImageFiles(Source):
             self.labels = targets.labels
             self.class_names = targets.class_names
         self._files = files
-        self._decoder = decoder
-        self._targets = targets
+        self.decoder = decoder
+        self.targets = targets
         self._weights = weights
 
     def read(self, out: Sequence[np.ndarray], indices: np.ndarray, seeds: np.ndarray) -> Damaged:
@@ -59,12 +59,12 @@ class ImageFiles(Source):
 
         def read(row: int) -> None:
             path = self._files.path(int(indices[row]))
-            images[row] = self._decoder.decode_file(path, seeds[row])
+            images[row] = self.decoder.decode_file(path, seeds[row])
 
         damaged = read_rows(len(indices), read)
-        if self._targets is not None:
+        if self.targets is not None:
             known = {row for row, _ in damaged}
-            causes = self._targets.read(next(rest), indices, seeds)
+            causes = self.targets.read(next(rest), indices, seeds)
             damaged += [(row, cause) for row, cause in causes if row not in known]
         if self._weights is not None:
             next(rest)[...] = self._weights[indices]
@@ -74,8 +74,8 @@ class ImageFiles(Source):
         if not self.draws:
             return self
         still = copy.copy(self)
-        still.draws, still._decoder = False, self._decoder.still()
-        still._targets = None if self._targets is None else self._targets.still()
+        still.draws, still.decoder = False, self.decoder.still()
+        still.targets = None if self.targets is None else self.targets.still()
         return still
 
     def example_name(self, index: int) -> str:
@@ -84,8 +84,8 @@ class ImageFiles(Source):
     def identity(self, exact: bool = False) -> dict[str, Any]:
         return {
             "files": state_of(self._files, exact),
-            "images": self._decoder.settings,
-            "targets": None if self._targets is None else self._targets.identity(exact),
+            "images": self.decoder.settings,
+            "targets": None if self.targets is None else self.targets.identity(exact),
             "weights": of_array(self._weights),
         }
 

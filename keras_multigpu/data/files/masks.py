@@ -40,7 +40,7 @@ class MaskTargets(Targets):
     ) -> None:
         self._masks = masks
         self._images = images
-        self._grey, self._color = (
+        self.grey, self.color = (
             ImageDecoder(
                 image_size,
                 color_mode=color_mode,
@@ -50,12 +50,12 @@ class MaskTargets(Targets):
             )
             for color_mode in ("grayscale", "rgb")
         )
-        self.spec = tf.TensorSpec(self._grey.shape, tf.uint8)
+        self.spec = tf.TensorSpec(self.grey.shape, tf.uint8)
 
     def read(self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         def read(row: int) -> None:
             data = read_file(self._masks.path(int(indices[row])))
-            if self._grey.draws:
+            if self.grey.draws:
                 require_same_size(data, read_file(self._images.path(int(indices[row]))))
             out[row] = self._decoded(data, seeds[row])
 
@@ -64,27 +64,27 @@ class MaskTargets(Targets):
 
     def still(self) -> Targets:
         still = copy.copy(self)
-        still._grey, still._color = self._grey.still(), self._color.still()
+        still.grey, still.color = self.grey.still(), self.color.still()
         return still
 
     def _decoded(self, data: bytes, seed: np.ndarray) -> np.ndarray:
-        read_header(data, self._grey.max_pixels)  # Finds damage that must not be met below.
+        read_header(data, self.grey.max_pixels)  # Finds damage that must not be met below.
         if data.startswith(_SIGNATURE):
             depth, colors = data[_DEPTH], data[_COLORS]
             if depth == 16:
                 raise DamagedExample("it has 16 bits a pixel, and a class number must be below 256")
             if colors == _PALETTE:
                 # Decoders spread the values of few bits over 0 to 255.
-                return self._grey.decode(as_grey(data), seed) // (255 // (2**depth - 1))
+                return self.grey.decode(as_grey(data), seed) // (255 // (2**depth - 1))
             if colors in (_GREY, _GREY_ALPHA):
-                return self._grey.decode(data, seed)
-        pixels = self._color.decode(data, seed)
+                return self.grey.decode(data, seed)
+        pixels = self.color.decode(data, seed)
         if (pixels != pixels[..., :1]).any():
             raise DamagedExample("it has colours, and a mask has one class number for each pixel")
         return pixels[..., :1]
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        return {"files": state_of(self._masks, exact), "masks": self._grey.settings}
+        return {"files": state_of(self._masks, exact), "masks": self.grey.settings}
 
 
 def require_same_size(mask: bytes, image: bytes) -> None:

@@ -29,7 +29,7 @@ class TfdsRecords(Source):
         self.name = f"{builder.info.full_name} {split}"
         self._builder = builder
         self._split = split
-        self._features = features
+        self.features = features
         self._records = builder.as_data_source(split, decoders=features.decoders)
         self.num_examples = len(self._records)
         self.spec = features.spec(lambda: self._records[0])
@@ -39,10 +39,10 @@ class TfdsRecords(Source):
     @functools.cached_property
     def labels(self) -> np.ndarray | None:  # type: ignore[override]
         """The class of each example; all records are read once to know it."""
-        key = self._features.labels_key()
+        key = self.features.labels_key()
         if key is None:
             return None
-        records = self._builder.as_data_source(self._split, decoders=self._features.only(key))
+        records = self._builder.as_data_source(self._split, decoders=self.features.only(key))
         labels = np.empty(self.num_examples, np.int64)
         long = len(labels) > LONG
         if long:
@@ -63,10 +63,10 @@ class TfdsRecords(Source):
 
         def read(row: int) -> None:
             record = self._fetched(int(indices[row])) if records is None else records[row]
-            values = {name: record[name] for name in self._features.names}
-            for name, decoder in self._features.images.items():
+            values = {name: record[name] for name in self.features.names}
+            for name, decoder in self.features.images.items():
                 values[name] = decoder.decode(values[name], seeds[row])
-            for array, leaf in zip(out, present(self._features.example(values)), strict=True):
+            for array, leaf in zip(out, present(self.features.example(values)), strict=True):
                 # An array of bytes would lose zeros at their end.
                 array[row] = leaf if isinstance(leaf, bytes | str) else np.asarray(leaf)
 
@@ -81,14 +81,14 @@ class TfdsRecords(Source):
 
     def still(self) -> Source:
         still = copy.copy(self)
-        still.draws, still._features = False, self._features.still()
+        still.draws, still.features = False, self.features.still()
         return still if self.draws else self
 
     def example_name(self, index: int) -> str:
         return f"example {index} of {self.name}"
 
     def identity(self, exact: bool = False) -> dict[str, Any]:
-        if exact and self._features.has_functions():
+        if exact and self.features.has_functions():
             raise value_error(
                 f"{self.name} cannot be cached in a folder.",
                 "Expected no `decoders` of your own: a change of their code could not be seen.",
@@ -96,4 +96,4 @@ class TfdsRecords(Source):
                 source=self.name,
             )
         place = {"folder": str(self._builder.data_path)} if exact else {}
-        return {"name": self.name, **place, "features": self._features.identity()}
+        return {"name": self.name, **place, "features": self.features.identity()}

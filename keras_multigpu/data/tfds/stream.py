@@ -29,7 +29,7 @@ class TfdsStream(Stream):
         self.name = f"{builder.info.full_name} {split}"
         self._builder = builder
         self._split = split
-        self._features = features
+        self.features = features
         self._config = read_config or imported().ReadConfig()
         for name in ("input_context", "repeat_filenames"):
             if getattr(self._config, name):
@@ -46,7 +46,7 @@ class TfdsStream(Stream):
         features.spec(lambda: self._read(None, shuffle=False).element_spec)  # Refuses odd shapes.
 
     def identity(self) -> dict[str, Any]:
-        features = self._features.identity()
+        features = self.features.identity()
         return {**super().identity(), "features": features, "shuffle_buffer": self._buffer}
 
     def _read(self, seed: tf.Tensor | None, shuffle: bool) -> tf.data.Dataset:
@@ -59,7 +59,7 @@ class TfdsStream(Stream):
             split=self._split,
             shuffle_files=shuffle and is_generated(self._builder),
             read_config=config,
-            decoders=self._features.decoders,
+            decoders=self.features.decoders,
         )
 
     def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
@@ -71,25 +71,25 @@ class TfdsStream(Stream):
 
         def chosen(element: dict[str, Any]) -> Any:
             name = element.get("tfds_id", element.get("image/filename", tf.constant("")))
-            return {key: element[key] for key in self._features.names}, name
+            return {key: element[key] for key in self.features.names}, name
 
         dataset = dataset.map(chosen)
         return buffer_shuffled(dataset, self._buffer, epoch, seed) if shuffle else dataset
 
     def still(self) -> Stream:
         still = copy.copy(self)
-        still.draws, still._features = False, self._features.still()
+        still.draws, still.features = False, self.features.still()
         return still if self.draws else self
 
     def finish(self, examples: Any, seeds: tf.Tensor) -> tuple[Example, tf.Tensor | None]:
         values, names = examples
         values = dict(values)
         damage = None
-        for key, decoder in self._features.images.items():
+        for key, decoder in self.features.images.items():
             values[key], causes = decoded(decoder, values[key], seeds, names)
             pairs = tf.stack([names, causes], axis=1)
             damage = pairs if damage is None else tf.where(damage[:, 1:] == "", pairs, damage)
-        return self._features.example(values), damage
+        return self.features.example(values), damage
 
 
 class EncodedImages(Source):
