@@ -8,8 +8,6 @@ faster: around a ring of all GPUs, or inside each host first and then between ho
 import math
 from typing import NamedTuple
 
-from keras_multigpu.training.exchange.packing import filling
-
 # The part of a step in which gradients become ready: those by the inputs and those by the weights
 # take as many operations each as the forward pass.
 BACKWARD = 2 / 3
@@ -111,6 +109,8 @@ def predicted(training: Training, gpus: int) -> Prediction:
 
 def end_of_sums(training: Training, gpus: int, step: float) -> float:
     """When all buckets are summed; they become ready one after another in the backward pass."""
+    from keras_multigpu.training.exchange.packing import filling
+
     if gpus == 1:
         return step
     left_hosts = end = 0.0
