@@ -14,7 +14,7 @@ from keras_multigpu.training.feed.sources import knows_epochs
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.run import TrainingRun
-from keras_multigpu.training.shares import Batch, normalized
+from keras_multigpu.training.shares import Batch, normalized, wide
 from keras_multigpu.training.steps.custom_step import share_of_loss
 from keras_multigpu.training.steps.present_step import present_rows
 from keras_multigpu.training.steps.steps_of_model import prepare
@@ -295,7 +295,7 @@ class DistributedModel(keras.Model):
         rows = present_rows()
         # Keras weighs a batch by the length of `x`; but a replica without examples has borrowed a
         # row.
-        weight = None if rows is None else tf.cast(rows.examples, tf.float32)
+        weight = None if rows is None else tf.cast(rows.examples, wide())
         keras_internals.loss_tracker(self).update_state(loss, sample_weight=weight)
         return self.compute_metrics(x, y, y_pred, sample_weight)
 

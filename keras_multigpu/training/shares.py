@@ -25,6 +25,11 @@ ABSENT = (tf.experimental.Optional, tf.OptionalSpec, type(tf.type_spec_from_valu
 COUNT = tf.int64
 
 
+def wide() -> tf.DType:
+    """The type of losses and of fractions of a batch: that of Keras, but at least float32."""
+    return tf.float64 if keras.config.floatx() == "float64" else tf.float32
+
+
 class Rows(NamedTuple):
     """Some rows of a global batch: a replica's share, or a piece of it.
 
@@ -50,7 +55,7 @@ class Rows(NamedTuple):
     @property
     def fraction(self) -> tf.Tensor:
         """The number of examples divided by the global batch size."""
-        return tf.cast(self.examples, tf.float32) / tf.cast(self.global_batch_size, tf.float32)
+        return tf.cast(self.examples, wide()) / tf.cast(self.global_batch_size, wide())
 
 
 class Shares(NamedTuple):

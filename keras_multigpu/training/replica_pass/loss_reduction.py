@@ -34,6 +34,7 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
 from keras_multigpu.training.replica_group import HOST
+from keras_multigpu.training.shares import wide
 
 ROWS = 6
 """How many rows are tried."""
@@ -95,7 +96,7 @@ class LossShares:
         wrapped = [self._share_of(loss) for loss in keras_internals.losses_of(self._model)]
         with keras_internals.losses_exchanged(self._model, wrapped):
             total = compiled(y, y_pred, sample_weight)
-        return tf.zeros(()) if total is None else tf.cast(total, tf.float32)
+        return tf.cast(0.0 if total is None else total, wide())
 
     @property
     def part(self) -> tf.Tensor | None:
@@ -114,7 +115,7 @@ class LossShares:
             values, divisor = weighted_values(loss, y_true, y_pred, sample_weight)
             if updates_so_far() != before:
                 raise NeedsWholeBatch(loss.name)
-            share, part = self._divided(loss.reduction, tf.cast(values, tf.float32), divisor)
+            share, part = self._divided(loss.reduction, tf.cast(values, wide()), divisor)
             self.shares.append(share)
             self._parts.append(part)
             return share
@@ -130,7 +131,7 @@ class LossShares:
             # Every example has equally many loss values, so the replica's mean counts
             # as much as its part of the batch.
             return tf.reduce_mean(values) * self._fraction, self._fraction
-        own = tf.cast(divisor, tf.float32)
+        own = tf.cast(divisor, wide())
         self.divisors.append(own)
         whole = own if self._known is None else self._known[len(self.divisors) - 1]
         return (

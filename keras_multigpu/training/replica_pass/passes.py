@@ -52,6 +52,7 @@ from keras_multigpu.training.shares import (
     rows_count,
     specs_of,
     tensors_of,
+    wide,
 )
 from keras_multigpu.training.update import updated
 
@@ -271,7 +272,7 @@ class ReplicaPass:
         packing, sizes, packs = packed(summands, made.gradients.yielded, self._sent_as)
         packs = [zero_unless(present, pack) for pack in packs]
         seeds = self.variables.seeds_in(self.variables.unseeded(made.end, replica))
-        part = tf.cast(present, tf.float32) if made.part is None else made.part
+        part = tf.cast(present, wide()) if made.part is None else made.part
         outcome = Outcome(packs, slices, *seeds, *made.seen.predictions, part)
         seen = made.seen
         return outcome, Layout(packing, sizes, made.gradients, changed, seen.metrics, seen.counts)
@@ -398,7 +399,7 @@ class TrainingPass(ReplicaPass):
                     forward = self.pure.forward(share.x, True, scope)
                     losses, part = self.losses(forward, share, of_all)
                     end = self.pure.new_values(scope, values)
-                scaled = losses[0] * loss_scale
+                scaled = losses[0] * tf.cast(loss_scale, losses[0].dtype)
             found = tape.gradient(scaled, values.trainable)
         gradients, kinds = connected(found, self.variables.trainable)
         seen = self.seen(share, forward)
@@ -531,7 +532,9 @@ def with_attached(y_pred: Any) -> tuple[Any, list[Any]]:
 def piece_norm(piece: Rows, gradients: Sequence[Any]) -> tf.Tensor:
     """A piece's number of examples, and the square norm of the gradient of its mean loss."""
     # The loss of a piece is weighed with its part of the global batch.
-    square = tf.math.divide_no_nan(square_norm_of_all(gradients), tf.square(piece.fraction))
+    square = tf.math.divide_no_nan(
+        square_norm_of_all(gradients), tf.square(tf.cast(piece.fraction, tf.float32))
+    )
     return tf.stack([tf.cast(piece.examples, tf.float32), square])
 
 

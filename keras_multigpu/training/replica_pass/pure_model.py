@@ -38,7 +38,7 @@ from keras_multigpu import keras_internals
 from keras_multigpu.training.exchange.packing import Packing, SumAll
 from keras_multigpu.training.exchange.sparse_gradients import zero_unless
 from keras_multigpu.training.replica_pass.rows_flow import called
-from keras_multigpu.training.shares import Rows
+from keras_multigpu.training.shares import Rows, wide
 from keras_multigpu.training.variables.catching_scope import (
     CatchingScope,
     WeighedNumbers,
@@ -240,7 +240,7 @@ class PureModel:
         added = {id(loss) for loss in scope.losses}
         added_losses, regularization = [], []
         for loss in self.model.losses:
-            value = tf.reduce_sum(tf.cast(loss, tf.float32))
+            value = tf.reduce_sum(tf.cast(loss, wide()))
             if id(loss) not in added:
                 regularization.append(value)
             else:

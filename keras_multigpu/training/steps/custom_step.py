@@ -25,7 +25,7 @@ from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch,
 from keras_multigpu.training.replica_pass.pure_model import for_one_device, for_replica
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow, tell
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
-from keras_multigpu.training.shares import Batch, Rows, rows_count
+from keras_multigpu.training.shares import Batch, Rows, rows_count, wide
 from keras_multigpu.training.steps.present_step import (
     PresentStep,
     left_alone,
@@ -196,7 +196,7 @@ class CustomStep:
         """Metrics from their global state; other logs as means weighted by examples."""
         merged = self._model.get_metrics_result()
         structure, logs = logs[0], [flattened(log) for log in logs]
-        values = [[tf.cast(value, tf.float32) for value in log.values()] for log in logs]
+        values = [[tf.cast(value, wide()) for value in log.values()] for log in logs]
         whole = self._of_replicas(values, rows)
         for (name, value), mean in zip(logs[0].items(), whole, strict=True):
             if id(value) in given:

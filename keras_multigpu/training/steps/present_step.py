@@ -14,7 +14,7 @@ from keras_multigpu.keras_internals import step_hooks
 from keras_multigpu.training.exchange.sparse_gradients import rows_noted, zero_unless
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
-from keras_multigpu.training.shares import Rows
+from keras_multigpu.training.shares import Rows, wide
 from keras_multigpu.training.variables.catching_scope import permitted, refused_without_keras
 from keras_multigpu.training.variables.placement import NeedsVariables
 
@@ -44,7 +44,7 @@ class PresentStep:
         self.flow = flow
         self._known = known
         self.present = rows.examples > 0
-        self.holders = tf.cast(tf.minimum(rows.global_batch_size, group.count), tf.float32)
+        self.holders = tf.cast(tf.minimum(rows.global_batch_size, group.count), wide())
         """How many replicas have examples."""
         self.of_batch: set[int] = set()
         self.with_gradient: set[int] = set()

@@ -188,7 +188,7 @@ class Seen:
     @property
     def _to_mean(self) -> tf.Tensor:
         """A replica's summands are shares of a global mean; this makes them a mean of its own."""
-        return tf.math.divide_no_nan(1.0, self._rows.fraction)
+        return tf.math.divide_no_nan(1.0, tf.cast(self._rows.fraction, tf.float32))
 
     @property
     def _local_slices(self) -> list[tf.IndexedSlices]:

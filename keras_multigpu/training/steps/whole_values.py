@@ -35,6 +35,7 @@ from keras_multigpu.training.replica_pass.loss_reduction import (
     refuse_ragged,
     weighted_values,
 )
+from keras_multigpu.training.shares import wide
 from keras_multigpu.training.steps.present_step import (
     PresentStep,
     assignment,
@@ -80,11 +81,11 @@ def loss_of_all(
         everyones = everyones_rows(step, data)
         with keras_internals.single_device():
             return original(loss, *everyones)
-    total = tf.reduce_sum(tf.cast(values, tf.float32))
+    total = tf.reduce_sum(tf.cast(values, wide()))
     if loss.reduction == "sum":
         return sum_of_all(step, [total])[0] if "rows" in step.origins(total) else total
     count = tf.size(values) if divisor is None else divisor
-    return tf.math.divide_no_nan(*sum_of_all(step, [total, tf.cast(count, tf.float32)]))
+    return tf.math.divide_no_nan(*sum_of_all(step, [total, tf.cast(count, wide())]))
 
 
 def over_all_rows(of_all: Callable[..., tf.Tensor]) -> Callable[..., Any]:
@@ -324,7 +325,7 @@ def losses_of_all(original: property) -> property:
 
 def parts_of_added(step: PresentStep, losses: Sequence[Any]) -> list[tf.Tensor]:
     """A replica's parts of the losses that layers and regularizers add, taken for means."""
-    return [tf.cast(loss, tf.float32) * step.rows.fraction for loss in losses]
+    return [tf.cast(loss, wide()) * step.rows.fraction for loss in losses]
 
 
 def everyones_rows(step: PresentStep, data: Any) -> Any:

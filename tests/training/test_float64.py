@@ -1,0 +1,98 @@
+"""Models that compute in float64 lose nothing on the way."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+
+RANDOM = np.random.default_rng(0)
+X, Y = RANDOM.normal(size=(11, 6)), RANDOM.normal(size=(11, 1))
+WEIGHTS = RANDOM.uniform(size=11)
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    """As users switch it on."""
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    yield
+    keras.config.set_floatx("float32")
+    keras.config.set_dtype_policy("float32")
+
+
+class Adds(keras.layers.Layer):
+    """Adds a loss, a mean over the rows."""
+
+    def call(self, x):
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
+        return x
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class Taped(keras.Model):
+    """Takes its gradient and its mean itself."""
+
+    def train_step(self, data):
+        x, y, weights = data
+        with tf.GradientTape() as tape:
+            errors = tf.square(self(x, training=True) - y)[:, 0] * weights
+            loss = keras.ops.mean(errors)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"own": loss}
+
+
+class OwnLoss(keras.Model):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x, y, y_pred, sample_weight)
+
+
+def trained(replicas, cls):
+    """All numbers of two epochs and an evaluation; plain Keras's without replicas."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((6,))
+    hidden = keras.layers.Dense(4, "tanh", kernel_regularizer="l2")(inputs)
+    hidden = Adds()(keras.layers.BatchNormalization()(hidden))
+    model = cls(inputs, keras.layers.Dense(1)(hidden))
+    if replicas:
+        model = kmg.distribute(model, devices=replicas)
+    # Keras has no result of a metric that no step updates.
+    metrics = None if cls is Taped else ["mae"]
+    model.compile(keras.optimizers.SGD(0.1), "mse", metrics=metrics)
+    given = {"sample_weight": WEIGHTS, "batch_size": 8, "verbose": 0}
+    history = model.fit(X, Y, epochs=2, shuffle=False, **given).history
+    logs = [history[name] for name in sorted(history)]
+    return [*logs, *model.get_weights(), model.evaluate(X, Y, **given), model.predict(X, verbose=0)]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "cls"),
+    [(1, keras.Model), (2, keras.Model), (2, OwnStep), (2, Taped), (2, OwnLoss)],
+)
+@pytest.mark.slow
+def test_as_exact_as_one_device(replicas, cls):
+    """The loss was computed in float32, and with it each gradient."""
+    found = trained(replicas, cls)
+    for one, other in zip(found, trained(None, cls), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.slow
+def test_micro_batches_are_as_exact():
+    """Of a model without statistics of the batch."""
+
+    def losses(replicas, **options):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
+        if replicas:
+            model = kmg.distribute(model, devices=replicas)
+        model.compile("sgd", "mse", **options)
+        return model.fit(X, Y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
+
+    np.testing.assert_allclose(losses(2, micro_batches=2), losses(None), rtol=1e-12)
