@@ -217,7 +217,7 @@ LOSSES = [
     of_loss("function loss, sample weights", lambda: made.absolute_cubes, made.weighted),
     of_loss("scalar-valued function loss", lambda: made.spread_of_errors),
     of_loss("Loss subclass", made.LogCosine, made.weighted),
-    of_loss("Loss subclass with its own __call__", made.OwnReduction),
+    of_loss("Loss subclass with its own `__call__`", made.OwnReduction),
     Case(
         "loss that relates examples",
         lambda: made.mlp(3),
