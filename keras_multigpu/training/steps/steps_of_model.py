@@ -30,14 +30,6 @@ if TYPE_CHECKING:
     from keras_multigpu.training.replication import Replication
 
 
-OF_LOOPS = {
-    "make_train_function": "train_step",
-    "make_test_function": "test_step",
-    "make_predict_function": "predict_step",
-}
-"""What Keras's loops call, which are not run here, and what may be overridden instead."""
-
-
 def prepare(
     model: keras.Model,
     replication: "Replication",
@@ -289,14 +281,15 @@ def is_built(model: keras.Model) -> bool:
 
 def refuse_own_loops(model: keras.Model) -> None:
     """Raise a `ValueError` for a model that makes the functions which Keras's loops call."""
-    for method in overridden(model, *OF_LOOPS):
-        raise value_error(
-            f"The model has a `{method}` of its own.",
-            f"Expected `keras.Model.{method}`: it reads Keras's iterator, "
-            "which knows nothing of shares, so here it would never be called.",
-            f"Override `{OF_LOOPS[method]}` instead, or train the model without `distribute`.",
-            model=type(model).__name__,
-        )
+    for kind in ("train", "test", "predict"):
+        if overridden(model, f"make_{kind}_function"):
+            raise value_error(
+                f"The model has a `make_{kind}_function` of its own.",
+                f"Expected `keras.Model.make_{kind}_function`: it reads Keras's iterator, "
+                "which knows nothing of shares, so here it would never be called.",
+                f"Override `{kind}_step` instead, or train the model without `distribute`.",
+                model=type(model).__name__,
+            )
 
 
 def refuse_stateful(model: keras.Model) -> None:
