@@ -73,7 +73,7 @@ def train(
     model.stop_training = False
     run = TrainingRun(model, replication, feed, callbacks, epochs, initial_epoch)
     logs: dict[str, Any] = {}
-    with together(group), run.running(), feed.reading():
+    with together(group), run.running(), feed.reading(), replication.shown():
         callbacks.on_train_begin()
         run.begin()
         require_same_start(group, run.epoch)
@@ -138,7 +138,7 @@ def run_epoch(
     gets on.
     """
     begin, end = (getattr(callbacks, name) for name in HOOKS[mode])
-    listened = listens(callbacks, mode)
+    listened, looked_at = (listens(callbacks, mode, bars) for bars in (True, False))
     logs: dict[str, Any] = {} if run is None or not run.step else run.logs
     workers = replication.group
     # The chief may have callbacks that others have not, and all must ask or none.
@@ -153,6 +153,8 @@ def run_epoch(
         if run is not None:
             run.in_calls += time.perf_counter() - run.step_began
             run.step, run.logs = feed.done, logs
+        if looked_at:
+            replication.show()
         if listened:
             end(first + group.size - 1, logs)
         if run is not None:
@@ -295,14 +297,17 @@ def callback_list(
     )
 
 
-def listens(callbacks: keras.callbacks.CallbackList, mode: str) -> bool:
-    """Whether any callback, or the list itself, does something with single batches."""
+def listens(callbacks: keras.callbacks.CallbackList, mode: str, bars: bool = True) -> bool:
+    """Whether any callback, or the list itself, does something with single batches.
+
+    Progress bars count only if asked for: they look at the logs and never at the model.
+    """
     # If none does, the logs of a step need not leave the device.
     return is_changed(callbacks, keras.callbacks.CallbackList, mode) or any(
         is_changed(callback, keras.callbacks.Callback, mode)
         for callback in callbacks.callbacks
         # Keras's progress bar, where it shows no single batches.
-        if type(callback) is not keras.callbacks.ProgbarLogger or callback.verbose == 1
+        if type(callback) is not keras.callbacks.ProgbarLogger or (bars and callback.verbose == 1)
     )
 
 

@@ -90,7 +90,6 @@ class ReplicaGroup:
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, half_sums: bool = False) -> None:
-        refuse_tpus(strategy)
         self.strategy = strategy = with_copies(strategy)
         self.count: int = strategy.num_replicas_in_sync
         self.sent_as = {tf.float32: tf.bfloat16} if half_sums and self.count > 1 else {}
@@ -448,15 +447,3 @@ def refuse_to_send(tensors: Sequence[Any]) -> None:
                 "Let the model return dense numbers, or run it in one process.",
                 values=tf.type_spec_from_value(tensor),
             )
-
-
-def refuse_tpus(strategy: tf.distribute.Strategy) -> None:
-    """Raise a `ValueError` for a strategy whose replicas cannot be told apart in a trace."""
-    # `TPUStrategy.run` traces one function for all; in it a replica's number has no value yet.
-    if isinstance(strategy, tf.distribute.TPUStrategy):
-        raise value_error(
-            "`TPUStrategy` was given, and training on TPUs is not supported.",
-            "Expected a strategy of CPUs or GPUs, on one machine or on several workers.",
-            "Use `kmg.strategy()` on such devices; the documentation's page on replicas says why.",
-            strategy=type(strategy).__name__,
-        )

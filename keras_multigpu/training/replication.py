@@ -16,6 +16,7 @@ from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup
 from keras_multigpu.training.servers.connection import Servers
+from keras_multigpu.training.servers.tpus import TPUs
 from keras_multigpu.training.shares import Batch, Shares
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.step_functions import StepFunctions
@@ -42,6 +43,7 @@ class Replication:
         micro_batches: In how many pieces replicas take their shares; "auto" finds out.
         pieces: How many these are now.
         asynchronous: Whether workers of parameter servers wait for nobody.
+        as_tpus: Whether the strategy is used as one of TPUs, which the tests do with another one.
     """
 
     def __init__(
@@ -53,12 +55,11 @@ class Replication:
         pieces: int = 1,
         *,
         asynchronous: bool = False,
+        as_tpus: bool = False,
     ) -> None:
-        self.servers: Servers | None = None
+        self.elsewhere: Servers | TPUs | None = None
         if isinstance(strategy, tf.distribute.ParameterServerStrategy):
-            self.servers = Servers(strategy, asynchronous)
-            # The coordinator evaluates and predicts by itself, and keeps the model.
-            strategy = obtained("one_device")
+            self.elsewhere = Servers(strategy, asynchronous)
         elif asynchronous:
             raise value_error(
                 "`asynchronous` came without parameter servers.",
@@ -66,11 +67,24 @@ class Replication:
                 "Leave it out: replicas that exchange sums wait for each other.",
                 strategy=type(strategy).__name__,
             )
+        elif as_tpus or isinstance(strategy, tf.distribute.TPUStrategy):
+            self.elsewhere = TPUs(strategy)
+        if self.elsewhere is not None:
+            if half_sums:
+                raise value_error(
+                    f"`sum_dtype='bfloat16'` came with {self.elsewhere.name}.",
+                    "Expected sums in float32 with them.",
+                    "Leave `sum_dtype` out.",
+                    strategy=type(strategy).__name__,
+                )
+            # The host evaluates and predicts by itself, and keeps the model.
+            with keras_internals.single_device():
+                strategy = obtained("one_device")
         self.group = ReplicaGroup(strategy, half_sums)
         self.shares_of_batch = self.group.count
         # An asynchronous worker takes a batch whole.
-        if self.servers is not None and not asynchronous:
-            self.shares_of_batch = self.servers.workers
+        if self.elsewhere is not None and not asynchronous:
+            self.shares_of_batch = self.elsewhere.workers
         self.strategy = self.group.strategy
         # Of several processes each keeps the rows of all replicas on the host, where it has read
         # them: what one process computes of the whole batch needs no exchange then.
@@ -103,7 +117,9 @@ class Replication:
         self._announced = True
         devices = [tf.DeviceSpec.from_string(replica.device) for replica in self.group.replicas]
         names = ", ".join(f"{device.device_type}:{device.device_index}" for device in devices)
-        count = self.group.count
+        count = self.shares_of_batch
+        if self.elsewhere is not None:
+            names = self.elsewhere.name
         replicas = "1 replica" if count == 1 else f"{count} replicas"
         if self.group.is_spread:
             names = f"{names} on each of {count // len(devices)} workers"
@@ -177,7 +193,7 @@ class Replication:
             replicas = self.group.count, len(self.cutter.devices)
             step = functools.partial(make, model, self)
             # A coordinator does not compute what workers do.
-            direct = eager or (self.servers is not None and method == "train_step")
+            direct = eager or (self.elsewhere is not None and method == "train_step")
             self._functions[key] = StepFunctions(step, replicas, direct, data_wait)
         return self._functions[key]
 
@@ -185,12 +201,25 @@ class Replication:
         """Whether a graph of steps may read the batches itself."""
         # With "auto" a batch may be taken again, in more pieces; from a graph's iterator it is
         # gone.
-        own = model.run_eagerly or self.micro_batches == "auto" or self.servers is not None
+        own = model.run_eagerly or self.micro_batches == "auto" or self.elsewhere is not None
         return not own
 
     def settle(self) -> dict[str, Any]:
         """Wait for what workers still do; the logs then, if there are other ones."""
-        return self.servers.settle() if self.servers is not None else {}
+        return self.elsewhere.settle() if self.elsewhere is not None else {}
+
+    def show(self) -> None:
+        """Let the model have the values that TPUs have, for somebody may look at them now."""
+        if isinstance(self.elsewhere, TPUs):
+            self.elsewhere.pull()
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show the values in the end, also of a training that was interrupted."""
+        try:
+            yield
+        finally:
+            self.show()
 
     def run(
         self, model: keras.Model, mode: str, group: Group, spec: Batch | None
@@ -210,14 +239,15 @@ class Replication:
     ) -> dict[str, Any]:
         """Run one training step on a global batch, in so many pieces, this once."""
         group = Group(1, 1, [self.cutter(batch)], None)
-        if pieces is None:
-            return self.run(model, "train", group, None)
-        before, self.pieces = self.pieces, pieces
-        try:
-            logs: dict[str, Any] = self.training(model).run(group, None)
-            return logs
-        finally:
-            self.pieces = before
+        with self.shown():
+            if pieces is None:
+                return self.run(model, "train", group, None)
+            before, self.pieces = self.pieces, pieces
+            try:
+                logs: dict[str, Any] = self.training(model).run(group, None)
+                return logs
+            finally:
+                self.pieces = before
 
     def _train_in_memory(self, model: keras.Model, shares: Shares, spec: Batch | None) -> Any:
         """Train on a batch; where memory runs out, again in twice as many pieces."""

@@ -2,8 +2,8 @@
 
     parameter_servers.py FOLDER
 
-It leaves `synchronous.npz` with all that a training left behind, and prints as JSON what became of
-an asynchronous one.
+It leaves `synchronous.npz` and `masked.npz` with all that two trainings left behind, and prints as
+JSON what became of an asynchronous one.
 """
 
 import json
@@ -37,7 +37,30 @@ def numbers(model, history, x):
     """All that training has left behind; paths count the models of a process."""
     found = {f"{i} {each.name}": each.numpy() for i, each in enumerate(model.variables)}
     logs = {f"log {name}": np.array(values) for name, values in history.history.items()}
-    return {**found, **logs, "predictions": model.predict(x, verbose=0)}
+    predicted = enumerate(keras.tree.flatten(model.predict(x, verbose=0)))
+    return {**found, **logs, **{f"predictions {i}": each for i, each in predicted}}
+
+
+def masked_training(place=lambda model: model):
+    """What a training leaves behind whose losses are divided by masks and by weights."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((5,), dtype="int32")
+    embedded = keras.layers.Embedding(7, 4, mask_zero=True)(inputs)
+    words = keras.layers.Dense(1, name="words")(embedded)
+    whole = keras.layers.Dense(1, name="whole")(keras.layers.GlobalAveragePooling1D()(embedded))
+    model = place(keras.Model(inputs, {"words": words, "whole": whole}))
+    by_weight = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
+    model.compile(keras.optimizers.Adam(0.05), {"words": "mae", "whole": by_weight})
+    random = np.random.default_rng(0)
+    # Words are zeros, which count for nothing, far more often at the end than at the beginning.
+    x = np.where(random.uniform(size=(13, 5)) < np.linspace(0.1, 0.8, 13)[:, None], 0, 3)
+    x = (x * random.integers(1, 3, x.shape)).astype("int32")
+    x[:, 0] = 1
+    y = {"words": random.normal(size=(13, 5, 1)), "whole": random.normal(size=(13, 1))}
+    weights = {"words": np.ones((13, 1)), "whole": random.uniform(size=13)}
+    fit = {"batch_size": 6, "epochs": 2, "shuffle": False, "verbose": 0}
+    history = model.fit(x, y, sample_weight=weights, **fit)
+    return numbers(model, history, x)
 
 
 class Kill(keras.callbacks.Callback):
@@ -78,6 +101,11 @@ def main(folder):
         kill = [Kill(others[0])]
         history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=kill)
         np.savez(folder / "synchronous.npz", **numbers(model, history, x))
+
+        masked = masked_training(
+            lambda model: kmg.distribute(model, kmg.strategy("parameter_server"))
+        )
+        np.savez(folder / "masked.npz", **masked)
 
         drawn = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.1)]
         model, x, y = model_and_data(drawn, momentum=0.0)

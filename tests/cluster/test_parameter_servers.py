@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -17,6 +16,7 @@ from processes_left import PATIENCE, python_path
 from replica_runs import difference
 
 import keras_multigpu as kmg
+from keras_multigpu.training.servers.connection import Elsewhere
 from keras_multigpu.training.steps.steps_of_model import training_step
 
 TESTS = Path(__file__).parents[1]
@@ -37,17 +37,27 @@ def left_behind(tmp_path_factory):
     )
     found = re.search(r"^result (.*)$", ended.stdout, re.MULTILINE)
     assert ended.returncode == 0 and found, ended.stdout + ended.stderr
-    with np.load(folder / "synchronous.npz") as numbers:
-        return dict(numbers), json.loads(found[1])
+    loaded = {}
+    for kind in ("synchronous", "masked"):
+        with np.load(folder / f"{kind}.npz") as numbers:
+            loaded[kind] = dict(numbers)
+    return loaded, json.loads(found[1])
 
 
 @pytest.mark.slow
-def test_synchronous_workers_end_where_one_device_does(left_behind):
-    """Also where workers have no example of the last batch, and though one is killed."""
-    found, _ = left_behind
-    model, x, y = parameter_servers.model_and_data()
-    history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-    expected = parameter_servers.numbers(model, history, x)
+@pytest.mark.parametrize("kind", ["synchronous", "masked"])
+def test_synchronous_workers_end_where_one_device_does(left_behind, kind):
+    """Also where workers have no example of the last batch, though one is killed, and with masks.
+
+    With masks, and weights that are divided by their sum, workers need numbers of all shares.
+    """
+    found = left_behind[0][kind]
+    if kind == "masked":
+        expected = parameter_servers.masked_training()
+    else:
+        model, x, y = parameter_servers.model_and_data()
+        history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        expected = parameter_servers.numbers(model, history, x)
     assert found.keys() == expected.keys()
     apart = {name: difference(value, found[name]) for name, value in expected.items()}
     assert all(each < 2e-5 for each in apart.values()), apart
@@ -62,6 +72,14 @@ def test_asynchronous_workers_lose_no_step_though_one_is_killed(left_behind):
     assert found["steps"] in (20 * 6, 20 * 6 + 1)
     assert found["after"] < found["before"] / 4
     assert found["losses"][-1] < found["losses"][0] / 2
+
+
+def served(model, asynchronous):
+    """Let a model have two workers, as far as its step is made before they are asked."""
+    strategy = model.distribute_strategy
+    model.replication.elsewhere = Elsewhere(strategy, "workers of parameter servers", 2, False)
+    model.replication.elsewhere.asynchronous = asynchronous
+    model.replication.shares_of_batch = 1 if asynchronous else 2
 
 
 class Own(keras.Sequential):
@@ -87,7 +105,11 @@ class Largest(keras.metrics.Metric):
         (Own, {}, "with a `train_step` of its own"),
         (keras.Sequential, {"run_eagerly": True}, "with `run_eagerly=True`"),
         (keras.Sequential, {"loss": lambda y, p: tf.reduce_max(y - p)}, "is not a sum over"),
-        (keras.Sequential, {"metrics": [Largest()]}, "needs all predictions of a batch at once"),
+        (
+            keras.Sequential,
+            {"metrics": [Largest()]},
+            "needs all predictions of a batch",
+        ),
     ],
 )
 def test_what_workers_cannot_do_is_refused_by_name(model, settings, what):
@@ -95,7 +117,7 @@ def test_what_workers_cannot_do_is_refused_by_name(model, settings, what):
     model = kmg.distribute(model([keras.Input((2,)), keras.layers.Dense(1)]))
     model.compile(**{"optimizer": "sgd", "loss": "mse", **settings})
     spec = (tf.TensorSpec((None, 2)), tf.TensorSpec((None, 1)), None)
-    model.replication.servers = SimpleNamespace(asynchronous=True, workers=2)
+    served(model, asynchronous=True)
     with pytest.raises(ValueError, match=what):
         training_step(model, model.replication, spec, None)
 
@@ -106,33 +128,9 @@ def test_the_moments_of_all_workers_are_refused():
     model = kmg.distribute(keras.Sequential(layers))
     model.compile("sgd", "mse")
     spec = (tf.TensorSpec((None, 2)), tf.TensorSpec((None, 1)), None)
-    model.replication.servers = SimpleNamespace(asynchronous=False, workers=2)
+    served(model, asynchronous=False)
     with pytest.raises(ValueError, match="synchronised .`sync_batch_norm=False` switches it off"):
         training_step(model, model.replication, spec, None)
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_what_all_shares_have_in_common_is_unknown_to_workers(asynchronous):
-    """A mean over weights was that of each share; asynchronous workers have whole batches."""
-    model = kmg.distribute(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
-    model.compile("sgd", keras.losses.MeanSquaredError(reduction="mean_with_sample_weight"))
-    column = tf.TensorSpec((None, 1))
-    spec = (tf.TensorSpec((None, 2)), column, column)
-    model.replication.servers = SimpleNamespace(asynchronous=asynchronous, workers=2)
-    if not asynchronous:
-        with pytest.raises(ValueError, match="not a sum over examples, as with masks"):
-            training_step(model, model.replication, spec, None)
-        return
-    # That far, with no server here.
-    with pytest.raises(AttributeError, match="stored"):
-        training_step(model, model.replication, spec, None)
-
-
-def test_tpus_are_refused():
-    with pytest.raises(ValueError, match="TPUStrategy.*training on TPUs is not supported"):
-        kmg.distribute(
-            keras.Sequential([keras.layers.Dense(1)]), object.__new__(tf.distribute.TPUStrategy)
-        )
 
 
 def test_asynchronous_replicas_are_refused():

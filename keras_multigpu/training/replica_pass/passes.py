@@ -34,7 +34,6 @@ from keras_multigpu.training.replica_pass.additive_metrics import (
 )
 from keras_multigpu.training.replica_pass.loss_reduction import (
     LossShares,
-    NeedsWholeBatch,
     divided,
 )
 from keras_multigpu.training.replica_pass.output_rows import (
@@ -239,6 +238,7 @@ class ReplicaPass:
         model: The model, built.
         metrics: The metrics that replicas update; None in prediction.
         keeps: Whether predictions are needed outside of the pass, whatever the metrics need.
+        shares: How many shares a batch is cut into, of which the rows are one.
         micro_batches: In how many pieces the rows are taken.
         apart: Whether shares are passed over where nobody can sum in the middle of the pass.
     """
@@ -248,11 +248,12 @@ class ReplicaPass:
         model: keras.Model,
         metrics: AdditiveMetrics | None,
         keeps: bool,
+        shares: int,
         pieces: int = 1,
         apart: bool = False,
     ) -> None:
         self._apart = apart
-        self._several = apart or model.replication.group.count > 1
+        self._several = shares > 1
         self._in_parts = self._several or pieces > 1
         self.pure = PureModel(model, self._in_parts)
         self.variables = self.pure.variables
@@ -317,12 +318,11 @@ class ReplicaPass:
         return [tf.add_n(terms), *shares.shares], shares.part
 
     def of_replicas(self, share: Rows) -> OfAll:
-        """Sums numbers of the rows over replicas, in the middle of the pass."""
-        if self._apart:
-            return refuse_apart
+        """Sums numbers of the rows over replicas, in the middle of the pass, if anybody can."""
         if not self._several:
             return list
-        return lambda own: totals([zero_unless(share.examples > 0, each) for each in own])
+        total = list if self._apart else totals
+        return lambda own: total([zero_unless(share.examples > 0, each) for each in own])
 
 
 class TrainingPass(ReplicaPass):
@@ -344,19 +344,28 @@ class TrainingPass(ReplicaPass):
         measures_pieces: bool = False,
         apart: bool = False,
     ) -> None:
-        super().__init__(model, metrics, keeps, micro_batches, apart)
+        shares = model.replication.shares_of_batch
+        super().__init__(model, metrics, keeps, shares, micro_batches, apart)
         self._measures_pieces = measures_pieces
         self._micro_batches = micro_batches
         self.context = context or (lambda rows: contextlib.nullcontext())
 
     def run(
-        self, values: Values, share: Rows, replica: Any, loss_scale: Any
+        self, values: Values, share: Rows, replica: Any, loss_scale: Any, *divisors: tf.Tensor
     ) -> tuple[Outcome, Layout]:
-        """The pass itself; of the loss times `loss_scale` the gradient is taken."""
+        """The pass itself; of the loss times `loss_scale` the gradient is taken.
+
+        The divisors are those of the whole batch, if there are any and they are known, see
+        `divisors`.
+        """
         start = self.variables.seeded(values, replica)
         # The first of several pieces needs the divisors of all; of XLA, see `_made_with_divisors`.
-        ahead = self._micro_batches > 1 or (self._several and self.model.jit_compile)
-        of_all = refuse_to_sum if ahead else self.of_replicas(share)
+        ahead = self._apart or self._micro_batches > 1 or (self._several and self.model.jit_compile)
+        sums = refuse_to_sum if ahead else self.of_replicas(share)
+
+        def of_all(own: list[tf.Tensor]) -> list[tf.Tensor]:
+            return list(divisors) or sums(own)
+
         with rows_noted(share):
             made, norms = self._made_with_divisors(start, share, loss_scale, of_all)
         outcome, layout = self.outcome(made, start, share, replica)
@@ -368,6 +377,8 @@ class TrainingPass(ReplicaPass):
         try:
             return self._made(start, share, loss_scale, of_all)
         except NeedsDivisors:
+            if self._apart:
+                raise
             # Of the first try, and of the pass that finds the divisors, only these are left in the
             # graph. All else waits for them: XLA cannot hand the lists of a loop from what comes
             # before a sum to what comes after it.
@@ -381,6 +392,13 @@ class TrainingPass(ReplicaPass):
         if self._micro_batches > 1:
             return self._pieces(values, share, loss_scale, of_all)
         return self._piece(values, share, loss_scale, of_all), []
+
+    def divisors(self, values: Values, share: Rows, replica: Any) -> list[tf.Tensor]:
+        """What the rows add to the divisors, where shares are passed over apart.
+
+        Raises nothing where `run` raises `NeedsDivisors`.
+        """
+        return self._divisors(self.variables.seeded(values, replica), share)
 
     def _divisors(self, values: Values, share: Rows) -> list[tf.Tensor]:
         """What the losses of the whole batch are divided by, before the first piece is taken."""
@@ -470,7 +488,8 @@ class EvaluationPass(ReplicaPass):
     def __init__(
         self, model: keras.Model, metrics: AdditiveMetrics | None = None, has_loss: bool = False
     ) -> None:
-        super().__init__(model, metrics, keeps=not has_loss)
+        # Parameter servers and TPUs only train.
+        super().__init__(model, metrics, not has_loss, model.replication.group.count)
         self._has_loss = has_loss
 
     def run(self, values: Values, share: Rows, replica: Any) -> tuple[Outcome, Layout]:
@@ -517,11 +536,6 @@ def complete(
 def refuse_to_sum(own: list[tf.Tensor]) -> list[tf.Tensor]:
     """Asks for divisors that are known before losses are computed."""
     raise NeedsDivisors
-
-
-def refuse_apart(own: list[tf.Tensor]) -> list[tf.Tensor]:
-    """Raise where a loss is divided by what all shares have in common."""
-    raise NeedsWholeBatch
 
 
 def with_attached(y_pred: Any) -> tuple[Any, list[Any]]:

@@ -1,5 +1,6 @@
-"""Workers and parameter servers, which a coordinator tells what to do.
+"""Who computes a training step elsewhere, while the model stays with this process.
 
-connection    Servers: what runs where, and which values the parameter servers hold
-step          a training step whose passes the workers compute
+connection    Elsewhere, Servers: what runs where, and copies of the model's values
+step          a step whose passes the workers of parameter servers compute
+tpus          a step on the cores of TPUs
 """

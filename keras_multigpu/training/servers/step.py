@@ -1,18 +1,24 @@
 """A training step whose passes are computed by workers; see `ServedTrainStep`."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import value_error
+from keras_multigpu.training.exchange.sparse_gradients import zero_unless
+from keras_multigpu.training.exchange.stages import TracedPass, traced
 from keras_multigpu.training.feed.cutter import shares_of
 from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.training.replica_pass.passes import Outcome, TrainingPass, Update
+from keras_multigpu.training.replica_pass.passes import (
+    NeedsDivisors,
+    Outcome,
+    TrainingPass,
+    Update,
+)
 from keras_multigpu.training.replica_pass.pure_model import Values
-from keras_multigpu.training.servers.connection import Servers
-from keras_multigpu.training.shares import Batch, Rows, filled, present, share_spec
+from keras_multigpu.training.servers.connection import WHOLE_BATCH, Servers
+from keras_multigpu.training.shares import Batch, Rows, filled, present, share_spec, specs_of
 from keras_multigpu.training.steps.step import Result, TrainStep
 from keras_multigpu.training.update import loss_scale
 
@@ -21,9 +27,10 @@ class ServedTrainStep(TrainStep):
     """A training step on workers that a coordinator tells what to do.
 
     Synchronously each worker passes over its share of a batch, with values that the parameter
-    servers hold; the coordinator sums what they return and updates. Asynchronously a worker takes a
-    whole batch, computes the update as well, and adds the differences to what the servers hold by
-    then: an assignment would undo the updates of others.
+    servers hold; the coordinator sums what they return and updates. Where a loss is divided by what
+    all shares have in common, as with masks, they are asked for that before. Asynchronously a
+    worker takes a whole batch, computes the update as well, and adds the differences to what the
+    servers hold by then: an assignment would undo the updates of others.
     """
 
     def __init__(
@@ -36,12 +43,14 @@ class ServedTrainStep(TrainStep):
     ) -> None:
         self._servers = servers
         self._count = 1 if servers.asynchronous else servers.workers
+        self._divisors: Any = None
         super().__init__(model, group, spec, replica_pass)
-        self._traced: Any = self._run_pass
-        self._refuse_whole_batches()
+        self._traced = cast(TracedPass, self._run_pass)
+        if self._traced.layout.metrics.gathered:
+            raise servers.refusal(model, WHOLE_BATCH)
         known = self._variables
         self._places = [known.trainable, self._optimizer_variables, known.others]
-        self._stored = [servers.stored(part) for part in self._places]
+        self._stored = [servers.copies(part) for part in self._places]
         self._rows = share_spec(spec, self._count)
         function = self._updated_on_worker if servers.asynchronous else self._passed_on_worker
         self._function = tf.function(function, autograph=False)
@@ -49,6 +58,16 @@ class ServedTrainStep(TrainStep):
     @property
     def _shares_of_batch(self) -> int:
         return self._count
+
+    def _compile(self, pass_also: Sequence[Any] = (), update_also: Sequence[Any] = ()) -> None:
+        try:
+            super()._compile(pass_also, update_also)
+        except NeedsDivisors:
+            jit = bool(self._model.jit_compile)
+            asked = traced(self._pass.divisors, self._specs_of_pass, jit)
+            self._ask, divisors = asked, specs_of(asked.structured_outputs)
+            self._divisors = tf.function(self._divisors_on_worker, autograph=False)
+            super()._compile((*pass_also, *divisors), update_also)
 
     def __call__(self, shares: Sequence[Rows]) -> dict[str, Any]:
         """Train on one batch; asynchronously the logs are those of a batch that is done by now."""
@@ -60,9 +79,12 @@ class ServedTrainStep(TrainStep):
                 self._function, arguments, lambda found: self._added(shares, found)
             )
         rows = shares_of(shares[0].data, self._count)
-        found = self._servers.results(
-            self._function, [(tf.constant(i), seed, *present(each)) for i, each in enumerate(rows)]
-        )
+        given = [(tf.constant(i), seed, *present(each)) for i, each in enumerate(rows)]
+        divisors = []
+        if self._divisors is not None:
+            own = self._servers.results(self._divisors, given)
+            divisors = [tf.add_n(parts) for parts in zip(*own, strict=True)]
+        found = self._servers.results(self._function, [(divisors, *each) for each in given])
         outcomes = [self._as_outcome(each) for each in found]
         layout = self._traced.layout
         packs = [tf.add_n(parts) for parts in zip(*(each.packs for each in outcomes), strict=True)]
@@ -81,11 +103,19 @@ class ServedTrainStep(TrainStep):
         self._assign([result])
         return self._tracked(shares, [result], ((None, None, None), None))
 
-    def _passed_on_worker(self, number: tf.Tensor, seed: tf.Tensor, *leaves: Any) -> list[Any]:
+    def _divisors_on_worker(self, number: tf.Tensor, seed: tf.Tensor, *leaves: Any) -> Any:
+        trainable, _, others = self._read()
+        return self._ask(Values(trainable, others, seed), filled(self._rows, leaves), number)
+
+    def _passed_on_worker(
+        self, divisors: list[tf.Tensor], number: tf.Tensor, seed: tf.Tensor, *leaves: Any
+    ) -> list[Any]:
         trainable, optimizer, others = self._read()
         scale = loss_scale(self._model.optimizer, optimizer)
-        rows = filled(self._rows, leaves)
-        outcome, _ = self._run_pass(Values(trainable, others, seed), rows, number, scale)
+        rows, values = filled(self._rows, leaves), Values(trainable, others, seed)
+        outcome, _ = self._run_pass(values, rows, number, scale, *divisors)
+        slices = [zero_unless(rows.examples > 0, each) for each in outcome.slices]
+        outcome = outcome._replace(slices=slices)
         tensors = tf.nest.flatten(outcome, expand_composites=True)
         return [tensor for tensor in tensors if tensor is not None]
 
@@ -125,12 +155,3 @@ class ServedTrainStep(TrainStep):
         ]
         outcome: Outcome = tf.nest.pack_sequence_as(structure, tensors, expand_composites=True)
         return outcome
-
-    def _refuse_whole_batches(self) -> None:
-        if self._traced.layout.metrics.gathered:
-            raise value_error(
-                "A metric needs all predictions of a batch at once, and workers have them.",
-                "Expected with parameter servers metrics that are sums over examples.",
-                "Compile the model without it, and use it in `evaluate` on one device.",
-                metrics=[metric.name for metric in self._model.metrics],
-            )

@@ -105,6 +105,13 @@ class Step:
     def _shares_of_batch(self) -> int:
         return self._group.count
 
+    @property
+    def _specs_of_pass(self) -> tuple[Any, ...]:
+        """The specs of values, rows and a replica's index."""
+        known = self._variables
+        values = specs_of(Values(known.trainable, known.others, known.global_seed))
+        return values, share_spec(self._spec, self._shares_of_batch), INTEGER
+
     def _compile(self, pass_also: Sequence[Any] = (), update_also: Sequence[Any] = ()) -> None:
         """Trace the pass, and the update for the layout that it has; the specs say what both take.
 
@@ -115,22 +122,20 @@ class Step:
             self._update = called_directly(self._pass.update)
             return
         jit = bool(self._model.jit_compile)
-        known = self._variables
-        values = specs_of(Values(known.trainable, known.others, known.global_seed))
-        rows = share_spec(self._spec, self._shares_of_batch)
-        self._run_pass = run = TracedPass(self._pass.run, (values, rows, INTEGER, *pass_also), jit)
+        specs = self._specs_of_pass
+        self._run_pass = run = TracedPass(self._pass.run, (*specs, *pass_also), jit)
         if jit:
             refuse_elsewhere(run.graph, self._group)
         outcome = run.graph.structured_outputs
         summed = specs_of(outcome.packs), [rows_spec(gradient) for gradient in outcome.slices]
         update = functools.partial(self._pass.update, run.layout)
-        compiled = traced(update, (values, *summed, *update_also), jit)
+        compiled = traced(update, (specs[0], *summed, *update_also), jit)
         self._update = lambda layout, *tensors: compiled(*tensors)
 
     def _size(self, shares: Sequence[Rows]) -> Any:
-        """The global batch size, an integer where it is known."""
+        """The global batch size, an integer where Keras's step would know it."""
         total = shares[0].global_batch_size
-        return batch_size_of(self._spec) or (int(total) if tf.executing_eagerly() else total)
+        return batch_size_of(self._spec) or (int(total) if self._model.run_eagerly else total)
 
     def _run(self, shares: Sequence[Rows]) -> list[Result]:
         """Run the replicas of this process; their results."""

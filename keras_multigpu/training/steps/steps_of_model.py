@@ -12,8 +12,10 @@ from keras_multigpu.training.replica_pass.additive_metrics import AdditiveMetric
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.replica_pass.passes import EvaluationPass, TrainingPass
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
+from keras_multigpu.training.servers.connection import NO_SUM
 from keras_multigpu.training.servers.step import ServedTrainStep
-from keras_multigpu.training.shares import Batch, symbolic
+from keras_multigpu.training.servers.tpus import TPUs, TPUTrainStep
+from keras_multigpu.training.shares import Batch, present, symbolic
 from keras_multigpu.training.steps.custom_step import CustomPrediction, CustomStep
 from keras_multigpu.training.steps.evaluation_step import EvaluationStep
 from keras_multigpu.training.steps.step import TrainStep, overridden
@@ -88,11 +90,13 @@ def training_step(
 ) -> RunStep:
     """The training step for batches of these specs; with the first of them, if it is at hand."""
     prepare(model, replication, spec, batch, "train_step")
-    if replication.servers is not None:
-        return served_step(model, replication, spec)
-    group, probes, pieces = replication.group, replication.probes, replication.pieces
     # One replica has the whole batch: Keras's own moments are those of all.
-    layers = synchronized_layers(model, replication.sync_batch_norm) if group.count > 1 else []
+    several = replication.shares_of_batch > 1
+    layers = synchronized_layers(model, replication.sync_batch_norm) if several else []
+    context = (lambda rows: synchronized(layers, rows)) if layers else None
+    if replication.elsewhere is not None:
+        return step_elsewhere(model, replication, spec, context)
+    group, probes, pieces = replication.group, replication.probes, replication.pieces
 
     def on_variables() -> RunStep:
         refuse_pieces(pieces)
@@ -103,7 +107,6 @@ def training_step(
         return on_variables()
     if not model.trainable_weights:
         warn("The model does not have any trainable weights.")
-    context = (lambda rows: synchronized(layers, rows)) if layers else None
     by_piece = any(probe.by_piece for probe in probes)
 
     def sum_of_examples() -> RunStep:
@@ -121,37 +124,46 @@ def training_step(
     return StepAsNeeded(make, {NeedsWholeBatch: whole_batch, AssignsWeights: on_variables})
 
 
-def served_step(model: keras.Model, replication: "Replication", spec: Batch) -> RunStep:
-    """The training step of workers and parameter servers; a `ValueError` if there is none."""
-    assert replication.servers is not None
+def step_elsewhere(
+    model: keras.Model, replication: "Replication", spec: Batch, context: Any
+) -> RunStep:
+    """The training step of parameter servers or TPUs; a `ValueError` if there is none.
+
+    The context is that of `TrainingPass`.
+    """
+    elsewhere = replication.elsewhere
+    assert elsewhere is not None
+    on_tpus, several = isinstance(elsewhere, TPUs), replication.shares_of_batch > 1
+    dense = all(
+        isinstance(leaf, tf.TensorSpec) and leaf.dtype != tf.string for leaf in present(spec)
+    )
     reasons = {
         "a `train_step` of its own": overridden(model, "train_step"),
         "a `compute_loss` of its own": overridden(model, "compute_loss"),
         "`run_eagerly=True`": model.run_eagerly,
         "BatchNormalization that is synchronised (`sync_batch_norm=False` switches it off)": (
-            not replication.servers.asynchronous
-            and synchronized_layers(model, replication.sync_batch_norm)
+            context is not None and not on_tpus
         ),
         "a callback that looks into steps": replication.probes,
+        "inputs that are not dense numbers": on_tpus and not dense,
     }
-    try:
-        found = [reason for reason, applies in reasons.items() if applies]
-        if not found:
-            apart = replication.shares_of_batch > 1
-            replica_pass = TrainingPass(
-                model, metrics_of(model, spec), False, replication.pieces, apart=apart
-            )
-            return ServedTrainStep(
-                model, replication.group, spec, replica_pass, replication.servers
-            )
-    except NeedsWholeBatch:
-        found = ["a loss that is not a sum over examples, as with masks and weighted means"]
-    raise value_error(
-        f"Workers of parameter servers cannot train a model with {found[0]}.",
-        "Expected Keras's own training step, with losses and metrics that are sums over examples.",
-        "Change the model, or train it with the kind 'multi_worker'.",
-        model=type(model).__name__,
+    for reason, applies in reasons.items():
+        if applies:
+            raise elsewhere.refusal(model, reason)
+    replica_pass = TrainingPass(
+        model,
+        metrics_of(model, spec),
+        False,
+        replication.pieces,
+        context,
+        apart=several and not on_tpus,
     )
+    step: Any = TPUTrainStep if on_tpus else ServedTrainStep
+    try:
+        made: RunStep = step(model, replication.group, spec, replica_pass, elsewhere)
+        return made
+    except NeedsWholeBatch:
+        raise elsewhere.refusal(model, NO_SUM) from None
 
 
 def evaluation_step(

@@ -1,0 +1,218 @@
+"""The step for TPUs, on CPUs: there is no TPU here, and nobody has run it on one."""
+
+import dataclasses
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from cpu_replicas import replicas_of
+from replica_cases import CASES
+from replica_runs import differences, run
+
+import keras_multigpu as kmg
+from keras_multigpu.training.replication import Replication
+
+BY_NAME = {case.name: case for case in CASES}
+
+
+def on_cores(model, count=2, **options):
+    """The model with its training step for TPUs, on so many CPUs in place of cores."""
+    model = kmg.distribute(model, replicas_of(1))
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"]) if count == 1 else replicas_of(count)
+    model.replicate(Replication(strategy, as_tpus=True, **options))
+    return model
+
+
+def regression(count=2, optimizer="sgd", **options):
+    """A small model on cores, and eight examples."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model = on_cores(model, count)
+    model.compile(optimizer, "mse", **options)
+    x = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+    return model, x, x.sum(axis=1, keepdims=True)
+
+
+# Batches of 6, 6 and 3: two cores share the first ones, and one takes the last.
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("BatchNorm, convnet", 2),
+        ("outputs as dict, sample weights, loss weights", 2),
+        ("masked words, LSTM", 3),
+        ("mixed_float16, overflow on one replica", 2),
+        ("penalties of weights, activities and a layer", 2),
+    ],
+)
+def test_cores_end_where_one_device_does(name, count):
+    """Weights, optimizer, history, evaluation and predictions are those of plain Keras."""
+    case = dataclasses.replace(BY_NAME[name], batch_size=6)
+    expected = run(case, lambda case: case.compiled())
+    found = run(case, lambda case: on_cores(case.compiled(), count))
+    apart = differences(expected, found)
+    assert not {name: each for name, each in apart.items() if each > case.tolerance}
+
+
+def words(compiled):
+    """Losses, and the weights after them, of words that are masked, with a normalisation."""
+    keras.utils.set_random_seed(1)
+    layers = [
+        keras.layers.Embedding(5, 3, mask_zero=True),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(1),
+    ]
+    model = on_cores(keras.Sequential([keras.Input((4,)), *layers]), 1)
+    if compiled:
+        tpus = model.replication.elsewhere
+        run_on_cores = tpus.run
+        tpus.run = lambda function, arguments: tf.function(
+            run_on_cores, autograph=False, jit_compile=True
+        )(function, arguments)
+    model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
+    x = np.arange(24).reshape(6, 4) % 5
+    losses = [model.train_on_batch(x[:size], np.ones((size, 4, 1))) for size in (6, 4)]
+    return [*losses, *(variable.numpy() for variable in model.variables)]
+
+
+@pytest.mark.slow
+def test_xla_compiles_the_step_of_a_core_as_a_whole():
+    """With all that it reads and assigns, as it has to on a TPU."""
+    for plain, compiled in zip(words(False), words(True), strict=True):
+        np.testing.assert_allclose(compiled, plain, rtol=1e-5, atol=1e-6)
+
+
+def test_shares_have_one_length_and_the_other_cores_count_for_nothing(caplog):
+    """A gradient step on 6 examples with four cores: three take two each."""
+    model, x, y = regression(4)
+    model.layers[0].set_weights([np.zeros((3, 1)), np.zeros(1)])
+    with caplog.at_level(logging.WARNING, "keras_multigpu"):
+        loss = model.train_on_batch(x[:6], y[:6])
+    assert "A batch of 6 examples divides evenly over 3 of 4 TPU cores" in caplog.text
+    np.testing.assert_allclose(loss, np.mean(y[:6] ** 2), rtol=1e-5)
+    kernel, _ = model.get_weights()
+    np.testing.assert_allclose(kernel, 0.01 * 2 * x[:6].T @ y[:6] / 6, rtol=1e-5)
+
+
+class Watching(keras.callbacks.Callback):
+    """Looks at the weights after each step, and halves the rate."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.seen.append(self.model.get_weights()[0])
+        self.model.optimizer.learning_rate.assign(self.model.optimizer.learning_rate / 2)
+
+
+def test_callbacks_see_and_change_values_after_each_step():
+    """Each step is half as long as the one before, on a loss whose gradient is always the same."""
+    model, x, _ = regression()
+    model.compile("sgd", lambda y, p: p)
+    before, watching = model.get_weights()[0], Watching()
+    model.fit(x, np.zeros((8, 1)), batch_size=4, shuffle=False, verbose=0, callbacks=[watching])
+    steps = np.diff([before, *watching.seen], axis=0)
+    means = x.reshape(2, 4, 3).mean(axis=1)[..., None]
+    np.testing.assert_allclose(steps, -means * [[[0.01]], [[0.005]]], rtol=1e-4)
+
+
+class Ends(keras.callbacks.Callback):
+    """Ends the training in its second epoch, and looks at no batch."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.weights = self.model.get_weights()
+        if epoch:
+            raise KeyboardInterrupt
+
+
+def test_values_come_home_after_each_epoch_and_an_interruption():
+    """Nothing asks for them within an epoch."""
+    model, x, y = regression()
+
+    def interrupted():
+        yield x, y
+        yield x, y
+        raise KeyboardInterrupt
+
+    before = model.get_weights()
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(interrupted(), verbose=0)
+    plain, _, _ = regression()
+    plain = kmg.distribute(plain, replicas_of(1))
+    plain.compile("sgd", "mse")
+    plain.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    assert not np.allclose(before[0], model.get_weights()[0])
+    np.testing.assert_allclose(model.get_weights()[0], plain.get_weights()[0], rtol=1e-5)
+    # They go on from there.
+    ends = Ends()
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[ends])
+    plain.fit(x, y, batch_size=8, verbose=0)
+    np.testing.assert_allclose(ends.weights[0], plain.get_weights()[0], rtol=1e-5)
+
+
+class Own(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+class Largest(keras.metrics.Metric):
+    def __init__(self):
+        super().__init__()
+        self.largest = self.add_variable((), "zeros", name="largest")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.largest.assign(keras.ops.maximum(self.largest, keras.ops.max(y_pred)))
+
+    def result(self):
+        return self.largest
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "what"),
+    [
+        (Own, {}, "with a `train_step` of its own cannot be trained by TPUs"),
+        (keras.Sequential, {"run_eagerly": True}, "with `run_eagerly=True` cannot"),
+        (keras.Sequential, {"loss": lambda y, p: tf.reduce_max(y - p)}, "that is not a sum over"),
+        (keras.Sequential, {"metrics": [Largest()]}, "needs all predictions of a batch at once"),
+    ],
+)
+def test_what_cores_cannot_do_is_refused_by_name(model, settings, what):
+    model = on_cores(model([keras.Input((2,)), keras.layers.Dense(1)]))
+    model.compile(**{"optimizer": "sgd", "loss": "mse", **settings})
+    with pytest.raises(ValueError, match=what):
+        model.train_on_batch(np.ones((4, 2)), np.ones((4, 1)))
+
+
+def test_inputs_that_are_not_dense_are_refused():
+    inputs = keras.Input((3,), sparse=True)
+    model = on_cores(keras.Model(inputs, keras.layers.Dense(1)(inputs)))
+    model.compile("sgd", "mse")
+    data = tf.sparse.from_dense(np.eye(4, 3, dtype="float32")), np.ones((4, 1))
+    with pytest.raises(ValueError, match="with inputs that are not dense numbers cannot"):
+        model.train_on_batch(*data)
+
+
+def test_rounded_sums_are_refused():
+    with pytest.raises(ValueError, match="`sum_dtype='bfloat16'` came with TPUs"):
+        Replication(replicas_of(2), half_sums=True, as_tpus=True)
+
+
+def test_a_tpu_strategy_is_taken(caplog):
+    """As far as one can be made without a TPU: with nothing in it but the number of cores."""
+
+    class Unconnected(tf.distribute.TPUStrategy):
+        num_replicas_in_sync = 8
+
+        def __init__(self):
+            pass
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model = kmg.distribute(model, Unconnected())
+    with caplog.at_level(logging.INFO, "keras_multigpu"):
+        model.replication.announce(model)
+    assert "Training on 8 replicas: TPUs." in caplog.text
+    assert model.distribute_strategy is kmg.strategy("one_device")
