@@ -96,8 +96,9 @@ class PresentStep:
         if not value.dtype.is_floating or "rows" not in self.origins(value):
             return value
         self.require_outermost("A trainable variable is assigned what depends on the batch,")
-        own = value * tf.cast(self.rows.fraction, value.dtype)
-        return self.shared(*self.group.sum([zero_unless(self.present, own)]))
+        with left_alone():
+            own = value * tf.cast(self.rows.fraction, value.dtype)
+            return self.shared(*self.group.sum([zero_unless(self.present, own)]))
 
     def relates(self, what: str) -> None:
         """Note that the user's code relates rows, in a way that no operation shows."""
