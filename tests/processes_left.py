@@ -1,11 +1,18 @@
 """What tests of processes need: where one finds modules, whether it runs still, and has ended."""
 
+import multiprocessing
 import os
 import time
 from pathlib import Path
 
 PATIENCE = 1200
 """Seconds. Nothing that a test waits for takes as long, on however slow a machine."""
+
+
+PROCESSES = multiprocessing.get_context("forkserver")
+"""Makes processes that begin where Keras is imported, which takes two seconds, and not used."""
+# This package stays out: a worker joins the others where it imports it.
+PROCESSES.set_forkserver_preload(["keras", "pytest"])
 
 
 def python_path(*folders):

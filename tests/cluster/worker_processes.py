@@ -2,34 +2,25 @@
 
     results = run_workers("tests/cluster/table.py", workers=2, arguments=["name of a row"])
 
-A worker ends when its standard input does, so none outlives the tests, whatever becomes of them.
+A worker ends when the tests do, whatever becomes of them.
 """
 
+import ctypes
 import json
+import multiprocessing
 import os
+import runpy
 import socket
-import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from processes_left import PATIENCE
+from processes_left import PATIENCE, PROCESSES
 
 TESTS = Path(__file__).parents[1]
-RUN = """
-import os, runpy, sys, threading
-
-def end_with_parent():
-    sys.stdin.read()
-    os._exit(99)
-
-threading.Thread(target=end_with_parent, daemon=True).start()
-sys.argv = sys.argv[1:]
-sys.path[:0] = [os.environ["KMG_TESTS"], os.path.dirname(sys.argv[0])]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 TAKEN = ("Address already in use", "address already in use", "Could not start gRPC server")
 """What TensorFlow says of a port that somebody took after it was found free."""
 
@@ -67,32 +58,30 @@ class Workers:
             "KERAS_BACKEND": "tensorflow",
             "TF_CPP_MIN_LOG_LEVEL": "2",
             "KERAS_MULTIGPU_EXCHANGE_TIMEOUT": str(PATIENCE),
-            "KMG_TESTS": str(TESTS),
             "TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task}),
             **self.environment,
             **(self.of_each[index] if self.of_each else {}),
         }
-        command = [sys.executable, "-c", RUN, str(self.script), *map(str, self.arguments)]
-        with self.outputs[index].open("wb") as output:
-            return subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=variables
-            )
+        process = PROCESSES.Process(
+            target=run_script,
+            args=(str(self.script), list(map(str, self.arguments)), variables, self.outputs[index]),
+        )
+        process.start()
+        return process
 
     def wait(self):
         """The exit codes, once all have ended; those that take too long are killed."""
         end = time.monotonic() + PATIENCE
         for process in self.processes:
-            try:
-                process.wait(max(end - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                self.kill()
-        return [process.wait() for process in self.processes]
+            process.join(max(end - time.monotonic(), 0.1))
+        self.kill()
+        return [process.exitcode for process in self.processes]
 
     def kill(self):
         """End all that still run."""
         for process in self.processes:
-            if process.poll() is None:
-                process.kill()
+            process.kill()
+            process.join()
 
     def output(self, index):
         """What a worker has printed so far."""
@@ -105,10 +94,32 @@ class Workers:
 
     def __exit__(self, *_):
         self.kill()
-        for process in self.processes:
-            process.wait()
-            process.stdin.close()
         self.folder.cleanup()
+
+
+def run_script(script, arguments, variables, output):
+    """Be a process that runs a script, from the environment to the end of the interpreter."""
+    with output.open("wb") as file:
+        for number in (1, 2):
+            os.dup2(file.fileno(), number)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.argv = [script, *arguments]
+    sys.path[:0] = [str(TESTS), os.path.dirname(script)]
+    code = 0
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except BaseException as error:
+        sys.last_value, code = error, 1
+        sys.excepthook(type(error), error, error.__traceback__)
+    # The end of a forked process would leave out what is registered with `atexit`.
+    ctypes.pythonapi.Py_Exit(code)
+
+
+def end_with_parent():
+    multiprocessing.parent_process().join()
+    os._exit(99)
 
 
 def run_workers(script, count, arguments=(), **more):

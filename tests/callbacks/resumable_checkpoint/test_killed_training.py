@@ -5,7 +5,6 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
 import random
 import time
@@ -13,11 +12,8 @@ import time
 import killed_training
 import numpy as np
 import pytest
-from processes_left import PATIENCE
+from processes_left import PATIENCE, PROCESSES
 
-# Processes that begin where TensorFlow is imported, and nothing has been done with it.
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["keras_multigpu"])
 KILLS = int(os.environ.get("KMG_KILLS", "0"))
 SEED = int(os.environ.get("KMG_KILL_SEED", "0"))
 EPOCHS = 5 if KILLS == 0 else 60
