@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from cpu_replicas import replicas_of
-from nan_guard_models import assert_same, data, fit, line, network
+from nan_guard_models import assert_same, data, fit, guarded, line, state_of
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import NaNGuard
@@ -15,7 +15,8 @@ from keras_multigpu.callbacks import NaNGuard
 def test_a_bad_input_is_named_and_training_stops_before_it(replicas, value, caplog):
     """Example 13 stands in step 1, place 5: on four replicas on the third."""
     x, y = data(13, value)
-    model, guard = network(replicas), NaNGuard()
+    guard = NaNGuard()
+    model = guarded(guard, replicas)
     history = fit(model, x, y, guard, epochs=3)
     (finding,) = guard.findings
     assert (finding.epoch, finding.step, finding.what) == (0, 1, "loss")
@@ -26,16 +27,17 @@ def test_a_bad_input_is_named_and_training_stops_before_it(replicas, value, capl
     assert model.stop_training
     assert str(finding) in caplog.text
     assert len(history.epoch) == 1
-    good = network(replicas)
+    found, good = state_of(model), guarded(NaNGuard(), replicas)
     good_history = good.fit(x[:8], y[:8], batch_size=8, shuffle=False, verbose=0)
-    assert_same(model, good)
+    assert_same(found, state_of(good))
     assert history.history == good_history.history
 
 
 @pytest.mark.slow
 def test_a_bad_target_or_weight_is_named():
     """The prediction is finite; the loss is not."""
-    model, guard = network(4, normalized=False), NaNGuard()
+    guard = NaNGuard()
+    model = guarded(guard, 4, normalized=False)
     for array in ("y", "sample_weight"):
         x, y = data()
         weight = np.ones(24, "float32")
@@ -163,7 +165,8 @@ def test_a_loss_that_is_not_finite_for_finite_predictions():
 @pytest.mark.slow
 def test_weights_that_were_not_finite_before():
     """They are named, and not the data."""
-    model, guard = network(normalized=False), NaNGuard()
+    guard = NaNGuard()
+    model = guarded(guard, normalized=False)
     weights = model.get_weights()
     weights[0][1, 2] = np.nan
     model.set_weights(weights)

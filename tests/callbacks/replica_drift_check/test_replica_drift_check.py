@@ -14,7 +14,13 @@ from own_step import OwnStep
 import keras_multigpu as kmg
 from keras_multigpu import keras_internals
 from keras_multigpu.callbacks import ReplicaDriftCheck
-from keras_multigpu.callbacks.replica_drift_check.drift import checksum, difference, odd_ones
+from keras_multigpu.callbacks.replica_drift_check import callback
+from keras_multigpu.callbacks.replica_drift_check.drift import (
+    Checksums,
+    checksum,
+    difference,
+    odd_ones,
+)
 from keras_multigpu.training.variables.model_state import ModelState
 
 RANDOM = np.random.default_rng(0)
@@ -122,6 +128,21 @@ def again(replicas):
         first, *others = copies_of(model, variable)
         assert all(np.array_equal(first, other) for other in others)
     return model
+
+
+KEPT = []
+
+
+@pytest.fixture(autouse=True)
+def compiled_once(monkeypatch):
+    """Checksums of a model that another test has checked are compiled already."""
+
+    def kept(variables):
+        known = [one for one in KEPT if one.fits(variables)] or [Checksums(variables)]
+        KEPT.extend(one for one in known if one not in KEPT)
+        return known[0]
+
+    monkeypatch.setattr(callback, "Checksums", kept)
 
 
 @pytest.mark.parametrize(
