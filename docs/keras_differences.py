@@ -88,5 +88,7 @@ def plain(text: ast.expr) -> str:
     if isinstance(text, ast.Constant):
         return str(text.value)
     if isinstance(text, ast.JoinedStr):
-        return "".join(plain(part) for part in text.values)
+        return "".join(plain(part) for part in text.values).replace("….", "…")
+    if isinstance(text, ast.BinOp):
+        return f"{plain(text.left)}{plain(text.right)}".replace("……", "…").replace("….", "…")
     return "…"

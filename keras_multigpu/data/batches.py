@@ -353,8 +353,8 @@ class Batches:
         """A copy as `DistributedModel` reads it: `replica_batch_size` counts for its replicas.
 
         Args:
-            replicas: Integer.
-            here: Those of this process, where others are elsewhere.
+            replicas: How many there are in all processes.
+            here: The indices of those of this process, where there are several.
         """
         require_positive_integer("replicas", replicas)
         return self._like(self._plain, self._settings, replicas=replicas, here=here)
@@ -391,7 +391,7 @@ class Batches:
         return self._like(self._plain.still(), settings, training=False, **use)
 
     def take(self, num_examples: int) -> Self:
-        """A copy of some examples: a random choice that the seed decides; the first, unshuffled.
+        """A copy of some examples: a random choice by the seed, or without `shuffle` the first.
 
         Args:
             num_examples: How many; all of them if there are not so many.

@@ -160,7 +160,7 @@ class ThroughputReport(keras.callbacks.Callback):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What goes on when training does: the reports so far."""
+        """What a resumed training needs: the reports so far."""
         return {"reports": [report.state for report in self.reports]}
 
     @state.setter
