@@ -115,7 +115,7 @@ def weighted_sum(parts: list[Gradients], weights: list[float]) -> Gradients:
 
 
 def equal(ours: Gradients, theirs: Gradients, tolerance: float) -> bool:
-    # Of all gradients: one that is zero but for rounding would not equal itself.
+    # Of all together: a gradient that is zero but for rounding has no scale of its own.
     scale = max((np.abs(g).max(initial=0.0) for g in theirs if g is not None), default=0.0)
     return len(ours) == len(theirs) and all(
         a is b is None
