@@ -96,8 +96,9 @@ PASSED_THROUGH = (
 
 def user_line(operation: tf.Operation | None = None) -> str | None:
     """The line of a user's code that makes an operation now, or made it; None if it is Keras's."""
-    frames = lines_now() if operation is None else lines_then(operation)
-    for file, line in frames:
+    then = [] if operation is None else reversed(operation.traceback)
+    lines = lines_now() if operation is None else [(each.filename, each.lineno) for each in then]
+    for file, line in lines:
         if file.startswith(PASSED_THROUGH) or "__autograph_generated_file" in file:
             continue
         if file.startswith(KERAS):
@@ -113,12 +114,6 @@ def lines_now() -> Iterator[tuple[str, int]]:
     while frame is not None:
         yield frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
-
-
-def lines_then(operation: tf.Operation) -> Iterator[tuple[str, int]]:
-    """Those that ran when an operation was made."""
-    for frame in reversed(operation.traceback):
-        yield frame.filename, frame.lineno
 
 
 LOSSES = ((keras.losses.Loss, "__call__"),)

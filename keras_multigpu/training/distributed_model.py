@@ -149,8 +149,8 @@ class DistributedModel(keras.Model):
             order_seed=agreed_seed(self.replication.group),
         )
         # Labels that come inside of `x` are known only now.
-        if feed.spec is not None:
-            fit_arguments.require_class_weights(class_weight, feed.spec[1], self.loss)
+        if feed.source.spec is not None:
+            fit_arguments.require_class_weights(class_weight, feed.source.spec[1], self.loss)
         validation = None
         if validation_data is not None:
             parts = keras.utils.unpack_x_y_sample_weight(validation_data)

@@ -101,18 +101,18 @@ def train(
 
 def build(model: keras.Model, replication: Replication, feed: Feed, method: str) -> None:
     """Build the model for the data, which must fit it, and for the method that takes them."""
-    if feed.spec is not None and not overridden(model, method):
-        require_batches(model, feed.spec)
-    prepare(model, replication, feed.spec, method=method)
+    if feed.source.spec is not None and not overridden(model, method):
+        require_batches(model, feed.source.spec)
+    prepare(model, replication, feed.source.spec, method=method)
     require_labels(model, feed)
 
 
 def require_labels(model: keras.Model, feed: Feed) -> None:
     """Raise a `ValueError` where data know their labels, and these cannot belong to the model."""
     own = overridden(model, "train_step", "test_step", "compute_loss")
-    if knows_epochs(feed.data) and feed.spec is not None and not own:
+    if knows_epochs(feed.data) and feed.source.spec is not None and not own:
         counts = feed.data.class_counts
-        require_fitting_labels(model, feed.spec[1], None if counts is None else len(counts))
+        require_fitting_labels(model, feed.source.spec[1], None if counts is None else len(counts))
 
 
 def finish(model: keras.Model, callbacks: Any, epochs: int, logs: dict[str, Any]) -> None:
@@ -142,14 +142,14 @@ def run_epoch(
     logs: dict[str, Any] = {} if run is None or not run.step else run.logs
     workers = replication.group
     # The chief may have callbacks that others have not, and all must ask or none.
-    asks = workers.agree(any(map(may_stop_alone, callbacks.callbacks)) and listened)
+    asks = workers.agree(listened and any(map(may_stop_alone, callbacks.callbacks)))
     groups = feed.epoch(model.steps_per_execution, replication.reads_in_graph(model))
     for first, group in in_step(workers, feed, groups):
         if listened:
             begin(first)
         if run is not None:
             run.step_began = time.perf_counter()
-        logs = replication.run(model, mode, group, feed.spec)
+        logs = replication.run(model, mode, group, feed.source.spec)
         if run is not None:
             run.in_calls += time.perf_counter() - run.step_began
             run.step, run.logs = feed.done, logs
@@ -225,9 +225,9 @@ def predict(
     """Run the loop of `predict`; the predictions, in the order of the inputs."""
     group = replication.group
     require_same_run(group, model, feed)
-    if feed.spec is not None and not overridden(model, "predict_step"):
-        require_batches(model, feed.spec)
-    prepare(model, replication, feed.spec)
+    if feed.source.spec is not None and not overridden(model, "predict_step"):
+        require_batches(model, feed.source.spec)
+    prepare(model, replication, feed.source.spec)
     callbacks = of_this_worker(callbacks, group)
     callbacks = callback_list(
         model, callbacks, shown(group, verbose), 1, feed.num_batches, history=False
@@ -240,9 +240,9 @@ def predict(
             for first, some in in_step(group, feed, feed.epoch(model.steps_per_execution)):
                 callbacks.on_predict_batch_begin(first)
                 steps = replication.prediction(model)
-                parts = [steps.run_one(shares, feed.spec) for shares in some.shares]
-                if feed.source.marks_missing and feed.spec is not None:
-                    present = [gathered(shares.rows, feed.spec)[2] for shares in some.shares]
+                parts = [steps.run_one(shares, feed.source.spec) for shares in some.shares]
+                if feed.source.marks_missing and feed.source.spec is not None:
+                    present = [gathered(shares.rows, feed.source.spec)[2] for shares in some.shares]
                     parts = list(map(with_gaps, parts, present))
                 outputs += parts
                 callbacks.on_predict_batch_end(first + some.size - 1, {"outputs": joined(parts)})

@@ -85,6 +85,8 @@ class ReplicaGroup:
         count: The number of replicas.
         replicas: Those of this process, in the order of their places.
         is_spread: Whether some live in other processes.
+        hub: The device where values for all replicas of this process are computed.
+        is_chief: Whether this process is the one that writes files and speaks for all.
         sent_as: The dtypes in which dense gradients are summed, where these are not their own.
         pretends: Whether steps are made that exchange nothing, see `pretending`.
     """
@@ -101,12 +103,9 @@ class ReplicaGroup:
         ]
         self._exchanges: dict[int, Any] = {}
         self.is_spread = len(self.replicas) < self.count
+        self.hub = self.replicas[0].device
+        self.is_chief = self.replicas[0].id == 0
         self.pretends = False
-
-    @property
-    def hub(self) -> str:
-        """The device where values for all replicas of this process are computed."""
-        return self.replicas[0].device
 
     @property
     def workers(self) -> list[str]:
@@ -120,11 +119,6 @@ class ReplicaGroup:
     def worker(self) -> int:
         """Which of the processes this is."""
         return self.worker_of(self.replicas[0].id)
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process is the one that writes files and speaks for all."""
-        return self.replicas[0].id == 0
 
     def worker_of(self, replica: int) -> int:
         """Which of the processes a replica is of; all have as many."""

@@ -116,7 +116,7 @@ class TrainingRun:
     @property
     def batch_spec(self) -> Batch | None:
         """The specs of a batch; None where only the data can tell."""
-        return self._feed.spec
+        return self._feed.source.spec
 
     @property
     def data_wait(self) -> float:
@@ -271,7 +271,7 @@ class TrainingRun:
         self._replication.pieces = pieces
         self._begun = True
         skipped = self._feed.go_to(self.epoch, self.step, state["anchor"])
-        spec = self._feed.spec or skipped
+        spec = self._feed.source.spec or skipped
         if spec is not None:
             self._make_step(spec, self._feed.source.here)
 

@@ -21,29 +21,33 @@ from keras_multigpu.training.variables.placement import place_variables, with_in
 
 
 def loss_scale(
-    optimizer: keras.optimizers.Optimizer | None, optimizer_values: Sequence[tf.Tensor]
+    optimizer: keras.optimizers.Optimizer | None,
+    variables: Sequence[keras.Variable],
+    values: Sequence[tf.Tensor],
 ) -> tf.Tensor:
-    """The factor that the optimizer wants the loss to have before its gradient is taken."""
+    """The factor that the optimizer wants the loss to have before its gradient is taken.
+
+    The variables are `state_of(optimizer)`.
+    """
     if optimizer is None:
         return tf.ones(())
-    mapping = list(zip(state_of(optimizer), optimizer_values, strict=True))
-    with keras.StatelessScope(mapping):
+    with keras.StatelessScope(list(zip(variables, values, strict=True))):
         return optimizer.scale_loss(tf.ones(()))
 
 
 def updated(
     optimizer: keras.optimizers.Optimizer,
-    trainable: list[keras.Variable],
+    variables: list[keras.Variable],
     values: Sequence[tf.Tensor],
     gradients: Sequence[tf.Tensor | None],
 ) -> list[tf.Tensor]:
-    """New values of `[*trainable, *state_of(optimizer)]`, from the present ones.
+    """New values of variables, from the present ones.
 
-    A gradient is None where the loss does not depend on its variable.
+    The first have a gradient, which is None where the loss does not depend on its variable; after
+    them comes `state_of(optimizer)`.
     """
-    variables = [*trainable, *state_of(optimizer)]
     update = loss_scaled_update if is_loss_scaled(optimizer) else plain_update
-    return update(optimizer, variables, list(values), trainable, gradients)
+    return update(optimizer, variables, list(values), variables[: len(gradients)], gradients)
 
 
 def is_loss_scaled(optimizer: keras.optimizers.Optimizer) -> bool:

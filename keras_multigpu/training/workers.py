@@ -88,7 +88,7 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
     settings = {
         "the versions of Keras and TensorFlow": [keras.__version__, tf.__version__],
         "the model": identity_of_model(model),
-        "the form of a batch": str(feed.spec),
+        "the form of a batch": str(feed.source.spec),
         "the batch size": feed.source.batch_size,
         # Where each reads its own rows, none can see whether all have read the same batch.
         "the data": feed.identity() if feed.source.here else None,

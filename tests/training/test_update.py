@@ -31,7 +31,7 @@ class Steps:
         """The weights after an update with these gradients."""
         before = [variable.numpy() for variable in self.variables]
         tensors = [None if g is None else tf.constant(g, tf.float32) for g in gradients]
-        self.values = updated(self.optimizer, self.weights, self.values, tensors)
+        self.values = updated(self.optimizer, self.variables, self.values, tensors)
         for variable, value in zip(self.variables, before, strict=True):
             np.testing.assert_array_equal(variable.numpy(), value)
         return [value.numpy().tolist() for value in self.values[: len(self.weights)]]
@@ -141,7 +141,7 @@ def test_a_scaled_loss():
     assert is_loss_scaled(optimizer) and not is_loss_scaled(optimizer.inner_optimizer)
 
     def scale():
-        return float(loss_scale(optimizer, steps.values[2:]))
+        return float(loss_scale(optimizer, steps.variables[2:], steps.values[2:]))
 
     assert scale() == 8
     assert steps.step([8.0], [16.0]) == [[-1.0], [-2.0]]
@@ -157,13 +157,13 @@ def test_a_scaled_loss():
 
 def test_other_losses_are_not_scaled():
     """Unless the optimizer has a factor of its own."""
-    assert float(loss_scale(None, [])) == 1
+    assert float(loss_scale(None, [], [])) == 1
     for optimizer, expected in [
         (keras.optimizers.SGD(), 1),
         (keras.optimizers.SGD(loss_scale_factor=4.0), 4),
     ]:
         steps = Steps(optimizer, [0.0])
-        assert float(loss_scale(optimizer, steps.values[1:])) == expected
+        assert float(loss_scale(optimizer, steps.variables[1:], steps.values[1:])) == expected
 
 
 GRADIENTS = [tf.constant(value) for value in ([[1.0, -2.0]], [4.0, 0.5, -8.0], 2.0)]

@@ -116,11 +116,6 @@ class Feed:
         """The number of batches of an epoch; None while it is not known."""
         return self._steps or self.source.num_batches or self._counted
 
-    @property
-    def spec(self) -> Batch | None:
-        """The specs of a batch, None where only the data can tell."""
-        return self.source.spec
-
     def rewind(self, epoch: int = 0) -> None:
         """Start anew with this epoch, as Keras does before it trains and before each evaluation.
 

@@ -158,7 +158,7 @@ class AdditiveMetrics:
     def __init__(self, model: keras.Model, spec: tuple[Any, Any, Any], at_once: bool) -> None:
         self._model = model
         self._spec = spec
-        self._at_once = at_once or (shared_by_all(spec) and keras_internals.has_metrics(model))
+        self._at_once = at_once or (keras_internals.has_metrics(model) and shared_by_all(spec))
 
     def build(self, y_pred: Any) -> None:
         """Create the metrics' variables, for symbolic predictions."""

@@ -146,11 +146,13 @@ def divided(
     data: tuple[Any, Any, Any],
     y_pred: Any,
     of_all: Callable[[list[tf.Tensor]], list[tf.Tensor]],
-) -> tuple[tf.Tensor, LossShares]:
-    """A replica's contribution to the loss, and to the single losses."""
+) -> tuple[tf.Tensor | None, LossShares]:
+    """A replica's contribution to the loss, None without one, and to the single losses."""
     # Divisors are made those `of_all` replicas while no loss is exchanged: in the middle of a sum
     # another replica may have its turn, with the same model.
     shares = LossShares(model, fraction)
+    if keras_internals.compile_loss(model) is None:
+        return None, shares
     total = shares.total(data, y_pred)
     if shares.divisors:
         shares = LossShares(model, fraction, of_all(shares.divisors))

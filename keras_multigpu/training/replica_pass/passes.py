@@ -53,7 +53,7 @@ from keras_multigpu.training.shares import (
     tensors_of,
     wide,
 )
-from keras_multigpu.training.update import updated
+from keras_multigpu.training.update import state_of, updated
 
 OfAll = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 """Makes the divisors of losses, as the rows of a pass have them, those of the whole batch."""
@@ -304,15 +304,10 @@ class ReplicaPass:
         self, forward: Forward, share: Rows, of_all: OfAll
     ) -> tuple[list[tf.Tensor], tf.Tensor | None]:
         """The loss and the single ones of which it is made, and `LossShares.part`."""
-        terms = [
-            *forward.added_losses,
-            *(value * share.fraction for value in forward.regularization),
-        ]
-        shares = LossShares(self.model, share.fraction)
-        if keras_internals.compile_loss(self.model) is not None:
-            data = share.data, forward.y_pred
-            total, shares = divided(self.model, share.fraction, *data, of_all)
-            terms.append(total)
+        fraction = share.fraction
+        total, shares = divided(self.model, fraction, share.data, forward.y_pred, of_all)
+        terms = [*forward.added_losses, *(value * fraction for value in forward.regularization)]
+        terms += [] if total is None else [total]
         if not terms:
             raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
         return [tf.add_n(terms), *shares.shares], shares.part
@@ -346,6 +341,7 @@ class TrainingPass(ReplicaPass):
     ) -> None:
         shares = model.replication.shares_of_batch
         super().__init__(model, metrics, keeps, shares, micro_batches, apart)
+        self.optimizer_variables = state_of(model.optimizer)
         self._measures_pieces = measures_pieces
         self._micro_batches = micro_batches
         self.context = context or (lambda rows: contextlib.nullcontext())
@@ -478,7 +474,8 @@ class TrainingPass(ReplicaPass):
             gradients[index] = gradient
         new = [*values.trainable, *optimizer_values]
         if gradients:
-            new = updated(self.model.optimizer, self.variables.trainable, new, gradients)
+            variables = [*self.variables.trainable, *self.optimizer_variables]
+            new = updated(self.model.optimizer, variables, new, gradients)
         return complete(new[: len(gradients)], new[len(gradients) :], layout, values, sums)
 
 

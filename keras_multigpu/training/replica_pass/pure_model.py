@@ -69,10 +69,9 @@ class Variables:
         seeds: Where the states of seed generators stand among the others.
     """
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: keras.Model, untracked: Sequence[keras.Variable]) -> None:
         self.trainable = list(model.trainable_variables)
         of_layers = [v for metric in keras_internals.owned_metrics(model) for v in metric.variables]
-        untracked = model.replication.placement.untracked
         self.others = [*model.non_trainable_variables, *of_layers, *untracked]
         self.global_seed = keras_internals.global_seed_state()
         known = {id(state) for state in keras_internals.seed_states(model)}
@@ -194,8 +193,8 @@ class PureModel:
 
     def __init__(self, model: keras.Model, in_parts: bool) -> None:
         self.model = model
-        self.variables = Variables(model)
         self._placement = model.replication.placement
+        self.variables = Variables(model, self._placement.untracked)
         self._in_parts = in_parts
 
     def scope(self, values: Values, part: tf.Tensor, again: bool = False) -> CatchingScope:
@@ -252,11 +251,8 @@ class PureModel:
         if scope.unknown:
             raise NeedsVariables(self._placement, scope.unknown.values())
         refuse_assigned_optimizer(self.model, scope)
-        return Values(
-            values.trainable,
-            [scope.get_current_value(variable) for variable in self.variables.others],
-            scope.get_current_value(self.variables.global_seed),
-        )
+        *others, seed = scope.values_of([*self.variables.others, self.variables.global_seed])
+        return Values(values.trainable, others, seed)
 
 
 def refuse_assigned_optimizer(model: keras.Model, scope: CatchingScope) -> None:

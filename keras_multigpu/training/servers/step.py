@@ -111,7 +111,7 @@ class ServedTrainStep(TrainStep):
         self, divisors: list[tf.Tensor], number: tf.Tensor, seed: tf.Tensor, *leaves: Any
     ) -> list[Any]:
         trainable, optimizer, others = self._read()
-        scale = loss_scale(self._model.optimizer, optimizer)
+        scale = loss_scale(self._model.optimizer, self._optimizer_variables, optimizer)
         rows, values = filled(self._rows, leaves), Values(trainable, others, seed)
         outcome, _ = self._run_pass(values, rows, number, scale, *divisors)
         slices = [zero_unless(rows.examples > 0, each) for each in outcome.slices]
@@ -121,7 +121,7 @@ class ServedTrainStep(TrainStep):
 
     def _updated_on_worker(self, number: tf.Tensor, seed: tf.Tensor, *leaves: Any) -> Any:
         trainable, optimizer, others = self._read()
-        scale = loss_scale(self._model.optimizer, optimizer)
+        scale = loss_scale(self._model.optimizer, self._optimizer_variables, optimizer)
         rows, values = filled(self._rows, leaves), Values(trainable, others, seed)
         # The number of the step takes the place of a replica's: each draws anew.
         outcome, layout = self._run_pass(values, rows, number, scale)

@@ -134,7 +134,7 @@ class TPUTrainStep(UpdatingStep):
         examples = tf.where(number < count, tf.constant(size, COUNT), tf.constant(0, COUNT))
         rows = Rows(data, examples, tf.constant(count * size, COUNT))
         values = Values(trainable, others, seed)
-        scale = loss_scale(self._model.optimizer, optimizer)
+        scale = loss_scale(self._model.optimizer, self._optimizer_variables, optimizer)
         try:
             outcome, layout = self._run_pass(values, rows, number, scale)
         except NeedsWholeBatch:

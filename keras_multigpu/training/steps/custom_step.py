@@ -394,14 +394,15 @@ def summing_apply(
             # By the replica that comes first, outside of all graphs: the step is not made anew.
             with tf.init_scope():
                 build_optimizer(optimizer, trainable, group.strategy)
-            variables = group.copies([*trainable, *state_of(optimizer)])
+            variables = [*trainable, *state_of(optimizer)]
+            copies = group.copies(variables)
             gradients = of_all_replicas(step, trainable, list(grads))
-            values = group.read(variables, step.replica)
+            values = group.read(copies, step.replica)
             # Only here, where no replica waits for another one.
             vars(optimizer).pop("apply")
-            new = updated(optimizer, trainable, values, gradients)
+            new = updated(optimizer, variables, values, gradients)
             vars(optimizer)["apply"] = apply
-            group.assign(variables, new, step.replica)
+            group.assign(copies, new, step.replica)
 
     return apply
 

@@ -9,9 +9,9 @@ import tensorflow as tf
 from keras_multigpu import keras_internals
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
 from keras_multigpu.training.replica_pass.passes import EvaluationPass
-from keras_multigpu.training.replica_pass.pure_model import Values, refuse_assigned_optimizer
+from keras_multigpu.training.replica_pass.pure_model import refuse_assigned_optimizer
 from keras_multigpu.training.shares import Batch, Rows
-from keras_multigpu.training.steps.step import Result, Step, computed_loss
+from keras_multigpu.training.steps.step import Known, Result, Step, computed_loss
 from keras_multigpu.training.variables.catching_scope import CatchingScope
 
 
@@ -48,8 +48,9 @@ class EvaluationStep(Step):
         return self._predictions(results)
 
     def _on_replica(
-        self, values: Values, rows: Rows, replica: Replica, shares: Sequence[Rows]
+        self, known: Known, rows: Rows, replica: Replica, shares: Sequence[Rows]
     ) -> Result:
+        values, _ = known
         outcome, layout = self._run_pass(values, rows, tf.constant(replica.id))
         packs = layout.packing.summed(outcome.packs, self._group.sum)
         update = self._update(layout, values, packs, outcome.slices)

@@ -10,6 +10,7 @@ batch and its predictions, gathered. Probes, see `probes`, look on and may forbi
 """
 
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from keras_multigpu.training.exchange.sparse_gradients import (
     rows_spec,
 )
 from keras_multigpu.training.exchange.stages import TracedPass, called_directly, traced
-from keras_multigpu.training.replica_group import Copies, Replica, ReplicaGroup
+from keras_multigpu.training.replica_group import Replica, ReplicaGroup
 from keras_multigpu.training.replica_pass.output_rows import joined, refuse_computed
 from keras_multigpu.training.replica_pass.passes import (
     Layout,
@@ -57,10 +58,14 @@ from keras_multigpu.training.steps.probes import (
     verdict,
 )
 from keras_multigpu.training.steps.same_batch import require_same_batch
-from keras_multigpu.training.update import loss_scale, state_of
+from keras_multigpu.training.update import loss_scale
 
 SCALAR = tf.TensorSpec((), tf.float32)
 INTEGER = tf.TensorSpec((), tf.int32)
+
+
+Known = tuple[Values, list[tf.Tensor]]
+"""The values of a model's variables on a replica, and of its optimizer's."""
 
 
 class Result(NamedTuple):
@@ -81,15 +86,23 @@ class Step:
     """
 
     def __init__(
-        self, model: keras.Model, group: ReplicaGroup, spec: Batch, replica_pass: ReplicaPass
+        self,
+        model: keras.Model,
+        group: ReplicaGroup,
+        spec: Batch,
+        replica_pass: ReplicaPass,
+        optimizer_variables: Sequence[keras.Variable] = (),
     ) -> None:
         self._model = model
         self._group = group
         self._pass: Any = replica_pass
         self._spec = spec
-        self._variables = replica_pass.variables
-        self._trainable = group.copies(self._variables.trainable)
-        self._others = group.copies(self._variables.others)
+        self._variables = known = replica_pass.variables
+        self._optimizer_variables = optimizer_variables
+        parts = known.trainable, known.others, optimizer_variables
+        self._local_copies = in_parts(
+            group.copies([each for part in parts for each in part]), parts
+        )
         self._updated: list[Copies] = []
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
@@ -97,7 +110,7 @@ class Step:
         raise NotImplementedError
 
     def _on_replica(
-        self, values: Values, rows: Rows, replica: Replica, shares: Sequence[Rows]
+        self, known: Known, rows: Rows, replica: Replica, shares: Sequence[Rows]
     ) -> Result:
         raise NotImplementedError
 
@@ -142,22 +155,22 @@ class Step:
         if self._group.is_spread and all(rows.is_here for rows in shares):
             require_same_batch(self._group, shares)
         global_seed = tf.convert_to_tensor(self._variables.global_seed)
-        read = self._group.read
+        copies = [each for part in self._local_copies for each in part]
 
         def on_replica(replica: Replica) -> Result:
             rows = shares[replica.id]
             self._group.count_moved("copied", rows.data)
-            values = Values(
-                read(self._trainable, replica), read(self._others, replica), global_seed
-            )
+            values = self._group.read(copies, replica)
+            trainable, others, of_optimizer = in_parts(values, self._local_copies)
             with rows_noted(rows):
-                return self._on_replica(values, rows, replica, shares)
+                known = Values(trainable, others, global_seed), of_optimizer
+                return self._on_replica(known, rows, replica, shares)
 
         return self._group.run(on_replica)
 
     def _assign(self, results: list[Result]) -> None:
         others = [*results[0].layout.changed, *self._variables.seeds]
-        places = [*self._updated, *(self._others[index] for index in others)]
+        places = [*self._updated, *(self._local_copies[1][index] for index in others)]
         for replica, (update, outcome, *_) in zip(self._group.replicas, results, strict=True):
             new = [*update.trainable, *update.optimizer, *update.others, *outcome.seeds]
             self._group.assign(places, new, replica)
@@ -249,13 +262,11 @@ class UpdatingStep(Step):
         replica_pass: TrainingPass,
         probes: Sequence[Probe],
     ) -> None:
-        super().__init__(model, group, spec, replica_pass)
+        super().__init__(model, group, spec, replica_pass, replica_pass.optimizer_variables)
         self._probes = list(probes)
         self._timed = any(probe.timed for probe in probes)
         self._update = replica_pass.update
-        self._optimizer_variables = state_of(model.optimizer)
-        self._optimizer = group.copies(self._optimizer_variables)
-        self._updated = [*self._trainable, *self._optimizer]
+        self._updated = [*self._local_copies[0], *self._local_copies[2]]
 
     def __call__(self, shares: Sequence[Rows]) -> dict[str, Any]:
         """Train on one global batch; the logs so far in this epoch."""
@@ -328,7 +339,7 @@ class UpdatingStep(Step):
 
     def _completed(
         self,
-        values: tuple[Values, list[tf.Tensor]],
+        values: Known,
         rows: Rows,
         replica: Replica,
         made: tuple[Outcome, Layout],
@@ -360,7 +371,7 @@ class UpdatingStep(Step):
             packs=packs,
             slices=slices,
             update=update,
-            scale=loss_scale(self._model.optimizer, values[1]),
+            scale=loss_scale(self._model.optimizer, self._optimizer_variables, values[1]),
             whole_loss=whole_loss,
             times=Times(started, computed, reduced) if self._timed else None,
         )
@@ -383,13 +394,19 @@ class TrainStep(UpdatingStep):
         self._compile((SCALAR,), (specs_of(self._optimizer_variables),))
 
     def _on_replica(
-        self, values: Values, rows: Rows, replica: Replica, shares: Sequence[Rows]
+        self, known: Known, rows: Rows, replica: Replica, shares: Sequence[Rows]
     ) -> Result:
-        optimizer_values = self._group.read(self._optimizer, replica)
+        values, of_optimizer = known
         rows, started = self._started(rows)
-        scale = loss_scale(self._model.optimizer, optimizer_values)
+        scale = loss_scale(self._model.optimizer, self._optimizer_variables, of_optimizer)
         made = self._run_pass(values, rows, tf.constant(replica.id), scale)
-        return self._completed((values, optimizer_values), rows, replica, made, started)
+        return self._completed(known, rows, replica, made, started)
+
+
+def in_parts(flat: Sequence[Any], parts: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """A list in parts as long as these."""
+    rest = iter(flat)
+    return [list(itertools.islice(rest, len(part))) for part in parts]
 
 
 def overridden(model: keras.Model, *methods: str) -> list[str]:

@@ -262,7 +262,8 @@ def synchronized_layers(model: keras.Model, every: bool) -> list[keras.layers.Ba
 
 def said_of_batch_norm(model: keras.Model, every: bool) -> str:
     """A sentence on what several replicas do with the BatchNorm layers, if there are any."""
-    count, synchronised = (len(synchronized_layers(model, each)) for each in (True, every))
+    layers = synchronized_layers(model, True)
+    count, synchronised = len(layers), sum(every or layer.synchronized for layer in layers)
     if not count:
         return ""
     if synchronised == count:

@@ -45,7 +45,7 @@ from keras_multigpu.training.shares import (
     symbolic,
 )
 from keras_multigpu.training.steps.probes import Probe
-from keras_multigpu.training.steps.step import Result, UpdatingStep, computed_loss
+from keras_multigpu.training.steps.step import Known, Result, UpdatingStep, computed_loss
 from keras_multigpu.training.update import loss_scale
 
 
@@ -79,11 +79,11 @@ class WholeBatchTrainStep(UpdatingStep):
         return super()._tracked(shares, results, whole)
 
     def _on_replica(
-        self, values: Values, rows: Rows, replica: Replica, shares: Sequence[Rows]
+        self, known: Known, rows: Rows, replica: Replica, shares: Sequence[Rows]
     ) -> Result:
         # Traced for each replica, because the replicas meet in the middle of it.
         group, index = self._group, tf.constant(replica.id)
-        optimizer_values = group.read(self._optimizer, replica)
+        values, of_optimizer = known
         rows, started = self._started(rows)
         start = self._variables.seeded(values, index)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
@@ -96,7 +96,7 @@ class WholeBatchTrainStep(UpdatingStep):
         common = self._variables.agreed(start, end, rows, index, group.sum)
         batch = self._batch_on_replica(rows, shares)
         whole = WholeLoss(self._pass.pure, batch, common, everyones, group.sum(added))
-        whole.compute(loss_scale(self._model.optimizer, optimizer_values))
+        whole.compute(loss_scale(self._model.optimizer, self._optimizer_variables, of_optimizer))
 
         first, last = share_bounds(self._size(shares), replica.id, group.count)
         arriving = [g if g is None else g[first:last] for g in whole.of_predictions]
@@ -116,9 +116,7 @@ class WholeBatchTrainStep(UpdatingStep):
         made = self._pass.outcome(
             Made(summands, end, seen, kinds, rows.fraction), start, rows, index
         )
-        result = self._completed(
-            (values, optimizer_values), rows, replica, made, started, whole.loss
-        )
+        result = self._completed(known, rows, replica, made, started, whole.loss)
         return self._with_whole(result, values, whole)
 
     def _batch_on_replica(self, rows: Rows, shares: Sequence[Rows]) -> Batch:

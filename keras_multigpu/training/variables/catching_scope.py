@@ -190,6 +190,10 @@ class CatchingScope(keras.StatelessScope):
             self._read[id(variable)] = value
         return value
 
+    def values_of(self, variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+        """The values of variables inside the scope."""
+        return [self.get_current_value(variable) for variable in variables]
+
     @property
     def new_values(self) -> list[tf.Tensor]:
         """What has been assigned."""

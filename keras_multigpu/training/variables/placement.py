@@ -180,7 +180,8 @@ class MetricStorages:
             _, other = self._made[id(variable), in_parts]
             give(other, value, everywhere=self._is_spread)
             moved.append((variable, other))
-        keras_internals.set_storages([each for each, _ in moved], [each for _, each in moved])
+        if moved:
+            keras_internals.set_storages([each for each, _ in moved], [each for _, each in moved])
 
     def _new(self, variable: keras.Variable, value: np.ndarray, in_parts: bool) -> tf.Variable:
         zeros = np.zeros_like(value)
