@@ -402,14 +402,11 @@ def test_functions_are_exchanged_for_a_while():
     """`keras.ops.mean` and `sum` still call `tf.reduce_mean` and `tf.reduce_sum` by these names."""
     called = []
 
-    def noting(original):
-        def replacement(*args, **kwargs):
-            called.append((original.__name__, step_hooks.called_by_library()))
-            return original(*args, **kwargs)
+    def noting(original, *args, **kwargs):
+        called.append((original.__name__, step_hooks.called_by_library()))
+        return original(*args, **kwargs)
 
-        return replacement
-
-    exchanges = [(*place, noting) for place in [*step_hooks.MEANS, *step_hooks.SUMS]]
+    exchanges = [(step_hooks.MEANS, noting), (step_hooks.SUMS, noting)]
     with step_hooks.exchanged(exchanges), step_hooks.exchanged(exchanges):
         keras.ops.mean(tf.ones(2))
         keras.ops.sum(tf.ones(2))
@@ -424,16 +421,13 @@ def test_functions_are_exchanged_for_a_while():
 def test_functions_with_a_gradient_are_called_in_one_place(eager):
     """What is added to a list among their arguments while they run, is an input with a gradient."""
 
-    def with_weight(original):
-        def call(function, args, kwargs):
-            def more(weights, *own):
-                weights.append(weight_of[0])
-                result, _ = function(*own)
-                return result * weights[0], lambda arriving: [7.0 * arriving, 11.0 * arriving]
+    def with_weight(original, function, args, kwargs):
+        def more(weights, *own):
+            weights.append(weight_of[0])
+            result, _ = function(*own)
+            return result * weights[0], lambda arriving: [7.0 * arriving, 11.0 * arriving]
 
-            return original(more, ([], *args), kwargs)
-
-        return call
+        return original(more, ([], *args), kwargs)
 
     @tf.custom_gradient
     def same(x):
@@ -444,7 +438,7 @@ def test_functions_with_a_gradient_are_called_in_one_place(eager):
     def gradients():
         x, weight = tf.constant(5.0), tf.constant(3.0)
         weight_of[:] = [weight]
-        with step_hooks.exchanged([(*place, with_weight) for place in step_hooks.CUSTOM_GRADIENTS]):
+        with step_hooks.exchanged([(step_hooks.CUSTOM_GRADIENTS, with_weight)]):
             with tf.GradientTape() as tape:
                 tape.watch([x, weight])
                 y = same(x)
@@ -473,11 +467,12 @@ def test_assignments_of_variables_are_noticed():
     """Every `tf.Variable` is still assigned by these methods."""
     seen = []
 
-    def noting(original):
-        return lambda self, *args, **kwargs: seen.append(self) or original(self, *args, **kwargs)
+    def noting(original, self, *args, **kwargs):
+        seen.append(self)
+        return original(self, *args, **kwargs)
 
     variable = tf.Variable([1.0])
-    with step_hooks.exchanged([(*place, noting) for place in step_hooks.ASSIGNMENTS]):
+    with step_hooks.exchanged([(step_hooks.ASSIGNMENTS, noting)]):
         variable.assign_add([1.0])
         variable.scatter_add(tf.IndexedSlices([1.0], [0]))
     variable.assign([0.0])

@@ -25,8 +25,8 @@ from tensorflow.python.ops import custom_gradient, embedding_ops
 from tensorflow.python.ops.control_flow_v2_func_graphs import ControlFlowFuncGraph
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
-Exchange = tuple[Any, str, Callable[[Any], Any]]
-"""Whose attribute, its name, and a function of the original that makes the replacement."""
+Exchange = tuple[Sequence[tuple[Any, str]], Callable[..., Any]]
+"""Owners and the names of their attributes, and a replacement, given the original at first."""
 
 _thread = threading.local()
 _lock = threading.Lock()
@@ -42,14 +42,13 @@ def exchanged(exchanges: Sequence[Exchange]) -> Iterator[None]:
     ones, together with the same others.
     """
     # Steps of several models may overlap; the last one restores.
-    places = tuple((owner, name) for owner, name, _ in exchanges)
+    places = tuple(place for those, _ in exchanges for place in those)
     with _lock:
         if not _users.setdefault(places, 0):
             _saved[places] = [(owner, name, getattr(owner, name)) for owner, name in places]
-            for (owner, name, make), (_, _, original) in zip(
-                exchanges, _saved[places], strict=True
-            ):
-                setattr(owner, name, make(original))
+            for those, replacement in exchanges:
+                for owner, name in those:
+                    setattr(owner, name, replaced(getattr(owner, name), replacement))
         _users[places] += 1
     try:
         yield
@@ -61,13 +60,23 @@ def exchanged(exchanges: Sequence[Exchange]) -> Iterator[None]:
                     setattr(owner, name, original)
 
 
+def replaced(original: Any, replacement: Callable[..., Any]) -> Any:
+    """What calls the replacement in place of a function, a method or a property."""
+    function = original.fget if isinstance(original, property) else original
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return replacement(function, *args, **kwargs)
+
+    return property(call) if isinstance(original, property) else call
+
+
 def called_by_library(depth: int = 1) -> bool:
     """Whether an exchanged function was called by Keras or TensorFlow for ends of their own.
 
     Args:
         depth: How many calls ago: 1 if the replacement itself asks.
     """
-    frame: FrameType | None = sys._getframe(depth + 1)
+    frame: FrameType | None = sys._getframe(depth + 2)  # Past the call in `replaced`.
     # `keras.ops` only passes on what somebody else asks for.
     while frame is not None and frame.f_globals.get("__name__", "").startswith(
         ("keras.src.ops.", "keras.src.backend.")
@@ -170,34 +179,36 @@ ASSIGNMENTS = tuple(
 """Where every `tf.Variable` gets a new value, whose class has no public name."""
 
 
-def outside(read: Callable[..., Any]) -> Callable[..., Any]:
-    """What exchanges a function of a `tf.Variable`: `read` of the value, which the caller gives."""
-
-    def exchange(original: Callable[..., Any]) -> Callable[..., Any]:
-        def from_caller(variable: tf.Variable, *args: Any, **kwargs: Any) -> Any:
-            graph = tf.compat.v1.get_default_graph()
-            # Branches and bodies of loops are graphs inside of the one that reads.
-            while isinstance(graph, ControlFlowFuncGraph):
-                graph = graph.outer_graph
-            # A `tf.function` inside may be called from elsewhere too.
-            here = graph is getattr(_thread, "reads_outside", None)
-            if not here or not isinstance(variable, ResourceVariable):
-                return original(variable, *args, **kwargs)
-            spec = tf.TensorSpec(variable.shape, variable.dtype)
-            value = graph.capture_call_time_value(variable.read_value, spec, key=id(variable))
-            return read(value, *args, **kwargs)
-
-        return from_caller
-
-    return exchange
+def outside(
+    read: Callable[..., Any],
+    original: Callable[..., Any],
+    variable: tf.Variable,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """A function of a `tf.Variable`: `read` of the value, which the caller of the graph gives."""
+    graph = tf.compat.v1.get_default_graph()
+    # Branches and bodies of loops are graphs inside of the one that reads.
+    while isinstance(graph, ControlFlowFuncGraph):
+        graph = graph.outer_graph
+    # A `tf.function` inside may be called from elsewhere too.
+    here = graph is getattr(_thread, "reads_outside", None)
+    if not here or not isinstance(variable, ResourceVariable):
+        return original(variable, *args, **kwargs)
+    spec = tf.TensorSpec(variable.shape, variable.dtype)
+    value = graph.capture_call_time_value(variable.read_value, spec, key=id(variable))
+    return read(value, *args, **kwargs)
 
 
 READS: list[Exchange] = [
-    (ResourceVariable, "_read_variable_op", outside(lambda value, no_copy=False: value)),
-    (ResourceVariable, "sparse_read", outside(tf.gather)),
-    (ResourceVariable, "gather_nd", outside(tf.gather_nd)),
-    # By which TensorFlow looks up rows where the variable is.
-    (embedding_ops, "_colocate_with", outside(lambda value: contextlib.nullcontext())),
+    ([(owner, name)], functools.partial(outside, read))
+    for owner, name, read in (
+        (ResourceVariable, "_read_variable_op", lambda value, no_copy=False: value),
+        (ResourceVariable, "sparse_read", tf.gather),
+        (ResourceVariable, "gather_nd", tf.gather_nd),
+        # By which TensorFlow looks up rows where the variable is.
+        (embedding_ops, "_colocate_with", lambda value: contextlib.nullcontext()),
+    )
 ]
 """Where the value of every `tf.Variable` comes from."""
 
@@ -255,22 +266,18 @@ def noted_operations(
         op_callbacks.remove_op_callback(callback)
 
 
-def noted_call(original: Callable[..., Any]) -> Callable[..., Any]:
-    """What exchanges the making of a call of a function: one that is noted like all operations."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        outputs = original(*args, **kwargs)
-        if outputs and op_callbacks.should_invoke_op_callbacks():
-            made = outputs[0].op
-            op_callbacks.invoke_op_callbacks(
-                made.type, tuple(made.inputs), (), outputs, made.name, made.graph
-            )
-        return outputs
-
-    return call
+def noted_call(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The making of a call of a function, which is noted like all operations."""
+    outputs = original(*args, **kwargs)
+    if outputs and op_callbacks.should_invoke_op_callbacks():
+        made = outputs[0].op
+        op_callbacks.invoke_op_callbacks(
+            made.type, tuple(made.inputs), (), outputs, made.name, made.graph
+        )
+    return outputs
 
 
-CALLS: list[Exchange] = [(atomic_function, "make_call_op_in_graph", noted_call)]
+CALLS: list[Exchange] = [([(atomic_function, "make_call_op_in_graph")], noted_call)]
 """Where a graph gets a call of a function, the only operation that TensorFlow does not tell."""
 
 BODIES = {

@@ -184,34 +184,28 @@ def step_of_user_code() -> PresentStep | None:
     return step
 
 
-def assignment(original: Callable[..., Any]) -> Callable[..., Any]:
+def assignment(original: Callable[..., Any], self: keras.Variable, value: Any) -> Any:
     """`keras.Variable.assign`, which each replica does to a copy of its own."""
-
-    def assign(self: keras.Variable, value: Any) -> Any:
-        step = getattr(_thread, "step", None)
-        if step is None or keras_internals.stateless_scope() is not None:
-            return original(self, value)
-        step.require_known(self)
-        # All others may differ until the step ends, see `CustomStep`.
-        if not step.quiet and any(self is each for each in step.model.trainable_variables):
-            value = step.agreed(keras.ops.convert_to_tensor(value, self.dtype))
-        with permitted():
-            return original(self, value)
-
-    return assign
+    step = getattr(_thread, "step", None)
+    if step is None or keras_internals.stateless_scope() is not None:
+        return original(self, value)
+    step.require_known(self)
+    # All others may differ until the step ends, see `CustomStep`.
+    if not step.quiet and any(self is each for each in step.model.trainable_variables):
+        value = step.agreed(keras.ops.convert_to_tensor(value, self.dtype))
+    with permitted():
+        return original(self, value)
 
 
-def turn(original: Callable[..., Any]) -> Callable[..., Any]:
+def turn(
+    original: Callable[..., Any], self: tf.distribute.ReplicaContext, *args: Any, **kwargs: Any
+) -> Any:
     """`merge_call`, in which other replicas call the layers, and leave in them what is theirs."""
-
-    def merge_call(self: tf.distribute.ReplicaContext, *args: Any, **kwargs: Any) -> Any:
-        step = getattr(_thread, "step", None)
-        if step is None:
-            return original(self, *args, **kwargs)
-        with keras_internals.kept_by_layers(step.model):
-            return original(self, *args, **kwargs)
-
-    return merge_call
+    step = getattr(_thread, "step", None)
+    if step is None:
+        return original(self, *args, **kwargs)
+    with keras_internals.kept_by_layers(step.model):
+        return original(self, *args, **kwargs)
 
 
 @contextlib.contextmanager

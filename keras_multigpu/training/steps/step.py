@@ -25,7 +25,7 @@ from keras_multigpu.training.exchange.sparse_gradients import (
     rows_spec,
 )
 from keras_multigpu.training.exchange.stages import TracedPass, called_directly, traced
-from keras_multigpu.training.replica_group import Replica, ReplicaGroup
+from keras_multigpu.training.replica_group import Copies, Replica, ReplicaGroup
 from keras_multigpu.training.replica_pass.output_rows import joined, refuse_computed
 from keras_multigpu.training.replica_pass.passes import (
     Layout,

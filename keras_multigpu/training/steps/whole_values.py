@@ -54,21 +54,21 @@ ADVICE = (
 )
 
 
-def loss_call(original: Callable[..., Any]) -> Callable[..., Any]:
+def loss_call(
+    original: Callable[..., Any],
+    self: keras.losses.Loss,
+    y_true: Any,
+    y_pred: Any,
+    sample_weight: Any = None,
+) -> Any:
     """`Loss.__call__` that returns the loss of the global batch."""
-
-    def __call__(  # noqa: N807
-        self: keras.losses.Loss, y_true: Any, y_pred: Any, sample_weight: Any = None
-    ) -> Any:
-        step = step_of_user_code()
-        if step is None or self.reduction in (None, "none"):
-            return original(self, y_true, y_pred, sample_weight)
-        step.require_outermost(f"The loss `{self.name}` is called")
-        with left_alone():
-            value = loss_of_all(step, self, original, (y_true, y_pred, sample_weight))
-        return step.shared(tf.cast(value, self.dtype))
-
-    return __call__
+    step = step_of_user_code()
+    if step is None or self.reduction in (None, "none"):
+        return original(self, y_true, y_pred, sample_weight)
+    step.require_outermost(f"The loss `{self.name}` is called")
+    with left_alone():
+        value = loss_of_all(step, self, original, (y_true, y_pred, sample_weight))
+    return step.shared(tf.cast(value, self.dtype))
 
 
 def loss_of_all(
@@ -88,22 +88,20 @@ def loss_of_all(
     return tf.math.divide_no_nan(*sum_of_all(step, [total, tf.cast(count, wide())]))
 
 
-def over_all_rows(of_all: Callable[..., tf.Tensor]) -> Callable[..., Any]:
-    """What exchanges a reduction of TensorFlow's: `of_all`, over the rows of all replicas."""
-
-    def exchange(original: Callable[..., Any]) -> Callable[..., Any]:
-        def reduce(
-            input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
-        ) -> Any:
-            step, values = values_of_user_code(input_tensor, axis)
-            if step is None or not values.dtype.is_floating:
-                return original(input_tensor, axis, keepdims, name)
-            with left_alone():
-                return of_all(step, values, axis, keepdims)
-
-        return reduce
-
-    return exchange
+def over_all_rows(
+    of_all: Callable[..., tf.Tensor],
+    original: Callable[..., Any],
+    input_tensor: Any,
+    axis: Any = None,
+    keepdims: bool = False,
+    name: str | None = None,
+) -> Any:
+    """A reduction of TensorFlow's: `of_all`, over the rows of all replicas."""
+    step, values = values_of_user_code(input_tensor, axis)
+    if step is None or not values.dtype.is_floating:
+        return original(input_tensor, axis, keepdims, name)
+    with left_alone():
+        return of_all(step, values, axis, keepdims)
 
 
 def mean_of_all(step: PresentStep, values: tf.Tensor, axis: Any, keepdims: bool) -> tf.Tensor:
@@ -137,35 +135,36 @@ def deviation_of_all(step: PresentStep, values: tf.Tensor, axis: Any, keepdims: 
     return tf.sqrt(variance_of_all(step, values, axis, keepdims))
 
 
-def both_moments(original: Callable[..., Any]) -> Callable[..., Any]:
+def both_moments(
+    original: Callable[..., Any],
+    x: Any,
+    axes: Any,
+    shift: Any = None,
+    keepdims: bool = False,
+    name: str | None = None,
+) -> Any:
     """`tf.nn.moments` over the rows of all replicas."""
-
-    def moments(
-        x: Any, axes: Any, shift: Any = None, keepdims: bool = False, name: str | None = None
-    ) -> Any:
-        step, values = values_of_user_code(x, axes)
-        if step is None or not values.dtype.is_floating:
-            return original(x, axes, shift, keepdims, name)
-        with left_alone():
-            return moments_of_all(step, values, axes, keepdims)
-
-    return moments
+    step, values = values_of_user_code(x, axes)
+    if step is None or not values.dtype.is_floating:
+        return original(x, axes, shift, keepdims, name)
+    with left_alone():
+        return moments_of_all(step, values, axes, keepdims)
 
 
-def total(original: Callable[..., Any]) -> Callable[..., Any]:
+def total(
+    original: Callable[..., Any],
+    input_tensor: Any,
+    axis: Any = None,
+    keepdims: bool = False,
+    name: str | None = None,
+) -> Any:
     """`tf.reduce_sum` that adds up what depends on rows over all replicas."""
-
-    def reduce_sum(
-        input_tensor: Any, axis: Any = None, keepdims: bool = False, name: str | None = None
-    ) -> Any:
-        step, values = values_of_user_code(input_tensor, axis)
-        if step is None or "rows" not in step.origins(values):
-            return original(input_tensor, axis, keepdims, name)
-        with left_alone():
-            (value,) = sum_of_all(step, [tf.reduce_sum(values, axis, keepdims)])
-        return step.shared(value, is_total=True)
-
-    return reduce_sum
+    step, values = values_of_user_code(input_tensor, axis)
+    if step is None or "rows" not in step.origins(values):
+        return original(input_tensor, axis, keepdims, name)
+    with left_alone():
+        (value,) = sum_of_all(step, [tf.reduce_sum(values, axis, keepdims)])
+    return step.shared(value, is_total=True)
 
 
 def values_of_user_code(input_tensor: Any, axis: Any) -> tuple[PresentStep | None, Any]:
@@ -209,39 +208,32 @@ def along_rows(step: PresentStep, values: tf.Tensor, axes: set[int]) -> bool:
     return False
 
 
-def gradient(original: Callable[..., Any]) -> Callable[..., Any]:
+def gradient(
+    original: Callable[..., Any],
+    self: tf.GradientTape,
+    target: Any,
+    sources: Any,
+    output_gradients: Any = None,
+    unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+) -> Any:
     """`GradientTape.gradient` that sums over replicas what it returns for variables."""
-
-    def gradient(
-        self: tf.GradientTape,
-        target: Any,
-        sources: Any,
-        output_gradients: Any = None,
-        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
-    ) -> Any:
-        step = step_of_user_code()
-        if step is None or target is None:
-            return original(self, target, sources, output_gradients, unconnected_gradients)
-        flat = tf.nest.flatten(sources)
-        if any(map(is_variable, flat)):
-            step.require_outermost("A gradient with respect to variables is taken")
-        elif step.is_nested:
-            return original(self, target, sources, output_gradients, unconnected_gradients)
-        in_common = [i for i, source in enumerate(flat) if is_in_common(step, source)]
-        with left_alone():
-            arriving = parts_of_one(step, target, output_gradients, bool(in_common))
-            found = tf.nest.flatten(
-                original(self, target, sources, arriving, unconnected_gradients)
-            )
-            summed = summed_gradients(
-                step, [flat[i] for i in in_common], [found[i] for i in in_common]
-            )
-        for i, value in zip(in_common, summed, strict=True):
-            found[i] = value
-        step.with_gradient.update(id(flat[i]) for i in in_common)
-        return tf.nest.pack_sequence_as(sources, found)
-
-    return gradient
+    step = step_of_user_code()
+    if step is None or target is None:
+        return original(self, target, sources, output_gradients, unconnected_gradients)
+    flat = tf.nest.flatten(sources)
+    if any(map(is_variable, flat)):
+        step.require_outermost("A gradient with respect to variables is taken")
+    elif step.is_nested:
+        return original(self, target, sources, output_gradients, unconnected_gradients)
+    in_common = [i for i, source in enumerate(flat) if is_in_common(step, source)]
+    with left_alone():
+        arriving = parts_of_one(step, target, output_gradients, bool(in_common))
+        found = tf.nest.flatten(original(self, target, sources, arriving, unconnected_gradients))
+        summed = summed_gradients(step, [flat[i] for i in in_common], [found[i] for i in in_common])
+    for i, value in zip(in_common, summed, strict=True):
+        found[i] = value
+    step.with_gradient.update(id(flat[i]) for i in in_common)
+    return tf.nest.pack_sequence_as(sources, found)
 
 
 def parts_of_one(step: PresentStep, target: Any, output_gradients: Any, in_common: bool) -> Any:
@@ -310,17 +302,13 @@ def sum_of_all(step: PresentStep, own: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return step.group.sum([zero_unless(step.present, value) for value in own], differentiable=True)
 
 
-def losses_of_all(original: property) -> property:
+def losses_of_all(original: Callable[..., Any], self: keras.layers.Layer) -> list[tf.Tensor]:
     """`losses` of any layer, which lists what was added for a replica's rows: for all rows."""
-
-    def losses(self: keras.layers.Layer) -> list[tf.Tensor]:
-        listed, step = original.__get__(self), step_of_user_code()
-        if step is None:
-            return listed
-        with left_alone():
-            return [step.shared(each) for each in sum_of_all(step, parts_of_added(step, listed))]
-
-    return property(losses)
+    listed, step = original(self), step_of_user_code()
+    if step is None:
+        return listed
+    with left_alone():
+        return [step.shared(each) for each in sum_of_all(step, parts_of_added(step, listed))]
 
 
 def parts_of_added(step: PresentStep, losses: Sequence[Any]) -> list[tf.Tensor]:
@@ -351,19 +339,15 @@ def everyones_rows(step: PresentStep, data: Any) -> Any:
 
 
 EXCHANGES: list[step_hooks.Exchange] = [
-    (owner, name, make)
-    for places, make in (
-        (step_hooks.LOSSES, loss_call),
-        (step_hooks.ADDED, losses_of_all),
-        (step_hooks.MEANS, over_all_rows(mean_of_all)),
-        (step_hooks.SUMS, total),
-        (step_hooks.VARIANCES, over_all_rows(variance_of_all)),
-        (step_hooks.DEVIATIONS, over_all_rows(deviation_of_all)),
-        (step_hooks.MOMENTS, both_moments),
-        (step_hooks.GRADIENTS, gradient),
-        (step_hooks.VARIABLES, assignment),
-        (step_hooks.TURNS, turn),
-    )
-    for owner, name in places
+    (step_hooks.LOSSES, loss_call),
+    (step_hooks.ADDED, losses_of_all),
+    (step_hooks.MEANS, functools.partial(over_all_rows, mean_of_all)),
+    (step_hooks.SUMS, total),
+    (step_hooks.VARIANCES, functools.partial(over_all_rows, variance_of_all)),
+    (step_hooks.DEVIATIONS, functools.partial(over_all_rows, deviation_of_all)),
+    (step_hooks.MOMENTS, both_moments),
+    (step_hooks.GRADIENTS, gradient),
+    (step_hooks.VARIABLES, assignment),
+    (step_hooks.TURNS, turn),
 ]
 """What is exchanged while a step of the user's own runs on several replicas."""

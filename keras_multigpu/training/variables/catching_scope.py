@@ -31,76 +31,67 @@ def scope_of_pass() -> Any:
     return scope if hasattr(scope, "reads") else None
 
 
-def with_weights_as_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
+def with_weights_as_inputs(
+    original: Callable[..., Any], function: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
     """What calls a function with a gradient of its own: the weights that it reads are inputs."""
+    scope = scope_of_pass()
+    if scope is None:
+        return original(function, args, kwargs)
 
-    def call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        scope = scope_of_pass()
-        if scope is None:
-            return original(function, args, kwargs)
+    def reading(weights: list[tf.Tensor], *own: Any, **named: Any) -> Any:
+        before = dict(scope.state_mapping)
+        with scope.reads() as read:
+            result, gradient_of = function(*own, **named)
+        # TensorFlow takes as inputs what is in the list now.
+        weights.extend(read.values())
+        if not weights:
+            return result, gradient_of
 
-        def reading(weights: list[tf.Tensor], *own: Any, **named: Any) -> Any:
-            before = dict(scope.state_mapping)
-            with scope.reads() as read:
-                result, gradient_of = function(*own, **named)
-            # TensorFlow takes as inputs what is in the list now.
-            weights.extend(read.values())
-            if not weights:
-                return result, gradient_of
+        def gradient(*arriving: Any, variables: Any = ()) -> Any:
+            # Computed anew it reads the same values, and what it assigns has been assigned.
+            with scope.again(before):
+                of_inputs, found = gradient_of(*arriving, variables=[*weights, *variables])
+            here = [*found[: len(weights)], *tf.nest.flatten(of_inputs)]
+            return (here, found[len(weights) :]) if variables else here
 
-            def gradient(*arriving: Any, variables: Any = ()) -> Any:
-                # Computed anew it reads the same values, and what it assigns has been assigned.
-                with scope.again(before):
-                    of_inputs, found = gradient_of(*arriving, variables=[*weights, *variables])
-                here = [*found[: len(weights)], *tf.nest.flatten(of_inputs)]
-                return (here, found[len(weights) :]) if variables else here
+        return result, gradient
 
-            return result, gradient
-
-        return original(reading, ([], *args), kwargs)
-
-    return call
+    return original(reading, ([], *args), kwargs)
 
 
-def watching_weights(original: Callable[..., Any]) -> Callable[..., Any]:
+def watching_weights(original: Callable[..., Any], tape: tf.GradientTape) -> Any:
     """What begins to record on a tape, which watches weights as it would watch variables."""
-
-    def enter(tape: tf.GradientTape) -> Any:
-        entered, scope = original(tape), scope_of_pass()
-        if scope is not None and step_hooks.watches_variables(tape):
-            tape.watch(scope.weights)
-        return entered
-
-    return enter
+    entered, scope = original(tape), scope_of_pass()
+    if scope is not None and step_hooks.watches_variables(tape):
+        tape.watch(scope.weights)
+    return entered
 
 
-def of_weights(original: Callable[..., Any]) -> Callable[..., Any]:
+def of_weights(
+    original: Callable[..., Any],
+    tape: tf.GradientTape,
+    target: Any,
+    sources: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
     """What takes a tape's gradient, of weights' values in place of Keras's variables."""
+    scope = scope_of_pass()
 
-    def gradient(
-        tape: tf.GradientTape, target: Any, sources: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        scope = scope_of_pass()
+    def value(source: Any) -> Any:
+        known = scope.get_current_value(source) if isinstance(source, keras.Variable) else None
+        return source if known is None else known
 
-        def value(source: Any) -> Any:
-            known = scope.get_current_value(source) if isinstance(source, keras.Variable) else None
-            return source if known is None else known
-
-        if scope is not None:
-            sources = tf.nest.map_structure(value, sources)
-        return original(tape, target, sources, *args, **kwargs)
-
-    return gradient
+    if scope is not None:
+        sources = tf.nest.map_structure(value, sources)
+    return original(tape, target, sources, *args, **kwargs)
 
 
 EXCHANGES: list[step_hooks.Exchange] = [
-    (*place, replacement)
-    for places, replacement in (
-        (step_hooks.CUSTOM_GRADIENTS, with_weights_as_inputs),
-        (step_hooks.TAPES, watching_weights),
-        (step_hooks.GRADIENTS, of_weights),
-    )
-    for place in places
+    (step_hooks.CUSTOM_GRADIENTS, with_weights_as_inputs),
+    (step_hooks.TAPES, watching_weights),
+    (step_hooks.GRADIENTS, of_weights),
 ]
 
 
@@ -260,7 +251,7 @@ def refused_without_keras() -> Iterator[None]:
     """Refuse what is assigned to a `tf.Variable` on this thread, past Keras."""
     before, _thread.refuses = getattr(_thread, "refuses", False), True
     try:
-        with step_hooks.exchanged([(*place, refusing) for place in step_hooks.ASSIGNMENTS]):
+        with step_hooks.exchanged([(step_hooks.ASSIGNMENTS, refusing)]):
             yield
     finally:
         _thread.refuses = before
@@ -276,21 +267,17 @@ def permitted() -> Iterator[None]:
         _thread.refuses = before
 
 
-def refusing(original: Callable[..., Any]) -> Callable[..., Any]:
+def refusing(original: Callable[..., Any], self: tf.Variable, *args: Any, **kwargs: Any) -> Any:
     """A method of `tf.Variable` that raises where it is refused."""
-
-    def assign(self: tf.Variable, *args: Any, **kwargs: Any) -> Any:
-        if getattr(_thread, "refuses", False):
-            raise value_error(
-                "A `tf.Variable` is assigned in a step.",
-                "Expected a `keras.Variable`: the code runs on each replica and for each "
-                "micro-batch, and only of Keras's variables it is known what comes of that.",
-                "Make it with `self.add_weight(..., trainable=False)`.",
-                variable=self.name,
-            )
-        return original(self, *args, **kwargs)
-
-    return assign
+    if getattr(_thread, "refuses", False):
+        raise value_error(
+            "A `tf.Variable` is assigned in a step.",
+            "Expected a `keras.Variable`: the code runs on each replica and for each "
+            "micro-batch, and only of Keras's variables it is known what comes of that.",
+            "Make it with `self.add_weight(..., trainable=False)`.",
+            variable=self.name,
+        )
+    return original(self, *args, **kwargs)
 
 
 UPDATE = keras.metrics.Mean.update_state
