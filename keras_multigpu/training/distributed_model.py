@@ -149,7 +149,7 @@ class DistributedModel(keras.Model):
             order_seed=agreed_seed(self.replication.group),
         )
         # Labels that come inside of `x` are known only now.
-        if feed.source.spec is not None:
+        if class_weight is not None and feed.source.spec is not None:
             fit_arguments.require_class_weights(class_weight, feed.source.spec[1], self.loss)
         validation = None
         if validation_data is not None:

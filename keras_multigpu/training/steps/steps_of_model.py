@@ -1,6 +1,6 @@
 """Which step a model needs as it is compiled, and what is built and placed before it is made."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from keras_multigpu.training.replication import Replication
 
 
+LOOPS = ("train", "test", "predict")
+
+
 def prepare(
     model: keras.Model,
     replication: "Replication",
@@ -46,14 +49,17 @@ def prepare(
         batch: A batch, which a model that runs eagerly needs: it may read the numbers.
         method: The method that takes it.
     """
-    refuse_own_loops(model)
+    of_loops = [f"make_{kind}_function" for kind in LOOPS]
+    own = overridden(model, *of_loops, *([] if method is None else [method]))
+    refuse_own_loops(model, own)
+    layers = keras_internals.layers_of(model)
     if replication.shares_of_batch > 1:
-        refuse_stateful(model)
+        refuse_stateful(layers)
     strategy = replication.strategy
     # A step of the user's builds the model when it is traced, as in Keras: only it knows what it
     # calls it with.
-    unbuilt = has_call(model) and not is_built(model)
-    called = unbuilt and call_once(model, spec, batch, method)
+    unbuilt = has_call(model) and not are_built(layers)
+    called = unbuilt and call_once(model, spec, batch, method in own)
     place_model(model, strategy)
     replication.placement.arrange_metrics(model)
     # A layer that the call leaves out is never built.
@@ -61,15 +67,12 @@ def prepare(
         return
     # As in Keras only training builds an optimizer. Where the model was built before, a step of
     # the user's builds its optimizers itself, each for the variables that it updates.
-    if method == "train_step" and (unbuilt or not overridden(model, method)):
+    if method == "train_step" and (unbuilt or method not in own):
         build_optimizer(model.optimizer, model.trainable_variables, strategy)
 
 
-def call_once(
-    model: keras.Model, spec: Batch | None, batch: Batch | None, method: str | None
-) -> bool:
+def call_once(model: keras.Model, spec: Batch | None, batch: Batch | None, own: bool) -> bool:
     """Call a model with `x`, which builds it; whether that was possible. See `prepare`."""
-    own = method is not None and overridden(model, method)
     try:
         with keras_internals.single_device():
             if batch is not None and model.run_eagerly:
@@ -103,7 +106,8 @@ def training_step(
         make_ready(model, replication, (spec, batch), model.train_step)
         return CustomStep(model, group, model.train_step, layers, probes)
 
-    if overridden(model, "train_step"):
+    own = overridden(model, "train_step", "compute_loss")
+    if "train_step" in own:
         return on_variables()
     if not model.trainable_weights:
         warn("The model does not have any trainable weights.")
@@ -120,7 +124,7 @@ def training_step(
         replica_pass = TrainingPass(model, metrics_of(model, spec), bool(probes), 1, context)
         return WholeBatchTrainStep(model, group, spec, replica_pass, probes)
 
-    make = whole_batch if overridden(model, "compute_loss") else sum_of_examples
+    make = whole_batch if own else sum_of_examples
     return StepAsNeeded(make, {NeedsWholeBatch: whole_batch, AssignsWeights: on_variables})
 
 
@@ -211,7 +215,7 @@ def make_ready(
             step.get_concrete_function(*spec)
         place_model(model, replication.strategy)
 
-    if not is_built(model):
+    if not are_built(keras_internals.layers_of(model)):
         run_step()
     elif has_call(model):
         try:
@@ -287,15 +291,15 @@ def has_call(model: keras.Model) -> bool:
     return type(model).call is not keras.Model.call
 
 
-def is_built(model: keras.Model) -> bool:
+def are_built(layers: Sequence[keras.Layer]) -> bool:
     """Whether all layers have their variables."""
-    return all(layer.built for layer in keras_internals.layers_of(model))
+    return all(layer.built for layer in layers)
 
 
-def refuse_own_loops(model: keras.Model) -> None:
+def refuse_own_loops(model: keras.Model, own: Sequence[str]) -> None:
     """Raise a `ValueError` for a model that makes the functions which Keras's loops call."""
-    for kind in ("train", "test", "predict"):
-        if overridden(model, f"make_{kind}_function"):
+    for kind in LOOPS:
+        if f"make_{kind}_function" in own:
             raise value_error(
                 f"The model has a `make_{kind}_function` of its own.",
                 f"Expected `keras.Model.make_{kind}_function`: it reads Keras's iterator, "
@@ -305,9 +309,9 @@ def refuse_own_loops(model: keras.Model) -> None:
             )
 
 
-def refuse_stateful(model: keras.Model) -> None:
+def refuse_stateful(layers: Sequence[keras.Layer]) -> None:
     """Raise a `ValueError` for recurrent layers that remember the batch before."""
-    for layer in keras_internals.layers_of(model):
+    for layer in layers:
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise value_error(
                 "A recurrent layer keeps its state from one batch to the next.",
