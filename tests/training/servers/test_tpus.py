@@ -1,7 +1,9 @@
 """The step for TPUs, on CPUs: there is no TPU here, and nobody has run it on one."""
 
 import dataclasses
+import functools
 import logging
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -13,6 +15,7 @@ from replica_runs import differences, run
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replication import Replication
+from keras_multigpu.training.servers.tpus import TPUTrainStep
 
 BY_NAME = {case.name: case for case in CASES}
 
@@ -201,18 +204,57 @@ def test_rounded_sums_are_refused():
         Replication(replicas_of(2), half_sums=True, as_tpus=True)
 
 
-def test_a_tpu_strategy_is_taken(caplog):
-    """As far as one can be made without a TPU: with nothing in it but the number of cores."""
+class Unconnected(tf.distribute.cluster_resolver.TPUClusterResolver):
+    """Knows of four cores that are not there."""
 
-    class Unconnected(tf.distribute.TPUStrategy):
-        num_replicas_in_sync = 8
+    def __init__(self):
+        pass
 
-        def __init__(self):
-            pass
+    def get_tpu_system_metadata(self):
+        names = [f"/job:localhost/replica:0/task:0/device:TPU:{core}" for core in range(4)]
+        devices = [SimpleNamespace(name=name) for name in names]
+        sizes = {"num_cores": 4, "num_hosts": 1, "num_of_cores_per_host": 4}
+        return SimpleNamespace(**sizes, topology=None, devices=devices)
 
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model = kmg.distribute(model, Unconnected())
+
+def test_the_step_is_traced_under_a_tpu_strategy(monkeypatch, caplog):
+    """Without a TPU it goes no further; TensorFlow puts its variables on the host then."""
+    layers = [
+        keras.layers.Embedding(5, 3, mask_zero=True),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(1),
+    ]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    model = kmg.distribute(model, tf.distribute.TPUStrategy(Unconnected()))
+    model.compile("adam", "mse", metrics=["mae"])
     with caplog.at_level(logging.INFO, "keras_multigpu"):
         model.replication.announce(model)
-    assert "Training on 8 replicas: TPUs." in caplog.text
+    assert "Training on 4 replicas: TPUs." in caplog.text
     assert model.distribute_strategy is kmg.strategy("one_device")
+
+    graphs = []
+
+    class Traced(Exception):
+        """Instead of the results."""
+
+    def traced(step, count, *arguments):
+        function = tf.function(step._on_cores, autograph=False)
+        graphs.append(function.get_concrete_function(count, *arguments).graph)
+        raise Traced
+
+    made = TPUTrainStep.__init__
+
+    def make(step, *arguments):
+        made(step, *arguments)
+        step._function = functools.partial(traced, step)
+
+    monkeypatch.setattr(TPUTrainStep, "__init__", make)
+    with pytest.raises(Traced):
+        model.train_on_batch(np.arange(24).reshape(6, 4) % 5, np.ones((6, 4, 1)))
+    operations = graphs[0].get_operations()
+    # One trace for all of them, with copies of the variables as inputs.
+    kinds = {operation.type for operation in operations}
+    assert {"TPUReplicateMetadata", "TPUReplicatedInput", "TPUReplicatedOutput"} <= kinds
+    sums = [each.inputs[0].dtype for each in operations if each.type == "CrossReplicaSum"]
+    # The moments forward and backward, the divisor of the loss, the rest, and rows of the table.
+    assert len(sums) >= 5
