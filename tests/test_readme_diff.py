@@ -79,7 +79,7 @@ def results(folder):
             script = script.replace(original, smaller)
         ended = subprocess.run(
             [sys.executable, "-c", BEFORE + script + AFTER],
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_ENABLE_ONEDNN_OPTS": "1"},
             cwd=folder,
             capture_output=True,
             text=True,

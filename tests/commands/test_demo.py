@@ -1,5 +1,6 @@
 """`keras-multigpu demo` does what it promises, as somebody sees it who runs it."""
 
+import os
 import re
 import subprocess
 import sys
@@ -32,7 +33,14 @@ def folder(tmp_path_factory):
 def demo(folder):
     """One run of the demo."""
     command = [sys.executable, "-m", "keras_multigpu", "demo", "--folder", str(folder)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return subprocess.run(
+        command,
+        env={**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
 
 
 @pytest.mark.slow
