@@ -20,6 +20,7 @@ from keras_multigpu.training.replica_group import scope_of
 AHEAD = 2
 
 NO_SUM = "a loss that is not a sum over examples"
+ASSIGNS = "a layer or a loss that assigns a trainable weight"
 WHOLE_BATCH = "a metric that needs all predictions of a batch at once"
 """Reasons to refuse a model."""
 

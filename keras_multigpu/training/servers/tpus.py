@@ -22,10 +22,11 @@ from keras_multigpu.training.replica_group import HOST, ReplicaGroup
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.replica_pass.passes import Layout, Outcome, TrainingPass, Update
 from keras_multigpu.training.replica_pass.pure_model import Values
-from keras_multigpu.training.servers.connection import NO_SUM, WHOLE_BATCH, Elsewhere
+from keras_multigpu.training.servers.connection import ASSIGNS, NO_SUM, WHOLE_BATCH, Elsewhere
 from keras_multigpu.training.shares import COUNT, Batch, Rows, batch_size_of, filled, present
 from keras_multigpu.training.steps.step import Result, UpdatingStep
 from keras_multigpu.training.update import loss_scale
+from keras_multigpu.training.variables.catching_scope import AssignsWeights
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -139,6 +140,8 @@ class TPUTrainStep(UpdatingStep):
             outcome, layout = self._run_pass(values, rows, number, scale)
         except NeedsWholeBatch:
             raise self._tpus.refusal(self._model, NO_SUM) from None
+        except AssignsWeights:
+            raise self._tpus.refusal(self._model, ASSIGNS) from None
         if layout.metrics.gathered:
             raise self._tpus.refusal(self._model, WHOLE_BATCH)
         self._made = outcome, layout

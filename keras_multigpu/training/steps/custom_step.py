@@ -269,10 +269,12 @@ def refuse_to_measure(probes: Sequence[Probe]) -> None:
     for probe in probes:
         if type(probe).on_replica is not Probe.on_replica:
             raise value_error(
-                "A callback wants to measure inside a `train_step` of your own.",
-                "Expected Keras's own `train_step`, whose losses and gradients are known.",
-                "Leave out the callback, or write the model with `compute_loss` instead of "
-                "`train_step`.",
+                "A callback wants to measure inside a `train_step` of your own, or with layers "
+                "that assign a trainable weight.",
+                "Expected Keras's own `train_step` without such layers (as `SpectralNormalization` "
+                "is one): its losses and gradients are known.",
+                "Leave out the callback or the layers, or write the model with `compute_loss` "
+                "instead of `train_step`.",
                 probe=type(probe).__name__,
             )
 

@@ -12,7 +12,7 @@ from keras_multigpu.training.replica_pass.additive_metrics import AdditiveMetric
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.replica_pass.passes import EvaluationPass, TrainingPass
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
-from keras_multigpu.training.servers.connection import NO_SUM
+from keras_multigpu.training.servers.connection import ASSIGNS, NO_SUM
 from keras_multigpu.training.servers.step import ServedTrainStep
 from keras_multigpu.training.servers.tpus import TPUs, TPUTrainStep
 from keras_multigpu.training.shares import Batch, present, symbolic
@@ -168,6 +168,8 @@ def step_elsewhere(
         return made
     except NeedsWholeBatch:
         raise elsewhere.refusal(model, NO_SUM) from None
+    except AssignsWeights:
+        raise elsewhere.refusal(model, ASSIGNS) from None
 
 
 def evaluation_step(

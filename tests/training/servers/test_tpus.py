@@ -174,9 +174,17 @@ class Largest(keras.metrics.Metric):
         return self.largest
 
 
+class Normalized(keras.Sequential):
+    """With a layer that assigns a weight which the optimizer updates as well."""
+
+    def __init__(self, layers):
+        super().__init__([*layers[:-1], keras.layers.SpectralNormalization(layers[-1])])
+
+
 @pytest.mark.parametrize(
     ("model", "settings", "what"),
     [
+        (Normalized, {}, "with a layer or a loss that assigns a trainable weight cannot"),
         (Own, {}, "with a `train_step` of its own cannot be trained by TPUs"),
         (keras.Sequential, {"run_eagerly": True}, "with `run_eagerly=True` cannot"),
         (keras.Sequential, {"loss": lambda y, p: tf.reduce_max(y - p)}, "that is not a sum over"),

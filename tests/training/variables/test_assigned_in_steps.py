@@ -517,3 +517,12 @@ def test_weights_that_a_layer_assigns(replicas, layer, cls, options):
     found = with_assigned_weights(replicas, layer, cls, **options)
     for one, other in zip(found, with_assigned_weights(None, layer, cls), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+
+
+def test_who_looks_into_steps_hears_of_layers_that_assign_weights():
+    """There may be no `train_step` of the user's to blame."""
+    layer = keras.layers.SpectralNormalization(keras.layers.Dense(1))
+    model = kmg.distribute(keras.Sequential([keras.Input((3,)), layer]), devices=2)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="layers that assign a trainable weight.*SpectralNorm"):
+        model.fit(X, Y, verbose=0, callbacks=[kmg.callbacks.NaNGuard()])
