@@ -108,6 +108,7 @@ class Replication:
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""
         self._functions: dict[Any, StepFunctions] = {}
+        self._on_variables: set[str] = set()
         self.placement = Placement(self.strategy)
 
     def announce(self, model: keras.Model) -> None:
@@ -164,6 +165,11 @@ class Replication:
         key = self.pieces, self.probes, adjusted, self.group.pretends
         return self._of(model, "train_step", training_step, key, self._data_wait)
 
+    def trains_on_variables(self, model: keras.Model) -> None:
+        """Note that training runs as a step of the user's own does: metrics live in parts."""
+        self._on_variables.add("train_step")
+        self.placement.arrange_metrics(model, True)
+
     def evaluation(self, model: keras.Model) -> StepFunctions:
         return self._of(model, "test_step", evaluation_step)
 
@@ -179,7 +185,8 @@ class Replication:
         data_wait: tf.Variable | None = None,
     ) -> StepFunctions:
         # Metrics live where the step that comes next updates them.
-        self.placement.arrange_metrics(model, bool(overridden(model, method)))
+        in_parts = bool(overridden(model, method)) or method in self._on_variables
+        self.placement.arrange_metrics(model, in_parts)
         eager = bool(model.run_eagerly)
         key = (method, eager, *more)
         if key not in self._functions:

@@ -103,6 +103,7 @@ def training_step(
 
     def on_variables() -> RunStep:
         refuse_pieces(pieces)
+        replication.trains_on_variables(model)
         make_ready(model, replication, (spec, batch), model.train_step)
         return CustomStep(model, group, model.train_step, layers, probes)
 
@@ -124,8 +125,11 @@ def training_step(
         replica_pass = TrainingPass(model, metrics_of(model, spec), bool(probes), 1, context)
         return WholeBatchTrainStep(model, group, spec, replica_pass, probes)
 
-    make = whole_batch if own else sum_of_examples
-    return StepAsNeeded(make, {NeedsWholeBatch: whole_batch, AssignsWeights: on_variables})
+    if not own:
+        others = {NeedsWholeBatch: whole_batch, AssignsWeights: on_variables}
+        return StepAsNeeded(sum_of_examples, others)
+    # On the variables, `compute_loss` would be given a replica's rows.
+    return whole_batch() if several else StepAsNeeded(whole_batch, {AssignsWeights: on_variables})
 
 
 def step_elsewhere(

@@ -488,25 +488,50 @@ class OwnStep(keras.Model):
         return super().train_step(data)
 
 
-def with_assigned_weights(replicas, layer, cls=keras.Model, **options):
+def with_assigned_weights(replicas, layer, cls=keras.Model, loss="mse", **options):
     """The logs, weights and predictions of two epochs; plain Keras's without replicas."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((3,))
     model = cls(inputs, keras.layers.Dense(1)(layer()(inputs)))
     if replicas:
         model = kmg.distribute(model, devices=replicas)
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"], **options)
-    history = model.fit(X, Y, batch_size=3, epochs=2, shuffle=False, verbose=0).history
-    return [history["loss"], history["mae"], *model.get_weights(), model.predict(X, verbose=0)]
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["mae"], **options)
+    # The last batch has two examples: of three replicas one is without.
+    given = {"batch_size": 3, "shuffle": False, "verbose": 0, "validation_data": (X, Y)}
+    logs = model.fit(X, Y, epochs=2, **given).history
+    return [*map(logs.get, sorted(logs)), *model.get_weights(), model.predict(X, verbose=0)]
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+def mean_of_squares(y, y_pred):
+    """A loss that gives one number."""
+    return ops.mean(ops.square(y - y_pred))
+
+
+class LossOfAll(keras.Model):
+    """Has a loss that sees the whole batch."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return super().compute_loss(x, y, y_pred, sample_weight) + ops.max(y_pred)
+
+
+@pytest.mark.slow
+def test_weights_that_a_layer_assigns_with_a_loss_of_the_whole_batch():
+    """One replica has all rows; several have either these, or variables."""
+    found = with_assigned_weights(1, Centered, LossOfAll)
+    for one, other in zip(found, with_assigned_weights(None, Centered, LossOfAll), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
+    with pytest.raises(ValueError, match="a trainable variable.*Received: variable="):
+        with_assigned_weights(2, Centered, LossOfAll)
+
+
+@pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize(
     ("layer", "cls", "options"),
     [
         (lambda: keras.layers.SpectralNormalization(keras.layers.Dense(4)), keras.Model, {}),
         (Centered, keras.Model, {}),
         (Centered, OwnStep, {}),
+        (Centered, keras.Model, {"loss": mean_of_squares}),
         (Centered, keras.Model, {"run_eagerly": True}),
         (Centered, keras.Model, {"jit_compile": True}),
     ],
@@ -515,7 +540,8 @@ def with_assigned_weights(replicas, layer, cls=keras.Model, **options):
 def test_weights_that_a_layer_assigns(replicas, layer, cls, options):
     """They were refused, and in a step of one's own each replica had those of its own rows."""
     found = with_assigned_weights(replicas, layer, cls, **options)
-    for one, other in zip(found, with_assigned_weights(None, layer, cls), strict=True):
+    expected = with_assigned_weights(None, layer, cls, options.get("loss", "mse"))
+    for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
