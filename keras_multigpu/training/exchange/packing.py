@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 # As PyTorch's DistributedDataParallel has them for GPUs, where a copy costs next to nothing. On two
-# CPU replicas 1 MiB takes less processor time, 0.77 of one bucket where 25 MiB takes 0.93; no run
-# on GPUs has compared sizes yet.
+# CPU replicas 1 MiB takes less processor time, 0.87 of one bucket where these take 0.96 (see the
+# docs' benchmarks); no run on GPUs has compared sizes yet.
 BUCKET = 25 * 2**20
 """So many bytes fill any bucket."""
 
