@@ -13,6 +13,7 @@ import parameter_servers
 import pytest
 import tensorflow as tf
 from processes_left import PATIENCE, python_path
+from refused_elsewhere import Largest, Own
 from replica_runs import difference
 
 import keras_multigpu as kmg
@@ -80,23 +81,6 @@ def served(model, asynchronous):
     model.replication.elsewhere = Elsewhere(strategy, "workers of parameter servers", 2, False)
     model.replication.elsewhere.asynchronous = asynchronous
     model.replication.shares_of_batch = 1 if asynchronous else 2
-
-
-class Own(keras.Sequential):
-    def train_step(self, data):
-        return super().train_step(data)
-
-
-class Largest(keras.metrics.Metric):
-    def __init__(self):
-        super().__init__()
-        self.largest = self.add_variable((), "zeros", name="largest")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.largest.assign(keras.ops.maximum(self.largest, keras.ops.max(y_pred)))
-
-    def result(self):
-        return self.largest
 
 
 @pytest.mark.parametrize(

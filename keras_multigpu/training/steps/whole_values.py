@@ -107,9 +107,9 @@ def over_all_rows(
 def mean_of_all(step: PresentStep, values: tf.Tensor, axis: Any, keepdims: bool) -> tf.Tensor:
     """The mean along these axes, over all replicas."""
     # In float16 no number of rows above 2,048 is exact.
-    wide = tf.float64 if values.dtype == tf.float64 else tf.float32
-    own = tf.reduce_sum(tf.cast(values, wide), axis, keepdims)
-    each = tf.cast(tf.size(values) / tf.size(own), wide)
+    summed_in = tf.float64 if values.dtype == tf.float64 else tf.float32
+    own = tf.reduce_sum(tf.cast(values, summed_in), axis, keepdims)
+    each = tf.cast(tf.size(values) / tf.size(own), summed_in)
     total, count = sum_of_all(step, [own, each])
     return step.shared(tf.cast(total / count, values.dtype))
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cpu_replicas import replicas_of
+from refused_elsewhere import Largest, Own
 from replica_cases import CASES
 from replica_runs import differences, run
 
@@ -155,23 +156,6 @@ def test_values_come_home_after_each_epoch_and_an_interruption():
         model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=[ends])
     plain.fit(x, y, batch_size=8, verbose=0)
     np.testing.assert_allclose(ends.weights[0], plain.get_weights()[0], rtol=1e-5)
-
-
-class Own(keras.Sequential):
-    def train_step(self, data):
-        return super().train_step(data)
-
-
-class Largest(keras.metrics.Metric):
-    def __init__(self):
-        super().__init__()
-        self.largest = self.add_variable((), "zeros", name="largest")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.largest.assign(keras.ops.maximum(self.largest, keras.ops.max(y_pred)))
-
-    def result(self):
-        return self.largest
 
 
 class Normalized(keras.Sequential):
