@@ -1,7 +1,7 @@
 """The tests of Keras that fail on a distributed model, and why.
 
 A page of the documentation is made of `DIFFERENCES`. The suite fails where a test that is named
-here passes, or does not exist.
+here passes, or does not exist, unless whether it passes is up to the machine.
 """
 
 import dataclasses
@@ -16,12 +16,14 @@ class Difference:
         why: The reason.
         tests: Patterns of the names of Keras's tests that show it.
         replicas: On how many replicas.
+        everywhere: Whether the tests fail on each machine.
     """
 
     what: str
     why: str
     tests: tuple[str, ...]
     replicas: tuple[int, ...] = (1, 2)
+    everywhere: bool = True
 
 
 DIFFERENCES: tuple[Difference, ...] = (
@@ -68,6 +70,9 @@ DIFFERENCES: tuple[Difference, ...] = (
             "test_spectrogram_channels_broadcasting",
         ),
         (2,),
+        # Kernels are chosen by what the processor can: on some the difference is below the 1e-6
+        # that the test allows.
+        everywhere=False,
     ),
 )
 

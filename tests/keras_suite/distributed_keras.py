@@ -28,7 +28,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import pytest
 import tensorflow as tf
-from differences import DIFFERENCES, KERAS_ALONE, TO_BE_MENDED
+from differences import DIFFERENCES, KERAS_ALONE, TO_BE_MENDED, Difference
 from files import RUNS_A_MODEL
 from keras.src.backend.tensorflow import trainer as keras_trainer
 
@@ -153,10 +153,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = [item for item in items if runs_a_model(item)]
     names = {item: name_of(item) for item in items}
     unknown = []
-    for pattern, reason in expected_failures(config.getoption("replicas")).items():
+    for pattern, difference in expected_failures(config.getoption("replicas")).items():
         found = [item for item, name in names.items() if matches(pattern, name)]
         for item in found:
-            item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+            item.add_marker(pytest.mark.xfail(reason=difference.what, strict=difference.everywhere))
         file = pattern.partition("::")[0]
         whole = any(argument.endswith(file) for argument in config.args)
         if whole and not found:
@@ -185,11 +185,11 @@ def matches(pattern: str, name: str) -> bool:
     return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), name) is not None
 
 
-def expected_failures(replicas: int) -> dict[str, str]:
+def expected_failures(replicas: int) -> dict[str, Difference]:
     """Why tests fail, by patterns of their names."""
     listed = [*DIFFERENCES, *KERAS_ALONE, *TO_BE_MENDED]
     return {
-        pattern: difference.what
+        pattern: difference
         for difference in listed
         if replicas in difference.replicas
         for pattern in difference.tests
