@@ -623,6 +623,44 @@ for hook in HOOKS:
 
 
 @pytest.mark.slow
+def test_limits_for_trying_things_out_are_said():
+    """Those of `keras.config`, with Keras's warnings: nothing is left out in silence."""
+    _, model = one_and_three()
+    keras.config.set_max_epochs(1)
+    keras.config.set_max_steps_per_epoch(2)
+    try:
+        with pytest.warns() as said:
+            model.fit(X, Y, batch_size=8, epochs=2, verbose=0)
+            model.fit(X, Y, steps_per_epoch=2, verbose=0)
+    finally:
+        keras.config.set_max_epochs(None)
+        keras.config.set_max_steps_per_epoch(None)
+    limits = ["Limiting steps_per_epoch to 2", "Limiting epochs to 1"]
+    assert [(str(each.message), each.filename) for each in said] == [
+        (limit, __file__) for limit in limits
+    ]
+    assert model.optimizer.iterations == 4
+
+
+@pytest.mark.slow
+def test_an_evaluate_of_the_users_own_validates():
+    """`fit` calls it as Keras does: with the data and what it says of them, once an epoch."""
+
+    class Evaluates(keras.Model):
+        def evaluate(self, x=None, y=None, verbose="auto", **options):
+            given = sorted(name for name, value in options.items() if value is not None)
+            logs = super().evaluate(x, y, verbose=verbose, **options)
+            return {**logs, "given": " ".join(given), "rows": len(x)}
+
+    def model():
+        inputs = keras.Input((5,))
+        return Evaluates(inputs, layers.Dense(1)(inputs))
+
+    validation = {"validation_data": (X[:9], Y[:9]), "validation_batch_size": 4}
+    assert_same_fit(lambda: {"x": X, "y": Y, "epochs": 2, **validation}, model)
+
+
+@pytest.mark.slow
 def test_callbacks_are_called_in_the_same_order_with_the_same_arguments():
     """Every hook, its indices and its logs, in `fit` with validation, `evaluate`, `predict`."""
     calls = []

@@ -77,6 +77,22 @@ def test_metrics_get_what_belongs_to_them_from_keras():
     assert float(model.get_metrics_result()["mae"]) == 0.0
 
 
+def test_fit_says_where_it_calls_evaluate():
+    """Then Keras takes the batches that `fit` has prepared."""
+    said = []
+
+    class Evaluates(keras.Sequential):
+        def evaluate(self, *args, **kwargs):
+            said.append(kwargs[keras_internals.VALIDATES])
+            return {}
+
+    model = Evaluates([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    x = np.ones((2, 1))
+    model.fit(x, x, validation_data=(x, x), verbose=0)
+    assert said == [True]
+
+
 def test_layers_get_back_what_they_held():
     """A layer still has its losses in `_losses`, which is emptied when it is called anew."""
 

@@ -357,6 +357,11 @@ def compute_loss(
     return model._compute_loss(x, y, y_pred, sample_weight, training=training)
 
 
+# What Keras's `fit` calls `evaluate` with, so that it takes the batches which `fit` has prepared.
+# One that a user has written hands it on, and there is no public name for it.
+VALIDATES = "_use_cached_eval_dataset"
+
+
 def initial_epoch(model: keras.Model) -> int | None:
     """The epoch that `BackupAndRestore` wants training to go on with."""
     return model._initial_epoch

@@ -156,8 +156,9 @@ class DistributedModel(keras.Model):
             parts = keras.utils.unpack_x_y_sample_weight(validation_data)
             # `Batches` have a size of their own, and refuse another.
             size = None if knows_epochs(parts[0]) else validation_batch_size or batch_size
-            val_feed = Feed(cutter, parts[0], parts[1], parts[2], size, validation_steps)
-            validation = loops.Validation(val_feed, validation_freq)
+            given = dict(zip(("x", "y", "sample_weight"), parts, strict=True))
+            given |= {"batch_size": size, "steps": validation_steps}
+            validation = loops.Validation(Feed(cutter, **given), validation_freq, **given)
         return loops.train(
             self, self.replication, feed, validation, callbacks, verbose, epochs, initial_epoch
         )
@@ -176,11 +177,14 @@ class DistributedModel(keras.Model):
     ) -> Any:
         """Compute loss and metrics on a dataset, as `keras.Model.evaluate`."""
         require_compiled(self)
+        validates = kwargs.pop(keras_internals.VALIDATES, False)
         if kwargs:
             raise ValueError(f"Arguments not recognized: {kwargs}")
-        fit_arguments.require_whole_numbers(batch_size=batch_size, steps=steps)
-        require_same_call(self.replication.group, "evaluate")
-        feed = Feed(self.replication.cutter, x, y, sample_weight, batch_size, steps)
+        feed = self.training_run.validation_feed if validates else None
+        if feed is None:
+            fit_arguments.require_whole_numbers(batch_size=batch_size, steps=steps)
+            require_same_call(self.replication.group, "evaluate")
+            feed = Feed(self.replication.cutter, x, y, sample_weight, batch_size, steps)
         logs = loops.evaluate(self, self.replication, feed, callbacks, verbose)
         return logs if return_dict else keras_internals.flatten_metrics(self, logs)
 

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error, warn
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import knows_epochs
@@ -72,6 +73,7 @@ def train(
     callbacks = callback_list(model, callbacks, shown(group, verbose), epochs, feed.num_batches)
     model.stop_training = False
     run = TrainingRun(model, replication, feed, callbacks, epochs, initial_epoch)
+    run.validation_feed = None if validate is None else validate.feed
     logs: dict[str, Any] = {}
     with together(group), run.running(), feed.reading(), replication.shown():
         callbacks.on_train_begin()
@@ -86,7 +88,13 @@ def train(
                 break
             logs = epoch_logs
             if validate is not None and validate.is_due(epoch):
-                validation = evaluate(model, replication, validate.feed, callbacks, 0)
+                # As in Keras it is the model's own `evaluate`, which the user may have written.
+                validation = model.evaluate(
+                    **validate.arguments,
+                    callbacks=callbacks,
+                    return_dict=True,
+                    **{keras_internals.VALIDATES: True},
+                )
                 logs |= {f"val_{name}": value for name, value in validation.items()}
                 run.through("on_test_end")
             callbacks.on_epoch_end(epoch, logs)
@@ -171,9 +179,15 @@ def run_epoch(
 
 
 class Validation:
-    """When and with what `fit` validates: every so many epochs, or after some, counted from one."""
+    """When and with what `fit` validates: every so many epochs, or after some, counted from one.
 
-    def __init__(self, feed: Feed, frequency: Any) -> None:
+    Args:
+        feed: The batches.
+        frequency: `validation_freq`.
+        **arguments: What `evaluate` is called with, for one that the user has written.
+    """
+
+    def __init__(self, feed: Feed, frequency: Any, **arguments: Any) -> None:
         if not isinstance(frequency, (int, list, tuple)) or frequency == 0:
             raise value_error(
                 "`validation_freq` says neither how often nor when to validate.",
@@ -183,6 +197,7 @@ class Validation:
             )
         self.feed = feed
         self.frequency = frequency
+        self.arguments = arguments
 
     def is_due(self, epoch: int) -> bool:
         """Whether to validate after this epoch, counted from zero."""

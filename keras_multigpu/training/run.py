@@ -40,6 +40,7 @@ class TrainingRun:
         logs: The logs of the last step.
         step_began: When the last call of steps began, by `time.perf_counter`.
         in_calls: For how many seconds the calls of steps took, compiling included.
+        validation_feed: Where the batches to validate with come from, if there are any.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class TrainingRun:
         self.logs: dict[str, Any] = {}
         self.step_began = 0.0
         self.in_calls = 0.0
+        self.validation_feed: Feed | None = None
         self._waited_before = replication.waited_in_graph()
         self._model = model
         self._replication = replication

@@ -93,7 +93,9 @@ class Feed:
     ) -> None:
         # As Keras's `fit`, where KERAS_MAX_STEPS_PER_EPOCH says so.
         most = keras.config.max_steps_per_epoch()
-        steps = steps if most is None else min(steps or most, most)
+        if most and (steps is None or most < steps):
+            warn(f"Limiting steps_per_epoch to {most}", stacklevel=3)
+            steps = most
         if steps is None and is_generator(x) and hasattr(x, "__len__"):
             steps = len(x)
         self._steps = steps
