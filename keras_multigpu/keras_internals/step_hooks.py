@@ -102,12 +102,17 @@ PASSED_THROUGH = (
 )
 """Where code stands that does what others ask it to do."""
 
+# `keras.ops.map` tries its function on the first row, to see what it returns.
+FIRST_ROW = (folder_of(keras, "src", "backend", "tensorflow") + "core.py", "map")
+
 
 def user_line(operation: tf.Operation | None = None) -> str | None:
     """The line of a user's code that makes an operation now, or made it; None if it is Keras's."""
     then = [] if operation is None else reversed(operation.traceback)
-    lines = lines_now() if operation is None else [(each.filename, each.lineno) for each in then]
-    for file, line in lines:
+    lines = lines_now() if operation is None else ((e.filename, e.lineno, e.name) for e in then)
+    for file, line, function in lines:
+        if (file, function) == FIRST_ROW:
+            return None
         if file.startswith(PASSED_THROUGH) or "__autograph_generated_file" in file:
             continue
         if file.startswith(KERAS):
@@ -117,11 +122,11 @@ def user_line(operation: tf.Operation | None = None) -> str | None:
     return None
 
 
-def lines_now() -> Iterator[tuple[str, int]]:
-    """The files and lines that run, the innermost first."""
+def lines_now() -> Iterator[tuple[str, int, str]]:
+    """The files, lines and functions that run, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        yield frame.f_code.co_filename, frame.f_lineno
+        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back
 
 

@@ -90,6 +90,7 @@ RELATING = {
         tf.while_loop(lambda i, y: i < 2, lambda i, y: (i + 1, 2 * y), [0, x])[1]
     ),
     "row by row": lambda x: tf.map_fn(lambda row: row - tf.reduce_mean(x, 0), x),
+    "in Keras's map": lambda x: ops.map(lambda row: row * ops.max(x), x),
     "kept in a variable": lambda x: queue().assign(ops.concatenate([x, queue()])[:6]),
     "rows of a class": lambda x: tf.math.unsorted_segment_sum(x, tf.cast(x[:, 0] > 0, "int32"), 2),
 }
@@ -166,13 +167,14 @@ def each_by_itself(x):
     kept = tf.boolean_mask(x, tf.random.uniform([len_of(x)]) > 0.5)
     mapped = ops.vectorized_map(lambda row: ops.sum(row * row) - row, x)
     in_turn = tf.map_fn(lambda row: row / tf.reduce_max(row), x)
+    by_keras = ops.map(lambda rows: rows["x"] / ops.max(rows["y"]), {"x": x, "y": hidden})
     either = ops.cond(ops.sum(weights) > 0, lambda: layer(layers.GRU, 3)(squares), lambda: x[:, :3])
     words = ops.cast(x > 0, "int32") + 1
     lengths = ops.full((len_of(x),), 4, dtype="int32")
     ctc = ops.ctc_loss(words[:, :1], squares, lengths - 3, lengths)
     return [
         *(hidden, heads, ctc, best, pooled, sequence, chosen, noise, mapped, kept, in_turn, either),
-        scaled(x),
+        *(scaled(x), by_keras),
     ]
 
 
