@@ -8,8 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
+from keras_multigpu.keras_internals import variable_internals
 
 Call = Callable[[Any], Any]
 """A function of data whose first axis counts examples."""
@@ -23,7 +23,7 @@ def seeded(layer: keras.Layer, seed: tf.Tensor, position: int = 0) -> Iterator[N
         seed: `int32[2]`.
         position: Its place among several layers with the same seed.
     """
-    states = keras_internals.seed_states(layer)
+    states = variable_internals.seed_states(layer)
     known = {id(state) for state in states}
     draws = [
         # Each generator in a layer its own: with one seed all would draw the same.

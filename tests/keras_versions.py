@@ -3,7 +3,7 @@
 import keras
 import pytest
 
-from keras_multigpu.keras_internals import minor
+from keras_multigpu.keras_internals.versions import minor
 
 ON_THE_OLDEST = minor(keras.version()) <= (3, 10)
 

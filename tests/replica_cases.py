@@ -27,7 +27,7 @@ import replica_models as made
 from keras import callbacks, layers, losses, metrics, optimizers, regularizers
 from replica_models import ALL_REPLICAS
 
-from keras_multigpu.keras_internals import minor
+from keras_multigpu.keras_internals.versions import minor
 
 History = dict[str, list[float]]
 Fit = Callable[..., History]

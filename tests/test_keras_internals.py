@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.keras_internals import (
     cluster_internals,
     compile_internals,
     dataset_internals,
-    minor,
-    newer_than_tested,
+    graph_internals,
+    model_internals,
     optimizer_internals,
     step_hooks,
+    variable_internals,
 )
+from keras_multigpu.keras_internals.versions import minor, newer_than_tested
 
 
 def compiled_model(**options):
@@ -37,7 +38,7 @@ def test_the_wiring_of_a_functional_model_is_known_by_numbers():
     first, second = keras.layers.Dense(3), keras.layers.Dense(3)
     first(keras.Input((3,)))  # Of no concern to the model.
     model = keras.Model(x, first(x) + second(first(x)))
-    operations, *ends = keras_internals.wiring(model)
+    operations, *ends = model_internals.wiring(model)
     assert operations[:3] == [
         [None, ((), {})],
         [None, (([0, 0, 0],), {}), (([0, 0, 0],), {})],
@@ -46,7 +47,7 @@ def test_the_wiring_of_a_functional_model_is_known_by_numbers():
     assert type(operations[3][0]).__name__ == "Add"
     assert operations[3][1] == (([1, 0, 0], [2, 0, 0]), {})
     assert ends == [[[0, 0, 0]], [[3, 0, 0]]]
-    assert keras_internals.wiring(keras.Sequential([keras.layers.Dense(1)])) == []
+    assert model_internals.wiring(keras.Sequential([keras.layers.Dense(1)])) == []
 
 
 def test_how_a_dataset_shuffles_can_be_told():
@@ -68,12 +69,12 @@ def test_metrics_get_what_belongs_to_them_from_keras():
     """Keras still keeps compiled metrics in `_flat_metrics`, one entry for each output."""
     model = compiled_model(weighted_metrics=["mse"])
     data = tf.ones((2, 2)), tf.zeros((2, 2)), tf.ones(2)
-    keras_internals.build_metrics(model, None, *data, call=lambda f, *args: f(*args))
+    compile_internals.build_metrics(model, None, *data, call=lambda f, *args: f(*args))
     model.reset_metrics()
     seen = []
-    keras_internals.update_metrics(model, lambda *given: seen.append(given), *data)
+    compile_internals.update_metrics(model, lambda *given: seen.append(given), *data)
     assert [(metric.name, len(given)) for metric, *given in seen] == [("mae", 2), ("mse", 3)]
-    assert [m.name for m in keras_internals.compiled_metrics(model)] == ["mae", "mse"]
+    assert [m.name for m in compile_internals.compiled_metrics(model)] == ["mae", "mse"]
     assert float(model.get_metrics_result()["mae"]) == 0.0
 
 
@@ -83,7 +84,7 @@ def test_fit_says_where_it_calls_evaluate():
 
     class Evaluates(keras.Sequential):
         def evaluate(self, *args, **kwargs):
-            said.append(kwargs[keras_internals.VALIDATES])
+            said.append(kwargs[model_internals.VALIDATES])
             return {}
 
     model = Evaluates([keras.Input((1,)), keras.layers.Dense(1)])
@@ -105,7 +106,7 @@ def test_layers_get_back_what_they_held():
     model = keras.Sequential([Adds()])
     model(tf.ones((1, 1)))
     losses, kept = model.losses, model.layers[0].kept
-    with keras_internals.kept_by_layers(model):
+    with model_internals.kept_by_layers(model):
         model(tf.zeros((1, 1)))
         assert model.losses[0] is not losses[0]
     assert model.losses[0] is losses[0] and model.layers[0].kept is kept
@@ -116,7 +117,7 @@ def test_a_strategy_can_be_left_for_a_while():
     strategy = tf.distribute.OneDeviceStrategy("CPU:1")
     with strategy.scope():
         assert tf.distribute.get_strategy() is strategy
-        with keras_internals.single_device():
+        with graph_internals.single_device():
             assert not tf.distribute.has_strategy()
         assert tf.distribute.get_strategy() is strategy
 
@@ -124,10 +125,10 @@ def test_a_strategy_can_be_left_for_a_while():
 def test_a_variable_can_change_its_storage():
     """A Keras variable still keeps its value in `_value` and reads it from there."""
     variable = keras.Variable(np.zeros(2, "float32"))
-    keras_internals.set_storages([variable], [tf.Variable([1.0, 2.0])])
+    variable_internals.set_storages([variable], [tf.Variable([1.0, 2.0])])
     np.testing.assert_array_equal(variable.numpy(), [1, 2])
     variable.assign([3.0, 4.0])
-    np.testing.assert_array_equal(keras_internals.variable_storage(variable).numpy(), [3, 4])
+    np.testing.assert_array_equal(variable_internals.variable_storage(variable).numpy(), [3, 4])
 
 
 def test_an_optimizer_outside_a_strategy_updates_all_copies():
@@ -135,7 +136,7 @@ def test_an_optimizer_outside_a_strategy_updates_all_copies():
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     with strategy.scope():
         storage = tf.Variable([1.0, 2.0])
-    keras_internals.updated_by_others(storage)
+    variable_internals.updated_by_others(storage)
     tf.distribute.get_strategy().extended.update(
         storage, lambda variable: variable.assign_sub(variable * 0.5), group=False
     )
@@ -146,39 +147,39 @@ def test_an_optimizer_outside_a_strategy_updates_all_copies():
 def test_a_made_class_has_the_public_name_of_its_original():
     """Keras still keeps public names of classes in `REGISTERED_OBJS_TO_NAMES`."""
     made = type("Sequential", (keras.Sequential,), {})
-    keras_internals.register_like(made, keras.Sequential)
+    model_internals.register_like(made, keras.Sequential)
     assert keras.saving.serialize_keras_object(made())["module"] == "keras"
 
 
 def test_seeds_are_found():
     """Layers still list their seed generators, and unseeded draws share one state."""
     model = compiled_model()
-    (state,) = keras_internals.seed_states(model)
+    (state,) = variable_internals.seed_states(model)
     assert state is model.layers[-1].seed_generator.state
-    before = keras_internals.global_seed_state().numpy()
+    before = variable_internals.global_seed_state().numpy()
     keras.random.normal((1,))
-    assert not np.array_equal(before, keras_internals.global_seed_state().numpy())
+    assert not np.array_equal(before, variable_internals.global_seed_state().numpy())
 
 
 def test_states_of_seed_generators_are_known_by_their_name():
     """A seed generator still names its state so."""
-    assert keras_internals.is_seed_state(keras.random.SeedGenerator(1).state)
-    assert not keras_internals.is_seed_state(keras.Variable(0.0))
+    assert variable_internals.is_seed_state(keras.random.SeedGenerator(1).state)
+    assert not variable_internals.is_seed_state(keras.Variable(0.0))
 
 
 def test_metrics_given_to_compile_are_found_before_they_are_used():
     """`compile` still keeps metric objects in `_user_metrics` and `_user_weighted_metrics`."""
     given = [keras.metrics.MeanIoU(2), keras.metrics.Mean()]
     model = compiled_model(metrics=["mae", given[0]], weighted_metrics=[[given[1]]])
-    assert keras_internals.given_metrics(model) == given
-    assert keras_internals.given_metrics(compiled_model(metrics=None)) == []
+    assert compile_internals.given_metrics(model) == given
+    assert compile_internals.given_metrics(compiled_model(metrics=None)) == []
 
 
 def test_the_present_stateless_scope_is_found():
     """The innermost one, None outside of any."""
-    assert keras_internals.stateless_scope() is None
+    assert model_internals.stateless_scope() is None
     with keras.StatelessScope() as scope:
-        assert keras_internals.stateless_scope() is scope
+        assert model_internals.stateless_scope() is scope
 
 
 def with_seed(seed):
@@ -193,14 +194,14 @@ def test_the_global_seed_is_drawn_when_it_is_first_used():
     for early in (False, True):
         with_seed(3)
         if early:
-            keras_internals.global_seed_state()
+            variable_internals.global_seed_state()
         first = random.random()
         found.append([first, keras.random.normal((2,)).numpy().tolist(), random.random()])
     assert found[0][0] == found[1][0] and found[0][2] == found[1][2]
     with_seed(3)
     expected = keras.random.normal((2,)).numpy()
     with_seed(3)
-    keras_internals.global_seed_state()
+    variable_internals.global_seed_state()
     np.testing.assert_array_equal(keras.random.normal((2,)), expected)
 
 
@@ -212,7 +213,7 @@ def test_functions_run_on_shapes_of_every_kind():
         tf.RaggedTensorSpec([None, None], tf.int32),
     ]
     kinds = []
-    result = keras_internals.symbolic_call(
+    result = model_internals.symbolic_call(
         lambda *given: kinds.extend(type(one).__name__ for one in given) or given[0] * 2.0, *specs
     )
     assert result.shape == (None, 3)
@@ -223,33 +224,34 @@ def test_compiled_parts_are_found():
     """`compile` still keeps losses, metrics and the running mean under the same names."""
     model = compiled_model()
     model.evaluate(np.zeros((2, 3)), np.zeros((2, 2)), verbose=0)
-    assert keras_internals.loss_tracker(model).name == "loss"
-    assert keras_internals.owned_metrics(model) == []
-    keras_internals.compile_loss(model)(tf.zeros((2, 2)), tf.zeros((2, 2)))
-    (loss,) = keras_internals.losses_of(model)
+    assert compile_internals.loss_tracker(model).name == "loss"
+    assert compile_internals.owned_metrics(model) == []
+    compile_internals.compile_loss(model)(tf.zeros((2, 2)), tf.zeros((2, 2)))
+    (loss,) = compile_internals.losses_of(model)
     assert loss.name == "mse"
-    with keras_internals.losses_exchanged(model, [lambda *data: tf.constant(7.0)]):
-        assert float(keras_internals.compile_loss(model)(tf.ones((2, 2)), tf.zeros((2, 2)))) == 7.0
-    assert keras_internals.losses_of(model) == [loss]
+    with compile_internals.losses_exchanged(model, [lambda *data: tf.constant(7.0)]):
+        compiled = compile_internals.compile_loss(model)
+        assert float(compiled(tf.ones((2, 2)), tf.zeros((2, 2)))) == 7.0
+    assert compile_internals.losses_of(model) == [loss]
 
 
 def test_losses_can_be_reported_in_a_stateless_scope():
     """`model.losses` still lists the tensors of the scope that carry the model's mark."""
     model = compiled_model()
     with keras.StatelessScope(collect_losses=True):
-        keras_internals.tracked_losses(model, [tf.constant(4.0)])
+        model_internals.tracked_losses(model, [tf.constant(4.0)])
         assert [float(loss) for loss in model.losses] == [4.0]
 
 
 def test_masks_and_logits_travel_with_tensors():
     """Keras still attaches a mask, and the logits behind a softmax, to tensors."""
     probabilities = keras.activations.softmax(tf.constant([[1.0, 2.0]]))
-    mask, logits = keras_internals.attached([probabilities])
+    mask, logits = model_internals.attached([probabilities])
     assert mask is None and logits.numpy().tolist() == [[1, 2]]
     copy = tf.identity(probabilities)
-    assert keras_internals.attached([copy]) == [None, None]
-    keras_internals.attach([copy], [tf.constant([True]), logits])
-    mask, logits = keras_internals.attached([copy])
+    assert model_internals.attached([copy]) == [None, None]
+    model_internals.attach([copy], [tf.constant([True]), logits])
+    mask, logits = model_internals.attached([copy])
     assert mask.numpy().tolist() == [True] and logits.numpy().tolist() == [[1, 2]]
 
 
@@ -323,7 +325,7 @@ def test_batch_norm_takes_its_moments_in_one_method():
     """`BatchNormalization._moments(inputs, mask)` still returns mean and variance."""
     layer = keras.layers.BatchNormalization()
     layer.build((None, 2))
-    mean, variance = keras_internals.batch_norm_moments(
+    mean, variance = model_internals.batch_norm_moments(
         layer, tf.constant([[1.0, 2.0], [3.0, 6.0]]), None
     )
     np.testing.assert_allclose(mean, [2, 4])
@@ -333,7 +335,7 @@ def test_batch_norm_takes_its_moments_in_one_method():
 def test_batch_norm_takes_its_moments_from_a_function():
     """`BatchNormalization` still asks `_moments` for what it normalises with."""
     layer = keras.layers.BatchNormalization(epsilon=0.0)
-    keras_internals.take_moments(
+    model_internals.take_moments(
         layer, lambda inputs, mask: (tf.constant([1.0]), tf.constant([4.0]))
     )
     np.testing.assert_allclose(layer(tf.constant([[1.0], [5.0]]), training=True), [[0], [2]])
@@ -341,12 +343,12 @@ def test_batch_norm_takes_its_moments_from_a_function():
 
 def test_data_adapters():
     """Keras still turns arrays into a dataset of global batches."""
-    adapter = keras_internals.data_adapter(x=np.zeros((5, 2)), y=np.zeros(5), batch_size=2)
+    adapter = dataset_internals.data_adapter(x=np.zeros((5, 2)), y=np.zeros(5), batch_size=2)
     assert adapter.num_batches == 3
     assert [len(x) for x, _ in adapter.get_tf_dataset()] == [2, 2, 1]
-    (x, _, _), (x_val, _, _) = keras_internals.split_validation((np.arange(4), None, None), 0.25)
+    (x, _, _), (x_val, _, _) = dataset_internals.split_validation((np.arange(4), None, None), 0.25)
     assert x.tolist() == [0, 1, 2] and x_val.tolist() == [3]
-    weights = keras_internals.class_weights_of_labels(np.array([0, 1, 1]), {0: 2.0, 1: 3.0})
+    weights = dataset_internals.class_weights_of_labels(np.array([0, 1, 1]), {0: 2.0, 1: 3.0})
     assert weights.tolist() == [2, 3, 3]
 
 
@@ -533,7 +535,7 @@ def test_it_is_told_that_a_model_was_quantized():
     """Where Keras drops the functions of its loops."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     told = []
-    keras_internals.after_quantizing(model, lambda: told.append(model.layers[0].quantization_mode))
+    model_internals.after_quantizing(model, lambda: told.append(model.layers[0].quantization_mode))
     model.quantize("int8")
     assert told == ["int8"]
 
@@ -615,10 +617,10 @@ def test_tensorflow_takes_a_function_by_its_definition_and_forgets_it():
     definition = double.get_concrete_function(tf.TensorSpec(())).function_def
     copy = type(definition).FromString(definition.SerializeToString())
     copy.signature.name = "kmg_test_double"
-    keras_internals.add_function(copy)
+    graph_internals.add_function(copy)
     call = functools.partial(tf.raw_ops.PartitionedCall, Tout=[tf.float32], f="kmg_test_double")
     assert float(tf.function(lambda: call(args=[3.0])[0], autograph=False)()) == 6.0
-    keras_internals.remove_function("kmg_test_double")
+    graph_internals.remove_function("kmg_test_double")
     with pytest.raises(tf.errors.OpError):
         tf.function(lambda: call(args=[3.0])[0], autograph=False)()
 
@@ -633,7 +635,7 @@ def test_tensorflow_optimizes_functions():
         return tf.cond(x > 0.0, lambda: tf.exp(x), lambda: x) + (tf.exp(x) - tf.exp(x))
 
     whole = function.get_concrete_function(tf.TensorSpec(()))
-    (smaller,) = keras_internals.optimized_functions(
+    (smaller,) = graph_internals.optimized_functions(
         [whole.function_def], whole.graph.as_graph_def()
     )
     operations = [node.op for node in smaller.node_def]
@@ -650,14 +652,14 @@ def test_functions_that_the_optimizer_does_not_take_stay_as_they_are():
     whole = tf.function(lambda x: x, autograph=False).get_concrete_function(tf.TensorSpec(()))
     broken = type(whole.function_def).FromString(whole.function_def.SerializeToString())
     broken.node_def.add(name="unknown", op="NoSuchOperation")
-    assert keras_internals.optimized_functions([broken], tf.Graph().as_graph_def()) == [broken]
+    assert graph_internals.optimized_functions([broken], tf.Graph().as_graph_def()) == [broken]
 
 
 def test_variables_are_read_together():
     """`_ReadVariablesOp` still exists, and a graph still knows the variables that it has read."""
     variables = [tf.Variable(1.0), tf.Variable([2, 3]), tf.Variable(True)]
     graph = tf.function(
-        lambda: keras_internals.read_together(variables), autograph=False
+        lambda: graph_internals.read_together(variables), autograph=False
     ).get_concrete_function()
     assert [value.numpy().tolist() for value in graph()] == [1.0, [2, 3], True]
     assert [tensor.shape.rank for tensor in graph.outputs] == [0, 1, 0]
@@ -678,7 +680,7 @@ def test_elements_are_dealt_out_to_devices():
 def test_arrays_can_be_shuffled_by_another_function():
     """Keras's adapter takes `tf.random.shuffle` by its public name while it makes the dataset."""
     with dataset_internals.shuffled_by(lambda values: tf.reverse(values, [0])):
-        adapter = keras_internals.data_adapter(np.arange(4), batch_size=4, shuffle=True)
+        adapter = dataset_internals.data_adapter(np.arange(4), batch_size=4, shuffle=True)
         dataset = adapter.get_tf_dataset()
     (batch,) = tf.nest.flatten(next(iter(dataset)))
     assert batch.numpy().tolist() == [3, 2, 1, 0], "workers would shuffle apart"

@@ -6,7 +6,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.augmentation.arguments import require_bool
 from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape, image_shape
 from keras_multigpu.augmentation.keras_layer import KerasLayer, as_float, boxes_as_xyxy, with_a_row
@@ -21,6 +20,7 @@ from keras_multigpu.augmentation.wrapping.wrapped_layer import (
     with_one_mask,
 )
 from keras_multigpu.checks import value_error
+from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.keras_internals.keras_cv_internals import seeded_keras_cv
 from keras_multigpu.seeded_layers import image_by_image
 
@@ -70,7 +70,7 @@ class KerasCVLayer(WrappedLayer):
         require_bool("moves_pixels", moves_pixels)
         self.moves_pixels = moves_pixels
         require_no_mixing(layer, MIXING)
-        for part in keras_internals.layers_of(layer):
+        for part in model_internals.layers_of(layer):
             if type(part).__name__ == "RandomAspectRatio":
                 raise value_error(
                     "RandomAspectRatio gives each image another size.",
@@ -105,7 +105,7 @@ class KerasCVLayer(WrappedLayer):
             return None
         wrong = [
             reason
-            for part in keras_internals.layers_of(self.wrapped)
+            for part in model_internals.layers_of(self.wrapped)
             for (name, target), reason in WRONG.items()
             if (name, target) == (type(part).__name__, kind)
         ]

@@ -7,7 +7,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.augmentation.arguments import require_bool
 from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
 from keras_multigpu.augmentation.wrapping.wrapped_layer import (
@@ -19,6 +18,7 @@ from keras_multigpu.augmentation.wrapping.wrapped_layer import (
     with_one_mask,
 )
 from keras_multigpu.checks import value_error
+from keras_multigpu.keras_internals import model_internals, variable_internals
 from keras_multigpu.seeded_layers import build, call_of, image_by_image, seeded
 
 # By name: Keras 3.10 has not all of them.
@@ -69,7 +69,7 @@ class KerasLayer(WrappedLayer):
             require_bool("moves_pixels", moves_pixels)
         self.moves_pixels = moves_pixels
         require_no_mixing(layer, ("CutMix", "MixUp"))
-        for part in keras_internals.layers_of(layer):
+        for part in model_internals.layers_of(layer):
             if isinstance(part, keras.layers.AugMix):
                 raise value_error(
                     "`keras.layers.AugMix` draws its operations once, when its graph is made.",
@@ -106,7 +106,7 @@ class KerasLayer(WrappedLayer):
     def change(self, example: Example, drawn: Drawn, on_host: bool) -> Example:
         build(self.wrapped, example["images"])
         data, back = self._opened(example)
-        if not keras_internals.seed_states(self.wrapped):
+        if not variable_internals.seed_states(self.wrapped):
             return back(self._run(data, training=True))
 
         def one(data: Any, seed: tf.Tensor) -> Any:
@@ -168,7 +168,7 @@ class KerasLayer(WrappedLayer):
 def boxes_as_xyxy(layer: keras.Layer) -> Iterator[None]:
     """Let the layers inside a layer take boxes as this package keeps them."""
     parts = [
-        part for part in keras_internals.layers_of(layer) if hasattr(part, "bounding_box_format")
+        part for part in model_internals.layers_of(layer) if hasattr(part, "bounding_box_format")
     ]
     formats = [part.bounding_box_format for part in parts]
     for part in parts:

@@ -5,6 +5,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
+from keras.src.trainers import data_adapters
+from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
+from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 from tensorflow.python.data.ops.multi_device_iterator_ops import OwnedMultiDeviceIterator
 
 BATCHES = {"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_RebatchDataset"}
@@ -155,3 +158,20 @@ def shuffled_by(shuffle: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
         yield
     finally:
         tf.random.shuffle = original
+
+
+data_adapter = data_adapters.get_data_adapter
+"""Returns Keras's adapter for arrays, datasets, `PyDataset`s and generators."""
+
+
+def split_validation(arrays: Any, fraction: float) -> Any:
+    """Cut the validation split off the end of arrays, as `fit` does."""
+    return array_slicing.train_validation_split(arrays, validation_split=fraction)
+
+
+class_weights_of_labels = data_adapter_utils.class_weight_to_sample_weights
+"""Returns the sample weights of an array of labels."""
+
+
+class_weights_of_batch = make_class_weight_map_fn
+"""Returns a function that turns class weights into sample weights in a graph."""

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import model_internals
 
 
 class SeededNumbers:
@@ -41,7 +41,7 @@ def seeded_keras_cv(layer: keras.Layer, seed: tf.Tensor) -> Iterator[None]:
     """Let a keras-cv layer and those inside draw from a seed, `int32[2]`, in this context."""
     numbers = SeededNumbers(seed)
     saved = []
-    for part in keras_internals.layers_of(layer):
+    for part in model_internals.layers_of(layer):
         attributes = vars(part)
         for name, value in list(attributes.items()):
             replacement = stand_in(name, value, numbers)

@@ -5,8 +5,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
+from keras_multigpu.keras_internals import compile_internals, dataset_internals, model_internals
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training import fit_arguments, loops
 from keras_multigpu.training.feed.feed import Feed
@@ -39,8 +39,8 @@ class DistributedModel(keras.Model):
     def __new__(cls, *args: Any, **kwargs: Any) -> "DistributedModel":
         """Make a functional model where Keras would."""
         # Keras's `__init__` would change the bases of this class, and so all its models to come.
-        if is_functional(args, kwargs) and not issubclass(cls, keras_internals.FunctionalModel):
-            cls = distributed_class(keras_internals.FunctionalModel, cls)
+        if is_functional(args, kwargs) and not issubclass(cls, model_internals.FunctionalModel):
+            cls = distributed_class(model_internals.FunctionalModel, cls)
         model = super().__new__(cls, *args, **kwargs)
         # As in Keras, a model belongs to the strategy in whose scope it was made.
         if tf.distribute.has_strategy():
@@ -60,7 +60,7 @@ class DistributedModel(keras.Model):
     def replicate(self, replication: Replication) -> None:
         """Let the model run on other replicas from now on; its values are kept."""
         if "_replication" not in self.__dict__:
-            keras_internals.after_quantizing(self, lambda: self.replication.forget_steps())
+            model_internals.after_quantizing(self, lambda: self.replication.forget_steps())
         # Not an attribute for Keras to track or save.
         self.__dict__["_replication"] = replication
 
@@ -86,7 +86,7 @@ class DistributedModel(keras.Model):
                 "Leave it out, or pass for example 4.",
                 micro_batches=micro_batches,
             )
-        keras_internals.own_training_state(self)
+        model_internals.own_training_state(self)
         super().compile(*args, **kwargs)
         self.replication.micro_batches = micro_batches
         self.replication.pieces = 1 if micro_batches == "auto" else int(micro_batches)
@@ -133,7 +133,7 @@ class DistributedModel(keras.Model):
         require_same_call(self.replication.group, "fit")
         cutter = self.replication.cutter
         if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = keras_internals.split_validation(
+            (x, y, sample_weight), validation_data = dataset_internals.split_validation(
                 (x, y, sample_weight), validation_split
             )
         feed = Feed(
@@ -177,7 +177,7 @@ class DistributedModel(keras.Model):
     ) -> Any:
         """Compute loss and metrics on a dataset, as `keras.Model.evaluate`."""
         require_compiled(self)
-        validates = kwargs.pop(keras_internals.VALIDATES, False)
+        validates = kwargs.pop(model_internals.VALIDATES, False)
         if kwargs:
             raise ValueError(f"Arguments not recognized: {kwargs}")
         feed = self.training_run.validation_feed if validates else None
@@ -186,7 +186,7 @@ class DistributedModel(keras.Model):
             require_same_call(self.replication.group, "evaluate")
             feed = Feed(self.replication.cutter, x, y, sample_weight, batch_size, steps)
         logs = loops.evaluate(self, self.replication, feed, callbacks, verbose)
-        return logs if return_dict else keras_internals.flatten_metrics(self, logs)
+        return logs if return_dict else compile_internals.flatten_metrics(self, logs)
 
     def predict(
         self,
@@ -225,12 +225,12 @@ class DistributedModel(keras.Model):
                     class_weight=class_weight,
                 )
             fit_arguments.require_class_weights(class_weight, y, self.loss, most_axes=2)
-            sample_weight = keras_internals.class_weights_of_labels(y, class_weight)
+            sample_weight = dataset_internals.class_weights_of_labels(y, class_weight)
         batch = normalized((x, y, sample_weight))
         self.reset_metrics()
         with together(self.replication.group):
             logs = pythonic(self.train_on(batch))
-        return logs if return_dict else keras_internals.flatten_metrics(self, logs)
+        return logs if return_dict else compile_internals.flatten_metrics(self, logs)
 
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
@@ -242,7 +242,7 @@ class DistributedModel(keras.Model):
         steps, shares = self.replication.evaluation(self), self.replication.cutter(batch)
         with together(self.replication.group):
             logs = pythonic(steps.run_one(shares))
-        return logs if return_dict else keras_internals.flatten_metrics(self, logs)
+        return logs if return_dict else compile_internals.flatten_metrics(self, logs)
 
     def predict_on_batch(self, x: Any) -> Any:
         """Predict one global batch, as `keras.Model.predict_on_batch`."""
@@ -278,7 +278,7 @@ class DistributedModel(keras.Model):
         """
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
-            y_pred = keras_internals.called(self, x, training=True)
+            y_pred = model_internals.called(self, x, training=True)
             loss = self.compute_loss(x, y, y_pred, sample_weight, training=True)
             scaled = loss if self.optimizer is None else self.optimizer.scale_loss(loss)
         if self.trainable_weights:
@@ -289,7 +289,7 @@ class DistributedModel(keras.Model):
     def test_step(self, data: Any) -> dict[str, Any]:
         """One evaluation step on a replica's rows; call it from an override."""
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        y_pred = keras_internals.called(self, x, training=False)
+        y_pred = model_internals.called(self, x, training=False)
         loss = self.compute_loss(x, y, y_pred, sample_weight, training=False)
         return self._replica_logs(x, y, y_pred, sample_weight, loss)
 
@@ -300,7 +300,7 @@ class DistributedModel(keras.Model):
         # Keras weighs a batch by the length of `x`; but a replica without examples has borrowed a
         # row.
         weight = None if rows is None else tf.cast(rows.examples, wide())
-        keras_internals.loss_tracker(self).update_state(loss, sample_weight=weight)
+        compile_internals.loss_tracker(self).update_state(loss, sample_weight=weight)
         return self.compute_metrics(x, y, y_pred, sample_weight)
 
     def compute_loss(
@@ -356,7 +356,7 @@ def distributed_class(
         # Now and not above: to the user, who may have written an `__init_subclass__` with
         # arguments, this is not a subclass.
         made.__bases__ = bases
-        keras_internals.register_like(made, named)
+        model_internals.register_like(made, named)
         _made[cls, base] = made
     return _made[cls, base]
 

@@ -12,8 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error, warn
+from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import knows_epochs
 from keras_multigpu.training.fit_arguments import require_batches, require_fitting_labels
@@ -93,7 +93,7 @@ def train(
                     **validate.arguments,
                     callbacks=callbacks,
                     return_dict=True,
-                    **{keras_internals.VALIDATES: True},
+                    **{model_internals.VALIDATES: True},
                 )
                 logs |= {f"val_{name}": value for name, value in validation.items()}
                 run.through("on_test_end")

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, TypeVar
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
+from keras_multigpu.keras_internals import graph_internals, variable_internals
 from keras_multigpu.replicas import obtained, short_name
 from keras_multigpu.training.exchange.stages import summing
 
@@ -53,7 +53,7 @@ class MovedBytes:
 
     def __init__(self) -> None:
         self._known = dict.fromkeys(self.KINDS, 0)
-        with tf.init_scope(), keras_internals.single_device(), tf.device(HOST):
+        with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
             self._in_graphs = {
                 kind: tf.Variable(0, dtype=tf.int64, trainable=False) for kind in self.KINDS
             }
@@ -154,7 +154,7 @@ class ReplicaGroup:
 
     def copies(self, variables: Sequence[keras.Variable]) -> list[Copies]:
         """The copies of variables that live in this process."""
-        found = [copies_in(storage) for storage in keras_internals.storages_of(list(variables))]
+        found = [copies_in(storage) for storage in variable_internals.storages_of(list(variables))]
         for variable, parts in zip(variables, found, strict=True):
             if len(parts) not in (1, len(self.replicas)):
                 raise value_error(
@@ -176,7 +176,7 @@ class ReplicaGroup:
         values: dict[int, tf.Tensor] = {}
         for device, places in by_device(own).items():
             with tf.device(device):
-                there = keras_internals.read_together([own[place] for place in places])
+                there = graph_internals.read_together([own[place] for place in places])
             values.update(zip(places, there, strict=True))
         return [values[place] for place in range(len(own))]
 
@@ -329,7 +329,7 @@ def local_ids(strategy: tf.distribute.Strategy) -> list[int]:
 
 
 def copies_of(variable: keras.Variable) -> Copies:
-    return copies_in(keras_internals.variable_storage(variable))
+    return copies_in(variable_internals.variable_storage(variable))
 
 
 def copies_in(storage: Any) -> Copies:
@@ -358,7 +358,7 @@ def with_copies(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
     if not isinstance(strategy, tf.distribute.experimental.CentralStorageStrategy):
         return strategy
     logger.info("Central storage: every replica keeps a copy of the variables, as if mirrored.")
-    with keras_internals.single_device():
+    with graph_internals.single_device():
         devices = strategy.extended.worker_devices
         return obtained("auto", devices=devices, late_growth_is_an_error=False)
 
@@ -366,7 +366,7 @@ def with_copies(strategy: tf.distribute.Strategy) -> tf.distribute.Strategy:
 @contextlib.contextmanager
 def scope_of(strategy: tf.distribute.Strategy) -> Iterator[None]:
     """The scope of a strategy, whatever scope is open around it."""
-    with keras_internals.single_device(), strategy.scope():
+    with graph_internals.single_device(), strategy.scope():
         yield
 
 

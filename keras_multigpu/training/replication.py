@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
+from keras_multigpu.keras_internals import graph_internals, versions
 from keras_multigpu.replicas import obtained
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Group
@@ -78,7 +78,7 @@ class Replication:
                     strategy=type(strategy).__name__,
                 )
             # The host evaluates and predicts by itself, and keeps the model.
-            with keras_internals.single_device():
+            with graph_internals.single_device():
                 strategy = obtained("one_device")
         self.group = ReplicaGroup(strategy, half_sums)
         self.shares_of_batch = self.group.count
@@ -126,7 +126,7 @@ class Replication:
             names = f"{names} on each of {count // len(devices)} workers"
         batch_norm = said_of_batch_norm(model, self.sync_batch_norm) if count > 1 else ""
         logger.info("Training on %s: %s.%s", replicas, names, batch_norm)
-        if untested := keras_internals.newer_than_tested():
+        if untested := versions.newer_than_tested():
             logger.info(untested)
 
     def watch(self, probe: Probe) -> None:
@@ -134,7 +134,7 @@ class Replication:
 
         The steps stay compiled for the next `fit` with the same probes, and for one without.
         """
-        with tf.init_scope(), keras_internals.single_device():
+        with tf.init_scope(), graph_internals.single_device():
             probe.build(self.strategy)
         self.probes += (probe,)
 
@@ -159,7 +159,7 @@ class Replication:
         """The compiled training steps; others where a schedule is adjusted, see `Rate`."""
         adjusted = tuple(map(id, adjustments(getattr(model, "optimizer", None))))
         if self._data_wait is None:
-            with tf.init_scope(), keras_internals.single_device(), tf.device(HOST):
+            with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
                 # In float32 a microsecond would add nothing after half a minute.
                 self._data_wait = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         key = self.pieces, self.probes, adjusted, self.group.pretends

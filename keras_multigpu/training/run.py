@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import compile_internals, graph_internals, model_internals
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.replication import Replication
@@ -280,8 +280,8 @@ class TrainingRun:
     def _make_step(self, spec: Batch, here: Here) -> None:
         # Nothing is compiled then; to build it makes all variables.
         if self._model.run_eagerly:
-            with keras_internals.single_device():
-                keras_internals.build_model(self._model, symbolic(spec))
+            with graph_internals.single_device():
+                compile_internals.build_model(self._model, symbolic(spec))
         else:
             self._replication.training(self._model).make(spec, here)
 
@@ -311,7 +311,7 @@ class TrainingRun:
         for act in self._after_begin:
             act()
         # A callback such as `BackupAndRestore` may have set the number of the epoch.
-        self.epoch = keras_internals.initial_epoch(self._model) or self.epoch
+        self.epoch = model_internals.initial_epoch(self._model) or self.epoch
         if not self._begun:
             self._feed.rewind(self.epoch)
 

@@ -263,7 +263,7 @@ def without_batch_size(specs: Any) -> Any:
 
 
 def symbolic(specs: Any) -> Any:
-    """Specs as what `keras_internals.symbolic_call` takes."""
+    """Specs as what `model_internals.symbolic_call` takes."""
 
     def stand_in(spec: Any) -> Any:
         if spec is None or isinstance(spec, tf.RaggedTensorSpec):

@@ -13,10 +13,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
 from keras_multigpu.cluster.failures import ending_together
 from keras_multigpu.cluster.lifelines import name_of
+from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.training.feed.feed import Feed, Group
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.steps.same_batch import DIFFERS
@@ -54,7 +54,7 @@ def agreed_seed(group: ReplicaGroup) -> int | None:
     """
     if not group.is_spread:
         return None
-    state = keras_internals.global_seed_state()
+    state = variable_internals.global_seed_state()
     own = tf.random.uniform((), maxval=2**31 - 1, dtype=tf.int32)
     seed, *of_chief = group.of_processes([int(own), *map(int, state.numpy())])[0]
     state.assign(of_chief)

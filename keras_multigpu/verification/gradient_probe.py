@@ -16,7 +16,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import compile_internals, model_internals
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.variables.placement import optimizers_of
 from keras_multigpu.verification.participants import weights_of
@@ -65,13 +65,13 @@ class GradientProbe:
     def _of_predictions(self, batch: Batch) -> Gradients:
         x, y, sample_weight = batch
         with tf.GradientTape() as tape:
-            y_pred = keras_internals.called(self._model, x, training=True)
+            y_pred = model_internals.called(self._model, x, training=True)
             predictions = keras.tree.flatten(y_pred)
             # Crossentropies read the logits that Keras attaches to a softmax's output.
-            logits = keras_internals.attached(predictions)[1::2]
+            logits = model_internals.attached(predictions)[1::2]
             predictions += [tensor for tensor in logits if tensor is not None]
             tape.watch(predictions)
-            loss = keras_internals.compute_loss(self._model, x, y, y_pred, sample_weight, True)
+            loss = compile_internals.compute_loss(self._model, x, y, y_pred, sample_weight, True)
         return as_arrays(tape.gradient(loss, predictions))
 
     def _remember(self, grads: Any, trainable_variables: Any = None) -> None:
@@ -93,7 +93,7 @@ def added_losses(model: keras.Model) -> list[tuple[keras.Layer, float]]:
     found = []
     for loss in first:
         if any(loss is other for other in second):
-            layers = keras_internals.layers_of(model)
+            layers = model_internals.layers_of(model)
             having = [one for one in layers if any(loss is other for other in one.losses)]
             # The innermost layer comes last.
             if having[-1].activity_regularizer is None:

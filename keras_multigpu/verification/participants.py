@@ -15,8 +15,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
+from keras_multigpu.keras_internals import model_internals, variable_internals
 from keras_multigpu.replicas import obtained
 from keras_multigpu.training.distribute import distribute
 from keras_multigpu.training.distributed_model import DistributedModel
@@ -140,7 +140,7 @@ def synchronizes_batch_norm(model: keras.Model) -> bool:
 
 def operations_of(model: keras.Model) -> list[keras.Operation]:
     """A model's layers, however deep, and its operations that are not layers, each once."""
-    layers = keras_internals.layers_of(model)
+    layers = model_internals.layers_of(model)
     models = [layer for layer in layers if isinstance(layer, keras.Model)]
     # Functional models alone have operations.
     found = layers + [part for m in models for part in getattr(m, "operations", ())]
@@ -149,7 +149,7 @@ def operations_of(model: keras.Model) -> list[keras.Operation]:
 
 def precision_of(model: keras.Model) -> str:
     """The coarsest type that a layer of the model computes in."""
-    types = {layer.compute_dtype for layer in keras_internals.layers_of(model)}
+    types = {layer.compute_dtype for layer in model_internals.layers_of(model)}
     return next((name for name in ("bfloat16", "float16") if name in types), "float32")
 
 
@@ -159,10 +159,10 @@ def on(device: str | None) -> contextlib.AbstractContextManager[Any]:
 
 def build(model: keras.Model, batch: Batch) -> None:
     """Build a model that was made without shapes; one without a `call` is built already."""
-    if all(layer.built for layer in keras_internals.layers_of(model)):
+    if all(layer.built for layer in model_internals.layers_of(model)):
         return
     try:
-        keras_internals.symbolic_call(model, symbolic(specs_of(batch[0])))
+        model_internals.symbolic_call(model, symbolic(specs_of(batch[0])))
     except NotImplementedError:
         # A GAN, for example: only its `train_step` knows how its parts belong together.
         return
@@ -187,7 +187,7 @@ def switch_off(model: keras.Model) -> list[str]:
     cannot be switched off; `causes` tells the user where that makes a difference.
     """
     names = []
-    for layer in keras_internals.layers_of(model):
+    for layer in model_internals.layers_of(model):
         signature = inspect.signature(layer.call)
         if draws(layer) and "training" in signature.parameters:
             vars(layer)["call"] = in_inference_mode(layer.call, signature)
@@ -199,10 +199,10 @@ def draws(layer: keras.Layer) -> bool:
     """Whether the layer itself, not one inside it, owns a seed generator."""
     if isinstance(layer, keras.Model):
         return False
-    own, *inner = keras_internals.layers_of(layer)
-    states = {id(state) for state in keras_internals.seed_states(own)}
+    own, *inner = model_internals.layers_of(layer)
+    states = {id(state) for state in variable_internals.seed_states(own)}
     for part in inner:
-        states -= {id(state) for state in keras_internals.seed_states(part)}
+        states -= {id(state) for state in variable_internals.seed_states(part)}
     return bool(states)
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
 from keras_multigpu.checks import value_error
+from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.seeded_layers import is_keras_cv, require_instance
 
 MOVED = ("bounding_boxes", "segmentation_masks")
@@ -132,7 +132,7 @@ def trial_error(call: Callable[[Any], Any], kind: str) -> Exception | None:
 
 
 def require_no_mixing(layer: keras.Layer, names: tuple[str, ...]) -> None:
-    parts = [type(part).__name__ for part in keras_internals.layers_of(layer)]
+    parts = [type(part).__name__ for part in model_internals.layers_of(layer)]
     mixing = [name for name in parts if name in names]
     if mixing:
         raise value_error(

@@ -7,12 +7,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.callbacks.learning_rate_warmup.probe import CURVES, WarmupProbe
 from keras_multigpu.callbacks.rates.probe import multiply_velocities
 from keras_multigpu.callbacks.rates.rates import Rate, corrects_momentum
 from keras_multigpu.callbacks.scaling_order import require_order, scaling_of
 from keras_multigpu.checks import real_number, require_choice, require_positive_integer, value_error
+from keras_multigpu.keras_internals import graph_internals
 
 # As in Goyal et al. 2017.
 EPOCHS = 5
@@ -164,7 +164,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
     def _watch_stock_steps(self) -> None:
         """Let the warm-up run before each call of Keras's own step."""
         optimizer = self._optimizer
-        with keras_internals.single_device():
+        with graph_internals.single_device():
             self._probe.build(self.model.distribute_strategy)
         compiled = tf.function(self._probe.before_step, autograph=False)
 

@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.callbacks.nan_guard.probe import ROWS
 from keras_multigpu.checks import printable
+from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.replicas import short_name
 from keras_multigpu.training.replica_group import copies_of
 
@@ -175,7 +175,7 @@ def copies_not_finite(model: keras.Model) -> list[tuple[str, dict[int, str]]]:
     """Weights that are not finite, each with the replicas whose copy is not, and their devices."""
     found = []
     for variable in model.variables:
-        storage = keras_internals.variable_storage(variable)
+        storage = variable_internals.variable_storage(variable)
         if not storage.dtype.is_floating:
             continue
         parts = copies_of(variable)

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.training.exchange.stages import traced
 from keras_multigpu.training.replica_group import ReplicaGroup, copies_of
 from keras_multigpu.training.variables.model_state import adds_up, variables_of
@@ -39,7 +39,7 @@ def copied_variables(model: keras.Model, group: ReplicaGroup) -> list[Copied]:
     found: dict[str, Copied] = {}
     statistics = {id(v) for v in model.non_trainable_variables if "float" in str(v.dtype)}
     for variable in variables_of(model).values():
-        storage = keras_internals.variable_storage(variable)
+        storage = variable_internals.variable_storage(variable)
         # Metrics differ on purpose, because their copies add up. Of several processes each has a
         # copy of every variable.
         if storage is None or adds_up(storage):

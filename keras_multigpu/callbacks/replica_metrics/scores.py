@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.callbacks.timing.step_probe import StepProbe, no_sums
 from keras_multigpu.checks import value_error
+from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.keras_internals.compile_internals import compiled_metric
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup
 from keras_multigpu.training.steps.probes import Seen
@@ -29,7 +29,7 @@ class Score(NamedTuple):
     def result(self, replica: int) -> float:
         values = [tf.convert_to_tensor(state) for state in self.states[replica]]
         # On the first device, whatever scope is open.
-        with keras_internals.single_device():
+        with graph_internals.single_device():
             results = keras.tree.flatten(self.metric.stateless_result(values))
         # Some metrics have a value for each class.
         return float(np.mean([np.mean(tf.convert_to_tensor(one).numpy()) for one in results]))
@@ -61,7 +61,7 @@ class ScoreProbe(StepProbe):
             return measured
         pairs = chosen(self._metrics, seen.batch[1], seen.y_pred, self.output_names)
         if self.scores is None:
-            with tf.init_scope(), keras_internals.single_device():
+            with tf.init_scope(), graph_internals.single_device():
                 self.scores = [self._score(*pair) for pair in pairs]
                 self.write_scores(self._pending)
         for score, (_, _, y, y_pred) in zip(self.scores, pairs, strict=True):

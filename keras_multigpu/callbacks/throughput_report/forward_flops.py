@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import graph_internals, model_internals
 
 # The backward pass takes about two forward passes: one for inputs, one for weights.
 TRAINING = 3
@@ -29,9 +29,9 @@ def forward_flops(model: keras.Model, x: Any) -> int | None:
     specs = keras.tree.map_structure(
         lambda leaf: None if leaf is None else tf.TensorSpec([1, *leaf.shape[1:]], leaf.dtype), x
     )
-    with keras_internals.single_device():
+    with graph_internals.single_device():
         traced = tf.function(
-            lambda inputs: keras_internals.called(model, inputs, training=False), autograph=False
+            lambda inputs: model_internals.called(model, inputs, training=False), autograph=False
         ).get_concrete_function(specs)
     return counted(traced.graph.get_operations())
 

@@ -14,9 +14,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.callbacks.throughput_report.report import Scaling
 from keras_multigpu.checks import value_error
+from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
 from keras_multigpu.replicas import obtained
 from keras_multigpu.training.distribute import distribute
@@ -70,7 +70,7 @@ def speed_of(model: Any, batches: list[Any], steps: int) -> float:
 
 def copy_of(model: Any, copies_strategy: tf.distribute.Strategy) -> Any:
     """A model of the same layers, weights and loss, without metrics, under a strategy."""
-    with keras_internals.single_device():
+    with graph_internals.single_device():
         try:
             copy = keras.models.clone_model(model)
             # In a Sequential model without an input, layers have no weights before they are built.

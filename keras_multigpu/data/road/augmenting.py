@@ -6,8 +6,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
+from keras_multigpu.keras_internals import model_internals, variable_internals
 from keras_multigpu.seeded_layers import (
     build,
     call_of,
@@ -96,7 +96,7 @@ def layer_step(layer: keras.Layer, position: int, training: bool) -> Step:
         build(layer, x)
         return call(x)
 
-    if not keras_internals.seed_states(layer) or not training:
+    if not variable_internals.seed_states(layer) or not training:
         return whole
 
     def one(x: Any, seed: tf.Tensor) -> Any:
@@ -111,7 +111,7 @@ def layer_step(layer: keras.Layer, position: int, training: bool) -> Step:
 
 
 def refuse_mixing(layer: keras.Layer) -> None:
-    for part in keras_internals.layers_of(layer):
+    for part in model_internals.layers_of(layer):
         if isinstance(part, keras.layers.MixUp | keras.layers.CutMix):
             raise value_error(
                 f"`augment` holds {type(part).__name__}, which mixes the examples of a batch.",
@@ -122,7 +122,7 @@ def refuse_mixing(layer: keras.Layer) -> None:
 
 
 def refuse_keras_cv(layer: keras.Layer) -> None:
-    for part in keras_internals.layers_of(layer):
+    for part in model_internals.layers_of(layer):
         if is_keras_cv(part):
             raise value_error(
                 f"`augment` holds {type(part).__name__} of keras-cv by itself. It would draw "
@@ -140,7 +140,7 @@ def require_no_masks(layer: keras.Layer, x: Any, y: Any) -> None:
         for leaf in keras.tree.flatten(y)
         if leaf is not None and leaf.shape.rank in (3, 4) and tuple(leaf.shape[1:3]) in sizes
     ]
-    if masks and keras_internals.seed_states(layer):
+    if masks and variable_internals.seed_states(layer):
         raise value_error(
             f"{type(layer).__name__} would change the images, but not their masks.",
             "Expected layers that know of masks, where there are some.",

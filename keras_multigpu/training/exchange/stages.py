@@ -19,8 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
-from keras_multigpu.keras_internals import step_hooks
+from keras_multigpu.keras_internals import graph_internals, step_hooks
 from keras_multigpu.training.exchange.packing import Packing, SumAll
 
 # `MirroredStrategy` runs each replica on a thread of its own.
@@ -83,7 +82,7 @@ def traced(function: Callable[..., Any], specs: Sequence[Any], jit_compile: bool
             with step_hooks.variables_read_outside():
                 return part(*args)
 
-        with keras_internals.single_device():
+        with graph_internals.single_device():
             return tf.function(
                 reading if jit_compile else part, jit_compile=jit_compile, autograph=False
             ).get_concrete_function(*part_specs)
@@ -134,7 +133,7 @@ def called_directly(function: Callable[..., Any]) -> Callable[..., Any]:
             with context:
                 return sum_all(tensors) if sum_all else tensors
 
-        with summing(summed), keras_internals.single_device():
+        with summing(summed), graph_internals.single_device():
             return function(*args)
 
     return call
@@ -179,7 +178,7 @@ class Stages:
         if compiled is None:
             # Once for all replicas: TensorFlow would do it for each call, which was 22 of the 67 s
             # of processor time of a first step on 8 replicas. This takes 1.1 s.
-            functions = keras_internals.optimized_functions(functions, self.graph.as_graph_def())
+            functions = graph_internals.optimized_functions(functions, self.graph.as_graph_def())
         for part, function in zip(parts, functions, strict=True):
             part.define(function, compiled)
         self._parts = parts
@@ -308,9 +307,9 @@ class Part:
     ) -> None:
         """Let TensorFlow know the function; `compiled` as in `Stages`."""
         name = function.signature.name
-        keras_internals.add_function(function)
+        graph_internals.add_function(function)
         # TensorFlow would keep it until the process ends, and so those of all models ever traced.
-        weakref.finalize(self, keras_internals.remove_function, name)
+        weakref.finalize(self, graph_internals.remove_function, name)
         kind = tf.raw_ops.PartitionedCall
         # TensorFlow may leave out or merge calls of the other kind.
         if any(operation.op_def.is_stateful for operation in self.operations):

@@ -14,9 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.batch_sizes import share_bounds
-from keras_multigpu.keras_internals import dataset_internals
+from keras_multigpu.keras_internals import dataset_internals, graph_internals
 from keras_multigpu.training.replica_group import HOST, Replica
 from keras_multigpu.training.shares import (
     COUNT,
@@ -191,7 +190,7 @@ class Cutter:
             def on_leaves(*leaves: Any) -> tuple[Rows, ...]:
                 return shares_of(filled(spec, leaves), self.replicas, self._ids)
 
-            with keras_internals.single_device(), tf.device(HOST):
+            with graph_internals.single_device(), tf.device(HOST):
                 function = tf.function(on_leaves, autograph=False)
                 self._graphs[key] = function.get_concrete_function(*present(spec))
         return self._graphs[key]

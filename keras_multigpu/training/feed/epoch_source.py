@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
+from keras_multigpu.keras_internals import dataset_internals
 from keras_multigpu.training.feed.cutter import Cutter, WaitingShares
 from keras_multigpu.training.feed.sources import Anchor, BatchSource
 from keras_multigpu.training.shares import Batch, Shares, normalized, with_length
@@ -177,7 +177,7 @@ def refuse_endless_epoch(batches: Any, steps: int | None) -> None:
 def weighing(spec: Any, class_weight: dict[int, float]) -> Any:
     """What makes sample weights of classes' weights, in batches of these specs."""
     refuse_weights_twice(spec, class_weight)
-    return keras_internals.class_weights_of_batch(class_weight)
+    return dataset_internals.class_weights_of_batch(class_weight)
 
 
 def refuse_weights_twice(spec: Any, class_weight: dict[int, float]) -> None:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, NoReturn
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
+from keras_multigpu.keras_internals import dataset_internals, graph_internals
 from keras_multigpu.keras_internals.dataset_internals import batching_of, shuffled_by
 from keras_multigpu.training.feed.cutter import Cutter, WaitingShares, joined_shares
 from keras_multigpu.training.replica_group import HOST
@@ -142,7 +142,7 @@ class DatasetSource(BatchSource):
             # Not found by reading: a shuffled dataset gives its next reader another order.
             cut = batching_of(x)
         self._cut = cut
-        self._adapter = keras_internals.data_adapter(**arguments)
+        self._adapter = dataset_internals.data_adapter(**arguments)
         with contextlib.nullcontext() if self._order is None else self._order.taken():
             self._dataset = self._adapter.get_tf_dataset()
         endless = self._dataset.cardinality() == tf.data.INFINITE_CARDINALITY
@@ -218,7 +218,7 @@ class Order:
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        with tf.init_scope(), keras_internals.single_device(), tf.device(HOST):
+        with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
             # A variable, so that the dataset's graph is made once and not for each epoch.
             self._number = tf.Variable(0, dtype=tf.int64, trainable=False)
 
@@ -320,6 +320,6 @@ def steps_of(size: int | None, examples: int | None, dropped: bool) -> int | Non
 
 def weighted(batch: Batch, class_weight: dict[int, float]) -> Batch:
     """A batch whose classes' weights have become sample weights."""
-    return keras_internals.class_weights_of_batch(class_weight)(
+    return dataset_internals.class_weights_of_batch(class_weight)(
         *(part for part in batch if part is not None)
     )

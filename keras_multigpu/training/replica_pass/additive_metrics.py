@@ -19,8 +19,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
+from keras_multigpu.keras_internals import compile_internals, graph_internals, model_internals
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_pass.loss_reduction import KEPT, random_rows, tried
 from keras_multigpu.training.replica_pass.pure_model import summable
@@ -158,13 +158,13 @@ class AdditiveMetrics:
     def __init__(self, model: keras.Model, spec: tuple[Any, Any, Any], at_once: bool) -> None:
         self._model = model
         self._spec = spec
-        self._at_once = at_once or (keras_internals.has_metrics(model) and shared_by_all(spec))
+        self._at_once = at_once or (compile_internals.has_metrics(model) and shared_by_all(spec))
 
     def build(self, y_pred: Any) -> None:
         """Create the metrics' variables, for symbolic predictions."""
         x, y, sample_weight = symbolic(self._spec)
-        with tf.init_scope(), keras_internals.single_device():
-            keras_internals.build_metrics(self._model, x, y, y_pred, sample_weight)
+        with tf.init_scope(), graph_internals.single_device():
+            compile_internals.build_metrics(self._model, x, y, y_pred, sample_weight)
 
     def build_for(self, data: Any, y_pred: Any) -> None:
         """Create the metrics' variables, for some rows and their predictions."""
@@ -173,22 +173,22 @@ class AdditiveMetrics:
             return
         # Metrics that only run eagerly read the numbers.
         x, y, sample_weight = data
-        real_call = keras_internals.real_call
-        keras_internals.build_metrics(self._model, x, y, y_pred, sample_weight, real_call)
+        real_call = model_internals.real_call
+        compile_internals.build_metrics(self._model, x, y, y_pred, sample_weight, real_call)
 
     def of_rows(self, rows: Rows, y_pred: Any, in_common: bool) -> tuple[list[tf.Tensor], Additive]:
         """What some rows add to the variables of additive metrics, and which these are.
 
         Some predictions may be the same for all rows, which then have them in common.
         """
-        has_metrics = keras_internals.has_metrics(self._model)
+        has_metrics = compile_internals.has_metrics(self._model)
         if self._at_once or (in_common and has_metrics):
             return [], Additive(True, [], [])
         if not has_metrics:
             return [], NO_METRICS
         self.build_for(rows.data, y_pred)
         answers = self._tried(rows, y_pred)
-        metrics = keras_internals.compiled_metrics(self._model)
+        metrics = compile_internals.compiled_metrics(self._model)
         variables = list({id(v): v for metric in metrics for v in metric.variables}.values())
         zeros = [tf.zeros(v.shape, v.dtype) for v in variables]
         with CatchingScope(variables, zeros) as scope:
@@ -222,7 +222,7 @@ class AdditiveMetrics:
         def note(metric: keras.metrics.Metric, *data: Any) -> None:
             found.append(is_additive(metric, data))
 
-        keras_internals.update_metrics(self._model, note, rows.data[1], y_pred, rows.data[2])
+        compile_internals.update_metrics(self._model, note, rows.data[1], y_pred, rows.data[2])
         return found
 
     def _update(self, batch: Any, y_pred: Any, answers: Sequence[bool], wanted: bool) -> None:
@@ -233,7 +233,7 @@ class AdditiveMetrics:
             if next(each) == wanted:
                 metric.update_state(*data)
 
-        keras_internals.update_metrics(self._model, update, batch[1], y_pred, batch[2])
+        compile_internals.update_metrics(self._model, update, batch[1], y_pred, batch[2])
 
 
 def shared_by_all(spec: tuple[Any, Any, Any]) -> bool:

@@ -31,8 +31,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
+from keras_multigpu.keras_internals import compile_internals, model_internals
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.shares import wide
 
@@ -90,11 +90,11 @@ class LossShares:
     def total(self, data: tuple[Any, Any, Any], y_pred: Any) -> tf.Tensor:
         """The weighted sum of the shares, of rows `(x, y, sample_weight)` and their predictions."""
         _, y, sample_weight = data
-        compiled = keras_internals.compile_loss(self._model)
+        compiled = compile_internals.compile_loss(self._model)
         if not compiled.built:
             compiled(y, y_pred, sample_weight)
-        wrapped = [self._share_of(loss) for loss in keras_internals.losses_of(self._model)]
-        with keras_internals.losses_exchanged(self._model, wrapped):
+        wrapped = [self._share_of(loss) for loss in compile_internals.losses_of(self._model)]
+        with compile_internals.losses_exchanged(self._model, wrapped):
             total = compiled(y, y_pred, sample_weight)
         return tf.cast(0.0 if total is None else total, wide())
 
@@ -151,7 +151,7 @@ def divided(
     # Divisors are made those `of_all` replicas while no loss is exchanged: in the middle of a sum
     # another replica may have its turn, with the same model.
     shares = LossShares(model, fraction)
-    if keras_internals.compile_loss(model) is None:
+    if compile_internals.compile_loss(model) is None:
         return None, shares
     total = shares.total(data, y_pred)
     if shares.divisors:
@@ -162,7 +162,7 @@ def divided(
 
 def updates_so_far() -> int:
     """How often a variable was assigned in this forward pass."""
-    return getattr(keras_internals.stateless_scope(), "updates", 0)
+    return getattr(model_internals.stateless_scope(), "updates", 0)
 
 
 def weighted_values(
@@ -174,13 +174,13 @@ def weighted_values(
     """
     if relates_rows(loss, y_true, y_pred):
         raise NeedsWholeBatch(loss.name)
-    mask = keras_internals.get_mask(y_pred)
+    mask = model_internals.get_mask(y_pred)
     with keras.name_scope(loss.name):
         y_true, y_pred = keras.tree.map_structure(
             lambda value: keras.ops.convert_to_tensor(value, dtype=loss.dtype), (y_true, y_pred)
         )
         values = keras.ops.convert_to_tensor(loss.call(y_true, y_pred))
-    own_mask = keras_internals.get_mask(values)
+    own_mask = model_internals.get_mask(values)
     if mask is not None and own_mask is not None:
         mask = mask & own_mask
     mask = own_mask if mask is None else mask
@@ -205,13 +205,13 @@ def with_weights(
             size, masked = (tf.cast(tf.size(v), values.dtype) for v in (values, valid))
             valid = valid * (masked / size)
         if weights is not None:
-            valid, weights = keras_internals.same_rank(valid, weights)
+            valid, weights = compile_internals.same_rank(valid, weights)
         weights = valid if weights is None else weights * valid
     if weights is None:
         return values, divisor
     if reduction == "mean_with_sample_weight":
         divisor = tf.reduce_sum(weights)
-    values, weights = keras_internals.same_rank(values, weights)
+    values, weights = compile_internals.same_rank(values, weights)
     return values * weights, divisor
 
 
@@ -219,7 +219,7 @@ def refuse_other_axes(values: tf.Tensor, weights: tf.Tensor) -> None:
     """Raise a `ValueError` where weights of examples would be weights of another axis."""
     # They are multiplied along the last axis. Keras's batch is seldom as long as that axis, so its
     # step fails; a replica's share may be as long by chance.
-    ranks = [each.shape.rank for each in keras_internals.same_rank(values, weights)]
+    ranks = [each.shape.rank for each in compile_internals.same_rank(values, weights)]
     if None not in ranks and 0 < ranks[1] < ranks[0]:
         raise value_error(
             "`sample_weight` has fewer axes than the values of the loss.",

@@ -14,8 +14,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
+from keras_multigpu.keras_internals import graph_internals, model_internals
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_pass.flow_rules import Trait
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
@@ -52,7 +52,7 @@ def counted(function: Callable[..., Any], x: Any, leaves: Any, rows: int | None)
     open.
     """
     try:
-        with tf.init_scope(), keras_internals.single_device():
+        with tf.init_scope(), graph_internals.single_device():
             outputs = outputs_of_many(function, x)
     except Exception:
         # A model may read the numbers, and so only run on some.
@@ -83,7 +83,7 @@ def in_order(counts: Counts, function: Callable[..., Any], x: Any) -> Counts:
         traits.extend(None if leaf is None else flow.trait(leaf) for leaf in outputs)
 
     traits: list[Trait | None] = []
-    with tf.init_scope(), keras_internals.single_device():
+    with tf.init_scope(), graph_internals.single_device():
         many = keras.tree.map_structure(of_many, x)
         tf.function(follow, autograph=False).get_concrete_function(many)
     return [ordered(count, trait) for count, trait in zip(counts, traits, strict=True)]
@@ -106,7 +106,7 @@ def ordered(count: int | None, trait: Trait | None) -> int | None:
 
 def outputs_of_many(function: Callable[..., Any], x: Any) -> Any:
     many = symbolic(keras.tree.map_structure(of_many, x))
-    return keras_internals.symbolic_call(function, many)
+    return model_internals.symbolic_call(function, many)
 
 
 def counts_of_many(outputs: Any) -> Counts:

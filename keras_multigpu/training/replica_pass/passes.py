@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.training.exchange.packing import Packing, order_of_backward
 from keras_multigpu.training.exchange.sparse_gradients import (
     add_all,
@@ -537,7 +537,7 @@ def refuse_to_sum(own: list[tf.Tensor]) -> list[tf.Tensor]:
 
 def with_attached(y_pred: Any) -> tuple[Any, list[Any]]:
     """Predictions, and what Keras has attached to them, which a function's result loses."""
-    return y_pred, keras_internals.attached(keras.tree.flatten(y_pred))
+    return y_pred, model_internals.attached(keras.tree.flatten(y_pred))
 
 
 def piece_norm(piece: Rows, gradients: Sequence[Any]) -> tf.Tensor:

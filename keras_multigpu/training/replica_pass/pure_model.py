@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import compile_internals, model_internals, variable_internals
 from keras_multigpu.training.exchange.packing import Packing, SumAll
 from keras_multigpu.training.exchange.sparse_gradients import zero_unless
 from keras_multigpu.training.replica_pass.rows_flow import called
@@ -71,14 +71,15 @@ class Variables:
 
     def __init__(self, model: keras.Model, untracked: Sequence[keras.Variable]) -> None:
         self.trainable = list(model.trainable_variables)
-        of_layers = [v for metric in keras_internals.owned_metrics(model) for v in metric.variables]
+        owned = compile_internals.owned_metrics(model)
+        of_layers = [variable for metric in owned for variable in metric.variables]
         self.others = [*model.non_trainable_variables, *of_layers, *untracked]
-        self.global_seed = keras_internals.global_seed_state()
-        known = {id(state) for state in keras_internals.seed_states(model)}
+        self.global_seed = variable_internals.global_seed_state()
+        known = {id(state) for state in variable_internals.seed_states(model)}
         self.seeds = [
             index
             for index, variable in enumerate(self.others)
-            if id(variable) in known or keras_internals.is_seed_state(variable)
+            if id(variable) in known or variable_internals.is_seed_state(variable)
         ]
 
     @property
@@ -234,7 +235,7 @@ class PureModel:
             if self._in_parts:
                 y_pred, in_order = called(self.model, x, training, scope)
             else:
-                y_pred, in_order = keras_internals.called(self.model, x, training), True
+                y_pred, in_order = model_internals.called(self.model, x, training), True
         summed = {id(penalty) for penalty in penalties}
         added = {id(loss) for loss in scope.losses}
         added_losses, regularization = [], []
@@ -269,9 +270,9 @@ def refuse_assigned_optimizer(model: keras.Model, scope: CatchingScope) -> None:
 
 def loss_trackers(model: keras.Model) -> list[keras.Variable]:
     """The variables of the running means of single losses, as far as they are made."""
-    compiled = keras_internals.compile_loss(model)
+    compiled = compile_internals.compile_loss(model)
     made = list(compiled.variables) if compiled else []
-    return [v for v in made if keras_internals.variable_storage(v) is not None]
+    return [v for v in made if variable_internals.variable_storage(v) is not None]
 
 
 class RememberingRegularizer:
@@ -296,7 +297,7 @@ class RememberingRegularizer:
 def remembered_activity_penalties(model: keras.Model) -> Iterator[list[tf.Tensor]]:
     """The penalties that activity regularisers compute in this context."""
     # Replicas that are traced in turn enter it at the same time; the last one restores.
-    layers = keras_internals.activity_regularized_layers(model)
+    layers = model_internals.activity_regularized_layers(model)
     seen: list[tf.Tensor] = []
     RememberingRegularizer.penalties.seen = seen
     for layer in layers:

@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
-from keras_multigpu.keras_internals import step_hooks
+from keras_multigpu.keras_internals import model_internals, step_hooks
 from keras_multigpu.training.replica_pass.flow_rules import RELATED, Operation, Trait, trait_of
 from keras_multigpu.training.variables.catching_scope import CatchingScope
 
@@ -225,11 +224,11 @@ def called(model: keras.Model, rows: Any, training: bool, scope: CatchingScope) 
     # Without a graph every step would pay for it, and the first one has told.
     answers = _seen.setdefault(model, {}) if eager else {}
     if training in answers:
-        return keras_internals.called(model, rows, training), answers[training]
+        return model_internals.called(model, rows, training), answers[training]
     flow, graph = RowsFlow(rows), tf.compat.v1.get_default_graph()
     before = 0 if eager else len(graph.get_operations())
     with step_hooks.noted_operations(flow.note) if eager else contextlib.nullcontext():
-        outputs = keras_internals.called(model, rows, training)
+        outputs = model_internals.called(model, rows, training)
     if not eager:
         flow.note_all(graph.get_operations()[before:])
         for value in scope.new_values:

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.training.exchange.stages import total
 from keras_multigpu.training.shares import Rows
 
@@ -28,7 +28,7 @@ def synchronized(layers: list[keras.layers.BatchNormalization], rows: Rows) -> I
     for layer in layers:
         # Stays on the layer and does nothing outside this context: replicas are traced in
         # turn, so the first to leave must not take it from the others.
-        keras_internals.take_moments(layer, functools.partial(moments, layer))
+        model_internals.take_moments(layer, functools.partial(moments, layer))
     _replica.rows = rows
     try:
         yield
@@ -42,7 +42,7 @@ def moments(
     """A layer's mean and variance: over all replicas in a synchronised step."""
     rows = getattr(_replica, "rows", None)
     if rows is None:
-        return keras_internals.batch_norm_moments(layer, inputs, mask)
+        return model_internals.batch_norm_moments(layer, inputs, mask)
     return global_moments(inputs, mask, layer.axis % inputs.shape.rank, rows.examples > 0)
 
 

@@ -13,9 +13,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
-from keras_multigpu.keras_internals import optimizer_internals, step_hooks
+from keras_multigpu.keras_internals import (
+    compile_internals,
+    graph_internals,
+    optimizer_internals,
+    step_hooks,
+    variable_internals,
+)
 from keras_multigpu.training.exchange.packing import Packing
 from keras_multigpu.training.exchange.sparse_gradients import zero_unless
 from keras_multigpu.training.logs import flattened
@@ -73,7 +78,7 @@ class CustomStep:
         self._model = model
         self._group = group
         self._function = function
-        states = keras_internals.seed_states(model)
+        states = variable_internals.seed_states(model)
         seeds = {id(state) for state in states}
         self._seeds = group.copies(states)
         # A replica without examples runs on a borrowed row, which must not be counted.
@@ -94,7 +99,7 @@ class CustomStep:
             probe.before_step()
         given: Given = {}
         logs = self._run(shares, given)
-        with keras_internals.single_device():
+        with graph_internals.single_device():
             return self._merged(logs, list(shares), given)
 
     def _run(self, shares: Sequence[Rows], given: Given) -> list[Any]:
@@ -427,14 +432,13 @@ def share_of_loss(model: keras.Model, y: Any, y_pred: Any, sample_weight: Any) -
     with left_alone():
         terms = [tf.reduce_sum(loss) for loss in parts_of_added(step, model.losses)]
         whole: list[tf.Tensor] = []
-        if keras_internals.compile_loss(model) is not None:
+        if compile_internals.compile_loss(model) is not None:
             # The running means of single losses are updated below, with global values.
             with keras.StatelessScope():
                 parts, whole, shares = compiled_part(model, step, (y, y_pred, sample_weight))
             terms += parts
-            for metric, share in zip(
-                keras_internals.compile_loss(model).metrics, sum_of_all(step, shares), strict=False
-            ):
+            means = compile_internals.compile_loss(model).metrics
+            for metric, share in zip(means, sum_of_all(step, shares), strict=False):
                 metric.update_state(share)
         if not terms and not whole:
             raise ValueError("No loss to compute. Provide a `loss` argument in `compile()`.")
@@ -455,6 +459,6 @@ def compiled_part(
         return [total], [], shares.shares
     except NeedsWholeBatch:
         everyones = everyones_rows(step, data)
-        with keras_internals.single_device():
-            whole = keras_internals.compile_loss(model)(*everyones)
+        with graph_internals.single_device():
+            whole = compile_internals.compile_loss(model)(*everyones)
         return [], [tf.reduce_sum(whole)], []

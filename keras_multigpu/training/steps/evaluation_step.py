@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import graph_internals, model_internals
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
 from keras_multigpu.training.replica_pass.passes import EvaluationPass
 from keras_multigpu.training.replica_pass.pure_model import refuse_assigned_optimizer
@@ -68,12 +68,12 @@ def whole_loss(
 
     What it assigns is assigned on all replicas.
     """
-    with keras_internals.single_device():
+    with graph_internals.single_device():
         # Keras takes the penalties of weights from the scope.
         weights = model.trainable_variables
         values = [tf.convert_to_tensor(weight) for weight in weights]
         with CatchingScope(weights, values, updated=weights) as scope:
-            keras_internals.tracked_losses(model, added_losses)
+            model_internals.tracked_losses(model, added_losses)
             loss = computed_loss(model, batch, y_pred, training=False)
         refuse_assigned_optimizer(model, scope)
         assigned = list(scope.assigned.values())

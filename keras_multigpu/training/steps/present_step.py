@@ -8,9 +8,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
-from keras_multigpu.keras_internals import step_hooks
+from keras_multigpu.keras_internals import model_internals, step_hooks, variable_internals
 from keras_multigpu.training.exchange.sparse_gradients import rows_noted, zero_unless
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
@@ -87,7 +86,7 @@ class PresentStep:
     def require_known(self, variable: keras.Variable) -> None:
         """Ask for a variable of which nobody would see to it that the replicas agree."""
         # Each replica draws numbers of its own; from one state they come in turn.
-        own = id(variable) in self._known or keras_internals.is_seed_state(variable)
+        own = id(variable) in self._known or variable_internals.is_seed_state(variable)
         if self.group.count > 1 and not own:
             raise NeedsVariables(self.model.replication.placement, [variable])
 
@@ -187,7 +186,7 @@ def step_of_user_code() -> PresentStep | None:
 def assignment(original: Callable[..., Any], self: keras.Variable, value: Any) -> Any:
     """`keras.Variable.assign`, which each replica does to a copy of its own."""
     step = getattr(_thread, "step", None)
-    if step is None or keras_internals.stateless_scope() is not None:
+    if step is None or model_internals.stateless_scope() is not None:
         return original(self, value)
     step.require_known(self)
     # All others may differ until the step ends, see `CustomStep`.
@@ -204,7 +203,7 @@ def turn(
     step = getattr(_thread, "step", None)
     if step is None:
         return original(self, *args, **kwargs)
-    with keras_internals.kept_by_layers(step.model):
+    with model_internals.kept_by_layers(step.model):
         return original(self, *args, **kwargs)
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.training.exchange.sparse_gradients import zero_unless
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_pass.output_rows import FIRST_TO_LAST
@@ -98,7 +98,7 @@ class Seen:
         """The predictions for them, of which each may have several rows."""
         shown = tf.where(self.examples > 0, FIRST_TO_LAST, 0)
         y_pred, attached = first_rows((self._outcome.y_pred, self._outcome.attached), shown)
-        keras_internals.attach(keras.tree.flatten(y_pred), attached)
+        model_internals.attach(keras.tree.flatten(y_pred), attached)
         return y_pred
 
     @property

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
+from keras_multigpu.keras_internals import compile_internals, graph_internals, model_internals
 from keras_multigpu.training.exchange.sparse_gradients import (
     rows_noted,
     rows_of_all,
@@ -190,7 +190,7 @@ class Step:
                 self._group,
             )
             leaves, attached = everything[: len(counts)], everything[len(counts) :]
-        keras_internals.attach(leaves, attached)
+        model_internals.attach(leaves, attached)
         return keras.tree.pack_sequence_as(outcomes[0].y_pred, leaves)
 
     def _refuse_computed(self, results: list[Result]) -> None:
@@ -241,12 +241,12 @@ class Step:
         loss, *parts = losses
         size = self._size(shares)
         weight = size if isinstance(size, int) else None
-        compiled = keras_internals.compile_loss(self._model)
-        with keras_internals.single_device(), tf.device(self._group.hub):
+        compiled = compile_internals.compile_loss(self._model)
+        with graph_internals.single_device(), tf.device(self._group.hub):
             # As Keras's `CompileLoss` weighs them: by the batch size where it is static.
             for metric, part in zip(compiled.metrics if compiled else (), parts, strict=False):
                 metric.update_state(part, sample_weight=weight)
-            keras_internals.loss_tracker(self._model).update_state(loss, sample_weight=size)
+            compile_internals.loss_tracker(self._model).update_state(loss, sample_weight=size)
             layout, totals = results[0].layout, results[0].update.metrics
             return self._pass.metrics.logs(layout.metrics, totals, *whole)
 
@@ -283,7 +283,7 @@ class UpdatingStep(Step):
                 self._assign(results)
                 return self._tracked(shares, results, whole)
             tf.cond(allowed, lambda: self._assigned(results), lambda: False)
-            with keras_internals.single_device():
+            with graph_internals.single_device():
                 if whole[1] is not None:
                     self._pass.metrics.build_for(*whole)
                 before = [tf.convert_to_tensor(v) for v in self._model.metrics_variables]
@@ -311,7 +311,7 @@ class UpdatingStep(Step):
 
     def _kept(self, logs: dict[str, Any], before: list[Any], allowed: tf.Tensor) -> dict[str, Any]:
         """Metrics and logs as they were before, where the step was not allowed."""
-        with keras_internals.single_device():
+        with graph_internals.single_device():
             for variable, value in zip(self._model.metrics_variables, before, strict=True):
                 variable.assign(tf.where(allowed, tf.convert_to_tensor(variable), value))
             earlier = self._model.get_metrics_result()
@@ -424,7 +424,7 @@ def overridden(model: keras.Model, *methods: str) -> list[str]:
 def computed_loss(model: keras.Model, batch: Batch, y_pred: Any, training: bool) -> tf.Tensor:
     """`model.compute_loss` of a global batch; a Python number too becomes a float tensor."""
     x, y, sample_weight = batch
-    loss = keras_internals.compute_loss(model, x, y, y_pred, sample_weight, training)
+    loss = compile_internals.compute_loss(model, x, y, y_pred, sample_weight, training)
     loss = tf.convert_to_tensor(loss)
     return loss if loss.dtype.is_floating else tf.cast(loss, keras.config.floatx())
 

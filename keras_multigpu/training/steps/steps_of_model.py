@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error, warn
+from keras_multigpu.keras_internals import compile_internals, graph_internals, model_internals
 from keras_multigpu.training.replica_pass.additive_metrics import AdditiveMetrics
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.replica_pass.passes import EvaluationPass, TrainingPass
@@ -52,7 +52,7 @@ def prepare(
     of_loops = [f"make_{kind}_function" for kind in LOOPS]
     own = overridden(model, *of_loops, *([] if method is None else [method]))
     refuse_own_loops(model, own)
-    layers = keras_internals.layers_of(model)
+    layers = model_internals.layers_of(model)
     if replication.shares_of_batch > 1:
         refuse_stateful(layers)
     strategy = replication.strategy
@@ -74,11 +74,11 @@ def prepare(
 def call_once(model: keras.Model, spec: Batch | None, batch: Batch | None, own: bool) -> bool:
     """Call a model with `x`, which builds it; whether that was possible. See `prepare`."""
     try:
-        with keras_internals.single_device():
+        with graph_internals.single_device():
             if batch is not None and model.run_eagerly:
-                keras_internals.real_call(model, batch[0])
+                model_internals.real_call(model, batch[0])
             elif spec is not None and not model.run_eagerly and not own:
-                keras_internals.symbolic_call(model, symbolic(spec[0]))
+                model_internals.symbolic_call(model, symbolic(spec[0]))
             else:
                 return False
     except Exception:
@@ -217,19 +217,19 @@ def make_ready(
             lambda *parts: function(keras.utils.pack_x_y_sample_weight(*parts)), autograph=False
         )
         # An optimizer would make its variables inside of this graph.
-        with idle_optimizers(model), keras_internals.single_device():
+        with idle_optimizers(model), graph_internals.single_device():
             step.get_concrete_function(*spec)
         place_model(model, replication.strategy)
 
-    if not are_built(keras_internals.layers_of(model)):
+    if not are_built(model_internals.layers_of(model)):
         run_step()
     elif has_call(model):
         try:
-            with keras_internals.single_device():
+            with graph_internals.single_device():
                 if batch is not None and model.run_eagerly:
-                    keras_internals.build_model(model, batch, keras_internals.real_call)
+                    compile_internals.build_model(model, batch, model_internals.real_call)
                 else:
-                    keras_internals.build_model(model, symbolic(spec))
+                    compile_internals.build_model(model, symbolic(spec))
         except Exception:  # The step calls the model with something else than `x`.
             run_step()
     replication.placement.arrange_metrics(model)
@@ -265,7 +265,7 @@ def synchronized_layers(model: keras.Model, every: bool) -> list[keras.layers.Ba
     """The BatchNorm layers to synchronise: all, or those made with `synchronized=True`."""
     return [
         layer
-        for layer in keras_internals.layers_of(model)
+        for layer in model_internals.layers_of(model)
         if isinstance(layer, keras.layers.BatchNormalization) and (every or layer.synchronized)
     ]
 

@@ -12,8 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.batch_sizes import share_bounds
+from keras_multigpu.keras_internals import graph_internals, model_internals
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
 from keras_multigpu.training.replica_pass.loss_reduction import refuse_ragged
 from keras_multigpu.training.replica_pass.output_rows import (
@@ -62,8 +62,8 @@ class WholeBatchTrainStep(UpdatingStep):
     ) -> None:
         super().__init__(model, group, spec, replica_pass, probes)
         if not model.run_eagerly:
-            with keras_internals.single_device():
-                y_pred = keras_internals.symbolic_call(model, symbolic(spec[0]))
+            with graph_internals.single_device():
+                y_pred = model_internals.symbolic_call(model, symbolic(spec[0]))
                 counts = rows_per_example(model, spec[0]) if group.count > 1 else []
                 refuse_several_rows(keras.tree.flatten(y_pred), counts)
             # Their variables, before the replicas are traced.
@@ -72,7 +72,7 @@ class WholeBatchTrainStep(UpdatingStep):
     def _tracked(
         self, shares: Sequence[Rows], results: list[Result], whole: tuple[Batch, Any]
     ) -> dict[str, Any]:
-        with keras_internals.single_device():
+        with graph_internals.single_device():
             trackers = results[0].trackers
             for variable, value in zip(loss_trackers(self._model), trackers, strict=True):
                 variable.assign(value)
@@ -172,7 +172,7 @@ class WholeLoss:
         self._batch = batch
         self._values = values
         self._y_pred, attached = predictions
-        keras_internals.attach(keras.tree.flatten(self._y_pred), attached)
+        model_internals.attach(keras.tree.flatten(self._y_pred), attached)
         self._outputs = present(predictions)
         self._added = [tf.identity(loss) for loss in added_losses]
 
@@ -181,7 +181,7 @@ class WholeLoss:
         predictions, trainable = self._outputs, list(self._values.trainable)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch([*predictions, *self._added, *trainable])
-            with keras_internals.single_device():
+            with graph_internals.single_device():
                 self._compute()
             scaled = self.loss * tf.cast(scale, self.loss.dtype)
         self.of_predictions, self.of_added, self.of_trainable = tape.gradient(
@@ -193,7 +193,7 @@ class WholeLoss:
     def _compute(self) -> None:
         model = self._pure.model
         with self._pure.whole_scope(self._values) as scope:
-            keras_internals.tracked_losses(model, self._added)
+            model_internals.tracked_losses(model, self._added)
             self.loss = computed_loss(model, self._batch, self._y_pred, training=True)
             self.end = self._pure.new_values(scope, self._values)
         self.trackers = [

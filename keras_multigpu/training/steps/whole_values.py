@@ -22,8 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
-from keras_multigpu.keras_internals import step_hooks
+from keras_multigpu.keras_internals import graph_internals, step_hooks
 from keras_multigpu.training.exchange.packing import Packing, order_of_backward
 from keras_multigpu.training.exchange.sparse_gradients import (
     of_table,
@@ -79,7 +78,7 @@ def loss_of_all(
         values, divisor = weighted_values(loss, *data)
     except NeedsWholeBatch:
         everyones = everyones_rows(step, data)
-        with keras_internals.single_device():
+        with graph_internals.single_device():
             return original(loss, *everyones)
     total = tf.reduce_sum(tf.cast(values, wide()))
     if loss.reduction == "sum":

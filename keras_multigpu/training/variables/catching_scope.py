@@ -20,14 +20,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import error_of, value_error
-from keras_multigpu.keras_internals import step_hooks
+from keras_multigpu.keras_internals import model_internals, step_hooks, variable_internals
 
 
 def scope_of_pass() -> Any:
     """The present `CatchingScope`; None where no pass runs on this thread."""
-    scope = keras_internals.stateless_scope()
+    scope = model_internals.stateless_scope()
     return scope if hasattr(scope, "reads") else None
 
 
@@ -216,7 +215,7 @@ class CatchingScope(keras.StatelessScope):
     def _meet(self, variable: keras.Variable) -> None:
         if (
             id(variable) not in self._known
-            and keras_internals.variable_storage(variable) is not None
+            and variable_internals.variable_storage(variable) is not None
         ):
             self.unknown[id(variable)] = variable
 
@@ -307,7 +306,7 @@ class WeighedNumbers:
 
 def update_with_part(metric: Any, values: Any, sample_weight: Any = None) -> Any:
     """`Mean.update_state`, which weighs a single number as the scope says."""
-    part = getattr(keras_internals.stateless_scope(), "part", None)
+    part = getattr(model_internals.stateless_scope(), "part", None)
     if part is not None and sample_weight is None and keras.ops.ndim(values) == 0:
         sample_weight = part
     return UPDATE(metric, values, sample_weight)

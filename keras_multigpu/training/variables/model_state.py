@@ -10,10 +10,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
 from keras_multigpu.checks import value_error
 from keras_multigpu.identities import identity_of, of_object
-from keras_multigpu.keras_internals import optimizer_internals
+from keras_multigpu.keras_internals import model_internals, optimizer_internals, variable_internals
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.variables.placement import optimizers_of
@@ -96,7 +95,7 @@ def variables_of(model: keras.Model) -> dict[str, keras.Variable]:
         "metrics": model.metrics_variables,
         # A model of Keras's own `fit` may have copies as well.
         "untracked": replication.placement.untracked if replication else [],
-        "seed": [keras_internals.global_seed_state()],
+        "seed": [variable_internals.global_seed_state()],
     }
     named, seen = {}, set()
     for group, variables in groups.items():
@@ -112,7 +111,7 @@ def unique(variables: list[keras.Variable]) -> list[keras.Variable]:
 
 def value_of(variable: keras.Variable) -> Value:
     """A variable's value; of one whose copies add up, the copies."""
-    storage = keras_internals.variable_storage(variable)
+    storage = variable_internals.variable_storage(variable)
     if adds_up(storage):
         return tuple(part.numpy() for part in storage.values)
     return np.array(storage.numpy())
@@ -126,7 +125,7 @@ def kind_of(value: Value) -> str:
 
 def give(variable: keras.Variable, value: Value) -> None:
     """Let a variable have a value, on all replicas."""
-    storage = keras_internals.variable_storage(variable)
+    storage = variable_internals.variable_storage(variable)
     had = value if isinstance(value, tuple) else (value,)
     # In its own type, which NumPy would widen for integers.
     total = had[0] if len(had) == 1 else np.sum(had, axis=0, dtype=had[0].dtype)
@@ -161,7 +160,7 @@ def identity_of_model(model: keras.Model) -> dict[str, Any]:
     """
     given = compile_arguments(model)
     return {
-        "layers": [identity_of_layer(part) for part in keras_internals.layers_of(model)],
+        "layers": [identity_of_layer(part) for part in model_internals.layers_of(model)],
         "optimizers": [identity_of_optimizer(part) for part in optimizers_of(model)],
         **{name: identity_of(given.get(name)) for name in COMPILED},
     }
@@ -178,7 +177,7 @@ def rates_of(model: keras.Model) -> list[Any]:
     """The learning rate of each optimizer: a number, or what the schedule was made of."""
     rates = [optimizer_internals.compiled_rate(part) for part in optimizers_of(model)]
     return [
-        float(keras_internals.variable_storage(rate).numpy())
+        float(variable_internals.variable_storage(rate).numpy())
         if isinstance(rate, keras.Variable)
         else identity_of(rate)
         for rate in rates
@@ -188,9 +187,9 @@ def rates_of(model: keras.Model) -> list[Any]:
 def identity_of_layer(layer: keras.Layer) -> dict[str, Any]:
     """That of a layer; of one that Keras made of others only how they are wired."""
     if type(layer).get_config in MADE_OF_OTHERS:
-        return {"class": type(layer).__name__, "wiring": identity_of(keras_internals.wiring(layer))}
+        return {"class": type(layer).__name__, "wiring": identity_of(model_internals.wiring(layer))}
     return of_object(layer)
 
 
 # The layers inside have their own places in the list.
-MADE_OF_OTHERS = (keras.Sequential.get_config, keras_internals.FunctionalModel.get_config)
+MADE_OF_OTHERS = (keras.Sequential.get_config, model_internals.FunctionalModel.get_config)

@@ -22,8 +22,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu import keras_internals
-from keras_multigpu.keras_internals import optimizer_internals
+from keras_multigpu.keras_internals import (
+    compile_internals,
+    graph_internals,
+    optimizer_internals,
+    variable_internals,
+)
 from keras_multigpu.training.replica_group import scope_of
 
 
@@ -120,7 +124,7 @@ def home_device(strategy: tf.distribute.Strategy) -> str | None:
 def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Strategy) -> None:
     """Give each variable a storage under `strategy`, starting from its value."""
     home = home_device(strategy)
-    known = zip(variables, keras_internals.storages_of(variables), strict=True)
+    known = zip(variables, variable_internals.storages_of(variables), strict=True)
     values = [
         (variable, storage.numpy())
         for variable, storage in known
@@ -128,7 +132,7 @@ def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Str
     ]
     if values:
         moved = [variable for variable, _ in values]
-        keras_internals.set_storages(moved, copied(values, strategy))
+        variable_internals.set_storages(moved, copied(values, strategy))
 
 
 def copied(
@@ -141,7 +145,7 @@ def copied(
             tf.Variable(value, dtype=value.dtype, trainable=v.trainable, name=v.name)
             for v, value in values
         ]
-    keras_internals.make_usual(storages)
+    variable_internals.make_usual(storages)
     return storages
 
 
@@ -167,7 +171,7 @@ class MetricStorages:
         """Let variables live once, or in parts on the replicas; their values are kept."""
         in_parts = in_parts and home_device(self._strategy) is None
         moved: list[tuple[keras.Variable, tf.Variable]] = []
-        storages = keras_internals.storages_of(variables)
+        storages = variable_internals.storages_of(variables)
         for variable, storage in zip(variables, storages, strict=True):
             if storage is None or is_in_parts(storage) == in_parts:
                 continue
@@ -181,7 +185,8 @@ class MetricStorages:
             give(other, value, everywhere=self._is_spread)
             moved.append((variable, other))
         if moved:
-            keras_internals.set_storages([each for each, _ in moved], [each for _, each in moved])
+            of_variables, others = map(list, zip(*moved, strict=True))
+            variable_internals.set_storages(of_variables, others)
 
     def _new(self, variable: keras.Variable, value: np.ndarray, in_parts: bool) -> tf.Variable:
         zeros = np.zeros_like(value)
@@ -190,7 +195,7 @@ class MetricStorages:
             return copied([(variable, zeros)], self._strategy)[0]
         options = {"dtype": zeros.dtype, "name": variable.name}
         if not in_parts:
-            with tf.init_scope(), keras_internals.single_device():
+            with tf.init_scope(), graph_internals.single_device():
                 return tf.Variable(zeros, **options)
         with tf.init_scope(), scope_of(self._strategy):
             # Replicas assign each its own part; whoever reads it elsewhere gets the sum.
@@ -247,7 +252,7 @@ class Placement:
             if in_parts == self._in_parts:
                 return
             self._in_parts = in_parts
-        given = [v for metric in keras_internals.given_metrics(model) for v in metric.variables]
+        given = [v for metric in compile_internals.given_metrics(model) for v in metric.variables]
         variables = [*model.metrics_variables, *given, *self.metric_states]
         self._metrics.use(variables, bool(self._in_parts))
 

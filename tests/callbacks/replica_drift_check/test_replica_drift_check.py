@@ -12,7 +12,6 @@ from cpu_replicas import covering, replicas_of
 from own_step import OwnStep
 
 import keras_multigpu as kmg
-from keras_multigpu import keras_internals
 from keras_multigpu.callbacks import ReplicaDriftCheck
 from keras_multigpu.callbacks.replica_drift_check import callback
 from keras_multigpu.callbacks.replica_drift_check.drift import (
@@ -21,6 +20,7 @@ from keras_multigpu.callbacks.replica_drift_check.drift import (
     difference,
     odd_ones,
 )
+from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.training.variables.model_state import ModelState
 
 RANDOM = np.random.default_rng(0)
@@ -75,7 +75,7 @@ class Corrupt(keras.callbacks.Callback):
 
 def copies_of(model, variable):
     """The copies of one of the model's variables."""
-    storage = keras_internals.variable_storage(variable)
+    storage = variable_internals.variable_storage(variable)
     return model.distribute_strategy.experimental_local_results(storage)
 
 

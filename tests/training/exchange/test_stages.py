@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.training.exchange import stages
 from keras_multigpu.training.replica_group import ReplicaGroup
 
@@ -79,13 +79,13 @@ def test_sums_at_the_same_place_travel_together(monkeypatch):
 def test_a_function_without_sums_is_one_stage_and_optimized_once(monkeypatch):
     """Whatever the number of replicas: of two equal products one is left, and what is used."""
     left = []
-    optimized = keras_internals.optimized_functions
+    optimized = graph_internals.optimized_functions
 
     def noted(functions, graph):
         left.append([sorted(n.op for n in f.node_def) for f in optimized(functions, graph)])
         return optimized(functions, graph)
 
-    monkeypatch.setattr(keras_internals, "optimized_functions", noted)
+    monkeypatch.setattr(graph_internals, "optimized_functions", noted)
     call = stages.traced(lambda x: (tf.exp(x) - 1.0) * (tf.exp(x) - 1.0), (NUMBER,), False)
     np.testing.assert_allclose(on_two_replicas(call), [[(np.e - 1) ** 2, (np.e**2 - 1) ** 2]])
     (((operations,)),) = left

@@ -6,7 +6,7 @@ import pytest
 from keras_versions import has_multi_optimizer
 
 import keras_multigpu as kmg
-from keras_multigpu import keras_internals
+from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.variables import placement
 from keras_multigpu.training.variables.placement import MetricStorages
@@ -24,9 +24,9 @@ def test_each_replica_gets_a_copy(dtype):
     variable = keras.Variable([1, 0], dtype=dtype, trainable=False)
     placement.place_variables([variable], STRATEGY)
     assert values(variable) == [[1, 0], [1, 0]]
-    storage = keras_internals.variable_storage(variable)
+    storage = variable_internals.variable_storage(variable)
     placement.place_variables([variable], STRATEGY)
-    assert keras_internals.variable_storage(variable) is storage
+    assert variable_internals.variable_storage(variable) is storage
     assert [part.device[-5:] for part in copies_of(variable)] == ["CPU:0", "CPU:1"]
 
 
@@ -35,7 +35,7 @@ def test_a_variable_without_a_value_stays_without():
     with keras.StatelessScope(initialize_variables=False):
         variable = keras.Variable(keras.initializers.Ones(), shape=(2,))
     placement.place_variables([variable], STRATEGY)
-    assert keras_internals.variable_storage(variable) is None
+    assert variable_internals.variable_storage(variable) is None
 
 
 @has_multi_optimizer
@@ -66,24 +66,24 @@ def test_an_optimizer_made_inside_a_scope_moves_to_the_models_strategy():
     placement.place_variables([weight], STRATEGY)
     placement.build_optimizer(optimizer, [weight], STRATEGY)
     assert values(optimizer.variables[1]) == [0.5, 0.5]
-    storages = [keras_internals.variable_storage(v) for v in optimizer.variables]
+    storages = [variable_internals.variable_storage(v) for v in optimizer.variables]
     assert all(placement.lives_under(storage, STRATEGY, None) for storage in storages)
 
 
 def test_values_move_to_and_fro_between_the_same_storages():
     """Of integers, whose parts TensorFlow itself would round down when it sets them."""
     variable = keras.Variable(np.array([3, 5]), dtype="int32", trainable=False)
-    storages, one = MetricStorages(STRATEGY), keras_internals.variable_storage(variable)
+    storages, one = MetricStorages(STRATEGY), variable_internals.variable_storage(variable)
     storages.use([variable], in_parts=True)
-    in_parts = keras_internals.variable_storage(variable)
+    in_parts = variable_internals.variable_storage(variable)
     assert values(variable) == [[3, 5], [0, 0]]
     in_parts.values[1].assign([1, 1])
     storages.use([variable], in_parts=False)
-    assert keras_internals.variable_storage(variable) is one
+    assert variable_internals.variable_storage(variable) is one
     assert variable.numpy().tolist() == [4, 6]
     variable.assign([7, 9])
     storages.use([variable], in_parts=True)
-    assert keras_internals.variable_storage(variable) is in_parts
+    assert variable_internals.variable_storage(variable) is in_parts
     assert values(variable) == [[7, 9], [0, 0]]
 
 
@@ -99,6 +99,6 @@ def test_metrics_made_in_a_scope_are_brought_together():
 def test_a_single_device_needs_one_storage():
     """There a step of the user's updates the metric itself."""
     variable = keras.Variable(2.0)
-    before = keras_internals.variable_storage(variable)
+    before = variable_internals.variable_storage(variable)
     MetricStorages(kmg.strategy("one_device")).use([variable], in_parts=True)
-    assert keras_internals.variable_storage(variable) is before
+    assert variable_internals.variable_storage(variable) is before

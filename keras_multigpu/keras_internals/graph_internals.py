@@ -1,0 +1,115 @@
+"""The door to TensorFlow's graphs: functions, reads of variables, the scope of a strategy."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2, device_properties_pb2, meta_graph_pb2
+from tensorflow.python.eager import context
+from tensorflow.python.framework import op_def_library
+from tensorflow.python.grappler import tf_optimizer
+from tensorflow.python.grappler.cluster import Cluster
+
+
+@contextlib.contextmanager
+def single_device() -> Iterator[None]:
+    """Make Keras and TensorFlow see one device although a strategy is in scope."""
+    # TensorFlow has no public way to leave a strategy's scope.
+    graph = tf.compat.v1.get_default_graph()
+    # Keras divides losses by `tf.distribute.get_strategy().num_replicas_in_sync`. The forward pass
+    # and the metrics of this package follow one device's arithmetic, so that division must not
+    # happen, and variables made here are ordinary ones.
+    saved = graph._distribution_strategy_stack, graph._variable_creator_stack
+    graph._distribution_strategy_stack, graph._variable_creator_stack = [], []
+    try:
+        yield
+    finally:
+        graph._distribution_strategy_stack, graph._variable_creator_stack = saved
+
+
+def add_function(definition: Any) -> None:
+    """Let TensorFlow know a function by its definition, a `FunctionDef`."""
+    # The public ways to it, `tf.function` and `wrap_function`, make every operation anew in Python,
+    # which takes seconds for a large model.
+    context.context().add_function_def(definition)
+
+
+def remove_function(name: str) -> None:
+    """Let TensorFlow forget a function."""
+    context.context().remove_function(name)
+
+
+def optimized_functions(functions: list[Any], graph: Any) -> list[Any]:
+    """Functions without what TensorFlow's optimizer finds superfluous.
+
+    Args:
+        functions: Their definitions.
+        graph: A `GraphDef` with the functions that these call.
+    """
+    # TensorFlow does that by itself, but to a graph in which each call is replaced by what it
+    # calls, so for every replica anew. There is no public way to the optimizer.
+    rewriting = config_pb2.ConfigProto()
+    options = rewriting.graph_options.rewrite_options
+    options.meta_optimizer_iterations = options.ONE
+    options.memory_optimization = options.NO_MEM_OPT
+    # It would make functions of its own of the branches of conditions.
+    options.disable_tfg_optimizer = True
+    # What depends on a device, as the layout of images, is left to TensorFlow.
+    for left in (
+        "layout_optimizer",
+        "remapping",
+        "function_optimization",
+        "loop_optimization",
+        "implementation_selector",
+    ):
+        setattr(options, left, options.OFF)
+    whole = meta_graph_pb2.MetaGraphDef()
+    library = whole.graph_def.library
+    library.CopyFrom(graph.library)
+    library.function.extend(functions)
+    # The optimizer keeps what this collection names, and what that needs.
+    kept = whole.collection_def["train_op"].node_list.value
+    for function in functions:
+        name = function.signature.name
+        kept.append(f"call_{name}")
+        inputs = function.signature.input_arg
+        for place, argument in enumerate(inputs):
+            node = whole.graph_def.node.add(name=f"{name}_{place}", op="Placeholder")
+            node.attr["dtype"].type = argument.type
+            node.attr["shape"].shape.unknown_rank = True
+        call = whole.graph_def.node.add(name=kept[-1], op="StatefulPartitionedCall")
+        call.input.extend(f"{name}_{place}" for place in range(len(inputs)))
+        call.attr["f"].func.name = name
+        call.attr["Tin"].list.type.extend(argument.type for argument in inputs)
+        call.attr["Tout"].list.type.extend(each.type for each in function.signature.output_arg)
+    device = device_properties_pb2.NamedDevice(name="/job:localhost/replica:0/task:0/device:CPU:0")
+    device.properties.type = "CPU"
+    try:
+        optimized = tf_optimizer.OptimizeGraph(rewriting, whole, cluster=Cluster(devices=[device]))
+    except (ValueError, tf.errors.OpError):
+        # TensorFlow too goes on with a graph that its optimizer does not take.
+        return functions
+    known = {function.signature.name: function for function in optimized.library.function}
+    if not known.keys() <= {function.signature.name for function in library.function}:
+        # They may call what TensorFlow has made now, and nobody would find it.
+        return functions
+    return [known[function.signature.name] for function in functions]
+
+
+def read_together(variables: list[tf.Variable]) -> list[tf.Tensor]:
+    """The values of variables of one device, by a single operation of a graph."""
+    graph = tf.compat.v1.get_default_graph()
+    for variable in variables:
+        graph.watch_variable(variable)
+    # A step on 8 replicas of a MobileNet reads 4,600 variables; two operations for each of them, as
+    # the public way takes, are half of its graph.
+    values: list[tf.Tensor] = op_def_library.apply_op(
+        "_ReadVariablesOp",
+        name="read",
+        resources=[variable.handle for variable in variables],
+        dtypes=[variable.dtype for variable in variables],
+    )
+    for variable, value in zip(variables, values, strict=True):
+        value.set_shape(variable.shape)
+    return values

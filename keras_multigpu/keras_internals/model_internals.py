@@ -1,0 +1,202 @@
+"""The door to a model: its layers, how they are wired and called, what a call leaves behind."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src import api_export, backend
+from keras.src.models.functional import Functional
+from keras.src.saving import object_registration
+
+FunctionalModel = Functional
+"""The class of functional models."""
+
+
+def layers_of(model: keras.Model) -> list[keras.Layer]:
+    """The model and all layers inside it, however deep."""
+    return list(model._flatten_layers())
+
+
+@contextlib.contextmanager
+def kept_by_layers(model: keras.Model) -> Iterator[None]:
+    """Give layers back afterwards what they hold now of a call: losses, tensors in attributes."""
+    held = []
+    for layer in layers_of(model):
+        attributes = vars(layer)
+        for name, value in attributes.items():
+            if isinstance(value, tf.Tensor):
+                held.append((attributes, name, value))
+            elif name == "_losses" or (
+                isinstance(value, list) and any(isinstance(each, tf.Tensor) for each in value)
+            ):
+                held.append((attributes, name, value[:]))
+    yield
+    for attributes, name, value in held:
+        if isinstance(value, list):
+            attributes[name][:] = value  # Keras's own list, whose items it looks at.
+        else:
+            attributes[name] = value
+
+
+def wiring(model: keras.Model) -> list[Any]:
+    """The operations of a functional model, and what comes into each, by numbers.
+
+    It is empty for other models.
+    """
+    # The public `get_config` has it by names, which Keras counts, and fails where a layer has no
+    # config.
+    operations = model.operations if isinstance(model, Functional) else []
+    numbers = {id(operation): number for number, operation in enumerate(operations)}
+
+    def place(tensor: Any) -> list[int]:
+        operation, node, output = tensor._keras_history
+        before = nodes_of(operation).index(operation._inbound_nodes[node])
+        return [numbers[id(operation)], before, output]
+
+    def nodes_of(operation: Any) -> list[Any]:
+        # A layer that is used elsewhere, too, has more nodes.
+        return [
+            node
+            for node in operation._inbound_nodes
+            if all(id(tensor._keras_history.operation) in numbers for tensor in node.input_tensors)
+        ]
+
+    def of_node(node: Any) -> Any:
+        arguments = node.arguments.args, node.arguments.kwargs
+        return keras.tree.map_structure(
+            lambda leaf: place(leaf) if isinstance(leaf, keras.KerasTensor) else leaf, arguments
+        )
+
+    # A layer says more about itself elsewhere.
+    plain = [None if isinstance(each, keras.Layer) else each for each in operations]
+    inner = [
+        [operation, *map(of_node, nodes_of(each))]
+        for operation, each in zip(plain, operations, strict=True)
+    ]
+    if not operations:
+        return []
+    return [inner, *([place(tensor) for tensor in ends] for ends in (model.inputs, model.outputs))]
+
+
+# What Keras's `fit` calls `evaluate` with, so that it takes the batches which `fit` has prepared.
+# One that a user has written hands it on, and there is no public name for it.
+VALIDATES = "_use_cached_eval_dataset"
+
+
+def initial_epoch(model: keras.Model) -> int | None:
+    """The epoch that `BackupAndRestore` wants training to go on with."""
+    return model._initial_epoch
+
+
+def called(model: keras.Model, x: Any, training: bool) -> Any:
+    """`model(x)`, with the `training` argument where its `call` takes one."""
+    return model(x, training=training) if model._call_has_training_arg else model(x)
+
+
+def register_like(made: type, original: type) -> None:
+    """Save objects of class `made` under the name that `original` has in Keras or is given."""
+    for names in (object_registration.GLOBAL_CUSTOM_NAMES, api_export.REGISTERED_OBJS_TO_NAMES):
+        if original in names:
+            names[made] = names[original]
+
+
+def own_training_state(model: keras.Model) -> None:
+    """Let Keras's own methods take the model for one that lives on one device."""
+    # Keras remembers the scope a model was made in and then avoids XLA and distributes data.
+    model._distribute_strategy = None
+
+
+def after_quantizing(model: keras.Model, act: Callable[[], None]) -> None:
+    """Call `act` whenever `quantize` has changed the model's layers."""
+    quantize = model.quantize
+
+    @functools.wraps(quantize)
+    def quantize_and_act(*args: Any, **kwargs: Any) -> None:
+        quantize(*args, **kwargs)
+        act()
+
+    # Keras puts a `quantize` into each layer when it is made, so a later class cannot override it.
+    vars(model)["quantize"] = quantize_and_act
+
+
+def symbolic_call(function: Any, *arguments: Any) -> Any:
+    """Run a function on shapes alone, which builds what is not built yet; what it would return.
+
+    Args:
+        function: The function.
+        *arguments: Structures of `keras.KerasTensor`s; ragged ones as `tf.RaggedTensorSpec`s,
+            which Keras hands to layers as if they were dense.
+    """
+
+    def stand_in(leaf: Any) -> Any:
+        if not isinstance(leaf, tf.RaggedTensorSpec):
+            return leaf
+        inner = leaf.shape[leaf.ragged_rank + 1 :]
+        return tf.compat.v1.ragged.placeholder(leaf.dtype, leaf.ragged_rank, inner)
+
+    return backend.compute_output_spec(
+        lambda *given: function(*keras.tree.map_structure(stand_in, given)), *arguments
+    )
+
+
+def real_call(function: Any, *arguments: Any) -> Any:
+    """Run a function on tensors, which builds what is not built yet; nothing else is kept."""
+    # For code that cannot run on shapes, because it reads the numbers.
+    with keras.StatelessScope():
+        return function(*arguments)
+
+
+def activity_regularized_layers(model: keras.Model) -> list[keras.Layer]:
+    """Layers that add the penalty of an activity regularizer in every call."""
+    return [layer for layer in layers_of(model) if layer.activity_regularizer is not None]
+
+
+stateless_scope = backend.get_stateless_scope
+"""Returns the innermost stateless scope, None outside of any."""
+
+
+def tracked_losses(model: keras.Model, tensors: list[Any]) -> None:
+    """Let `model.losses` report these tensors inside the present stateless scope."""
+    scope = stateless_scope()
+    for tensor in tensors:
+        scope.add_loss(tensor)
+        model._loss_ids.add(id(tensor))
+
+
+get_mask = backend.get_keras_mask
+"""Returns the Keras mask that travels with a tensor."""
+
+
+def attached(tensors: list[Any]) -> list[Any]:
+    """What Keras attaches to predictions for losses to use: for each its mask and logits."""
+    return [
+        attachment
+        for tensor in tensors
+        for attachment in (get_mask(tensor), getattr(tensor, "_keras_logits", None))
+    ]
+
+
+def attach(tensors: list[Any], attachments: list[Any]) -> None:
+    """Attach to tensors what `attached` has found on others."""
+    for tensor, mask, logits in zip(tensors, attachments[::2], attachments[1::2], strict=True):
+        if mask is not None:
+            backend.set_keras_mask(tensor, mask)
+        if logits is not None:
+            tensor._keras_logits = logits
+
+
+def batch_norm_moments(
+    layer: keras.layers.BatchNormalization, inputs: Any, mask: Any
+) -> tuple[Any, Any]:
+    """The mean and variance that a BatchNorm layer takes by itself."""
+    return type(layer)._moments(layer, inputs, mask)
+
+
+def take_moments(layer: keras.layers.BatchNormalization, function: Any) -> None:
+    """Let a BatchNorm layer normalise with the mean and variance that a function returns."""
+    # Keras lets a layer choose between its own replica's moments and those of all replicas, which
+    # it takes in a way that loses digits and fails on an empty share.
+    vars(layer)["_moments"] = function

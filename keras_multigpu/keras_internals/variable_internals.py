@@ -1,0 +1,119 @@
+"""The door to variables.
+
+A `keras.Variable` owns one `tf.Variable`, its storage. Moving a model to a strategy means to
+exchange the storage; Keras offers that only at construction.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.random import seed_generator
+
+from keras_multigpu.keras_internals.model_internals import layers_of
+
+
+def variable_storage(variable: keras.Variable) -> Any:
+    """The `tf.Variable` behind a Keras variable, None when not yet initialised."""
+    return variable._value
+
+
+def storages_of(variables: Sequence[keras.Variable]) -> list[Any]:
+    return [variable._value for variable in variables]
+
+
+def set_storages(variables: list[keras.Variable], storages: list[tf.Variable]) -> None:
+    """Let each Keras variable keep its value in another `tf.Variable`."""
+    for variable, storage in zip(variables, storages, strict=True):
+        variable._value = storage
+
+
+def make_usual(storages: list[tf.Variable]) -> None:
+    """Let storages do what Keras and optimizers expect of any `tf.Variable`."""
+    # They take `float()` and `int()` of a scalar. Keras offers both on its variables and hands them
+    # on to the storage; TensorFlow's mirrored variables lack them, so that
+    # `float(model.optimizer.learning_rate)` would fail.
+    for storage in storages:
+        for name, kind in (("__float__", float), ("__int__", int)):
+            if not hasattr(type(storage), name):
+                setattr(type(storage), name, lambda self, kind=kind: kind(self.numpy()))
+        if isinstance(storage, tf.distribute.DistributedValues):
+            updated_by_others(storage)
+
+
+class EveryCopy:
+    """A variable whose copies are read as one, and of which all are assigned to."""
+
+    def __init__(self, copies: tuple[tf.Variable, ...]) -> None:
+        self._copies = copies
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        return tf.convert_to_tensor(self._copies[0], dtype, name=name)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith(("assign", "scatter")):
+            return getattr(self._copies[0], name)
+        return lambda *args, **kwargs: [
+            getattr(copy, name)(*args, **kwargs) for copy in self._copies
+        ][0]
+
+
+def updated_by_others(storage: tf.Variable) -> None:
+    """Let optimizers that know nothing of the strategy update a variable."""
+    # A plain model around a layer of a distributed one has such an optimizer. TensorFlow then asks
+    # the variable for the copy of a replica whose number is the variable itself.
+    one_copy = storage._get_replica
+    every = EveryCopy(storage.values)
+    storage._get_replica = lambda replica: (
+        every if isinstance(replica, tf.distribute.DistributedValues) else one_copy(replica)
+    )
+
+
+def seed_states(model: keras.Model) -> list[keras.Variable]:
+    """The states of all seed generators in a model, each once."""
+    states = {}
+    for layer in layers_of(model):
+        for generator in layer._seed_generators:
+            states[id(generator.state)] = generator.state
+    return list(states.values())
+
+
+def is_seed_state(variable: keras.Variable) -> bool:
+    """Whether a variable is the state of a seed generator, which nothing but its name tells."""
+    return variable.name == "seed_generator_state"
+
+
+GLOBAL_SEED_GENERATOR = "global_seed_generator"
+"""Where Keras keeps the generator; Keras itself has a name for that since 3.13."""
+
+
+def global_seed_state() -> keras.Variable:
+    """The state that Keras's random functions use when they are given no seed."""
+    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    if generator is None:
+        generator = UndrawnGenerator()
+        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+    return generator.state
+
+
+class UndrawnGenerator(keras.random.SeedGenerator):
+    """Keras's global seed generator, there before it is needed."""
+
+    def __init__(self) -> None:
+        # Keras makes it when a random function is first called without a seed, and draws its seed
+        # from Python's random numbers then. Here they move on at that moment too, and not before:
+        # otherwise a model that is made after `fit` would start with other weights.
+        before = random.getstate()
+        # The seed that Keras would draw next; `next` draws it for good.
+        super().__init__(seed_generator.make_default_seed(), name="global_seed_generator")
+        random.setstate(before)
+        self._is_drawn = False
+
+    def next(self, ordered: bool = True) -> Any:
+        if not self._is_drawn:
+            seed_generator.make_default_seed()
+            self._is_drawn = True
+        return super().next(ordered)
