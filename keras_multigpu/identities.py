@@ -9,12 +9,15 @@ Names are left out because Keras counts them: a cell of a notebook that runs twi
 """
 
 import contextlib
+import contextvars
 import dis
 import functools
 import hashlib
 import inspect
 import json
 import math
+import sys
+import sysconfig
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,6 +38,12 @@ LONG = 1000
 
 UNIMPORTANT = ("name", "seed", "module", "registered_name", "build_config")
 """What a configuration says about names, and about draws and values that a checkpoint brings."""
+
+NOT_OF_USER = (Path(sysconfig.get_paths()["stdlib"]), Path(__file__).parent)
+"""Besides what is installed with `pip`."""
+
+_seen: contextvars.ContextVar[set[int] | None] = contextvars.ContextVar("seen", default=None)
+"""The classes and functions whose code has been looked at; None where classes are names."""
 
 Where = tuple[int, ...]
 """The ids of the objects that this one is a part of."""
@@ -90,7 +99,76 @@ def of_object(value: Any, inside: Where = ()) -> dict[str, Any]:
             is_function = isinstance(kept, (types.FunctionType, functools.partial))
             if is_important(name) and (is_function or name not in config) and kept is not None:
                 identity[name] = identity_of(kept, inside)
+    if _seen.get() is not None and (code := of_class(value.__class__)):
+        identity["code"] = code
     return {"class": value.__class__.__qualname__, **identity}
+
+
+@contextlib.contextmanager
+def with_all_code() -> Iterator[None]:
+    """Let the code of the user's classes count, and of what it calls: for processes side by side.
+
+    A checkpoint may be read by a later version of it.
+    """
+    token = _seen.set(set())
+    try:
+        yield
+    finally:
+        _seen.reset(token)
+
+
+def of_class(kind: type) -> list[Any]:
+    """The code and the numbers of a class, as far as it is the user's."""
+    found: list[Any] = []
+    for own in kind.__mro__:
+        module = getattr(sys.modules.get(own.__module__), "__file__", None) or ""
+        if is_of_user(module) and is_new(own):
+            for name, member in vars(own).items():
+                member = getattr(member, "fget", None) or getattr(member, "__func__", member)
+                member = getattr(member, "python_function", member)  # Of a `tf.function`.
+                if isinstance(member, types.FunctionType):
+                    found.append([name, of_function(member)])
+                elif isinstance(member, (bool, int, float, str)) and not name.startswith("__"):
+                    found.append([name, member])
+    return found
+
+
+def of_called(function: Callable[..., Any], code: types.CodeType) -> list[Any]:
+    """The code of what a function names, as far as it is the user's."""
+    names = [*code.co_names]
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    found = [part for each in inner for part in of_called(function, each)]
+    named = [getattr(function, "__globals__", {}).get(name) for name in names]
+    modules = [each for each in named if isinstance(each, types.ModuleType)]
+    named += [
+        vars(module).get(name)
+        for module in modules
+        if is_of_user(getattr(module, "__file__", None) or "")
+        for name in names
+    ]
+    for each in named:
+        if isinstance(each, type):
+            found += of_class(each)
+        elif isinstance(each, types.FunctionType) and is_of_user(each.__code__.co_filename):
+            found += [of_function(each)] if is_new(each) else []
+    return found
+
+
+def is_new(value: Any) -> bool:
+    """Whether it has not been looked at, which it now is."""
+    seen = _seen.get()
+    assert seen is not None
+    known = id(value) in seen
+    seen.add(id(value))
+    return not known
+
+
+@functools.cache
+def is_of_user(path: str) -> bool:
+    """Whether a file of code is not one of Python's, of an installed package, or of this one."""
+    place = Path(path)
+    installed = {"site-packages", "dist-packages"} & {*place.parts}
+    return bool(path) and not installed and not any(map(place.is_relative_to, NOT_OF_USER))
 
 
 def of_config(config: dict[Any, Any], inside: Where = ()) -> dict[str, Any]:
@@ -137,6 +215,8 @@ def of_function(function: Callable[..., Any], inside: Where = ()) -> Any:
         "globals": {name: function.__globals__.get(name) for name in plain_globals(function)},
         "of": owner,
     }
+    if _seen.get() is not None:
+        known["calls"] = of_called(function, code)
     parts = {name: identity_of(part, inside) for name, part in known.items()}
     return {"function": function.__qualname__, **parts}
 
@@ -144,11 +224,16 @@ def of_function(function: Callable[..., Any], inside: Where = ()) -> Any:
 def of_code(code: types.CodeType, text: str | None = None) -> list[Any]:
     """What a function does, without where it stands and what its text says."""
     constants = [
-        of_code(constant) if isinstance(constant, types.CodeType) else repr(constant)
+        of_code(constant) if isinstance(constant, types.CodeType) else of_constant(constant)
         for constant in code.co_consts
         if constant is None or constant != text
     ]
     return [code.co_code.hex(), constants, code.co_names, code.co_varnames, code.co_freevars]
+
+
+def of_constant(constant: Any) -> str:
+    # A set has another order in each process.
+    return repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
 
 
 def plain_globals(function: Any) -> list[str]:

@@ -1,7 +1,9 @@
 """`identities`: two objects that were made alike have the same one, and others another one."""
 
 import functools
+import importlib
 import json
+import sys
 import time
 
 import keras
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.identities import changes, identity_of, of_array
+from keras_multigpu.identities import changes, identity_of, of_array, of_constant, with_all_code
 
 STRENGTH = 0.1
 
@@ -111,6 +113,50 @@ def test_global_numbers_of_a_function_are_in_it(monkeypatch):
     before = identity_of(by_strength)
     monkeypatch.setitem(globals(), "STRENGTH", 0.9)
     assert changes(before, identity_of(by_strength)) == {"globals.STRENGTH": (0.1, 0.9)}
+
+
+MODULE = """
+import keras
+import mean
+
+def scaled(x):
+    return x * {factor}
+
+class Noise(keras.layers.Layer):
+    rate = {rate}
+
+    @property
+    def base(self):
+        return {base}
+
+    def call(self, x):
+        return [scaled(each) + mean.of(self.base) for each in x]
+"""
+
+
+@pytest.mark.parametrize("changed", [{"factor": 3}, {"rate": 0.2}, {"base": 7}, {"mean": 9}])
+def test_the_code_of_classes_counts_where_it_is_asked_for(changed, tmp_path, monkeypatch):
+    """With that of functions that it calls, in other files too; a checkpoint knows the name."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    found = []
+    for values in ({}, {}, changed):
+        values = {"factor": 2, "rate": 0.1, "base": 5, "mean": 1} | values
+        (tmp_path / "mean.py").write_text(f"def of(x):\n    return x + {values['mean']}")
+        (tmp_path / "noise.py").write_text(MODULE.format(**values))
+        for name in ("mean", "noise"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
+        importlib.invalidate_caches()
+        layers = [importlib.import_module("noise").Noise() for _ in range(2)]
+        with with_all_code():
+            found.append(json.dumps(identity_of(layers)))
+        assert same(layers, layers) and "code" not in identity_of(layers[0])
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_set_in_code_has_no_order():
+    """Python writes it in another one in each process."""
+    assert of_constant(frozenset("cab")) == """["'a'", "'b'", "'c'"]"""
 
 
 def test_functions_of_libraries_are_known_by_name():

@@ -33,6 +33,9 @@ HEARTBEAT = "CoordinationService/Heartbeat"
 SOON = 3
 """Within so many seconds of each other workers give up to wait."""
 
+MIXED_UP = re.compile(r"Collective instance \d+ expected|Shape mismatch in the collective instance")
+"""What TensorFlow says where one worker is in another exchange than the others."""
+
 TASK = re.compile(r"/job:worker/(?:replica:\d+/)?task:(\d+)")
 
 
@@ -50,8 +53,9 @@ def ending_together(workers: Sequence[str], index: int) -> Iterator[None]:
     except GONE as error:
         raise WorkerFailure(sentence(str(error), workers, index)) from error
     except BaseException as error:
-        what = f"{type(error).__name__}: {error}".strip()[:2000]
-        lifelines.fail(f"{name_of(workers, index)} failed: {what}")
+        if isinstance(error, tf.errors.InvalidArgumentError) and MIXED_UP.search(str(error)):
+            raise WorkerFailure(sentence(str(error), workers, index)) from error
+        lifelines.fail(f"{name_of(workers, index)} failed: {lifelines.in_words(error)}")
         raise
 
 
@@ -61,6 +65,11 @@ def sentence(error: str, workers: Sequence[str], index: int) -> str:
     others = [int(task) for task in TASK.findall(error) if int(task) != index]
     if found is not None:
         what = found.group(1)
+    elif MIXED_UP.search(error):
+        what = (
+            "The workers have come to different exchanges: one does something that others do not, "
+            "for example in a callback that it alone has"
+        )
     elif ended:
         what = f"{name_of(workers, ended[0])} has come to the end of its script"
     elif HEARTBEAT in error:

@@ -44,6 +44,11 @@ def told(what: str) -> str:
     return f"keras_multigpu: {what} :keras_multigpu"
 
 
+def in_words(error: BaseException) -> str:
+    """An error's class, and what it says; a `KeyboardInterrupt` says nothing."""
+    return ": ".join(filter(None, [type(error).__name__, str(error)]))[:2000]
+
+
 class Lifelines:
     """The lines of this process, to the chief or as the chief to all others; who said goodbye."""
 
@@ -74,7 +79,7 @@ class Lifelines:
         error = getattr(sys, "last_value", None)
         if error is not None:
             name = name_of(self._workers, self._index)
-            self.fail(f"{name} failed: {type(error).__name__}: {error}"[:2000])
+            self.fail(f"{name} failed: {in_words(error)}")
         self._is_over = True
         self.say(GOODBYE)
 

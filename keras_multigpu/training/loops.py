@@ -27,8 +27,10 @@ from keras_multigpu.training.workers import (
     in_step,
     may_stop_alone,
     of_this_worker,
+    require_same_rates,
     require_same_run,
     require_same_start,
+    steering,
     together,
 )
 
@@ -63,6 +65,7 @@ def train(
         epochs=epochs,
         initial_epoch=initial_epoch,
         validation_freq=validate and validate.frequency,
+        callbacks=steering(callbacks),
     )
     build(model, replication, feed, "train_step")
     if validate is not None:
@@ -83,6 +86,7 @@ def train(
             run.begin_epoch(epoch)
             callbacks.on_epoch_begin(epoch)
             run.through("on_epoch_begin")
+            require_same_rates(group, model)
             epoch_logs = run_epoch(model, replication, feed, callbacks, "train", run)
             if not epoch_logs:
                 break

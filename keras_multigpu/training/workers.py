@@ -7,12 +7,14 @@ Logs and weights are the same on all workers, so callbacks that steer by them (`
 import contextlib
 import hashlib
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from keras_multigpu import identities
 from keras_multigpu.checks import value_error
 from keras_multigpu.cluster.failures import ending_together
 from keras_multigpu.cluster.lifelines import name_of
@@ -20,7 +22,7 @@ from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.training.feed.feed import Feed, Group
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.steps.same_batch import DIFFERS
-from keras_multigpu.training.variables.model_state import identity_of_model
+from keras_multigpu.training.variables.model_state import identity_of_model, rates_of
 from keras_multigpu.writing import left_to_another
 
 ONLY_WRITE = (
@@ -30,6 +32,22 @@ ONLY_WRITE = (
     keras.callbacks.TensorBoard,
 )
 """What the chief alone runs."""
+
+
+ONLY_HEAR = (
+    keras.callbacks.History,
+    keras.callbacks.LambdaCallback,
+    keras.callbacks.ProgbarLogger,
+    *ONLY_WRITE,
+)
+"""What may be on one worker alone: it changes nothing and exchanges nothing by itself."""
+
+SHOWN = ("verbose", "path", "picture", "folder", "backup_dir")
+"""Arguments of callbacks that say what is shown and where it is written, on this worker."""
+
+VERSIONS = [sys.version_info[:2], keras.__version__, tf.__version__]
+
+HOW = ("steps_per_execution", "run_eagerly", "jit_compile")
 
 
 @contextlib.contextmanager
@@ -85,16 +103,21 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
     """
     if not group.is_spread:
         return
-    settings = {
-        "the versions of Keras and TensorFlow": [keras.__version__, tf.__version__],
-        "the model": identity_of_model(model),
-        "the form of a batch": str(feed.source.spec),
-        "the batch size": feed.source.batch_size,
-        # Where each reads its own rows, none can see whether all have read the same batch.
-        "the data": feed.identity() if feed.source.here else None,
-        "the number of steps of an epoch": feed.num_batches,
-        **{f"`{name}`": value for name, value in arguments.items()},
-    }
+    with identities.with_all_code():
+        parts = {"class": identities.of_class(type(model)), **identity_of_model(model)}
+        settings = {
+            "the versions of Python, Keras and TensorFlow": VERSIONS,
+            **{f"the model's {name}": part for name, part in parts.items()},
+            "the learning rate": rates_of(model),
+            **{f"`{name}`": getattr(model, name) for name in HOW},
+            "the arguments of `distribute`": [*model.replication.settings],
+            "the form of a batch": str(feed.source.spec),
+            "the batch size": feed.source.batch_size,
+            # Where each reads its own rows, none can see whether all have read the same batch.
+            "the data": feed.identity() if feed.source.here else None,
+            "the number of steps of an epoch": feed.num_batches,
+            **{f"`{name}`": value for name, value in arguments.items()},
+        }
     numbers = [number_of(value) for value in settings.values()]
     with ending_together(group.workers, group.worker):
         first, *others = group.of_processes(numbers)
@@ -109,8 +132,49 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
                 "Expected the same script and the same data on all workers.",
                 "Install the same packages on all machines, copy the script and the data there "
                 "anew, and let nothing in them depend on the worker.",
-                **{what.strip("`"): settings[what] for what in differing if what != "the model"},
+                worker=group.worker,
+                **{
+                    what.strip("`"): settings[what]
+                    for what in differing
+                    if not what.startswith("the model") and what != "the data"
+                },
             )
+
+
+def steering(callbacks: Any) -> list[Any]:
+    """What all workers must have: callbacks that change the training, or exchange values.
+
+    Those of Keras and of this package do, and what inherits from them. What the user's own do is
+    not known; most of them write something on the chief.
+    """
+    given = getattr(callbacks, "callbacks", callbacks)
+    flat = [each for each in keras.tree.flatten(given or []) if each is not None]
+    steer = [each for each in flat if is_known(each) and not isinstance(each, ONLY_HEAR)]
+    return [
+        {name: part for name, part in identities.of_object(each).items() if name not in SHOWN}
+        for each in steer
+    ]
+
+
+def is_known(callback: Any) -> bool:
+    """Whether a callback, or what it inherits from, is one of Keras's or of this package."""
+    kinds = [each for each in type(callback).__mro__ if each is not keras.callbacks.Callback]
+    return any(each.__module__.partition(".")[0] in ("keras", "keras_multigpu") for each in kinds)
+
+
+def require_same_rates(group: ReplicaGroup, model: keras.Model) -> None:
+    """Raise a `ValueError` where a callback has changed the learning rate on some workers only."""
+    if not group.is_spread:
+        return
+    rates = rates_of(model)
+    numbers = [number for (number,) in group.of_processes([number_of(rates)])]
+    if len({*numbers}) > 1:
+        raise value_error(
+            "The workers have different learning rates, so their weights would drift apart.",
+            "Expected a callback that changes the rate on all of them.",
+            "Give `fit` the same callbacks on each worker, and let none of them ask which it is.",
+            rates=rates,
+        )
 
 
 def in_step(

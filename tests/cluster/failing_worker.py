@@ -12,7 +12,12 @@ import numpy as np
 import keras_multigpu as kmg
 
 WHAT, WHO = sys.argv[1], int(sys.argv[2])
-SIGNALS = {"kill": signal.SIGKILL, "terminate": signal.SIGTERM, "freeze": signal.SIGSTOP}
+SIGNALS = {
+    "interrupt": signal.SIGINT,
+    "kill": signal.SIGKILL,
+    "terminate": signal.SIGTERM,
+    "freeze": signal.SIGSTOP,
+}
 ALONE = json.loads(os.environ["TF_CONFIG"])["task"]["index"] == WHO
 
 
@@ -34,10 +39,40 @@ class Acts(keras.callbacks.Callback):
         if WHAT == "sleep":
             time.sleep(120)
 
+    def on_epoch_begin(self, epoch, logs=None):
+        """A rate that the others do not have."""
+        if ALONE and WHAT == "other rate" and epoch == 1:
+            self.model.optimizer.learning_rate = 0.5
+
     def on_predict_end(self, logs=None):
         """After the last exchange of `predict`; the others go on to `fit`."""
         if ALONE and WHAT == "predict, raise":
             raise ZeroDivisionError("a bug at the end")
+
+
+class Code(keras.layers.Layer):
+    """As it was copied to this worker."""
+
+    def call(self, x):
+        return x
+
+
+class OtherCode(Code):
+    """The same in another version."""
+
+    def call(self, x):
+        return 2 * x
+
+
+# All that its configuration says is its name.
+OtherCode.__name__ = OtherCode.__qualname__ = "Code"
+
+
+class Asks(keras.callbacks.Callback):
+    """Exchanges a value, for which the others are not there."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.training_run.agree(False)
 
 
 def own_loop(model, x, y):
@@ -58,13 +93,19 @@ def main():
     """Train; print what came of it, and when."""
     keras.utils.set_random_seed(1)
     x, y = np.arange(64.0, dtype="float32").reshape(16, 4), np.ones((16, 1), "float32")
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2), keras.layers.Dense(1)])
-    model = kmg.distribute(model)
+    code = OtherCode if ALONE and WHAT == "other code" else Code
+    layers = [keras.Input((4,)), code(), keras.layers.Dense(2), keras.layers.Dense(1)]
+    model = kmg.distribute(keras.Sequential(layers))
     model.compile("sgd" if WHAT != "other optimizer" or not ALONE else "adam", "mse")
     data = {"x": x, "y": y, "batch_size": 4}
     if WHAT == "short generator":
         batches = 2 if ALONE else 4
         data = {"x": (pair for pair in [(x[:4], y[:4])] * batches)}
+    callbacks = [Acts()]
+    if ALONE and WHAT == "other callbacks":
+        callbacks.append(kmg.callbacks.ReplicaMetrics())
+    if ALONE and WHAT == "other exchange":
+        callbacks.append(Asks())
     if WHAT == "other data" and ALONE:
         data["x"] = x + 1
     if ALONE and WHAT == "loop, error":
@@ -79,9 +120,9 @@ def main():
             model.evaluate(x, y, verbose=0)
         if WHAT == "no validation" and not ALONE:
             data["validation_data"] = x, y
-        history = model.fit(**data, epochs=3, shuffle=False, verbose=0, callbacks=[Acts()]).history
+        history = model.fit(**data, epochs=3, shuffle=False, verbose=0, callbacks=callbacks).history
         sys.stdout.write(f"ended after epochs: {len(history['loss'])}\n")
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         sys.stdout.write(f"{type(error).__name__}: {error}\nends at {time.time():.2f}\n")
         sys.stdout.flush()
         os._exit(1)

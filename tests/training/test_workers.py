@@ -3,7 +3,8 @@
 import keras
 import pytest
 
-from keras_multigpu.training.workers import may_stop_alone
+import keras_multigpu as kmg
+from keras_multigpu.training.workers import may_stop_alone, steering
 
 
 class OfTheUser(keras.callbacks.Callback):
@@ -21,3 +22,22 @@ class OfTheUser(keras.callbacks.Callback):
 def test_code_of_the_user_may_stop_one_worker_alone(callback, expected):
     """Callbacks of Keras see what is the same on all workers."""
     assert may_stop_alone(callback) == expected
+
+
+class OwnMetrics(kmg.callbacks.ReplicaMetrics):
+    """Of the user, on one of this package."""
+
+
+def test_what_steers_or_exchanges_must_be_everywhere():
+    """And not what only hears, shows or writes, nor where something is written to."""
+    heard = [
+        OfTheUser(),
+        keras.callbacks.ModelCheckpoint("a.keras"),
+        keras.callbacks.LambdaCallback(on_epoch_end=print),
+    ]
+    of_chief = [*heard, OwnMetrics(path="a.csv"), keras.callbacks.EarlyStopping(patience=3)]
+    of_other = [OwnMetrics(path="b.csv"), [keras.callbacks.EarlyStopping(patience=3), None]]
+    assert steering(of_chief) == steering(of_other)
+    assert [each["class"] for each in steering(of_chief)] == ["OwnMetrics", "EarlyStopping"]
+    assert steering([OwnMetrics(every_steps=2)]) != steering([OwnMetrics(every_steps=3)])
+    assert steering(keras.callbacks.CallbackList(heard, add_history=True)) == steering(None) == []
