@@ -3,9 +3,9 @@
     python tests/benchmarks/bench_scaling.py [loopback|1gbit|200mbit ...] [--rounds N] [--write]
 
 Each worker has a core of its own and the same network and batch; all sides take turns in each
-round. The links of a real rate are two network namespaces joined by a veth pair, shaped with
-`tc tbf`; for them the script has to run as root, and says so where it does not. PyTorch takes its
-turn where it is installed.
+round. The links of a real rate are two network namespaces joined by a veth pair, or by what
+delaying_link.py makes, shaped with `tc tbf`; for them the script has to run as root, and says so
+where it does not. PyTorch takes its turn where it is installed.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import scaling_sides
@@ -25,8 +26,8 @@ from keras_multigpu.cluster.ports import free_ports
 
 HERE = Path(__file__).parent
 NAMES = {"ours": "keras_multigpu", "raw": "TensorFlow, raw loop", "ddp": "PyTorch DDP, gloo"}
-LINKS = {"loopback": None, "1gbit": ("1gbit", None), "200mbit": ("200mbit", "1ms")}
-"""Rate and delay of each link."""
+LINKS = {"loopback": None, "1gbit": ("1gbit", None), "200mbit": ("200mbit", 1)}
+"""Rate of each link, and how many milliseconds a packet takes."""
 
 STEPS = 10
 SPACES = ("kmg_scaling_0", "kmg_scaling_1")
@@ -90,30 +91,41 @@ def run(command):
 
 @contextlib.contextmanager
 def link(rate, delay):
-    """Two namespaces with a link of a rate between them; yields what is different from asked."""
-    remarks = ""
-    try:
+    """Two namespaces with a link of a rate, and perhaps a delay, between them."""
+    with contextlib.ExitStack() as ends:
         for space in SPACES:
             run(f"ip netns add {space}")
-        run(f"ip link add veth netns {SPACES[0]} type veth peer name veth netns {SPACES[1]}")
+            ends.callback(run, f"ip netns delete {space}")
+        if delay is None:
+            run(f"ip link add veth netns {SPACES[0]} type veth peer name veth netns {SPACES[1]}")
+        else:
+            ends.enter_context(delayed(delay))
         for space, host in zip(SPACES, HOSTS, strict=True):
             inside = f"ip netns exec {space}"
             run(f"{inside} ip address add {host}/24 dev veth")
             for device in ("lo", "veth"):
                 run(f"{inside} ip link set {device} up")
-            run(
-                f"{inside} tc qdisc add dev veth root handle 1: tbf rate {rate} "
-                "burst 256kb latency 100ms"
-            )
-            if delay:
-                try:
-                    run(f"{inside} tc qdisc add dev veth parent 1: netem delay {delay}")
-                except subprocess.CalledProcessError:
-                    remarks = f" (no delay of {delay}: this kernel has no netem)"
-        yield remarks
-    finally:
-        for space in SPACES:
-            subprocess.run(["ip", "netns", "delete", space], capture_output=True, check=False)
+            run(f"{inside} tc qdisc add dev veth root tbf rate {rate} burst 256kb latency 100ms")
+        yield
+
+
+@contextlib.contextmanager
+def delayed(milliseconds):
+    """A link between the namespaces that holds each packet for so long."""
+    names = ("kmg_delay_0", "kmg_delay_1")
+    command = [sys.executable, str(HERE / "delaying_link.py"), *names, str(milliseconds)]
+    began = time.perf_counter()
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as carrier:
+        try:
+            carrier.stdout.readline()
+            for name, space in zip(names, SPACES, strict=True):
+                run(f"ip link set {name} netns {space} name veth")
+            yield
+        finally:
+            took, share = time.perf_counter() - began, carrier.communicate()[0]
+            print(f"the link took {float(share or 0) / took:.1%} of a core", file=sys.stderr)
 
 
 def measured(name, rounds):
@@ -121,8 +133,11 @@ def measured(name, rounds):
     shape = LINKS[name]
     if shape and os.geteuid() != 0:
         return [f"| {name} | skipped: only root may shape a link | | | |"]
+    if shape and shape[1] and not os.path.exists("/dev/net/tun"):
+        return [f"| {name} | skipped: a link with a delay needs /dev/net/tun | | | |"]
+    title = f"{name}, {shape[1]} ms" if shape and shape[1] else name
     compared = [side for side in NAMES if side != "ddp" or importlib.util.find_spec("torch")]
-    with link(*shape) if shape else contextlib.nullcontext("") as remarks:
+    with link(*shape) if shape else contextlib.nullcontext():
         spaces = SPACES if shape else None
         sides, times = {}, {}
         try:
@@ -142,7 +157,7 @@ def measured(name, rounds):
         one, two = times[side, 1], times[side, 2]
         efficiencies = [a / b for a, b in zip(one, two, strict=True)]
         lines.append(
-            f"| {name}{remarks} | {NAMES[side]} | {1000 * statistics.median(one):.0f} ms "
+            f"| {title} | {NAMES[side]} | {1000 * statistics.median(one):.0f} ms "
             f"| {1000 * statistics.median(two):.0f} ms | {statistics.median(efficiencies):.2f} "
             f"({min(efficiencies):.2f} to {max(efficiencies):.2f}) |"
         )
