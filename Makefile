@@ -72,7 +72,7 @@ OLDEST_VERSIONS = $$(sed -nE \
 	's/^dependencies = .*"keras>=([0-9.]+)", "tensorflow>=([0-9.]+)".*/keras==\1.* tensorflow==\2.*/p' \
 	pyproject.toml)
 test-oldest: $(OLDEST)/.installed
-	$(OLDEST)/bin/python -m pytest tests/test_keras_internals.py $(TESTS_training) \
+	$(OLDEST)/bin/python -m pytest tests/keras_internals $(TESTS_training) \
 		$(TESTS_exactness) $(TESTS_contract)
 
 $(OLDEST)/.installed: pyproject.toml

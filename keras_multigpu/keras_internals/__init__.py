@@ -15,6 +15,6 @@
 | `versions` | the versions that all this was checked on |
 
 Everything was checked on Keras 3.10 to 3.15 with TensorFlow 2.19 to 2.21. Each entry says why no
-public name will do; `tests/test_keras_internals.py` fails with a clear sentence when a later
+public name will do; `tests/keras_internals/` fails with a clear sentence when a later
 version changes one of them.
 """

@@ -1,0 +1,34 @@
+"""What TensorFlow says of several workers under private names."""
+
+import inspect
+
+import tensorflow as tf
+
+from keras_multigpu.keras_internals import cluster_internals
+
+
+def test_parameter_servers_know_their_workers():
+    """`ParameterServerStrategy` counts them when it is made, and shows them nowhere."""
+    strategy = object.__new__(tf.distribute.ParameterServerStrategy)
+    strategy._num_workers = 3
+    assert cluster_internals.workers_of_servers(strategy) == 3
+    made = inspect.getsource(inspect.getmodule(tf.distribute.ParameterServerStrategy))
+    assert "self._num_workers =" in made
+
+
+def test_a_worker_may_have_several_cpus():
+    """`MultiWorkerMirroredStrategy` asks this method for its devices, and has a service to set."""
+    local_devices = cluster_internals.Extended._initialize_local_devices
+    with cluster_internals.cpu_devices(2):
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(tf.train.ClusterSpec({}))
+        devices, kind = cluster_internals.Extended._initialize_local_devices(None, resolver, "")
+    assert (kind, list(devices)) == ("CPU", ["/device:CPU:0", "/device:CPU:1"])
+    assert cluster_internals.Extended._initialize_local_devices is local_devices
+    assert cluster_internals.has_started()
+    for name in (
+        "configure_coordination_service",
+        "report_error_to_cluster",
+        "set_config_key_value",
+        "get_config_key_value",
+    ):
+        assert hasattr(cluster_internals.context.context(), name)

@@ -1,0 +1,75 @@
+"""What TensorFlow does with functions behind its public names."""
+
+import functools
+
+import pytest
+import tensorflow as tf
+
+from keras_multigpu.keras_internals import graph_internals
+
+
+def test_a_strategy_can_be_left_for_a_while():
+    """TensorFlow still keeps open strategies in `_distribution_strategy_stack`."""
+    strategy = tf.distribute.OneDeviceStrategy("CPU:1")
+    with strategy.scope():
+        assert tf.distribute.get_strategy() is strategy
+        with graph_internals.single_device():
+            assert not tf.distribute.has_strategy()
+        assert tf.distribute.get_strategy() is strategy
+
+
+def test_tensorflow_takes_a_function_by_its_definition_and_forgets_it():
+    """Its context still has `add_function_def` and `remove_function`."""
+    double = tf.function(lambda x: 2.0 * x, autograph=False)
+    definition = double.get_concrete_function(tf.TensorSpec(())).function_def
+    copy = type(definition).FromString(definition.SerializeToString())
+    copy.signature.name = "kmg_test_double"
+    graph_internals.add_function(copy)
+    call = functools.partial(tf.raw_ops.PartitionedCall, Tout=[tf.float32], f="kmg_test_double")
+    assert float(tf.function(lambda: call(args=[3.0])[0], autograph=False)()) == 6.0
+    graph_internals.remove_function("kmg_test_double")
+    with pytest.raises(tf.errors.OpError):
+        tf.function(lambda: call(args=[3.0])[0], autograph=False)()
+
+
+def test_tensorflow_optimizes_functions():
+    """Its optimizer still takes a library, and leaves what is stateful, or called."""
+    count = tf.Variable(0.0)
+
+    @tf.function(autograph=False)
+    def function(x):
+        count.assign_add(1.0)
+        return tf.cond(x > 0.0, lambda: tf.exp(x), lambda: x) + (tf.exp(x) - tf.exp(x))
+
+    whole = function.get_concrete_function(tf.TensorSpec(()))
+    (smaller,) = graph_internals.optimized_functions(
+        [whole.function_def], whole.graph.as_graph_def()
+    )
+    operations = [node.op for node in smaller.node_def]
+    assert operations.count("Exp") == 1, "of two"
+    assert {"AssignAddVariableOp", "StatelessIf"} <= set(operations)
+    assert smaller.signature == whole.function_def.signature
+    known = {function.signature.name for function in whole.graph.as_graph_def().library.function}
+    (branching,) = [node for node in smaller.node_def if node.op == "StatelessIf"]
+    assert {branching.attr[name].func.name for name in ("then_branch", "else_branch")} <= known
+
+
+def test_functions_that_the_optimizer_does_not_take_stay_as_they_are():
+    """One that calls a function which nobody knows."""
+    whole = tf.function(lambda x: x, autograph=False).get_concrete_function(tf.TensorSpec(()))
+    broken = type(whole.function_def).FromString(whole.function_def.SerializeToString())
+    broken.node_def.add(name="unknown", op="NoSuchOperation")
+    assert graph_internals.optimized_functions([broken], tf.Graph().as_graph_def()) == [broken]
+
+
+def test_variables_are_read_together():
+    """`_ReadVariablesOp` still exists, and a graph still knows the variables that it has read."""
+    variables = [tf.Variable(1.0), tf.Variable([2, 3]), tf.Variable(True)]
+    graph = tf.function(
+        lambda: graph_internals.read_together(variables), autograph=False
+    ).get_concrete_function()
+    assert [value.numpy().tolist() for value in graph()] == [1.0, [2, 3], True]
+    assert [tensor.shape.rank for tensor in graph.outputs] == [0, 1, 0]
+    types = [operation.type for operation in graph.graph.get_operations()]
+    assert types.count("_ReadVariablesOp") == 1 and "ReadVariableOp" not in types
+    assert {id(v) for v in graph.variables} == {id(v) for v in variables}

@@ -1,0 +1,140 @@
+"""Where Keras keeps what a model is made of, and what travels through a call of it."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from keras_multigpu.keras_internals import model_internals
+
+
+def test_the_wiring_of_a_functional_model_is_known_by_numbers():
+    """Keras still keeps it in `_inbound_nodes`, and where a tensor comes from."""
+    x = keras.Input((3,))
+    first, second = keras.layers.Dense(3), keras.layers.Dense(3)
+    first(keras.Input((3,)))  # Of no concern to the model.
+    model = keras.Model(x, first(x) + second(first(x)))
+    operations, *ends = model_internals.wiring(model)
+    assert operations[:3] == [
+        [None, ((), {})],
+        [None, (([0, 0, 0],), {}), (([0, 0, 0],), {})],
+        [None, (([1, 1, 0],), {})],
+    ]
+    assert type(operations[3][0]).__name__ == "Add"
+    assert operations[3][1] == (([1, 0, 0], [2, 0, 0]), {})
+    assert ends == [[[0, 0, 0]], [[3, 0, 0]]]
+    assert model_internals.wiring(keras.Sequential([keras.layers.Dense(1)])) == []
+
+
+def test_fit_says_where_it_calls_evaluate():
+    """Then Keras takes the batches that `fit` has prepared."""
+    said = []
+
+    class Evaluates(keras.Sequential):
+        def evaluate(self, *args, **kwargs):
+            said.append(kwargs[model_internals.VALIDATES])
+            return {}
+
+    model = Evaluates([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    x = np.ones((2, 1))
+    model.fit(x, x, validation_data=(x, x), verbose=0)
+    assert said == [True]
+
+
+def test_layers_get_back_what_they_held():
+    """A layer still has its losses in `_losses`, which is emptied when it is called anew."""
+
+    class Adds(keras.layers.Layer):
+        def call(self, x):
+            self.kept = x
+            self.add_loss(keras.ops.sum(x))
+            return x
+
+    model = keras.Sequential([Adds()])
+    model(tf.ones((1, 1)))
+    losses, kept = model.losses, model.layers[0].kept
+    with model_internals.kept_by_layers(model):
+        model(tf.zeros((1, 1)))
+        assert model.losses[0] is not losses[0]
+    assert model.losses[0] is losses[0] and model.layers[0].kept is kept
+
+
+def test_a_made_class_has_the_public_name_of_its_original():
+    """Keras still keeps public names of classes in `REGISTERED_OBJS_TO_NAMES`."""
+    made = type("Sequential", (keras.Sequential,), {})
+    model_internals.register_like(made, keras.Sequential)
+    assert keras.saving.serialize_keras_object(made())["module"] == "keras"
+
+
+def test_batch_norm_takes_its_moments_in_one_method():
+    """`BatchNormalization._moments(inputs, mask)` still returns mean and variance."""
+    layer = keras.layers.BatchNormalization()
+    layer.build((None, 2))
+    mean, variance = model_internals.batch_norm_moments(
+        layer, tf.constant([[1.0, 2.0], [3.0, 6.0]]), None
+    )
+    np.testing.assert_allclose(mean, [2, 4])
+    np.testing.assert_allclose(variance, [1, 4])
+
+
+def test_batch_norm_takes_its_moments_from_a_function():
+    """`BatchNormalization` still asks `_moments` for what it normalises with."""
+    layer = keras.layers.BatchNormalization(epsilon=0.0)
+    model_internals.take_moments(
+        layer, lambda inputs, mask: (tf.constant([1.0]), tf.constant([4.0]))
+    )
+    np.testing.assert_allclose(layer(tf.constant([[1.0], [5.0]]), training=True), [[0], [2]])
+
+
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize` method")
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+def test_it_is_told_that_a_model_was_quantized():
+    """Where Keras drops the functions of its loops."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    told = []
+    model_internals.after_quantizing(model, lambda: told.append(model.layers[0].quantization_mode))
+    model.quantize("int8")
+    assert told == ["int8"]
+
+
+def test_functions_run_on_shapes_of_every_kind():
+    """`compute_output_spec` still makes placeholders of dense and sparse shapes, not of ragged."""
+    specs = [
+        keras.KerasTensor((None, 3)),
+        keras.KerasTensor((None, 3), sparse=True),
+        tf.RaggedTensorSpec([None, None], tf.int32),
+    ]
+    kinds = []
+    result = model_internals.symbolic_call(
+        lambda *given: kinds.extend(type(one).__name__ for one in given) or given[0] * 2.0, *specs
+    )
+    assert result.shape == (None, 3)
+    assert kinds[1:] == ["SparseTensor", "RaggedTensor"]
+
+
+def test_the_present_stateless_scope_is_found():
+    """The innermost one, None outside of any."""
+    assert model_internals.stateless_scope() is None
+    with keras.StatelessScope() as scope:
+        assert model_internals.stateless_scope() is scope
+
+
+def test_losses_can_be_reported_in_a_stateless_scope():
+    """`model.losses` still lists the tensors of the scope that carry the model's mark."""
+    model = keras.Sequential([keras.layers.Dense(1)])
+    with keras.StatelessScope(collect_losses=True):
+        model_internals.tracked_losses(model, [tf.constant(4.0)])
+        assert [float(loss) for loss in model.losses] == [4.0]
+
+
+def test_masks_and_logits_travel_with_tensors():
+    """Keras still attaches a mask, and the logits behind a softmax, to tensors."""
+    probabilities = keras.activations.softmax(tf.constant([[1.0, 2.0]]))
+    mask, logits = model_internals.attached([probabilities])
+    assert mask is None and logits.numpy().tolist() == [[1, 2]]
+    copy = tf.identity(probabilities)
+    assert model_internals.attached([copy]) == [None, None]
+    model_internals.attach([copy], [tf.constant([True]), logits])
+    mask, logits = model_internals.attached([copy])
+    assert mask.numpy().tolist() == [True] and logits.numpy().tolist() == [[1, 2]]

@@ -1,0 +1,70 @@
+"""Where Keras and TensorFlow keep values, scopes and seeds."""
+
+import random
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.keras_internals import variable_internals
+
+
+def test_a_variable_can_change_its_storage():
+    """A Keras variable still keeps its value in `_value` and reads it from there."""
+    variable = keras.Variable(np.zeros(2, "float32"))
+    variable_internals.set_storages([variable], [tf.Variable([1.0, 2.0])])
+    np.testing.assert_array_equal(variable.numpy(), [1, 2])
+    variable.assign([3.0, 4.0])
+    np.testing.assert_array_equal(variable_internals.variable_storage(variable).numpy(), [3, 4])
+
+
+def test_an_optimizer_outside_a_strategy_updates_all_copies():
+    """TensorFlow still asks a variable for its own copy where no strategy's optimizer runs."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        storage = tf.Variable([1.0, 2.0])
+    variable_internals.updated_by_others(storage)
+    tf.distribute.get_strategy().extended.update(
+        storage, lambda variable: variable.assign_sub(variable * 0.5), group=False
+    )
+    for copy in storage.values:
+        np.testing.assert_array_equal(copy, [0.5, 1])
+
+
+def test_seeds_are_found():
+    """Layers still list their seed generators, and unseeded draws share one state."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5)])
+    (state,) = variable_internals.seed_states(model)
+    assert state is model.layers[-1].seed_generator.state
+    before = variable_internals.global_seed_state().numpy()
+    keras.random.normal((1,))
+    assert not np.array_equal(before, variable_internals.global_seed_state().numpy())
+
+
+def test_states_of_seed_generators_are_known_by_their_name():
+    """A seed generator still names its state so."""
+    assert variable_internals.is_seed_state(keras.random.SeedGenerator(1).state)
+    assert not variable_internals.is_seed_state(keras.Variable(0.0))
+
+
+def with_seed(seed):
+    """Begin again. Keras 3.10 keeps its global generator when it is given another seed."""
+    keras.utils.clear_session(free_memory=False)
+    keras.utils.set_random_seed(seed)
+
+
+def test_the_global_seed_is_drawn_when_it_is_first_used():
+    """Keras still makes its global generator late, with a seed of Python's random numbers."""
+    found = []
+    for early in (False, True):
+        with_seed(3)
+        if early:
+            variable_internals.global_seed_state()
+        first = random.random()
+        found.append([first, keras.random.normal((2,)).numpy().tolist(), random.random()])
+    assert found[0][0] == found[1][0] and found[0][2] == found[1][2]
+    with_seed(3)
+    expected = keras.random.normal((2,)).numpy()
+    with_seed(3)
+    variable_internals.global_seed_state()
+    np.testing.assert_array_equal(keras.random.normal((2,)), expected)
