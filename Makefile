@@ -81,9 +81,12 @@ $(OLDEST)/.installed: pyproject.toml
 	touch $@
 
 # The kill tests in full: a real training is killed forty times, and workers ten times. Takes about
-# a quarter of an hour.
+# a quarter of an hour. Each run kills at other moments: it prints the seed that repeats them.
 soak: $(INSTALLED)
-	KMG_KILLS=40 $(BIN)/python -m pytest tests/callbacks/resumable_checkpoint/test_killed_training.py \
+	@seed=$${KMG_KILL_SEED:-$$($(BIN)/python -c "import random; print(random.randrange(10**6))")}; \
+	echo "The same moments again: KMG_KILL_SEED=$$seed make soak"; \
+	KMG_KILLS=40 KMG_KILL_SEED=$$seed $(BIN)/python -m pytest \
+		tests/callbacks/resumable_checkpoint/test_killed_training.py \
 		tests/cluster/test_killed_workers.py
 
 lint: $(INSTALLED)

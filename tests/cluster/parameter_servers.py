@@ -97,19 +97,17 @@ def main(folder):
 
     try:
         model, x, y = model_and_data()
-        model = kmg.distribute(model, kmg.strategy("parameter_server"))
+        model = kmg.distribute(model)
         kill = [Kill(others[0])]
         history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=kill)
         np.savez(folder / "synchronous.npz", **numbers(model, history, x))
 
-        masked = masked_training(
-            lambda model: kmg.distribute(model, kmg.strategy("parameter_server"))
-        )
+        masked = masked_training(kmg.distribute)
         np.savez(folder / "masked.npz", **masked)
 
         drawn = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.1)]
         model, x, y = model_and_data(drawn, momentum=0.0)
-        model = kmg.distribute(model, kmg.strategy("parameter_server"), asynchronous=True)
+        model = kmg.distribute(model, asynchronous=True)
         before = model.evaluate(x, y, verbose=0)[0]
         history = model.fit(x, y, batch_size=8, epochs=20, verbose=0, callbacks=[Kill(others[1])])
         found = {

@@ -1,7 +1,8 @@
 """Workers of a launched training are killed; its weights are those of one that was left alone.
 
 `make test` does it twice: once by SIGKILL, and once a worker is asked to end by SIGTERM, which all
-have to follow. `make soak` does it ten times, and freezes one as well.
+have to follow. `make soak` kills ten times by SIGKILL, freezes one as well, and draws the moments
+anew.
 """
 
 import os
@@ -23,7 +24,7 @@ SCRIPT = Path(training_to_kill.__file__)
 ROOT = Path(__file__).parents[2]
 SIGNALS = [signal.SIGKILL, signal.SIGTERM]
 if os.environ.get("KMG_KILLS"):
-    SIGNALS = [*SIGNALS, *[signal.SIGKILL] * 7, signal.SIGSTOP]
+    SIGNALS = [*SIGNALS, *[signal.SIGKILL] * 9, signal.SIGSTOP]
 SEED = int(os.environ.get("KMG_KILL_SEED", "0"))
 RESTARTS = len(SIGNALS)
 EPOCHS = 2 + len(SIGNALS) // 2
