@@ -1,8 +1,7 @@
 """The door to a model: its layers, how they are wired and called, what a call leaves behind."""
 
 import contextlib
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -107,19 +106,6 @@ def own_training_state(model: keras.Model) -> None:
     """Let Keras's own methods take the model for one that lives on one device."""
     # Keras remembers the scope a model was made in and then avoids XLA and distributes data.
     model._distribute_strategy = None
-
-
-def after_quantizing(model: keras.Model, act: Callable[[], None]) -> None:
-    """Call `act` whenever `quantize` has changed the model's layers."""
-    quantize = model.quantize
-
-    @functools.wraps(quantize)
-    def quantize_and_act(*args: Any, **kwargs: Any) -> None:
-        quantize(*args, **kwargs)
-        act()
-
-    # Keras puts a `quantize` into each layer when it is made, so a later class cannot override it.
-    vars(model)["quantize"] = quantize_and_act
 
 
 def symbolic_call(function: Any, *arguments: Any) -> Any:

@@ -12,6 +12,7 @@ from keras_multigpu.training import fit_arguments, loops
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import knows_epochs
 from keras_multigpu.training.logs import pythonic
+from keras_multigpu.training.loop_functions import loop_function, made_again
 from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import Batch, normalized, wide
@@ -59,8 +60,6 @@ class DistributedModel(keras.Model):
 
     def replicate(self, replication: Replication) -> None:
         """Let the model run on other replicas from now on; its values are kept."""
-        if "_replication" not in self.__dict__:
-            model_internals.after_quantizing(self, lambda: self.replication.forget_steps())
         # Not an attribute for Keras to track or save.
         self.__dict__["_replication"] = replication
 
@@ -98,6 +97,22 @@ class DistributedModel(keras.Model):
         if self.built:
             prepare(self, self.replication, None)
             build_optimizer(self.optimizer, self.trainable_variables, self.distribute_strategy)
+
+    train_function = loop_function("train")
+    test_function = loop_function("test")
+    predict_function = loop_function("predict")
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """With `force`, let training see what has changed in the model, as Keras's does."""
+        return made_again(self, "train", force)
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """The same for `evaluate`."""
+        return made_again(self, "test", force)
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """The same for `predict`."""
+        return made_again(self, "predict", force)
 
     def fit(
         self,

@@ -107,9 +107,25 @@ class Replication:
 
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""
-        self._functions: dict[Any, StepFunctions] = {}
+        self._functions: dict[tuple[Any, ...], StepFunctions] = {}
         self._on_variables: set[str] = set()
         self.placement = Placement(self.strategy)
+
+    def steps_of(self, method: str) -> tuple[dict[Any, StepFunctions], set[str]]:
+        """The compiled steps for one method of the model, and that it runs on variables, if so."""
+        own = {key: made for key, made in self._functions.items() if key[0] == method}
+        return own, self._on_variables & {method}
+
+    def forget(self, method: str) -> None:
+        """Drop the compiled steps for one method of the model."""
+        own, on_variables = self.steps_of(method)
+        self._functions = {key: f for key, f in self._functions.items() if key not in own}
+        self._on_variables -= on_variables
+
+    def take_back(self, functions: dict[Any, StepFunctions], on_variables: set[str]) -> None:
+        """What `steps_of` gave, after `forget`."""
+        self._functions |= functions
+        self._on_variables |= on_variables
 
     def announce(self, model: keras.Model) -> None:
         """Log once where the model trains, and what becomes of its BatchNormalization layers."""

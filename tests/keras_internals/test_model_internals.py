@@ -2,7 +2,6 @@
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import model_internals
@@ -85,17 +84,6 @@ def test_batch_norm_takes_its_moments_from_a_function():
         layer, lambda inputs, mask: (tf.constant([1.0]), tf.constant([4.0]))
     )
     np.testing.assert_allclose(layer(tf.constant([[1.0], [5.0]]), training=True), [[0], [2]])
-
-
-@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize` method")
-@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
-def test_it_is_told_that_a_model_was_quantized():
-    """Where Keras drops the functions of its loops."""
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    told = []
-    model_internals.after_quantizing(model, lambda: told.append(model.layers[0].quantization_mode))
-    model.quantize("int8")
-    assert told == ["int8"]
 
 
 def test_functions_run_on_shapes_of_every_kind():

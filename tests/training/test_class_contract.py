@@ -73,6 +73,52 @@ def test_functions_for_the_loops_of_keras_are_refused(two):
         fitted(OwnLoop(), two)
 
 
+@pytest.mark.parametrize("anew", ["make", "none"])
+@pytest.mark.slow
+def test_steps_are_made_anew_where_keras_makes_them(anew, two):
+    """With `make_..._function(force=True)`, or None in its place; until then the old ones stay."""
+
+    class Scaled(keras.layers.Layer):
+        factor = 1.0
+
+        def call(self, x):
+            return x * self.factor
+
+    def results(place):
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((5,)), Scaled(), keras.layers.Dense(1)]
+        model = place(keras.Sequential(layers))
+        model.compile("sgd", "mse")
+        found = []
+        for kind in (None, "test", "predict", "train"):
+            if kind and anew == "make":
+                getattr(model, f"make_{kind}_function")(force=True)
+            elif kind:
+                setattr(model, f"{kind}_function", None)
+            for factor in (2.0, 3.0):
+                model.layers[0].factor = factor
+                found.append(model.fit(X, Y, 8, shuffle=False, verbose=0).history["loss"][0])
+                found += [model.evaluate(X, Y, 8, verbose=0), model.predict(X, 8, verbose=0)]
+        return found
+
+    found = results(lambda model: kmg.distribute(model, two))
+    for one, other in zip(found, results(lambda model: model), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_functions_for_the_loops_of_keras_are_neither_called_nor_taken(two, tmp_path):
+    """They would read Keras's iterator."""
+    model = fitted(functional(), two)
+    with pytest.raises(ValueError, match="of Keras's loops.*Override `train_step`.*Received"):
+        model.train_function(iter([(X, Y)]))
+    with pytest.raises(ValueError, match="of Keras's loops.*Override `train_step`.*Received"):
+        model.train_function = lambda iterator: {}
+    steps = model.replication.training(model)
+    model.export(tmp_path, verbose=False)  # Keras puts the functions away, and back.
+    assert model.replication.training(model) is steps
+
+
 @pytest.mark.parametrize("build", [made.mlp, functional])
 def test_a_distributed_model_is_saved_as_keras_saves_it(build, two):
     """The same text, which names the public class; also of a `DistributedModel` by itself."""

@@ -1,0 +1,67 @@
+"""`train_function` and its like: what Keras's loops call, and what they make anew where it is None.
+
+No loop calls them here, but setting them to None has a meaning that must not be lost: the compiled
+step is dropped, so that the next one sees what has changed in the model. Keras does so itself where
+it has quantized a model; where it exports one, it puts back what it found.
+"""
+
+from typing import Any
+
+import keras
+
+from keras_multigpu.checks import value_error
+
+
+class LoopFunction:
+    """Stands for the compiled steps of a model.
+
+    Args:
+        steps: What `Replication.steps_of` gives.
+    """
+
+    def __init__(self, *steps: Any) -> None:
+        self.steps = steps
+
+    def __call__(self, iterator: Any) -> Any:
+        """Refuse to run: an iterator of Keras's knows nothing of shares."""
+        refuse(iterator)
+
+
+def loop_function(kind: str) -> property:
+    """The attribute of a model for the loop of a kind: "train", "test" or "predict"."""
+    method = f"{kind}_step"
+
+    def get(model: Any) -> LoopFunction | None:
+        # While Keras makes a model there is nothing yet.
+        steps = model.replication.steps_of(method) if "_replication" in vars(model) else [{}]
+        return LoopFunction(*steps) if steps[0] else None
+
+    def assign(model: Any, function: Any) -> None:
+        if "_replication" not in vars(model):
+            return
+        if isinstance(function, LoopFunction):
+            model.replication.take_back(*function.steps)
+        elif function is None:
+            model.replication.forget(method)
+        else:
+            refuse(function)
+
+    return property(get, assign)
+
+
+def made_again(model: keras.Model, kind: str, force: bool) -> Any:
+    """What `make_..._function` of a kind returns; with `force` the step is made anew."""
+    name = f"{kind}_function"
+    if force:
+        setattr(model, name, None)
+    return getattr(model, name)
+
+
+def refuse(received: Any) -> None:
+    raise value_error(
+        "A function of Keras's loops was assigned or called.",
+        "Expected none: it reads Keras's iterator, which knows nothing of shares.",
+        "Override `train_step`, `test_step` or `predict_step` instead, and call `fit`, `evaluate`, "
+        "`predict` or the `*_on_batch` methods.",
+        received=received,
+    )
