@@ -69,6 +69,47 @@ def test_every_public_method_is_explained(part):
     assert unexplained == []
 
 
+@pytest.mark.parametrize("name", keras_multigpu.data.__all__)
+def test_every_source_shows_the_shared_arguments(name):
+    """`help` and an editor show them by name, type and default, in the same order."""
+    parameters = list(inspect.signature(getattr(keras_multigpu.data, name)).parameters.values())
+    shown = [
+        (one.name, inspect.formatannotation(one.annotation), one.default) for one in parameters
+    ]
+    assert shown[-10:] == [
+        ("global_batch_size", "int | None", None),
+        ("replica_batch_size", "int | None", None),
+        ("shuffle", "bool", True),
+        ("seed", "int", 0),
+        ("remainder", "str", "keep"),
+        ("augment", "Any", None),
+        ("cache", "str | pathlib.Path | None", None),
+        ("balance", "str | None", None),
+        ("on_error", "str", "raise"),
+        ("service", "str | None", None),
+    ]
+    assert all(one.kind is one.KEYWORD_ONLY for one in parameters[-10:])
+
+
+@pytest.mark.parametrize("name", keras_multigpu.callbacks.__all__)
+def test_callbacks_take_one_argument_by_place(name):
+    """The rest by name; and one word means the same in all of them."""
+    words = {
+        "path": "str | pathlib.Path | None",
+        "picture": "str | pathlib.Path | None",
+        "apply": "str | None",
+        "verbose": "int",
+        "momentum_correction": "bool | str",
+        "smoothing": "float",
+    }
+    signature = inspect.signature(getattr(keras_multigpu.callbacks, name))
+    _, *others = signature.parameters.values() or [None]
+    assert all(one.kind is one.KEYWORD_ONLY for one in others)
+    for one in signature.parameters.values():
+        if one.name in words:
+            assert inspect.formatannotation(one.annotation) == words[one.name], one
+
+
 @pytest.mark.parametrize("part", ["augmentation", "callbacks", "data"])
 def test_each_part_offers_its_public_names_and_nothing_else(part):
     """To `dir`, and so to the completion of a notebook: no module, no imported name."""

@@ -434,8 +434,8 @@ def part_of(shard: Any) -> Part:
 
 
 def with_settings(function: Maker) -> Maker:
-    """Let `help` and notebooks show by name what a function passes on to `Batches`."""
-    # It takes `**batching`, so that a name of Keras's, such as `batch_size`, gets an error that
+    """Let `help` and notebooks show by name which settings a function, or `Batches`, takes."""
+    # They come as `**batching`, so that a name of Keras's, such as `batch_size`, gets an error that
     # teaches.
     types, kind = get_type_hints(Batching), inspect.Parameter.KEYWORD_ONLY
     settings = [
@@ -443,10 +443,17 @@ def with_settings(function: Maker) -> Maker:
         for name, value in DEFAULTS.items()
     ]
     signature = inspect.signature(function)
-    own = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+    own = [
+        one
+        for one in signature.parameters.values()
+        if one.kind is not one.VAR_KEYWORD and not one.name.startswith("_")
+    ]
     function.__signature__ = signature.replace(parameters=own + settings)  # type: ignore[attr-defined]
     if function.__doc__ and Batches.__doc__:  # Not with `python -OO`.
         explained = Batches.__doc__[Batches.__doc__.index("        global_batch_size: ") :]
         explained = explained[: explained.index("\n\n")]
         function.__doc__ = function.__doc__.replace(PASSED_ON, explained)
     return function
+
+
+with_settings(Batches)
