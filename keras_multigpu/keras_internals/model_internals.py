@@ -186,3 +186,15 @@ def take_moments(layer: keras.layers.BatchNormalization, function: Any) -> None:
     # Keras lets a layer choose between its own replica's moments and those of all replicas, which
     # it takes in a way that loses digits and fails on an empty share.
     vars(layer)["_moments"] = function
+
+
+def overridden(model: keras.Model, *methods: str) -> list[str]:
+    """Which of these methods of the model are others than `keras.Model` has."""
+
+    def is_own(method: str) -> bool:
+        defined_in = next(cls for cls in type(model).__mro__ if method in vars(cls))
+        # Keras has models of its own that do it, such as `keras.distillation.Distiller`.
+        ours = defined_in.__module__.startswith("keras_multigpu.")
+        return not ours and defined_in not in keras.Model.__mro__
+
+    return list(filter(is_own, methods))

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error, warn
 from keras_multigpu.keras_internals import model_internals
+from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import knows_epochs
 from keras_multigpu.training.fit_arguments import require_batches, require_fitting_labels
@@ -22,7 +23,7 @@ from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import gathered
-from keras_multigpu.training.steps.steps_of_model import overridden, prepare
+from keras_multigpu.training.steps.steps_of_model import prepare
 from keras_multigpu.training.workers import (
     in_step,
     may_stop_alone,

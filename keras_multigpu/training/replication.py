@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals, versions
+from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.replicas import obtained
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Group
@@ -22,7 +23,6 @@ from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.step_functions import StepFunctions
 from keras_multigpu.training.steps.steps_of_model import (
     evaluation_step,
-    overridden,
     prediction_step,
     said_of_batch_norm,
     training_step,

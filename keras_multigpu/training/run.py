@@ -15,7 +15,6 @@ from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.shares import Batch, open_spec, symbolic
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.step_functions import Here
-from keras_multigpu.training.steps.steps_of_model import overridden
 from keras_multigpu.training.variables.model_state import ModelState
 
 AFTER = ("on_epoch_begin", "on_train_batch_end", "on_test_end", "on_epoch_end")
@@ -142,7 +141,7 @@ class TrainingRun:
     @property
     def has_own_train_step(self) -> bool:
         """Whether the model's `train_step` is the user's, so that gradients are not seen."""
-        return bool(overridden(self._model, "train_step"))
+        return bool(model_internals.overridden(self._model, "train_step"))
 
     def example_at(self, step: int, row: int) -> str | None:
         """The name of an example of this epoch, such as its file; None where it is not known.

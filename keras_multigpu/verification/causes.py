@@ -9,9 +9,10 @@ import keras
 import numpy as np
 
 from keras_multigpu.batch_sizes import shares
+from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.training.shares import rows as rows_of_batch
-from keras_multigpu.training.steps.steps_of_model import overridden, synchronized_layers
+from keras_multigpu.training.steps.steps_of_model import synchronized_layers
 from keras_multigpu.verification.batches import number_of_examples
 from keras_multigpu.verification.gradient_probe import (
     GradientProbe,

@@ -155,10 +155,12 @@ class AdditiveMetrics:
     They see the whole batch at once where the model has a `compute_metrics` of its own.
     """
 
-    def __init__(self, model: keras.Model, spec: tuple[Any, Any, Any], at_once: bool) -> None:
+    def __init__(self, model: keras.Model, spec: tuple[Any, Any, Any]) -> None:
         self._model = model
         self._spec = spec
-        self._at_once = at_once or (compile_internals.has_metrics(model) and shared_by_all(spec))
+        self._at_once = bool(model_internals.overridden(model, "compute_metrics")) or (
+            compile_internals.has_metrics(model) and shared_by_all(spec)
+        )
 
     def build(self, y_pred: Any) -> None:
         """Create the metrics' variables, for symbolic predictions."""

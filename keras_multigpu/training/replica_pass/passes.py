@@ -1,4 +1,4 @@
-"""The two passes over one replica's rows, as pure functions.
+"""Passes over one replica's rows, as pure functions: what they share, and that of training.
 
 A pass takes values and rows and returns tensors. What has to be summed over replicas is
 packed, so that few all-reduces carry gradients, losses and moving statistics together. What is
@@ -9,7 +9,7 @@ outcome, or its sum over replicas, is given the layout with it; a pass itself re
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -45,6 +45,7 @@ from keras_multigpu.training.replica_pass.output_rows import (
 )
 from keras_multigpu.training.replica_pass.pure_model import Forward, PureModel, Values
 from keras_multigpu.training.shares import (
+    Batch,
     Rows,
     batch_size_of,
     piece_of,
@@ -54,6 +55,9 @@ from keras_multigpu.training.shares import (
     wide,
 )
 from keras_multigpu.training.update import state_of, updated
+
+if TYPE_CHECKING:
+    from keras_multigpu.training.replication import Replication
 
 OfAll = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 """Makes the divisors of losses, as the rows of a pass have them, those of the whole batch."""
@@ -236,16 +240,20 @@ class ReplicaPass:
 
     Args:
         model: The model, built.
+        replication: Its replicas.
+        spec: The specs of the global batches whose shares the rows are.
         metrics: The metrics that replicas update; None in prediction.
         keeps: Whether predictions are needed outside of the pass, whatever the metrics need.
         shares: How many shares a batch is cut into, of which the rows are one.
-        micro_batches: In how many pieces the rows are taken.
+        pieces: In how many pieces the rows are taken.
         apart: Whether shares are passed over where nobody can sum in the middle of the pass.
     """
 
     def __init__(
         self,
         model: keras.Model,
+        replication: "Replication",
+        spec: Batch,
         metrics: AdditiveMetrics | None,
         keeps: bool,
         shares: int,
@@ -255,12 +263,13 @@ class ReplicaPass:
         self._apart = apart
         self._several = shares > 1
         self._in_parts = self._several or pieces > 1
-        self.pure = PureModel(model, self._in_parts)
+        self.pure = PureModel(model, replication.placement, self._in_parts)
         self.variables = self.pure.variables
         self.model = model
+        self.group = replication.group
+        self.spec = spec
         self.metrics = metrics
         self._keeps = keeps or metrics is None or model.run_eagerly
-        self._sent_as = model.replication.group.sent_as
 
     def outcome(
         self, made: Made, start: Values, share: Rows, replica: Any
@@ -270,7 +279,7 @@ class ReplicaPass:
         slices = made.summands.gradients[count:]
         changed, others = self.variables.contributions(start, made.end, share, replica)
         summands = made.summands._replace(others=others, gradients=made.summands.gradients[:count])
-        packing, sizes, packs = packed(summands, made.gradients.yielded, self._sent_as)
+        packing, sizes, packs = packed(summands, made.gradients.yielded, self.group.sent_as)
         packs = [zero_unless(present, pack) for pack in packs]
         seeds = self.variables.seeds_in(self.variables.unseeded(made.end, replica))
         part = tf.cast(present, wide()) if made.part is None else made.part
@@ -323,27 +332,23 @@ class ReplicaPass:
 class TrainingPass(ReplicaPass):
     """Forward and backward pass over a replica's rows, in pieces if asked.
 
-    Args:
-        context: Makes a context for the forward pass over some rows.
-        measures_pieces: Whether to note the square norm of each piece's gradient.
-        apart: See `ReplicaPass`.
+    The context is that of the forward pass over some rows.
     """
 
     def __init__(
         self,
         model: keras.Model,
-        metrics: AdditiveMetrics,
-        keeps: bool = True,
-        micro_batches: int = 1,
+        replication: "Replication",
+        spec: Batch,
         context: Callable[[Rows], contextlib.AbstractContextManager[None]] | None = None,
-        measures_pieces: bool = False,
         apart: bool = False,
     ) -> None:
-        shares = model.replication.shares_of_batch
-        super().__init__(model, metrics, keeps, shares, micro_batches, apart)
+        metrics, probes = AdditiveMetrics(model, spec), replication.probes
+        shares, pieces = replication.shares_of_batch, replication.pieces
+        super().__init__(model, replication, spec, metrics, bool(probes), shares, pieces, apart)
         self.optimizer_variables = state_of(model.optimizer)
-        self._measures_pieces = measures_pieces
-        self._micro_batches = micro_batches
+        self._measures_pieces = any(probe.by_piece for probe in probes)
+        self._micro_batches = pieces
         self.context = context or (lambda rows: contextlib.nullcontext())
 
     def run(
@@ -477,40 +482,6 @@ class TrainingPass(ReplicaPass):
             variables = [*self.variables.trainable, *self.optimizer_variables]
             new = updated(self.model.optimizer, variables, new, gradients)
         return complete(new[: len(gradients)], new[len(gradients) :], layout, values, sums)
-
-
-class EvaluationPass(ReplicaPass):
-    """Forward pass over a replica's rows in inference mode, with the loss or without."""
-
-    def __init__(
-        self, model: keras.Model, metrics: AdditiveMetrics | None = None, has_loss: bool = False
-    ) -> None:
-        # Parameter servers and TPUs only train.
-        super().__init__(model, metrics, not has_loss, model.replication.group.count)
-        self._has_loss = has_loss
-
-    def run(self, values: Values, share: Rows, replica: Any) -> tuple[Outcome, Layout]:
-        """The pass itself; see `TrainingPass.run`."""
-        start = self.variables.seeded(values, replica)
-        with self.pure.scope(start, share.fraction) as scope:
-            forward = self.pure.forward(share.x, False, scope)
-            losses = forward.added_losses
-            if self._has_loss:
-                losses, _ = self.losses(forward, share, self.of_replicas(share))
-            end = self.pure.new_values(scope, start)
-        seen = self.seen(share, forward)
-        made = Made(Summands(losses, [], seen.summands), end, seen)
-        return self.outcome(made, start, share, replica)
-
-    def update(
-        self,
-        layout: Layout,
-        values: Values,
-        packs: Sequence[tf.Tensor],
-        slices: Sequence[tf.IndexedSlices],
-    ) -> Update:
-        """The new values of variables that inference changes, and the sums."""
-        return complete([], [], layout, values, layout.sums(packs))
 
 
 def complete(

@@ -44,7 +44,11 @@ from keras_multigpu.training.variables.catching_scope import (
     WeighedNumbers,
     raise_assigned,
 )
-from keras_multigpu.training.variables.placement import NeedsVariables, optimizers_of
+from keras_multigpu.training.variables.placement import (
+    NeedsVariables,
+    Placement,
+    optimizers_of,
+)
 
 # Distance between two replicas' seeds: Knuth's prime beside 2**32 over the golden ratio. Keras
 # picks seeds up to 1e9, so replicas of two layers do not meet.
@@ -192,9 +196,9 @@ class Forward(NamedTuple):
 class PureModel:
     """Runs a built model on given values of its variables, on all of a batch or on parts."""
 
-    def __init__(self, model: keras.Model, in_parts: bool) -> None:
+    def __init__(self, model: keras.Model, placement: Placement, in_parts: bool) -> None:
         self.model = model
-        self._placement = model.replication.placement
+        self._placement = placement
         self.variables = Variables(model, self._placement.untracked)
         self._in_parts = in_parts
 

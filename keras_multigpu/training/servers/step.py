@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from typing import Any, cast
 
-import keras
 import tensorflow as tf
 
 from keras_multigpu.training.exchange.sparse_gradients import zero_unless
 from keras_multigpu.training.exchange.stages import TracedPass, traced
 from keras_multigpu.training.feed.cutter import shares_of
-from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replica_pass.passes import (
     NeedsDivisors,
     Outcome,
@@ -18,7 +16,7 @@ from keras_multigpu.training.replica_pass.passes import (
 )
 from keras_multigpu.training.replica_pass.pure_model import Values
 from keras_multigpu.training.servers.connection import WHOLE_BATCH, Servers
-from keras_multigpu.training.shares import Batch, Rows, filled, present, share_spec, specs_of
+from keras_multigpu.training.shares import Rows, filled, present, share_spec, specs_of
 from keras_multigpu.training.steps.step import Result, TrainStep
 from keras_multigpu.training.update import loss_scale
 
@@ -33,25 +31,18 @@ class ServedTrainStep(TrainStep):
     servers hold by then: an assignment would undo the updates of others.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        group: ReplicaGroup,
-        spec: Batch,
-        replica_pass: TrainingPass,
-        servers: Servers,
-    ) -> None:
+    def __init__(self, replica_pass: TrainingPass, servers: Servers) -> None:
         self._servers = servers
         self._count = 1 if servers.asynchronous else servers.workers
         self._divisors: Any = None
-        super().__init__(model, group, spec, replica_pass)
+        super().__init__(replica_pass)
         self._traced = cast(TracedPass, self._run_pass)
         if self._traced.layout.metrics.gathered:
-            raise servers.refusal(model, WHOLE_BATCH)
+            raise servers.refusal(self._model, WHOLE_BATCH)
         known = self._variables
         self._places = [known.trainable, self._optimizer_variables, known.others]
         self._stored = [servers.copies(part) for part in self._places]
-        self._rows = share_spec(spec, self._count)
+        self._rows = share_spec(self._spec, self._count)
         function = self._updated_on_worker if servers.asynchronous else self._passed_on_worker
         self._function = tf.function(function, autograph=False)
 

@@ -13,12 +13,11 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from keras_multigpu.training.exchange.stages import called_directly, summing
 from keras_multigpu.training.feed.cutter import shares_of
-from keras_multigpu.training.replica_group import HOST, ReplicaGroup
+from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.replica_pass.passes import Layout, Outcome, TrainingPass, Update
 from keras_multigpu.training.replica_pass.pure_model import Values
@@ -76,15 +75,8 @@ class TPUTrainStep(UpdatingStep):
     takes over its rows.
     """
 
-    def __init__(
-        self,
-        model: keras.Model,
-        group: ReplicaGroup,
-        spec: Batch,
-        replica_pass: TrainingPass,
-        tpus: TPUs,
-    ) -> None:
-        super().__init__(model, group, spec, replica_pass, ())
+    def __init__(self, replica_pass: TrainingPass, tpus: TPUs) -> None:
+        super().__init__(replica_pass)
         known = self._variables
         parts = known.trainable, self._optimizer_variables, known.others, [known.global_seed]
         self._tpus = tpus

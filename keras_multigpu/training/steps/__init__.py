@@ -3,7 +3,7 @@
 steps_of_model     chooses, for the model as it is compiled
 step_functions     compiles the chosen step for the batches that come, and keeps it
 step               what steps have in common, and the usual one: losses that are sums over examples
-evaluation_step    of `evaluate` and `predict`
+evaluation_step    the pass and the step of `evaluate` and `predict`
 whole_batch_step   losses that need the whole batch
 custom_step        around a `train_step` of the user's own (`present_step`, `whole_values`)
 same_batch         whether all processes have read the same batch

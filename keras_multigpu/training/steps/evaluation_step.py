@@ -1,32 +1,78 @@
-"""The step of `evaluate` and `predict`."""
+"""The pass and the step of `evaluate` and `predict`."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals, model_internals
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
-from keras_multigpu.training.replica_pass.passes import EvaluationPass
-from keras_multigpu.training.replica_pass.pure_model import refuse_assigned_optimizer
+from keras_multigpu.training.replica_pass.additive_metrics import AdditiveMetrics
+from keras_multigpu.training.replica_pass.passes import (
+    Layout,
+    Made,
+    Outcome,
+    ReplicaPass,
+    Summands,
+    Update,
+    complete,
+)
+from keras_multigpu.training.replica_pass.pure_model import Values, refuse_assigned_optimizer
 from keras_multigpu.training.shares import Batch, Rows
 from keras_multigpu.training.steps.step import Known, Result, Step, computed_loss
 from keras_multigpu.training.variables.catching_scope import CatchingScope
+
+if TYPE_CHECKING:
+    from keras_multigpu.training.replication import Replication
+
+
+class EvaluationPass(ReplicaPass):
+    """Forward pass over a replica's rows in inference mode, with the loss or without."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        replication: "Replication",
+        spec: Batch,
+        predicts: bool = False,
+        has_loss: bool = False,
+    ) -> None:
+        metrics = None if predicts else AdditiveMetrics(model, spec)
+        # Parameter servers and TPUs only train.
+        shares = replication.group.count
+        super().__init__(model, replication, spec, metrics, not has_loss, shares)
+        self._has_loss = has_loss
+
+    def run(self, values: Values, share: Rows, replica: Any) -> tuple[Outcome, Layout]:
+        """The pass itself; see `TrainingPass.run`."""
+        start = self.variables.seeded(values, replica)
+        with self.pure.scope(start, share.fraction) as scope:
+            forward = self.pure.forward(share.x, False, scope)
+            losses = forward.added_losses
+            if self._has_loss:
+                losses, _ = self.losses(forward, share, self.of_replicas(share))
+            end = self.pure.new_values(scope, start)
+        seen = self.seen(share, forward)
+        made = Made(Summands(losses, [], seen.summands), end, seen)
+        return self.outcome(made, start, share, replica)
+
+    def update(
+        self,
+        layout: Layout,
+        values: Values,
+        packs: Sequence[tf.Tensor],
+        slices: Sequence[tf.IndexedSlices],
+    ) -> Update:
+        """The new values of variables that inference changes, and the sums."""
+        return complete([], [], layout, values, layout.sums(packs))
 
 
 class EvaluationStep(Step):
     """A step of `evaluate` or `predict`; its loss may be one of all predictions at once."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        group: ReplicaGroup,
-        spec: Batch,
-        replica_pass: EvaluationPass,
-        whole: bool = False,
-    ) -> None:
-        super().__init__(model, group, spec, replica_pass)
+    def __init__(self, replica_pass: EvaluationPass, whole: bool = False) -> None:
+        super().__init__(replica_pass)
         self._is_whole = whole
         self._compile()
 

@@ -80,28 +80,20 @@ class Result(NamedTuple):
 
 
 class Step:
-    """What training, evaluation and prediction steps have in common.
-
-    Its model is built and placed; the specs are those of a global batch.
-    """
+    """What training, evaluation and prediction steps have in common."""
 
     def __init__(
-        self,
-        model: keras.Model,
-        group: ReplicaGroup,
-        spec: Batch,
-        replica_pass: ReplicaPass,
-        optimizer_variables: Sequence[keras.Variable] = (),
+        self, replica_pass: ReplicaPass, optimizer_variables: Sequence[keras.Variable] = ()
     ) -> None:
-        self._model = model
-        self._group = group
         self._pass: Any = replica_pass
-        self._spec = spec
+        self._model = replica_pass.model
+        self._group = replica_pass.group
+        self._spec = replica_pass.spec
         self._variables = known = replica_pass.variables
         self._optimizer_variables = optimizer_variables
         parts = known.trainable, known.others, optimizer_variables
         self._local_copies = in_parts(
-            group.copies([each for part in parts for each in part]), parts
+            self._group.copies([each for part in parts for each in part]), parts
         )
         self._updated: list[Copies] = []
 
@@ -216,7 +208,7 @@ class Step:
     def _exchanged(self, rows: Rows) -> Batch:
         """What others need of a replica's rows: inputs only where the model's own code asks."""
         x, y, sample_weight = first_rows(rows.data, rows.examples)
-        own = overridden(self._model, "compute_loss", "compute_metrics")
+        own = model_internals.overridden(self._model, "compute_loss", "compute_metrics")
         return x if own else None, y, sample_weight
 
     def _whole_if_needed(self, shares: Sequence[Rows], results: list[Result]) -> tuple[Batch, Any]:
@@ -254,15 +246,8 @@ class Step:
 class UpdatingStep(Step):
     """What the two training steps have in common: sums, an update, and probes around them."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        group: ReplicaGroup,
-        spec: Batch,
-        replica_pass: TrainingPass,
-        probes: Sequence[Probe],
-    ) -> None:
-        super().__init__(model, group, spec, replica_pass, replica_pass.optimizer_variables)
+    def __init__(self, replica_pass: TrainingPass, probes: Sequence[Probe] = ()) -> None:
+        super().__init__(replica_pass, replica_pass.optimizer_variables)
         self._probes = list(probes)
         self._timed = any(probe.timed for probe in probes)
         self._update = replica_pass.update
@@ -382,15 +367,8 @@ class UpdatingStep(Step):
 class TrainStep(UpdatingStep):
     """A training step whose losses are sums over examples."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        group: ReplicaGroup,
-        spec: Batch,
-        replica_pass: TrainingPass,
-        probes: Sequence[Probe] = (),
-    ) -> None:
-        super().__init__(model, group, spec, replica_pass, probes)
+    def __init__(self, replica_pass: TrainingPass, probes: Sequence[Probe] = ()) -> None:
+        super().__init__(replica_pass, probes)
         self._compile((SCALAR,), (specs_of(self._optimizer_variables),))
 
     def _on_replica(
@@ -407,18 +385,6 @@ def in_parts(flat: Sequence[Any], parts: Sequence[Sequence[Any]]) -> list[list[A
     """A list in parts as long as these."""
     rest = iter(flat)
     return [list(itertools.islice(rest, len(part))) for part in parts]
-
-
-def overridden(model: keras.Model, *methods: str) -> list[str]:
-    """Which of these methods of the model are others than `keras.Model` has."""
-
-    def is_own(method: str) -> bool:
-        defined_in = next(cls for cls in type(model).__mro__ if method in vars(cls))
-        # Keras has models of its own that do it, such as `keras.distillation.Distiller`.
-        ours = defined_in.__module__.startswith("keras_multigpu.")
-        return not ours and defined_in not in keras.Model.__mro__
-
-    return list(filter(is_own, methods))
 
 
 def computed_loss(model: keras.Model, batch: Batch, y_pred: Any, training: bool) -> tf.Tensor:

@@ -8,17 +8,17 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error, warn
 from keras_multigpu.keras_internals import compile_internals, graph_internals, model_internals
-from keras_multigpu.training.replica_pass.additive_metrics import AdditiveMetrics
+from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
-from keras_multigpu.training.replica_pass.passes import EvaluationPass, TrainingPass
+from keras_multigpu.training.replica_pass.passes import TrainingPass
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
 from keras_multigpu.training.servers.connection import ASSIGNS, NO_SUM
 from keras_multigpu.training.servers.step import ServedTrainStep
 from keras_multigpu.training.servers.tpus import TPUs, TPUTrainStep
 from keras_multigpu.training.shares import Batch, present, symbolic
 from keras_multigpu.training.steps.custom_step import CustomPrediction, CustomStep
-from keras_multigpu.training.steps.evaluation_step import EvaluationStep
-from keras_multigpu.training.steps.step import TrainStep, overridden
+from keras_multigpu.training.steps.evaluation_step import EvaluationPass, EvaluationStep
+from keras_multigpu.training.steps.step import TrainStep
 from keras_multigpu.training.steps.step_functions import RunStep
 from keras_multigpu.training.steps.whole_batch_step import WholeBatchTrainStep
 from keras_multigpu.training.variables.catching_scope import AssignsWeights
@@ -99,31 +99,26 @@ def training_step(
     context = (lambda rows: synchronized(layers, rows)) if layers else None
     if replication.elsewhere is not None:
         return step_elsewhere(model, replication, spec, context)
-    group, probes, pieces = replication.group, replication.probes, replication.pieces
+    probes, pieces = replication.probes, replication.pieces
 
     def on_variables() -> RunStep:
         refuse_pieces(pieces)
         replication.trains_on_variables(model)
         make_ready(model, replication, (spec, batch), model.train_step)
-        return CustomStep(model, group, model.train_step, layers, probes)
+        return CustomStep(model, replication.group, model.train_step, layers, probes)
 
     own = overridden(model, "train_step", "compute_loss")
     if "train_step" in own:
         return on_variables()
     if not model.trainable_weights:
         warn("The model does not have any trainable weights.")
-    by_piece = any(probe.by_piece for probe in probes)
 
     def sum_of_examples() -> RunStep:
-        replica_pass = TrainingPass(
-            model, metrics_of(model, spec), bool(probes), pieces, context, by_piece
-        )
-        return TrainStep(model, group, spec, replica_pass, probes)
+        return TrainStep(TrainingPass(model, replication, spec, context), probes)
 
     def whole_batch() -> RunStep:
         refuse_pieces(pieces)
-        replica_pass = TrainingPass(model, metrics_of(model, spec), bool(probes), 1, context)
-        return WholeBatchTrainStep(model, group, spec, replica_pass, probes)
+        return WholeBatchTrainStep(TrainingPass(model, replication, spec, context), probes)
 
     if not own:
         others = {NeedsWholeBatch: whole_batch, AssignsWeights: on_variables}
@@ -158,17 +153,11 @@ def step_elsewhere(
     for reason, applies in reasons.items():
         if applies:
             raise elsewhere.refusal(model, reason)
-    replica_pass = TrainingPass(
-        model,
-        metrics_of(model, spec),
-        False,
-        replication.pieces,
-        context,
-        apart=several and not on_tpus,
-    )
+    apart = several and not on_tpus
+    replica_pass = TrainingPass(model, replication, spec, context, apart)
     step: Any = TPUTrainStep if on_tpus else ServedTrainStep
     try:
-        made: RunStep = step(model, replication.group, spec, replica_pass, elsewhere)
+        made: RunStep = step(replica_pass, elsewhere)
         return made
     except NeedsWholeBatch:
         raise elsewhere.refusal(model, NO_SUM) from None
@@ -185,8 +174,7 @@ def evaluation_step(
         return CustomStep(model, replication.group, model.test_step)
 
     def step(whole: bool) -> RunStep:
-        replica_pass = EvaluationPass(model, metrics_of(model, spec), has_loss=not whole)
-        return EvaluationStep(model, replication.group, spec, replica_pass, whole)
+        return EvaluationStep(EvaluationPass(model, replication, spec, has_loss=not whole), whole)
 
     if overridden(model, "compute_loss"):
         return step(whole=True)
@@ -197,10 +185,9 @@ def prediction_step(
     model: keras.Model, replication: "Replication", spec: Batch, batch: Batch | None
 ) -> RunStep:
     prepare(model, replication, spec, batch)
-    group = replication.group
     if overridden(model, "predict_step"):
-        return CustomPrediction(model, group, model.predict_step, spec)
-    return EvaluationStep(model, group, spec, EvaluationPass(model)).predict
+        return CustomPrediction(model, replication.group, model.predict_step, spec)
+    return EvaluationStep(EvaluationPass(model, replication, spec, predicts=True)).predict
 
 
 def make_ready(
@@ -286,10 +273,6 @@ def said_of_batch_norm(model: keras.Model, every: bool) -> str:
         f" BatchNormalization {which} synchronised: each replica normalises its own share; "
         "`sync_batch_norm=True` makes it the global batch."
     )
-
-
-def metrics_of(model: keras.Model, spec: Batch) -> AdditiveMetrics:
-    return AdditiveMetrics(model, spec, bool(overridden(model, "compute_metrics")))
 
 
 def has_call(model: keras.Model) -> bool:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.keras_internals import graph_internals, model_internals
-from keras_multigpu.training.replica_group import Replica, ReplicaGroup
+from keras_multigpu.training.replica_group import Replica
 from keras_multigpu.training.replica_pass.loss_reduction import refuse_ragged
 from keras_multigpu.training.replica_pass.output_rows import (
     refuse_several_rows,
@@ -52,19 +52,13 @@ from keras_multigpu.training.update import loss_scale
 class WholeBatchTrainStep(UpdatingStep):
     """A training step that computes the loss from all predictions."""
 
-    def __init__(
-        self,
-        model: keras.Model,
-        group: ReplicaGroup,
-        spec: Batch,
-        replica_pass: TrainingPass,
-        probes: Sequence[Probe] = (),
-    ) -> None:
-        super().__init__(model, group, spec, replica_pass, probes)
+    def __init__(self, replica_pass: TrainingPass, probes: Sequence[Probe] = ()) -> None:
+        super().__init__(replica_pass, probes)
+        model, spec = replica_pass.model, replica_pass.spec
         if not model.run_eagerly:
             with graph_internals.single_device():
                 y_pred = model_internals.symbolic_call(model, symbolic(spec[0]))
-                counts = rows_per_example(model, spec[0]) if group.count > 1 else []
+                counts = rows_per_example(model, spec[0]) if self._group.count > 1 else []
                 refuse_several_rows(keras.tree.flatten(y_pred), counts)
             # Their variables, before the replicas are traced.
             self._pass.metrics.build(y_pred)

@@ -33,7 +33,7 @@ def whole_loss(model, predictions, targets, added=(), scale=1.0, loss=squared_me
         for part in (targets, predictions)
     )
     model.compute_loss(None, y, y_pred)  # Makes the loss's variables.
-    pure = PureModel(model, in_parts=True)
+    pure = PureModel(model, model.replication.placement, in_parts=True)
     values = Values(
         [tf.convert_to_tensor(v) for v in pure.variables.trainable],
         [tf.convert_to_tensor(v) for v in pure.variables.others],
