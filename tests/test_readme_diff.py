@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from documented_code import blocks_of
 from picture_files import encoded, picture
-from processes_left import PATIENCE
+from processes_left import PATIENCE, python_path
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -68,27 +69,42 @@ def folder(tmp_path_factory):
     return folder
 
 
+def whole_script(sign):
+    """One side, with a small model, and what it prints in the end."""
+    script = side(sign)
+    for original, smaller in SMALLER.items():
+        assert script.count(original) == 1, f"{original} is not in the README's diff"
+        script = script.replace(original, smaller)
+    return BEFORE + script + AFTER
+
+
+def printed(folder, *command):
+    """What a Python command prints, as a user would run it."""
+    ended = subprocess.run(
+        [sys.executable, *command],
+        env={
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "TF_ENABLE_ONEDNN_OPTS": "1",
+            "PYTHONPATH": python_path(README.parent),
+        },
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
 @pytest.fixture(scope="module")
 def results(folder):
-    """What each side prints in the end, each in a process of its own, as a user would run it."""
-    found = {}
-    for sign in "-+":
-        script = side(sign)
-        for original, smaller in SMALLER.items():
-            assert script.count(original) == 1, f"{original} is not in the README's diff"
-            script = script.replace(original, smaller)
-        ended = subprocess.run(
-            [sys.executable, "-c", BEFORE + script + AFTER],
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_ENABLE_ONEDNN_OPTS": "1"},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-        assert ended.returncode == 0, ended.stderr
-        found[sign] = json.loads(ended.stdout.splitlines()[-1])
-    return found
+    """What each side prints in the end, each in a process of its own."""
+    return {
+        sign: json.loads(printed(folder, "-c", whole_script(sign)).splitlines()[-1])
+        for sign in "-+"
+    }
 
 
 def test_the_diff_is_what_it_says():
@@ -117,3 +133,16 @@ def test_both_sides_train_to_the_same_weights(results):
     np.testing.assert_allclose(results["+"]["loss"], results["-"]["loss"], rtol=1e-3)
     np.testing.assert_allclose(results["+"]["predictions"], results["-"]["predictions"], atol=1e-3)
     assert results["+"]["accuracy"] == results["-"]["accuracy"]
+
+
+@pytest.mark.slow
+def test_the_same_script_runs_on_two_workers(results, folder):
+    """Unchanged, started by the launcher: with the weights and predictions of one process."""
+    (folder / "train.py").write_text(whole_script("+"))
+    launch = ["-m", "keras_multigpu", "launch", "--workers", "2", "train.py"]
+    found = re.findall(r"^\[worker \d\] (\{.*)$", printed(folder, *launch), re.MULTILINE)
+    one, other = map(json.loads, found)
+    assert one == other
+    for name in ("weights", "predictions"):
+        for value, expected in zip(one[name], results["+"][name], strict=True):
+            np.testing.assert_allclose(value, expected, rtol=2e-5, atol=2e-6)

@@ -28,6 +28,8 @@ from keras_multigpu.writing import left_to_another
 ONLY_WRITE = (
     keras.callbacks.CSVLogger,
     keras.callbacks.ModelCheckpoint,
+    # Older versions of Keras have none.
+    *filter(None, [getattr(keras.callbacks, "OrbaxCheckpoint", None)]),
     keras.callbacks.RemoteMonitor,
     keras.callbacks.TensorBoard,
 )

@@ -5,10 +5,12 @@
 Each worker works in a folder of its own, and leaves `worker.pickle` in the one that all share.
 """
 
+import http.server
 import logging
 import os
 import pickle
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -190,9 +192,44 @@ def read(folder, strategy=None):
     return {"photos": of_photos, "arrays": history | {"kernel": model.get_weights()[0]}}, decoded
 
 
+class Monitor(http.server.HTTPServer):
+    """What `RemoteMonitor` reports to, for as long as this process lives."""
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+        self.heard = 0
+        self.address = f"http://127.0.0.1:{self.server_port}"
+        os.environ["NO_PROXY"] = "127.0.0.1"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def finish_request(self, request, client_address):
+        """Count it; the answer, that nothing is known here, is not looked at."""
+        self.heard += 1
+        super().finish_request(request, client_address)
+
+
+def shuffled(index):
+    """The mean of 16 numbers over each epoch, and weights, where every worker has its own seed.
+
+    The mean is that of all only if each of them comes once, on either worker.
+    """
+    keras.utils.set_random_seed(index)
+    x = 2.0 ** np.arange(16, dtype="float32")[:, None]
+    layers = [keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")]
+    model = kmg.distribute(keras.Sequential(layers))
+    model.compile(keras.optimizers.SGD(0.0), lambda y, predicted: predicted)
+    batches = []
+    hears = keras.callbacks.LambdaCallback(on_train_batch_end=lambda b, logs: batches.append(logs))
+    history = model.fit(x, x, batch_size=4, epochs=2, verbose=0, callbacks=[hears])
+    firsts = [batches[0]["loss"], batches[4]["loss"]]
+    return {"means": history.history["loss"], "first batches": firsts}
+
+
 def written(folder):
     """Train with what only writes, and with what also reads."""
+    monitor = Monitor()
     callbacks = [
+        keras.callbacks.RemoteMonitor(monitor.address),
         keras.callbacks.ModelCheckpoint("{batch}.weights.h5", save_freq=3, save_weights_only=True),
         keras.callbacks.ModelCheckpoint("best.keras", monitor="loss", save_best_only=True),
         keras.callbacks.CSVLogger("log.csv"),
@@ -206,6 +243,7 @@ def written(folder):
     again = [keras.callbacks.BackupAndRestore(backup, save_freq=2), AtEpochs()]
     resumed, history = trained(ROWS, 2, again, None)
     return {
+        "reported": monitor.heard,
         "epochs resumed": len(history["loss"]),
         "resumed": resumed.get_weights(),
         "expected": model.get_weights(),
@@ -238,6 +276,7 @@ def main(folder):
     result["decoded"] = decoded
     result["written"] = written(folder)
     result["exchanges"] = exchanges()
+    result["shuffled"] = shuffled(index)
     result["files"] = sorted(str(path.relative_to(own)) for path in own.rglob("*.*"))
     (folder / f"{index}.pickle").write_bytes(pickle.dumps(result))
 

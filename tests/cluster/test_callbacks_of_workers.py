@@ -77,6 +77,7 @@ def test_only_the_chief_writes_and_draws(workers):
         "evaluated/validation/events",
     }
     assert other["files"] == []
+    assert [one["written"]["reported"] for one in (chief, other)] == [2, 0]
     for line in (
         "LearningRateFinder:",
         "BatchSizeFinder:",
@@ -102,3 +103,11 @@ def test_a_backup_is_read_by_all(workers):
 def test_a_step_takes_few_exchanges(workers):
     """One for all that is summed, and one to see that all have read the same batch."""
     assert [found["exchanges"] for found in workers[0]] == [2, 2]
+
+
+def test_arrays_are_shuffled_in_one_order(workers):
+    """Of 1, 2, 4, ... each comes once in an epoch, though each worker has a seed of its own."""
+    found, other = (found["shuffled"] for found in workers[0])
+    assert found == other
+    assert found["means"] == [(2**16 - 1) / 16] * 2
+    assert len({15 / 4, *found["first batches"]}) == 3

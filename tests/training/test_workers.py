@@ -4,7 +4,7 @@ import keras
 import pytest
 
 import keras_multigpu as kmg
-from keras_multigpu.training.workers import may_stop_alone, steering
+from keras_multigpu.training.workers import ONLY_HEAR, may_stop_alone, steering
 
 
 class OfTheUser(keras.callbacks.Callback):
@@ -22,6 +22,20 @@ class OfTheUser(keras.callbacks.Callback):
 def test_code_of_the_user_may_stop_one_worker_alone(callback, expected):
     """Callbacks of Keras see what is the same on all workers."""
     assert may_stop_alone(callback) == expected
+
+
+def test_each_callback_of_keras_is_of_some_kind():
+    """A new one steers, unless it is listed among those that write or hear."""
+    steer = {
+        "BackupAndRestore",
+        "EarlyStopping",
+        "LearningRateScheduler",
+        "ReduceLROnPlateau",
+        "SwapEMAWeights",
+        "TerminateOnNaN",
+    }
+    known = steer | {each.__name__ for each in ONLY_HEAR} | {"Callback", "CallbackList"}
+    assert {name for name in dir(keras.callbacks) if name[0].isupper()} <= known
 
 
 class OwnMetrics(kmg.callbacks.ReplicaMetrics):
