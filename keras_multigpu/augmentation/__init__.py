@@ -14,8 +14,9 @@ Some names mean the same everywhere and are not explained again: `images` are
 channels)` of the images, `boxes` are `float32[n, boxes, 4]` as (left, top, right, bottom) in
 pixels, `seeds` `int32[n, 2]`, `drawn` is what `draw` returned, `matrices` are `float32[n, 2, 3]`
 and say where `(x, y, 1)` of the result comes from, `partners` (`int32[n]`) name the image that each
-is mixed with, `kind` and `magnitude` (`int32[n]`, `float32[n]`) an operation of a policy for each
-image, and `on_host` says that this is a pipeline on the CPU, where Python may run and XLA pays.
+is mixed with, and `kind` and `magnitude` (`int32[n]`, `float32[n]`) an operation of a policy for
+each image. Whether this is a pipeline on the CPU, where Python may run and XLA pays, is asked of
+`compilation.is_on_host`.
 """
 
 from keras_multigpu.augmentation.aug_mix import AugMix as AugMix

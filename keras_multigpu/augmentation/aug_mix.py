@@ -121,7 +121,7 @@ class AugMix(Policy):
         operation, magnitude = (tf.stack(one, axis=1) for one in zip(*chains, strict=True))
         return dict(zip(DRAWN, (mixture, shares, operation, magnitude), strict=True))
 
-    def change_images(self, images: tf.Tensor, drawn: Drawn, on_host: bool) -> tf.Tensor:
+    def change_images(self, images: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         require_draws(drawn, DRAWN, needed=DRAWN)
         # All chains are one batch, the first chain of all images first.
         chains = drawn["operation"].shape[1]
@@ -132,7 +132,7 @@ class AugMix(Policy):
         levels = as_levels(images, self.value_range)
         places = tf.tile(tf.range(tf.shape(images)[0]), [chains])
         for kind, magnitude in steps(flat):
-            levels, places = self.operated(levels, places, kind, magnitude, on_host)
+            levels, places = self.operated(levels, places, kind, magnitude)
         share = drawn["mixture"][:, None]
         weights = tf.unstack(share * drawn["shares"], axis=1)
         mixed = (1 - share)[:, :, None, None] * images

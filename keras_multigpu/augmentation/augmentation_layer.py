@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import require_box_format, require_seed
+from keras_multigpu.augmentation.compilation import is_on_host, placed_on_host
 from keras_multigpu.augmentation.examples import forms as examples
 from keras_multigpu.augmentation.examples.batches import from_batch, require_boxes_if_promised
 from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
@@ -66,6 +67,11 @@ class AugmentationLayer(keras.layers.Layer):
         """What the layer is called in pictures and in what it draws."""
         return type(self).__name__
 
+    @property
+    def on_host(self) -> bool:
+        """Whether images are changed in a pipeline on the CPU, where Python may run."""
+        return is_on_host()
+
     def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
         """Draw the parameters of each image.
 
@@ -78,13 +84,12 @@ class AugmentationLayer(keras.layers.Layer):
         """
         raise NotImplementedError
 
-    def change_images(self, images: tf.Tensor, drawn: Drawn, on_host: bool) -> tf.Tensor:
+    def change_images(self, images: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         """Change the images of a batch.
 
         Args:
             images: `float32[n, height, width, channels]`.
             drawn: What `draw` returned.
-            on_host: Whether this is a pipeline on the CPU, where Python may run.
         """
         raise NotImplementedError
 
@@ -107,11 +112,11 @@ class AugmentationLayer(keras.layers.Layer):
         """
         return masks
 
-    def change(self, example: Example, drawn: Drawn, on_host: bool) -> Example:
+    def change(self, example: Example, drawn: Drawn) -> Example:
         """Change a batch of examples; override it where an example depends on others."""
         changed = dict(example)
         shape = examples.image_shape(example)
-        changed["images"] = self.change_images(example["images"], drawn, on_host)
+        changed["images"] = self.change_images(example["images"], drawn)
         if "segmentation_masks" in example:
             changed["segmentation_masks"] = keras.tree.map_structure(
                 lambda masks: self.change_masks(masks, drawn), example["segmentation_masks"]
@@ -139,7 +144,8 @@ class AugmentationLayer(keras.layers.Layer):
             shape = examples.image_shape(example)
             count = tf.shape(example["images"])[0]
             seeds = of_this_replica(seeds_of(self.generator.next(), count))
-            return self.change(example, self.draw(seeds, shape), on_host=False)
+            with placed_on_host(False):
+                return self.change(example, self.draw(seeds, shape))
 
         return self._with_examples(data, change)
 
@@ -151,7 +157,8 @@ class AugmentationLayer(keras.layers.Layer):
             drawn: What `draw` returned.
             on_host: Whether this is a pipeline on the CPU, where Python may run.
         """
-        return self._with_examples(data, lambda example: self.change(example, drawn, on_host))
+        with placed_on_host(on_host):
+            return self._with_examples(data, lambda example: self.change(example, drawn))
 
     @tf.autograph.experimental.do_not_convert
     def augment_batch(
@@ -174,7 +181,8 @@ class AugmentationLayer(keras.layers.Layer):
             if not training:
                 return self.still(example)
             drawn = self.draw(seeds, examples.image_shape(example))
-            return self.change(example, drawn, on_host=True)
+            with placed_on_host(True):
+                return self.change(example, drawn)
 
         return back(self._with_examples(data, change))
 

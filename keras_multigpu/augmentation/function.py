@@ -56,7 +56,7 @@ class Function(WrappedLayer):
     def obstacle(self, kind: str) -> str | Exception | None:
         return "it is a function of images only" if self.moves_pixels else None
 
-    def change(self, example: Example, drawn: Drawn, on_host: bool) -> Example:
+    def change(self, example: Example, drawn: Drawn) -> Example:
         return self._run(example, drawn["seeds"], training=True)
 
     def still(self, example: Example) -> Example:

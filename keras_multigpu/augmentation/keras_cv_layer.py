@@ -111,14 +111,14 @@ class KerasCVLayer(WrappedLayer):
         ]
         return wrong[0] if wrong else trial_error(lambda data: self._one(data, NO_SEED), kind)
 
-    def change(self, example: Example, drawn: Drawn, on_host: bool) -> Example:
+    def change(self, example: Example, drawn: Drawn) -> Example:
         data, back = self._opened(example)
         seeds = drawn["seeds"]
         # Only vectorized layers draw for each image of a batch; boxes that they drop would leave
         # ragged batches.
         classes = [cls.__name__ for cls in type(self.wrapped).__mro__]
         vectorized = any(name.startswith("VectorizedBase") for name in classes)
-        if on_host or "bounding_boxes" in data or not vectorized:
+        if self.on_host or "bounding_boxes" in data or not vectorized:
             return back(image_by_image(self._one, data, seeds))
         padded, cut = with_a_row(data)
         return back(cut(self._one(padded, tf.reduce_sum(seeds[:1], axis=0))))
@@ -126,7 +126,7 @@ class KerasCVLayer(WrappedLayer):
     def still(self, example: Example) -> Example:
         if type(self.wrapped).__name__ in ALWAYS:
             seeds = tf.zeros([tf.shape(example["images"])[0], 2], tf.int32)
-            return self.change(example, {"seeds": seeds}, on_host=False)
+            return self.change(example, {"seeds": seeds})
         height, width, _ = self.changed_shape(image_shape(example))
         if self.new_shape[:2] == (None, None):
             return example

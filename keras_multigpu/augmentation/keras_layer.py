@@ -103,7 +103,7 @@ class KerasLayer(WrappedLayer):
             return isinstance(self.wrapped, KEEP_PIXELS)
         return not self.moves_pixels
 
-    def change(self, example: Example, drawn: Drawn, on_host: bool) -> Example:
+    def change(self, example: Example, drawn: Drawn) -> Example:
         build(self.wrapped, example["images"])
         data, back = self._opened(example)
         if not variable_internals.seed_states(self.wrapped):
@@ -114,7 +114,7 @@ class KerasLayer(WrappedLayer):
                 return self._run(data, training=True)
 
         seeds = drawn["seeds"]
-        if on_host:
+        if self.on_host:
             return back(image_by_image(one, data, seeds))
         # An empty batch has no first seed, but a sum.
         return back(one(data, tf.reduce_sum(seeds[:1], axis=0)))

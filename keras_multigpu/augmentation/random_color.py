@@ -135,20 +135,20 @@ class RandomColor(AugmentationLayer):
             drawn["grayscale"] = draws.happens(self.grayscale)
         return drawn
 
-    def change_images(self, images: tf.Tensor, drawn: Drawn, on_host: bool) -> tf.Tensor:
+    def change_images(self, images: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         require_draws(drawn, CHANGES)
         before, after = self._maps(images, drawn)
         if "hue" not in drawn and "saturation" not in drawn:
             maps = [*before, *after]
         else:
             # Beyond the range of values there are no saturations from 0 to 1.
-            inside = self._mapped(images, before, on_host)
+            inside = self._mapped(images, before)
             inside = inside if before else clipped_to(images, self.value_range)
             hue, saturation = drawn.get("hue"), drawn.get("saturation")
             black = self.value_range[0]
-            images = change_hue_and_saturation(inside, hue, saturation, black, on_host)
+            images = change_hue_and_saturation(inside, hue, saturation, black)
             maps = after
-        return self._mapped(images, maps, on_host)
+        return self._mapped(images, maps)
 
     def _maps(self, images: tf.Tensor, drawn: Drawn) -> tuple[list[ColorMap], list[ColorMap]]:
         """What is linear, before hue and saturation and after them."""
@@ -168,14 +168,14 @@ class RandomColor(AugmentationLayer):
             after.append(blended_with_gray(tf.cast(drawn["grayscale"], tf.float32)))
         return before, after
 
-    def _mapped(self, images: tf.Tensor, maps: list[ColorMap], on_host: bool) -> tf.Tensor:
+    def _mapped(self, images: tf.Tensor, maps: list[ColorMap]) -> tf.Tensor:
         """Images through several maps, applied as one."""
         if not maps:
             return images
         together = maps[0]
         for following in maps[1:]:
             together = then(together, following)
-        return apply_matrices(images, *together, self.value_range, on_host)
+        return apply_matrices(images, *together, self.value_range)
 
 
 def either_sign(draws: Draws) -> tf.Tensor:

@@ -94,11 +94,11 @@ class RandomErasing(AugmentationLayer):
             drawn["noise"] = folded(seeds, 0)
         return drawn
 
-    def change_images(self, images: tf.Tensor, drawn: Drawn, on_host: bool) -> tf.Tensor:
+    def change_images(self, images: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         noise = drawn.get("noise")
         values = None if noise is not None else self._fill_values(images.shape[3])
         settings = self.value_range, values
-        return fused(erased, [images, drawn["erased"], noise], *settings, on_host=on_host)
+        return fused(erased, [images, drawn["erased"], noise], *settings)
 
     def _fill_values(self, channels: int) -> tuple[float, ...]:
         if is_number(self.fill_value):

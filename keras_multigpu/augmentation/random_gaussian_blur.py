@@ -70,7 +70,7 @@ class RandomGaussianBlur(AugmentationLayer):
         sigma = tf.stack([draws.uniform(*self.sigma), draws.uniform(*self.sigma)], axis=1)
         return {"sigma": tf.where(blurs[:, None], sigma, 0.0)}
 
-    def change_images(self, images: tf.Tensor, drawn: Drawn, on_host: bool) -> tf.Tensor:
+    def change_images(self, images: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         along_rows, along_columns = (
             gaussian_kernels(drawn["sigma"][:, axis], self.kernel_size) for axis in (0, 1)
         )

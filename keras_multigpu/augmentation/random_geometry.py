@@ -182,13 +182,13 @@ class RandomGeometry(AugmentationLayer):
             steps.append(affine.window(*place, *sides, self._result_size(shape)))
         return affine.product(affine.identity(count), *steps)
 
-    def change_images(self, images: tf.Tensor, drawn: Drawn, on_host: bool) -> tf.Tensor:
+    def change_images(self, images: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         require_draws(drawn, MOVES)
-        return self._moved(images, drawn, self.interpolation, on_host)
+        return self._moved(images, drawn, self.interpolation)
 
     def change_masks(self, masks: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         masks = tf.convert_to_tensor(masks)
-        moved = self._moved(tf.cast(masks, tf.float32), drawn, "nearest", on_host=False)
+        moved = self._moved(tf.cast(masks, tf.float32), drawn, "nearest")
         return tf.cast(moved, masks.dtype)
 
     def change_boxes(self, boxes: tf.Tensor, drawn: Drawn, shape: Shape) -> tf.Tensor:
@@ -201,17 +201,15 @@ class RandomGeometry(AugmentationLayer):
         window = still_window(shape, self._result_size(shape), self._window_settings())
         count = tf.shape(example["images"])[0]
         drawn = {name: tf.fill([count], tf.cast(one, tf.float32)) for name, one in window.items()}
-        return self.change(example, drawn, on_host=False)
+        return self.change(example, drawn)
 
     def changed_shape(self, shape: Shape) -> Shape:
         return (*self._result_size(shape), shape[2])
 
-    def _moved(
-        self, pictures: tf.Tensor, drawn: Drawn, interpolation: str, on_host: bool
-    ) -> tf.Tensor:
+    def _moved(self, pictures: tf.Tensor, drawn: Drawn, interpolation: str) -> tf.Tensor:
         shape = examples.image_shape({"images": pictures})
         if drawn.keys() <= SHIFTS.keys() and self.size in (None, self.crop):
-            return shifted(pictures, drawn, self.crop, on_host)
+            return shifted(pictures, drawn, self.crop)
         # Only these look beyond the image by more than the half pixel at its border, which a
         # fill value must not darken.
         beyond = drawn.keys() - SHIFTS.keys() - WINDOWS
@@ -222,7 +220,6 @@ class RandomGeometry(AugmentationLayer):
             interpolation=interpolation,
             fill_mode=self.fill_mode if beyond else "nearest",
             fill_value=self.fill_value,
-            on_host=on_host,
         )
 
     def _result_size(self, shape: Shape) -> tuple[Any, Any]:

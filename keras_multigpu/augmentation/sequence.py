@@ -65,11 +65,11 @@ class Sequence(AugmentationLayer):
             shape = layer.changed_shape(shape)
         return drawn
 
-    def change(self, example: Example, drawn: Drawn, on_host: bool) -> Example:
+    def change(self, example: Example, drawn: Drawn) -> Example:
         names = [name for name, _ in self.steps()]
         require_draws(drawn, names, needed=names)
         for name, layer in self.steps():
-            example = layer.change(example, drawn[name], on_host)
+            example = layer.change(example, drawn[name])
         return example
 
     def still(self, example: Example) -> Example:

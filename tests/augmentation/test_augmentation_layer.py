@@ -16,7 +16,7 @@ class Shifted(kmg.augmentation.AugmentationLayer):
     def draw(self, seeds, shape):
         return {"level": Draws(seeds).uniform(1.0, 50.0)}
 
-    def change_images(self, images, drawn, on_host):
+    def change_images(self, images, drawn):
         return images + drawn["level"][:, None, None, None]
 
     def change_boxes(self, boxes, drawn, shape):
@@ -51,6 +51,21 @@ def test_draws_replay_with_the_seed():
     first, again, other = (levels(Shifted(seed=seed)(IMAGES)) for seed in (1, np.int64(1), 2))
     np.testing.assert_array_equal(first, again)
     assert not np.any(first == other)
+
+
+def test_a_layer_can_ask_where_it_runs():
+    """Python may run in a pipeline, and not in a model; nothing of the pipeline stays behind."""
+    asked = []
+
+    class Asking(Shifted):
+        def change_images(self, images, drawn):
+            asked.append(self.on_host)
+            return images
+
+    layer = Asking()
+    layer.augment_batch(IMAGES, None, None, tf.zeros([4, 2], tf.int32), training=True)
+    layer(IMAGES)
+    assert asked == [True, False]
 
 
 def test_known_draws_are_applied():

@@ -48,7 +48,7 @@ class Dimmed(kmg.augmentation.AugmentationLayer):
             "matrix": tf.random.stateless_uniform((count, 3, 3), (1, 2)),
         }
 
-    def change_images(self, images, drawn, on_host):
+    def change_images(self, images, drawn):
         return images - drawn["some_level"][:, None, None, None]
 
     def change_boxes(self, boxes, drawn, shape):
@@ -64,7 +64,7 @@ class MixedWithNext(kmg.augmentation.AugmentationLayer):
     def draw(self, seeds, shape):
         return {"share": Draws(seeds).uniform(0.5, 0.5)}
 
-    def change(self, example, drawn, on_host):
+    def change(self, example, drawn):
         return {
             name: (value + tf.roll(tf.cast(value, tf.float32), -1, 0)) / 2
             for name, value in example.items()

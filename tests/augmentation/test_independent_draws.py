@@ -23,7 +23,7 @@ class Brighter(AugmentationLayer):
     def draw(self, seeds, shape):
         return {"added": Draws(seeds).uniform(0.0, 9.0)}
 
-    def change_images(self, images, drawn, on_host):
+    def change_images(self, images, drawn):
         return images + drawn["added"][:, None, None, None]
 
 

@@ -18,7 +18,6 @@ def change_hue_and_saturation(
     shift: tf.Tensor | None,
     factor: tf.Tensor | None,
     black: float,
-    on_host: bool = False,
 ) -> tf.Tensor:
     """Turn the hue by a part of the circle and multiply the saturation; gray and alpha stay."""
     if color_channels(images.shape[3]) == 1 or (shift is None and factor is None):
@@ -26,7 +25,7 @@ def change_hue_and_saturation(
     count = tf.shape(images)[:1]
     shift = tf.zeros(count) if shift is None else shift
     factor = tf.ones(count) if factor is None else factor
-    return fused(turned, [images, shift, factor], black, on_host=on_host)
+    return fused(turned, [images, shift, factor], black)
 
 
 def turned(images: tf.Tensor, shift: tf.Tensor, factor: tf.Tensor, black: float) -> tf.Tensor:

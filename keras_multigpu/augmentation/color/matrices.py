@@ -114,7 +114,6 @@ def apply_matrices(
     matrices: tf.Tensor | None,
     bias: tf.Tensor,
     value_range: Range,
-    on_host: bool = False,
 ) -> tf.Tensor:
     """Change the colours of images and clip them. Alpha stays as it is.
 
@@ -129,7 +128,7 @@ def apply_matrices(
             # Gray has the same number in all channels, so the sum of a row is its factor.
             matrices = tf.reduce_sum(full(matrices)[:, :1], axis=2)
         bias = bias[:, :1]
-    return fused(clipped_colors, [images, matrices, bias], value_range, on_host=on_host)
+    return fused(clipped_colors, [images, matrices, bias], value_range)
 
 
 def clipped_colors(

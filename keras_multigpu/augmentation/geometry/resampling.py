@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_multigpu.augmentation.compilation import fused, pays_to_compile
+from keras_multigpu.augmentation.compilation import fused, is_on_host, pays_to_compile
 
 FILL_MODES = ("reflect", "constant", "wrap", "nearest")
 """How Keras fills what lies outside of an image."""
@@ -21,7 +21,6 @@ def resampled(
     interpolation: str = "bilinear",
     fill_mode: str = "reflect",
     fill_value: float = 0.0,
-    on_host: bool = False,
 ) -> tf.Tensor:
     """Images seen through affine maps, as `keras.ops.image.affine_transform` shows them.
 
@@ -36,8 +35,8 @@ def resampled(
     # Keras uses TensorFlow's ImageProjectiveTransformV3, which computes every map again for each
     # channel, and does not run under XLA. `read` gives the same pixels. On a CPU it is compiled
     # even where the model is not, and then three to four times as fast as that operation.
-    at_once = on_host or tf.executing_eagerly()
-    if at_once and not pays_to_compile((*images.shape[1:], *size), on_host):
+    at_once = is_on_host() or tf.executing_eagerly()
+    if at_once and not pays_to_compile((*images.shape[1:], *size)):
         # Images of many sizes: compiling for each would take longer than it saves.
         result = tf.raw_ops.ImageProjectiveTransformV3(
             images=images,
@@ -50,7 +49,7 @@ def resampled(
         )
     else:
         settings = tuple(size), interpolation, fill_mode, fill_value
-        result = fused(read, [images, matrices], *settings, on_host=on_host, sizes=size)
+        result = fused(read, [images, matrices], *settings, sizes=size)
     known = [side if isinstance(side, int) else None for side in size]
     return tf.ensure_shape(result, [images.shape[0], *known, images.shape[3]])
 

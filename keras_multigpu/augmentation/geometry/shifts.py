@@ -16,15 +16,13 @@ NAMES = {
 """What can be drawn for flips and crops, with the types that they have here."""
 
 
-def shifted(
-    images: tf.Tensor, drawn: Drawn, crop: tuple[int, int] | None, on_host: bool
-) -> tf.Tensor:
+def shifted(images: tf.Tensor, drawn: Drawn, crop: tuple[int, int] | None) -> tf.Tensor:
     """Images flipped, and then cut, by any of the draws in `NAMES`."""
     names = tuple(name for name in NAMES if name in drawn)
     if not names:
         return images
     values = [tf.cast(drawn[name], NAMES[name]) for name in names]
-    result = fused(shift, [images, *values], names, crop, on_host=on_host)
+    result = fused(shift, [images, *values], names, crop)
     sides = crop if "crop_top" in names and crop else images.shape[1:3]
     return tf.ensure_shape(result, [images.shape[0], *sides, images.shape[3]])
 

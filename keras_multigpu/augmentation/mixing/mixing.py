@@ -45,7 +45,7 @@ class Mixing(AugmentationLayer):
         labels = mixed_targets.soft_labels(example["labels"], self.num_classes)
         return {**example, "labels": labels}
 
-    def change(self, example: Example, drawn: Drawn, on_host: bool) -> Example:
+    def change(self, example: Example, drawn: Drawn) -> Example:
         require_draws(drawn, ("share", "box"))
         example = self.still(example)
         self._require_targets(example)
@@ -57,10 +57,10 @@ class Mixing(AugmentationLayer):
         changed = dict(example)
         if "share" in drawn:
             own = tf.where(can_mix, tf.cast(drawn["share"], tf.float32), 1.0)
-            images = fused(blended, [images, partners, own], on_host=on_host)
+            images = fused(blended, [images, partners, own])
         if "box" in drawn:
             box = tf.where(can_mix[:, None], tf.cast(drawn["box"], tf.int32), 0)
-            images = fused(pasted, [images, partners, box], on_host=on_host)
+            images = fused(pasted, [images, partners, box])
             # By the pixels that were really replaced: the border may have cut the box.
             own = own * (1 - area(box, image_shape(example)))
             if "segmentation_masks" in example:

@@ -73,10 +73,10 @@ class Policy(AugmentationLayer):
         pairs = zip(np.ravel(drawn["operation"]), np.ravel(drawn["magnitude"]), strict=True)
         return ", ".join(operation_text(*pair) for pair in pairs)
 
-    def change_images(self, images: tf.Tensor, drawn: Drawn, on_host: bool) -> tf.Tensor:
+    def change_images(self, images: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         levels, places = as_levels(images, self.value_range), tf.range(tf.shape(images)[0])
         for kind, magnitude in steps(drawn):
-            levels, places = self.operated(levels, places, kind, magnitude, on_host)
+            levels, places = self.operated(levels, places, kind, magnitude)
         levels = tf.ensure_shape(tf.gather(levels, places), images.shape)
         return from_levels(levels, self.value_range)
 
@@ -97,12 +97,9 @@ class Policy(AugmentationLayer):
         places: tf.Tensor,
         kind: tf.Tensor,
         magnitude: tf.Tensor,
-        on_host: bool,
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Images (whole levels) after one operation each, and the places where they stand now."""
-        move = moving(
-            kind, magnitude, interpolation=self.interpolation, fill_value=self.fill, on_host=on_host
-        )
+        move = moving(kind, magnitude, interpolation=self.interpolation, fill_value=self.fill)
         changes = [with_magnitude(operation, magnitude) for operation in VALUE_OPERATIONS.values()]
         # To resample takes a map, whatever it is the map of: one group for all moves.
         group = tf.minimum(kind, _MOVE)
