@@ -109,6 +109,23 @@ def require_batches(model: keras.Model, spec: Any) -> None:
             )
 
 
+def require_axes(model: keras.Model, spec: Any, replicas: int) -> None:
+    """Raise a `ValueError` where a dataset does not tell how many axes its tensors have."""
+    # Without a graph one replica takes what comes, as Keras does.
+    if model.run_eagerly and replicas == 1:
+        return
+    for leaf in keras.tree.flatten(spec):
+        if leaf is not None and leaf.shape.rank is None:
+            raise value_error(
+                "The dataset does not say how many axes its tensors have.",
+                "Expected that of each one: `tf.numpy_function`, `tf.py_function` and "
+                "`from_generator` with `output_types` forget it.",
+                "Say it in a `map`, as `tf.ensure_shape(image, (224, 224, 3))` does for one "
+                "image, or pass `output_signature` to `from_generator`.",
+                spec=leaf,
+            )
+
+
 def require_fitting_labels(model: keras.Model, labels: Any, classes: int | None) -> None:
     """Raise a `ValueError` where the labels do not fit the loss and the units of the model."""
     if labels is None and model.loss is not None:

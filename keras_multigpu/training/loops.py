@@ -17,7 +17,11 @@ from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import knows_epochs
-from keras_multigpu.training.fit_arguments import require_batches, require_fitting_labels
+from keras_multigpu.training.fit_arguments import (
+    require_axes,
+    require_batches,
+    require_fitting_labels,
+)
 from keras_multigpu.training.logs import flattened, numbers
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replication import Replication
@@ -71,6 +75,7 @@ def train(
     build(model, replication, feed, "train_step")
     if validate is not None:
         require_same_run(group, model, validate.feed)
+        require_axes(model, validate.feed.source.spec, group.count)
         require_labels(model, validate.feed)
     replication.announce(model)
     callbacks = of_this_worker(callbacks, group)
@@ -114,6 +119,7 @@ def train(
 
 def build(model: keras.Model, replication: Replication, feed: Feed, method: str) -> None:
     """Build the model for the data, which must fit it, and for the method that takes them."""
+    require_axes(model, feed.source.spec, replication.group.count)
     if feed.source.spec is not None and not overridden(model, method):
         require_batches(model, feed.source.spec)
     prepare(model, replication, feed.source.spec, method=method)
@@ -245,6 +251,7 @@ def predict(
     """Run the loop of `predict`; the predictions, in the order of the inputs."""
     group = replication.group
     require_same_run(group, model, feed)
+    require_axes(model, feed.source.spec, group.count)
     if feed.source.spec is not None and not overridden(model, "predict_step"):
         require_batches(model, feed.source.spec)
     prepare(model, replication, feed.source.spec)

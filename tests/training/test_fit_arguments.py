@@ -85,6 +85,32 @@ def test_datasets_of_single_examples_are_named(model, method):
         getattr(model, method)(SINGLE, verbose=0)
 
 
+def forgetting(part):
+    """Batches of which one part has lost its shape, in a function of Python."""
+
+    def forget(*batch):
+        lost = tf.numpy_function(lambda array: array, [batch[part]], tf.float32)
+        return *batch[:part], lost, *batch[part + 1 :]
+
+    return SINGLE.batch(4).map(forget)
+
+
+@pytest.mark.parametrize(
+    ("part", "call"),
+    [
+        (0, lambda model, data: model.fit(data, verbose=0)),
+        (1, lambda model, data: model.fit(data, verbose=0)),
+        (1, lambda model, data: model.fit(SINGLE.batch(4), validation_data=data, verbose=0)),
+        (1, lambda model, data: model.evaluate(data, verbose=0)),
+        (0, lambda model, data: model.predict(data, verbose=0)),
+    ],
+)
+def test_datasets_of_unknown_axes_are_named(model, part, call):
+    """Inputs, labels, and those that `fit` validates with."""
+    with pytest.raises(ValueError, match="how many axes.*`tf.ensure_shape.*Received: spec="):
+        call(model, forgetting(part))
+
+
 def test_a_missing_last_axis_is_left_to_keras():
     """A model of one number an example takes batches of plain numbers, as Keras lets it."""
     model = kmg.distribute(keras.Sequential([keras.Input((1,)), keras.layers.Rescaling(2.0)]))
