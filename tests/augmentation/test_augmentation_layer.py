@@ -63,7 +63,7 @@ def test_a_layer_can_ask_where_it_runs():
             return images
 
     layer = Asking()
-    layer.augment_batch(IMAGES, None, None, tf.zeros([4, 2], tf.int32), training=True)
+    layer.augment_batch(tf.constant(IMAGES), None, None, tf.zeros([4, 2], tf.int32), training=True)
     layer(IMAGES)
     assert asked == [True, False]
 
