@@ -9,7 +9,6 @@ import keras
 import numpy as np
 from replica_cases import ALL_REPLICAS
 
-from keras_multigpu.training.steps.steps_of_model import prepare
 from keras_multigpu.training.variables import model_state
 
 KEPT = ("weights", model_state.RATE, "optimizer", "seed")
@@ -31,7 +30,7 @@ def reused(build: Callable[..., keras.Model]) -> Callable[..., keras.Model]:
         if key not in kept:
             model = build(*args, **kwargs)
             if hasattr(model, "replication"):
-                prepare(model, model.replication, None, method="train_step")
+                model.replication.placement.prepare(model, method="train_step")
             elif model.optimizer is not None:
                 model.optimizer.build(model.trainable_variables)
             kept[key] = model, values_of(model), random.getstate(), np.random.get_state()

@@ -314,11 +314,12 @@ def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Var
     return list(optimizer._trainable_variables)
 
 
-def set_optimizer_strategy(
-    optimizers: Sequence[keras.optimizers.Optimizer], strategy: tf.distribute.Strategy
+def before_moving(
+    optimizers: Sequence[keras.optimizers.Optimizer], strategy: tf.distribute.Strategy | None
 ) -> None:
-    """Let optimizers update variables of a strategy that they were not made under."""
-    for optimizer in optimizers:
+    """Let optimizers update variables that are about to move, to another strategy if one comes."""
+    remember_variables(optimizers)
+    for optimizer in optimizers if strategy is not None else ():
         optimizer._distribution_strategy = strategy
 
 

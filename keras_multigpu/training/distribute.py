@@ -9,7 +9,6 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training.distributed_model import DistributedModel, distributed_class
 from keras_multigpu.training.replication import Replication
-from keras_multigpu.training.steps.steps_of_model import prepare
 
 
 def distribute(
@@ -98,5 +97,5 @@ def distribute(
     model.__class__ = distributed_class(type(model))
     model.replicate(replication)
     if model.built:
-        prepare(model, replication, None)
+        replication.placement.prepare(model)
     return model

@@ -18,7 +18,6 @@ from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import Batch, normalized, wide
 from keras_multigpu.training.steps.custom_step import share_of_loss
 from keras_multigpu.training.steps.present_step import present_rows
-from keras_multigpu.training.steps.steps_of_model import prepare
 from keras_multigpu.training.variables.placement import build_optimizer
 from keras_multigpu.training.workers import agreed_seed, require_same_call, together
 
@@ -95,7 +94,7 @@ class DistributedModel(keras.Model):
         """Compile the model as it was when it was saved."""
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built:
-            prepare(self, self.replication, None)
+            self.replication.placement.prepare(self)
             build_optimizer(self.optimizer, self.trainable_variables, self.distribute_strategy)
 
     train_function = loop_function("train")

@@ -27,7 +27,6 @@ from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import gathered
-from keras_multigpu.training.steps.steps_of_model import prepare
 from keras_multigpu.training.workers import (
     in_step,
     may_stop_alone,
@@ -122,7 +121,7 @@ def build(model: keras.Model, replication: Replication, feed: Feed, method: str)
     require_axes(model, feed.source.spec, replication.group.count)
     if feed.source.spec is not None and not overridden(model, method):
         require_batches(model, feed.source.spec)
-    prepare(model, replication, feed.source.spec, method=method)
+    replication.placement.prepare(model, feed.source.spec, method=method)
     require_labels(model, feed)
 
 
@@ -254,7 +253,7 @@ def predict(
     require_axes(model, feed.source.spec, group.count)
     if feed.source.spec is not None and not overridden(model, "predict_step"):
         require_batches(model, feed.source.spec)
-    prepare(model, replication, feed.source.spec)
+    replication.placement.prepare(model, feed.source.spec)
     callbacks = of_this_worker(callbacks, group)
     callbacks = callback_list(
         model, callbacks, shown(group, verbose), 1, feed.num_batches, history=False

@@ -109,7 +109,7 @@ class Replication:
         """Drop the compiled steps, because the model has changed."""
         self._functions: dict[tuple[Any, ...], StepFunctions] = {}
         self._on_variables: set[str] = set()
-        self.placement = Placement(self.strategy)
+        self.placement = Placement(self.strategy, self.shares_of_batch > 1)
 
     def steps_of(self, method: str) -> tuple[dict[Any, StepFunctions], set[str]]:
         """The compiled steps for one method of the model, and that it runs on variables, if so."""

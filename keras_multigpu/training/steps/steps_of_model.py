@@ -1,13 +1,13 @@
-"""Which step a model needs as it is compiled, and what is built and placed before it is made."""
+"""Which step a model needs as it is compiled."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error, warn
-from keras_multigpu.keras_internals import compile_internals, graph_internals, model_internals
+from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.replica_pass.passes import TrainingPass
@@ -15,84 +15,23 @@ from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
 from keras_multigpu.training.servers.connection import ASSIGNS, NO_SUM
 from keras_multigpu.training.servers.step import ServedTrainStep
 from keras_multigpu.training.servers.tpus import TPUs, TPUTrainStep
-from keras_multigpu.training.shares import Batch, present, symbolic
+from keras_multigpu.training.shares import Batch, present
 from keras_multigpu.training.steps.custom_step import CustomPrediction, CustomStep
 from keras_multigpu.training.steps.evaluation_step import EvaluationPass, EvaluationStep
 from keras_multigpu.training.steps.step import TrainStep
 from keras_multigpu.training.steps.step_functions import RunStep
 from keras_multigpu.training.steps.whole_batch_step import WholeBatchTrainStep
 from keras_multigpu.training.variables.catching_scope import AssignsWeights
-from keras_multigpu.training.variables.placement import (
-    build_optimizer,
-    idle_optimizers,
-    place_model,
-)
 
 if TYPE_CHECKING:
     from keras_multigpu.training.replication import Replication
-
-
-LOOPS = ("train", "test", "predict")
-
-
-def prepare(
-    model: keras.Model,
-    replication: "Replication",
-    spec: Batch | None,
-    batch: Batch | None = None,
-    method: str | None = None,
-) -> None:
-    """Build what is not built, and put all variables where they belong.
-
-    Args:
-        spec: The specs of a batch, if they are known.
-        batch: A batch, which a model that runs eagerly needs: it may read the numbers.
-        method: The method that takes it.
-    """
-    of_loops = [f"make_{kind}_function" for kind in LOOPS]
-    own = overridden(model, *of_loops, *([] if method is None else [method]))
-    refuse_own_loops(model, own)
-    layers = model_internals.layers_of(model)
-    if replication.shares_of_batch > 1:
-        refuse_stateful(layers)
-    strategy = replication.strategy
-    # A step of the user's builds the model when it is traced, as in Keras: only it knows what it
-    # calls it with.
-    unbuilt = has_call(model) and not are_built(layers)
-    called = unbuilt and call_once(model, spec, batch, method in own)
-    place_model(model, strategy)
-    replication.placement.arrange_metrics(model)
-    # A layer that the call leaves out is never built.
-    if unbuilt and not called:
-        return
-    # As in Keras only training builds an optimizer. Where the model was built before, a step of
-    # the user's builds its optimizers itself, each for the variables that it updates.
-    if method == "train_step" and (unbuilt or method not in own):
-        build_optimizer(model.optimizer, model.trainable_variables, strategy)
-
-
-def call_once(model: keras.Model, spec: Batch | None, batch: Batch | None, own: bool) -> bool:
-    """Call a model with `x`, which builds it; whether that was possible. See `prepare`."""
-    try:
-        with graph_internals.single_device():
-            if batch is not None and model.run_eagerly:
-                model_internals.real_call(model, batch[0])
-            elif spec is not None and not model.run_eagerly and not own:
-                model_internals.symbolic_call(model, symbolic(spec[0]))
-            else:
-                return False
-    except Exception:
-        if own:  # It calls the model with something else.
-            return False
-        raise
-    return True
 
 
 def training_step(
     model: keras.Model, replication: "Replication", spec: Batch, batch: Batch | None
 ) -> RunStep:
     """The training step for batches of these specs; with the first of them, if it is at hand."""
-    prepare(model, replication, spec, batch, "train_step")
+    replication.placement.prepare(model, spec, batch, "train_step")
     # One replica has the whole batch: Keras's own moments are those of all.
     several = replication.shares_of_batch > 1
     layers = synchronized_layers(model, replication.sync_batch_norm) if several else []
@@ -104,7 +43,7 @@ def training_step(
     def on_variables() -> RunStep:
         refuse_pieces(pieces)
         replication.trains_on_variables(model)
-        make_ready(model, replication, (spec, batch), model.train_step)
+        replication.placement.make_ready(model, spec, batch, model.train_step)
         return CustomStep(model, replication.group, model.train_step, layers, probes)
 
     own = overridden(model, "train_step", "compute_loss")
@@ -168,9 +107,9 @@ def step_elsewhere(
 def evaluation_step(
     model: keras.Model, replication: "Replication", spec: Batch, batch: Batch | None
 ) -> RunStep:
-    prepare(model, replication, spec, batch, "test_step")
+    replication.placement.prepare(model, spec, batch, "test_step")
     if overridden(model, "test_step"):
-        make_ready(model, replication, (spec, batch), model.test_step)
+        replication.placement.make_ready(model, spec, batch, model.test_step)
         return CustomStep(model, replication.group, model.test_step)
 
     def step(whole: bool) -> RunStep:
@@ -184,42 +123,10 @@ def evaluation_step(
 def prediction_step(
     model: keras.Model, replication: "Replication", spec: Batch, batch: Batch | None
 ) -> RunStep:
-    prepare(model, replication, spec, batch)
+    replication.placement.prepare(model, spec, batch)
     if overridden(model, "predict_step"):
         return CustomPrediction(model, replication.group, model.predict_step, spec)
     return EvaluationStep(EvaluationPass(model, replication, spec, predicts=True)).predict
-
-
-def make_ready(
-    model: keras.Model,
-    replication: "Replication",
-    example: tuple[Batch, Batch | None],
-    function: Callable[[Any], Any],
-) -> None:
-    """Build what a step of the user's own needs, whose code cannot create variables on replicas."""
-    spec, batch = example
-
-    def run_step() -> None:
-        step = tf.function(
-            lambda *parts: function(keras.utils.pack_x_y_sample_weight(*parts)), autograph=False
-        )
-        # An optimizer would make its variables inside of this graph.
-        with idle_optimizers(model), graph_internals.single_device():
-            step.get_concrete_function(*spec)
-        place_model(model, replication.strategy)
-
-    if not are_built(model_internals.layers_of(model)):
-        run_step()
-    elif has_call(model):
-        try:
-            with graph_internals.single_device():
-                if batch is not None and model.run_eagerly:
-                    compile_internals.build_model(model, batch, model_internals.real_call)
-                else:
-                    compile_internals.build_model(model, symbolic(spec))
-        except Exception:  # The step calls the model with something else than `x`.
-            run_step()
-    replication.placement.arrange_metrics(model)
 
 
 class StepAsNeeded:
@@ -273,42 +180,6 @@ def said_of_batch_norm(model: keras.Model, every: bool) -> str:
         f" BatchNormalization {which} synchronised: each replica normalises its own share; "
         "`sync_batch_norm=True` makes it the global batch."
     )
-
-
-def has_call(model: keras.Model) -> bool:
-    """Whether the model itself can be called; one with only a `train_step` cannot."""
-    return type(model).call is not keras.Model.call
-
-
-def are_built(layers: Sequence[keras.Layer]) -> bool:
-    """Whether all layers have their variables."""
-    return all(layer.built for layer in layers)
-
-
-def refuse_own_loops(model: keras.Model, own: Sequence[str]) -> None:
-    """Raise a `ValueError` for a model that makes the functions which Keras's loops call."""
-    for kind in LOOPS:
-        if f"make_{kind}_function" in own:
-            raise value_error(
-                f"The model has a `make_{kind}_function` of its own.",
-                f"Expected `keras.Model.make_{kind}_function`: it reads Keras's iterator, "
-                "which knows nothing of shares, so here it would never be called.",
-                f"Override `{kind}_step` instead, or train the model without `distribute`.",
-                model=type(model).__name__,
-            )
-
-
-def refuse_stateful(layers: Sequence[keras.Layer]) -> None:
-    """Raise a `ValueError` for recurrent layers that remember the batch before."""
-    for layer in layers:
-        if isinstance(layer, keras.layers.RNN) and layer.stateful:
-            raise value_error(
-                "A recurrent layer keeps its state from one batch to the next.",
-                "Expected `stateful=False`: replicas see shares of a batch, whose states "
-                "belong to other examples than before.",
-                "Train this model on one device: `kmg.strategy('one_device')`.",
-                layer=layer.name,
-            )
 
 
 def refuse_pieces(pieces: int) -> None:

@@ -1,4 +1,4 @@
-"""Moves the variables of a model and its optimizers to a strategy, values kept.
+"""Builds a model, and moves its variables and its optimizers' to a strategy, values kept.
 
 Every variable that a training step changes lives once on each replica, with
 `aggregation="none"`: in replica context an assignment is then local, needs no
@@ -15,20 +15,25 @@ it knows.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import (
     compile_internals,
     graph_internals,
+    model_internals,
     optimizer_internals,
     variable_internals,
 )
 from keras_multigpu.training.replica_group import scope_of
+from keras_multigpu.training.shares import Batch, symbolic
+
+LOOPS = ("train", "test", "predict")
 
 
 def place_model(model: keras.Model, strategy: tf.distribute.Strategy) -> None:
@@ -42,10 +47,9 @@ def place_optimizers(
     others: Sequence[keras.Variable] = (),
 ) -> None:
     """Move the variables of optimizers, and others with them."""
-    # Before any of them moves: Keras knows them by where they are.
-    optimizer_internals.remember_variables(optimizers)
-    if home_device(strategy) is None:
-        optimizer_internals.set_optimizer_strategy(optimizers, strategy)
+    # Keras knows variables by where they are.
+    has_copies = home_device(strategy) is None
+    optimizer_internals.before_moving(optimizers, strategy if has_copies else None)
     of_optimizers = [v for optimizer in optimizers for v in optimizer.variables]
     # What an optimizer inside of another has, both count.
     place_variables(list({id(v): v for v in [*others, *of_optimizers]}.values()), strategy)
@@ -221,14 +225,16 @@ def is_in_parts(storage: tf.Variable) -> bool:
 
 
 class Placement:
-    """Where the variables of one model live that steps meet as they are traced.
+    """Where the variables of one model live: those that it has, and those that steps meet.
 
-    Those that the model does not track stand in the order in which they were met.
+    What the model does not track stands in the order in which it was met. Several replicas, or
+    workers, share each batch, if so.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+    def __init__(self, strategy: tf.distribute.Strategy, several: bool) -> None:
         self.untracked: list[keras.Variable] = []
         self._strategy = strategy
+        self._several = several
         self._metrics = MetricStorages(strategy)
         self._in_parts: bool | None = None
 
@@ -255,6 +261,125 @@ class Placement:
         given = [v for metric in compile_internals.given_metrics(model) for v in metric.variables]
         variables = [*model.metrics_variables, *given, *self.metric_states]
         self._metrics.use(variables, bool(self._in_parts))
+
+    def prepare(
+        self,
+        model: keras.Model,
+        spec: Batch | None = None,
+        batch: Batch | None = None,
+        method: str | None = None,
+    ) -> None:
+        """Build what is not built, and put all variables where they belong.
+
+        Args:
+            model: The model.
+            spec: The specs of a batch, if they are known.
+            batch: A batch, which a model that runs eagerly needs: it may read the numbers.
+            method: The method that takes it.
+        """
+        of_loops = [f"make_{kind}_function" for kind in LOOPS]
+        own = model_internals.overridden(model, *of_loops, *([] if method is None else [method]))
+        refuse_own_loops(model, own)
+        layers = model_internals.layers_of(model)
+        if self._several:
+            refuse_stateful(layers)
+        # A step of the user's builds the model when it is traced, as in Keras: only it knows what
+        # it calls it with.
+        unbuilt = has_call(model) and not are_built(layers)
+        called = unbuilt and call_once(model, spec, batch, method in own)
+        place_model(model, self._strategy)
+        self.arrange_metrics(model)
+        # A layer that the call leaves out is never built.
+        if unbuilt and not called:
+            return
+        # As in Keras only training builds an optimizer. Where the model was built before, a step of
+        # the user's builds its optimizers itself, each for the variables that it updates.
+        if method == "train_step" and (unbuilt or method not in own):
+            build_optimizer(model.optimizer, model.trainable_variables, self._strategy)
+
+    def make_ready(
+        self,
+        model: keras.Model,
+        spec: Batch,
+        batch: Batch | None,
+        function: Callable[[Any], Any],
+    ) -> None:
+        """Build what a step of the user's own needs, whose code cannot create variables there."""
+
+        def run_step() -> None:
+            step = tf.function(
+                lambda *parts: function(keras.utils.pack_x_y_sample_weight(*parts)), autograph=False
+            )
+            # An optimizer would make its variables inside of this graph.
+            with idle_optimizers(model), graph_internals.single_device():
+                step.get_concrete_function(*spec)
+            place_model(model, self._strategy)
+
+        if not are_built(model_internals.layers_of(model)):
+            run_step()
+        elif has_call(model):
+            try:
+                with graph_internals.single_device():
+                    if batch is not None and model.run_eagerly:
+                        compile_internals.build_model(model, batch, model_internals.real_call)
+                    else:
+                        compile_internals.build_model(model, symbolic(spec))
+            except Exception:  # The step calls the model with something else than `x`.
+                run_step()
+        self.arrange_metrics(model)
+
+
+def call_once(model: keras.Model, spec: Batch | None, batch: Batch | None, own: bool) -> bool:
+    """Call a model with `x`, which builds it; whether that was possible. See `prepare`."""
+    try:
+        with graph_internals.single_device():
+            if batch is not None and model.run_eagerly:
+                model_internals.real_call(model, batch[0])
+            elif spec is not None and not model.run_eagerly and not own:
+                model_internals.symbolic_call(model, symbolic(spec[0]))
+            else:
+                return False
+    except Exception:
+        if own:  # It calls the model with something else.
+            return False
+        raise
+    return True
+
+
+def has_call(model: keras.Model) -> bool:
+    """Whether the model itself can be called; one with only a `train_step` cannot."""
+    return type(model).call is not keras.Model.call
+
+
+def are_built(layers: Sequence[keras.Layer]) -> bool:
+    """Whether all layers have their variables."""
+    return all(layer.built for layer in layers)
+
+
+def refuse_own_loops(model: keras.Model, own: Sequence[str]) -> None:
+    """Raise a `ValueError` for a model that makes the functions which Keras's loops call."""
+    for kind in LOOPS:
+        if f"make_{kind}_function" in own:
+            raise value_error(
+                f"The model has a `make_{kind}_function` of its own.",
+                f"Expected `keras.Model.make_{kind}_function`: it reads Keras's iterator, "
+                "which knows nothing of shares, so here it would never be called.",
+                f"Override `{kind}_step` instead, or train the model without `distribute`.",
+                model=type(model).__name__,
+            )
+
+
+def refuse_stateful(layers: Sequence[keras.Layer]) -> None:
+    """Raise a `ValueError` for recurrent layers that remember the batch before."""
+    for layer in layers:
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise value_error(
+                "A recurrent layer keeps its state from one batch to the next.",
+                "Expected `stateful=False`: replicas see shares of a batch, whose states "
+                "belong to other examples than before.",
+                "Train this model on one device: `kmg.strategy('one_device')`.",
+                layer=layer.name,
+            )
 
 
 class NeedsVariables(MadeOutside):
