@@ -7,7 +7,8 @@ from typing import Any
 from keras_multigpu.checks import error_of, require_ending
 from keras_multigpu.writing import require_writable, whole, writes_here
 
-INK, GREY, LIGHT = "#1d2730", "#6b7783", "#e3e7ea"
+INK, GREY, PALE, LIGHT = "#1d2730", "#6b7783", "#b9c2c9", "#e3e7ea"
+BLUE, ORANGE, PURPLE, RED = "#0b6fb3", "#d9541e", "#8a4fbf", "#c43c39"
 
 
 def checked_png(path: str | Path) -> Path:
@@ -44,6 +45,14 @@ def new_figure(size: tuple[float, float], layout: Any = "constrained", dpi: int 
         ) from error
     # Not through pyplot, whose state and windows belong to the user.
     return Figure(figsize=size, dpi=dpi, facecolor="white", layout=layout)
+
+
+def one_panel(height: float = 4.4) -> tuple[Any, Any]:
+    """A figure of so many inches with one pair of axes, and these."""
+    figure = new_figure((7.2, height))
+    axes = figure.add_subplot()
+    plain_axes(axes)
+    return figure, axes
 
 
 def finished(figure: Any, path: Path | None) -> Any:

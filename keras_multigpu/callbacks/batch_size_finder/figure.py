@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_multigpu.callbacks.batch_size_finder.search import Try
-from keras_multigpu.pictures import GREY, INK, new_figure, plain_axes, title
-
-BLUE, PURPLE, RED = "#0b6fb3", "#8a4fbf", "#c43c39"
+from keras_multigpu.pictures import BLUE, GREY, INK, PURPLE, RED, one_panel, plain_axes, title
 
 ROOM = 1.08
 """How far the axes go above the highest point."""
@@ -14,9 +12,7 @@ ROOM = 1.08
 
 def size_figure(tries: Sequence[Try], replicas: int, chosen: int) -> Any:
     """A figure of what larger replica batches bring and need; `chosen` need not be one of them."""
-    figure = new_figure((7.2, 4.4))
-    axes = figure.add_subplot()
-    plain_axes(axes)
+    figure, axes = one_panel()
     tries = sorted(tries, key=lambda one: one.replica_batch_size)
     fitted = [one for one in tries if one.fits]
     draw_speed(axes, fitted, replicas)

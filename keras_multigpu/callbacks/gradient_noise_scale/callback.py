@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import keras
 
+from keras_multigpu import pictures
 from keras_multigpu.callbacks.fit_run import require_before_readers, run_to_see
 from keras_multigpu.callbacks.gradient_noise_scale.probe import Noise, NoiseProbe
 from keras_multigpu.checks import require_number, require_positive_integer, value_error
-from keras_multigpu.pictures import GREY, new_figure, picture_file, plain_axes, title, write_png
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.writing import writes_here
 
@@ -68,7 +68,7 @@ class GradientNoiseScale(keras.callbacks.Callback):
         fix = "Pass 0.99 to average over the last hundred steps or so."
         require_number("smoothing", smoothing, lambda n: 0 <= n < 1, "from 0 to below 1", fix)
         require_positive_integer("every_steps", every_steps)
-        self.picture = picture_file(picture)
+        self.picture = pictures.picture_file(picture)
         self.smoothing = float(smoothing)
         self.every_steps = every_steps
         self.curve: list[Point] = []
@@ -171,32 +171,27 @@ def measurable_run(callback: keras.callbacks.Callback) -> TrainingRun:
     return run
 
 
-BLUE, ORANGE = "#1f6fb2", "#c8641b"
-
-
 def draw(points: Sequence[tuple[int, float, int | None]], smoothing: float, path: Path) -> None:
     """Draw the curve of points, each of step, noise scale and batch size."""
-    figure = new_figure((7.2, 3.9))
-    axes = figure.add_subplot()
-    plain_axes(axes)
+    figure, axes = pictures.one_panel(3.9)
     axes.set_yscale("log", base=2)
     # On a logarithmic scale there is no place for a noise scale of zero.
     curve = [(step, scale) for step, scale, _ in points if scale > 0]
     used = [(step, size) for step, _, size in points if size is not None]
     if curve:
         label = f"noise scale, {curve[-1][1]:,.0f} examples at the end"
-        axes.plot(*zip(*curve, strict=True), "-o", color=BLUE, markersize=3, label=label)
+        axes.plot(*zip(*curve, strict=True), "-o", color=pictures.BLUE, markersize=3, label=label)
     if used:
         label = f"batch size used, {used[-1][1]:,} examples at the end"
-        axes.step(*zip(*used, strict=True), color=ORANGE, where="pre", label=label)
+        axes.step(*zip(*used, strict=True), color=pictures.ORANGE, where="pre", label=label)
     if drawn := [*curve, *used]:
         heights = [height for _, height in drawn]
         axes.set_xlim(0, max(step for step, _ in drawn))
         axes.set_ylim(min(heights) / 2**0.5, max(heights) * 2**0.5)
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
-    axes.set_xlabel("training step", color=GREY)
-    axes.set_ylabel("examples", color=GREY)
+    axes.set_xlabel("training step", color=pictures.GREY)
+    axes.set_ylabel("examples", color=pictures.GREY)
     line = f"running means with smoothing {smoothing:g}" if drawn else "nothing was measured"
-    title(figure, "Gradient noise scale", line)
-    write_png(figure, path)
+    pictures.title(figure, "Gradient noise scale", line)
+    pictures.write_png(figure, path)

@@ -16,7 +16,6 @@ from keras_multigpu.callbacks.learning_rate_finder.curve import (
     explodes,
     smoothed,
     suggestion,
-    sweep,
 )
 from keras_multigpu.callbacks.rates.rates import Rate
 from keras_multigpu.checks import (
@@ -104,7 +103,7 @@ class LearningRateFinder(keras.callbacks.Callback):
         self.lowest_rate: float | None = None
         self.exploded_rate: float | None = None
         self.curve: RateCurve | None = None
-        self._rates = sweep(low, high, steps)
+        self._rates = np.geomspace(low, high, steps)
         self.smoothing_steps = smoothing_steps
         self.stop_at = stop_at
         self.apply = apply

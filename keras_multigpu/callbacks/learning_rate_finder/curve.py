@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_multigpu.pictures import GREY, INK, new_figure, plain_axes, title
+from keras_multigpu.pictures import BLUE, GREY, INK, PALE, RED, one_panel, title
 
 # A loss that falls by a smaller part of itself says nothing about rates.
 FLAT = 0.01
@@ -26,11 +26,6 @@ class Suggestion(NamedTuple):
 
     steepest: float
     lowest: float
-
-
-def sweep(low: float, high: float, steps: int) -> np.ndarray:
-    """Rates from `low` to `high`, each larger than the one before by the same factor."""
-    return np.asarray(np.geomspace(low, high, steps))
 
 
 def moving_mean(losses: np.ndarray, kept: float) -> np.ndarray:
@@ -76,13 +71,9 @@ def suggestion(curve: RateCurve) -> Suggestion | None:
     return Suggestion(float(curve.rates[steepest]), float(curve.rates[lowest]))
 
 
-PALE, BLUE, RED = "#9aa5af", "#1f6fb2", "#c43c39"
-
-
 def drawn(curve: RateCurve, found: Suggestion | None, exploded_at: float | None) -> Any:
     """A figure of the loss against the rate, and of the rate where the search stopped."""
-    figure = new_figure((7.2, 4.4))
-    axes = figure.add_subplot()
+    figure, axes = one_panel()
     axes.set_xscale("log")
     axes.plot(curve.rates, curve.losses, color=PALE, linewidth=1, label="loss of each batch")
     axes.plot(curve.rates, curve.smoothed, color=BLUE, linewidth=2, label="smoothed")
@@ -95,7 +86,6 @@ def drawn(curve: RateCurve, found: Suggestion | None, exploded_at: float | None)
     axes.set_ylim(*visible(curve))
     axes.set_xlabel("learning rate", color=GREY)
     axes.set_ylabel("loss of the next batch", color=GREY)
-    plain_axes(axes)
     title(figure, "Learning rate range test", f"{len(curve.rates)} steps")
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure

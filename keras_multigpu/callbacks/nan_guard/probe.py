@@ -199,16 +199,11 @@ def floating(tensors: Sequence[Any]) -> list[tf.Tensor]:
 def first_bad_row(leaf: Any) -> tf.Tensor:
     """The first row with a number that is not finite, counted from one; zero without any."""
     if isinstance(leaf, tf.SparseTensor):
-        bad = tf.boolean_mask(leaf.indices[:, 0], ~tf.math.is_finite(leaf.values))
-        return tf.where(tf.size(bad) > 0, tf.reduce_min(tf.concat([bad, [2**62]], 0)) + 1, 0)
-    if isinstance(leaf, tf.RaggedTensor):
-        flags = tf.ragged.map_flat_values(lambda t: tf.cast(~tf.math.is_finite(t), tf.int64), leaf)
-        bad = tf.reduce_sum(flags, axis=list(range(1, leaf.shape.rank)))
-        bad = (bad.to_tensor() if isinstance(bad, tf.RaggedTensor) else bad) > 0
+        rows = tf.boolean_mask(leaf.indices[:, 0], ~tf.math.is_finite(leaf.values))
     else:
-        bad = tf.reduce_any(~tf.math.is_finite(leaf), axis=list(range(1, leaf.shape.rank)))
-    places = tf.where(bad)[:, 0]
+        dense = leaf.to_tensor() if isinstance(leaf, tf.RaggedTensor) else leaf
+        bad = tf.reduce_any(~tf.math.is_finite(dense), axis=list(range(1, dense.shape.rank)))
+        rows = tf.where(bad)[:, 0]
     # A number behind all rows, for the minimum of none.
-    return tf.reduce_min(tf.concat([places + 1, [2**62]], axis=0)) * tf.cast(
-        tf.size(places) > 0, tf.int64
-    )
+    first = tf.reduce_min(tf.concat([rows + 1, [2**62]], axis=0))
+    return tf.where(first < 2**62, first, 0)

@@ -241,22 +241,19 @@ class ReplicaMetrics(keras.callbacks.Callback):
 
 
 def metrics_of(metrics: Any) -> Any:
-    several = metrics.values() if isinstance(metrics, dict) else [metrics]
-    for one in several:
-        flat = one if isinstance(one, (list, tuple)) else [one]
-        if isinstance(one, str) and not isinstance(metrics, dict):
-            flat = [None]
-        for metric in flat:
-            if not isinstance(metric, (str, keras.metrics.Metric)) and not callable(metric):
-                raise value_error(
-                    "`metrics` holds something that is not a metric.",
-                    "Expected a list of names and `keras.metrics.Metric` objects, or a dict "
-                    "of lists.",
-                    'Pass for example metrics=["accuracy"].',
-                    metrics=metrics,
-                )
-            if isinstance(metric, str) and metric.lower() not in ("accuracy", "acc"):
-                keras.metrics.get(metric)
+    several = isinstance(metrics, (list, tuple, dict))
+    flat = keras.tree.flatten(metrics) if several else []
+    if not several or not all(isinstance(one, str) or callable(one) for one in flat):
+        raise value_error(
+            "`metrics` holds something that is not a metric.",
+            "Expected a list of names and `keras.metrics.Metric` objects, or a dict of lists.",
+            'Pass for example metrics=["accuracy"].',
+            metrics=metrics,
+        )
+    for metric in flat:
+        # Which accuracy is meant, only targets tell.
+        if isinstance(metric, str) and metric.lower() not in ("accuracy", "acc"):
+            keras.metrics.get(metric)
     return metrics if isinstance(metrics, dict) else list(metrics)
 
 

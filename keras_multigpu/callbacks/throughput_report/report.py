@@ -4,9 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from keras_multigpu import pictures
 from keras_multigpu.callbacks.throughput_report.forward_flops import TRAINING
 from keras_multigpu.callbacks.timing.step_clock import Timing
-from keras_multigpu.pictures import GREY, new_figure, plain_axes, title
 
 
 class Scaling(NamedTuple):
@@ -210,16 +210,16 @@ def fitted(wall: float, parts: dict[str, float]) -> dict[str, float]:
 
 
 COLORS = {
-    "data_wait": "#d9541e",
-    "compute": "#0b6fb3",
-    "step": "#0b6fb3",
-    "all_reduce": "#8a4fbf",
-    "host": "#b9c2c9",
+    "data_wait": pictures.ORANGE,
+    "compute": pictures.BLUE,
+    "step": pictures.BLUE,
+    "all_reduce": pictures.PURPLE,
+    "host": pictures.PALE,
 }
 
 
 def throughput_figure(reports: Sequence[Throughput]) -> Any:
-    figure = new_figure((9.5, 4.4))
+    figure = pictures.new_figure((9.5, 4.4))
     bars, speed = figure.subplots(1, 2, sharex=True, width_ratios=(3, 2))
     epochs = [report.epoch + 1 for report in reports]
     below = [0.0] * len(reports)
@@ -227,15 +227,15 @@ def throughput_figure(reports: Sequence[Throughput]) -> Any:
         heights = [report.parts[name] / report.steps * 1e3 for report in reports]
         bars.bar(epochs, heights, 0.7, below, color=COLORS[name], label=LABELS[name])
         below = [low + height for low, height in zip(below, heights, strict=True)]
-    bars.set_ylabel("milliseconds a step", color=GREY)
+    bars.set_ylabel("milliseconds a step", color=pictures.GREY)
     speed.plot(epochs, [r.examples_per_second for r in reports], "-o", color=COLORS["compute"])
     speed.set_ylim(bottom=0)
-    speed.set_ylabel("examples a second", color=GREY)
+    speed.set_ylabel("examples a second", color=pictures.GREY)
     for axes in (bars, speed):
-        plain_axes(axes)
-        axes.set_xlabel("epoch", color=GREY)
+        pictures.plain_axes(axes)
+        axes.set_xlabel("epoch", color=pictures.GREY)
         axes.locator_params(axis="x", integer=True)
     handles, labels = bars.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", ncols=len(labels), frameon=False)
-    title(figure, "Throughput", reports[-1].verdict.partition(";")[0])
+    pictures.title(figure, "Throughput", reports[-1].verdict.partition(";")[0])
     return figure

@@ -5,7 +5,6 @@ one device gets one replica's share, so it does the work that each replica does 
 """
 
 import itertools
-import random
 import statistics
 import time
 from typing import Any
@@ -14,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.callbacks.fit_run import same_draws
 from keras_multigpu.callbacks.throughput_report.report import Scaling
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals
@@ -35,18 +35,17 @@ def scaling_of(model: Any, run: Any, steps: int) -> Scaling:
     batches = list(itertools.islice(run.first_batches(), BATCHES))
     share = -(-int(batch_size_of(batches[0]) or 0) // replicas)
     shares = [keras.tree.map_structure(lambda leaf: first(leaf, share), one) for one in batches]
-    state, generators = ModelState.of(model), (random.getstate(), np.random.get_state())
+    state = ModelState.of(model)
     try:
-        alone = copy_of(model, obtained("one_device", devices=[devices[0]]))
-        together = copy_of(model, model.distribute_strategy)
-        sides = [(alone, shares), (together, batches)]
-        for side, data in sides:
-            speed_of(side, data, 2)  # The first step compiles.
-        rounds = [[speed_of(side, data, steps) for side, data in sides] for _ in range(ROUNDS)]
+        with same_draws():
+            alone = copy_of(model, obtained("one_device", devices=[devices[0]]))
+            together = copy_of(model, model.distribute_strategy)
+            sides = [(alone, shares), (together, batches)]
+            for side, data in sides:
+                speed_of(side, data, 2)  # The first step compiles.
+            rounds = [[speed_of(side, data, steps) for side, data in sides] for _ in range(ROUNDS)]
     finally:
         state.restore(model)
-        random.setstate(generators[0])
-        np.random.set_state(generators[1])
     # Both sides of a round meet the same load of the machine, so their ratio is steadier than they.
     one, ratio = (statistics.median(r[0] for r in rounds), [r[1] / r[0] for r in rounds])
     shared = replicas > 1 and all("CPU" in device for device in devices)

@@ -353,6 +353,7 @@ def test_the_progress_bar_shows_nothing_of_it(capsys):
         ({"picture": "a.jpg"}, r"not a PNG.*Received: path='a.jpg'"),
         ({"metrics": "accuracy"}, "not a metric.*list of names.*Received: metrics='accuracy'"),
         ({"metrics": [3]}, r"not a metric.*Received: metrics=\[3\]"),
+        ({"metrics": keras.metrics.Mean()}, "not a metric.*list of names.*Received: metrics=<Mean"),
         ({"metrics": ["acuracy"]}, "acuracy"),
     ],
 )
