@@ -109,6 +109,78 @@ def gathered(shares: Sequence[Rows], spec: Batch) -> Batch:
     return batch
 
 
+def shares_of(batch: Batch, replicas: int, ids: Sequence[int] | None = None) -> tuple[Rows, ...]:
+    """The rows of a global batch that belong to each replica, or to those with some ids."""
+    size = batch_size_of(batch)
+    total = tf.constant(size, COUNT) if isinstance(size, int) else tf.cast(size, COUNT)
+    if replicas == 1:
+        return (Rows(batch, total, total),)
+    bounds = Bounds(size, replicas, list(range(replicas)) if ids is None else ids)
+    parts = [bounds.parts(leaf) for leaf in keras.tree.flatten(batch)]
+    return tuple(
+        Rows(keras.tree.pack_sequence_as(batch, list(leaves)), examples, total)
+        for *leaves, examples in zip(*parts, bounds.examples, strict=True)
+    )
+
+
+def joined_shares(parts: Sequence[Batch]) -> Shares:
+    """The shares of a batch that somebody else has cut; of no examples, with a borrowed row."""
+    sizes: list[Any] = [batch_size_of(part) for part in parts]
+    donor = parts[int(np.argmax(sizes))]
+    total = tf.constant(sum(sizes), COUNT)
+    shares = [
+        Rows(part if size else rows(donor, 0, 1), tf.constant(size, COUNT), total)
+        for part, size in zip(parts, sizes, strict=True)
+    ]
+    return Shares(tuple(shares), open_spec(donor))
+
+
+class Bounds:
+    """Where the rows of the replicas with some ids begin in a batch, and how many they are.
+
+    A replica without examples borrows the first row, if there is one.
+    """
+
+    def __init__(self, size: int | tf.Tensor, replicas: int, ids: Sequence[int]) -> None:
+        self._static = isinstance(size, int)
+        self._all = len(ids) == replicas
+        # Bounds that NumPy computes are constants of the graph.
+        on = np if self._static else tf
+        numbers = np.asarray(ids, "int64") if self._static else tf.constant(ids, tf.int32)
+        starts, stops = share_bounds(size, numbers, replicas)
+        counts = stops - starts
+        self.examples = tf.unstack(tf.cast(counts, COUNT), len(ids))
+        self._borrowed = self._static and size < replicas
+        self._starts = on.where(counts > 0, starts, 0)
+        self._lengths = on.minimum(on.maximum(counts, 1), size)
+        self._corners: dict[int, list[tuple[tf.Tensor, tf.Tensor]]] = {}
+
+    def parts(self, leaf: Any) -> list[Any]:
+        """Each replica's rows of one leaf of the batch."""
+        if leaf is None or leaf.shape.rank == 0 or is_one_row(leaf):
+            return [leaf] * len(self.examples)
+        # `tf.split` gives no row to two replicas, and `tf.slice` takes dense tensors only.
+        if not isinstance(leaf, tf.Tensor) or self._borrowed:
+            begins, counts = tf.unstack(self._starts), tf.unstack(self._lengths)
+            return [cut(leaf, begin, begin + n) for begin, n in zip(begins, counts, strict=True)]
+        if self._static and self._all:
+            # One operation for all replicas, where `tf.slice` takes one for each.
+            return list(tf.split(leaf, self._lengths))
+        parts = [tf.slice(leaf, begin, size) for begin, size in self._corners_of(leaf.shape.rank)]
+        for part in parts:
+            part.set_shape([None, *leaf.shape[1:]])
+        return parts
+
+    def _corners_of(self, rank: int) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """Where a tensor of this rank is cut for each replica, as `tf.slice` takes it."""
+        if rank not in self._corners:
+            others = [[0, 0], [0, rank - 1]]
+            begins = tf.unstack(tf.pad(self._starts[:, None], others))
+            sizes = tf.unstack(tf.pad(self._lengths[:, None], others, constant_values=-1))
+            self._corners[rank] = list(zip(begins, sizes, strict=True))
+        return self._corners[rank]
+
+
 def batch_size_of(batch: Any) -> int | tf.Tensor | None:
     """The number of examples in a batch: an integer where it is static, None in open specs."""
     leaves = [

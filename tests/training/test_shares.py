@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from keras_multigpu.training.feed.cutter import Cutter, shares_of
+from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.shares import (
     batch_size_of,
     cut,
@@ -13,6 +13,7 @@ from keras_multigpu.training.shares import (
     held_until,
     normalized,
     share_spec,
+    shares_of,
     specs_of,
     symbolic,
     tensors_of,

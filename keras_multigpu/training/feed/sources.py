@@ -13,9 +13,9 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import dataset_internals, graph_internals
 from keras_multigpu.keras_internals.dataset_internals import batching_of, shuffled_by
-from keras_multigpu.training.feed.cutter import Cutter, WaitingShares, joined_shares
+from keras_multigpu.training.feed.cutter import Cutter, WaitingShares
 from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.shares import Batch, Shares, batch_size_of, normalized
+from keras_multigpu.training.shares import Batch, Shares, batch_size_of, joined_shares, normalized
 
 OFFERED = """
     epoch epochs evaluation example_at failure_in for_replicas global_batch_size identity

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from keras_multigpu.training.exchange.sparse_gradients import zero_unless
 from keras_multigpu.training.exchange.stages import TracedPass, traced
-from keras_multigpu.training.feed.cutter import shares_of
 from keras_multigpu.training.replica_pass.passes import (
     NeedsDivisors,
     Outcome,
@@ -16,7 +15,7 @@ from keras_multigpu.training.replica_pass.passes import (
 )
 from keras_multigpu.training.replica_pass.pure_model import Values
 from keras_multigpu.training.servers.connection import WHOLE_BATCH, Servers
-from keras_multigpu.training.shares import Rows, filled, present, share_spec, specs_of
+from keras_multigpu.training.shares import Rows, filled, present, share_spec, shares_of, specs_of
 from keras_multigpu.training.steps.step import Result, TrainStep
 from keras_multigpu.training.update import loss_scale
 

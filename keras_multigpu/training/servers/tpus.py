@@ -16,13 +16,20 @@ from typing import Any
 import tensorflow as tf
 
 from keras_multigpu.training.exchange.stages import called_directly, summing
-from keras_multigpu.training.feed.cutter import shares_of
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.replica_pass.passes import Layout, Outcome, TrainingPass, Update
 from keras_multigpu.training.replica_pass.pure_model import Values
 from keras_multigpu.training.servers.connection import ASSIGNS, NO_SUM, WHOLE_BATCH, Elsewhere
-from keras_multigpu.training.shares import COUNT, Batch, Rows, batch_size_of, filled, present
+from keras_multigpu.training.shares import (
+    COUNT,
+    Batch,
+    Rows,
+    batch_size_of,
+    filled,
+    present,
+    shares_of,
+)
 from keras_multigpu.training.steps.step import Result, UpdatingStep
 from keras_multigpu.training.update import loss_scale
 from keras_multigpu.training.variables.catching_scope import AssignsWeights

@@ -14,9 +14,9 @@ from tensorflow.python.eager import context  # noqa: TID251 (where operations ar
 
 import keras_multigpu as kmg
 from keras_multigpu.training.feed import cutter
-from keras_multigpu.training.feed.cutter import AHEAD, Cutter, shares_of
+from keras_multigpu.training.feed.cutter import AHEAD, Cutter
 from keras_multigpu.training.replica_group import HOST, Replica
-from keras_multigpu.training.shares import normalized, tensors_of
+from keras_multigpu.training.shares import normalized, shares_of, tensors_of
 
 DEVICES = ["CPU:1", "CPU:2"]
 LOCAL = [Replica(place, place, f"/device:{name}") for place, name in enumerate(DEVICES)]
