@@ -17,7 +17,7 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals, model_internals
 from keras_multigpu.training.replica_group import ReplicaGroup
-from keras_multigpu.training.replica_pass.flow_rules import Trait
+from keras_multigpu.training.replica_pass.moved_axis import Trait
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow
 from keras_multigpu.training.shares import cut, symbolic, with_length
 

@@ -5,6 +5,9 @@ maximum along the batch's axis, a difference of rows with rows, a reversal, is t
 than on one device. Nobody would see it, so it is looked for while the first step is traced (or
 first runs, without a graph), and said once, with the line that does it. What Keras's own layers
 do, as BatchNormalization, is known and documented.
+
+A rule says what an operation makes of what is known of its inputs. Those that judge stand here:
+what becomes of means, sums and counts. Those that only follow an axis stand in `moved_axis`.
 """
 
 import contextlib
@@ -18,7 +21,13 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import model_internals, step_hooks
-from keras_multigpu.training.replica_pass.flow_rules import RELATED, Operation, Trait, trait_of
+from keras_multigpu.training.replica_pass.moved_axis import (
+    MOVES,
+    RELATED,
+    ROW,
+    Operation,
+    Trait,
+)
 from keras_multigpu.training.variables.catching_scope import CatchingScope
 
 logger = logging.getLogger("keras_multigpu")
@@ -246,3 +255,184 @@ def tell(model: keras.Model, flow: RowsFlow, advice: str) -> None:
     _told.add(model)
     kind, where = flow.found[0]
     logger.warning(RELATES, f"`{model.name}`", where, kind, advice)
+
+
+def trait_of(op: Operation) -> Trait | None:
+    if op.kind in OF_SHAPES_ONLY:
+        return of_shape(op)
+    if op.rows:
+        return RULES.get(op.kind, by_place)(op)
+    return of_figures(op) if op.figures else of_others(op)
+
+
+def of_shape(op: Operation) -> Trait | None:
+    """Shapes and sizes: of what has rows they count them."""
+    for _, trait in op.rows:
+        return {"Shape": trait._replace(kind="shape"), "Size": Trait("count")}.get(op.kind)
+    return None
+
+
+def of_figures(op: Operation) -> Trait | None:
+    """Operations on means, sums and counts: what is linear keeps them."""
+    figures, counts = op.figures, op.counts
+    first = next((t for t in figures if t.kind == "sum"), figures[0])
+    if op.has_row:
+        return RELATED
+    if op.kind in DIVISIONS:
+        if op.divides_by_rows and first.kind == "sum":
+            return first._replace(kind="mean")
+        return RELATED if op.traits[1] else first
+    if op.kind in LINEAR or (op.kind in PRODUCTS and len(figures) == 1 and not counts):
+        return first
+    return RELATED
+
+
+def of_others(op: Operation) -> Trait | None:
+    """Operations on totals, of which a share's number makes no mean; on chance; on counts."""
+    first = next(filter(None, op.traits))
+    if op.has_row:
+        return ROW
+    if first.kind in ("random", "chosen"):
+        return chosen(op) if op.kind == "Where" else first
+    if first.kind != "total":
+        return of_counts(op)
+    if op.kind in DIVISIONS and op.divides_by_rows:
+        return RELATED
+    return first if op.kind in ("Identity", "Cast") else None
+
+
+def of_counts(op: Operation) -> Trait | None:
+    """Operations on shapes and numbers of rows."""
+    trait = op.traits[0] if op.traits else None
+    if trait is not None and trait.kind == "shape":
+        if op.kind == "Prod":
+            return Trait("count")
+        begin = op.numbers(1) if op.kind == "StridedSlice" else None
+        if begin is None:
+            return None
+        return Trait("count") if begin[0] == trait.axis else None
+    counts = op.counts
+    # Lengths are compared in assertions, which put nothing into the numbers.
+    if not counts or op.outputs[0].dtype == tf.bool:
+        return None
+    if op.kind in DIVISIONS and op.traits[1] is not None:
+        return RELATED
+    if op.kind in (*DIVISIONS, "FloorDiv", "TruncateDiv", "Sub", "AddV2", "Minimum"):
+        return Trait("part")
+    return counts[0] if op.kind in ("Cast", "Identity", "Mul", "Pack", "Reshape") else None
+
+
+def by_place(op: Operation) -> Trait | None:
+    """Any other operation: the axis stays where it is, which the shapes confirm."""
+    return op.rows[0][1]
+
+
+def elementwise(op: Operation) -> Trait | None:
+    """Operations that broadcast."""
+    rows = op.rows
+    if op.figures or op.has_row:
+        return RELATED
+    if op.kind in DIVISIONS and op.counts:
+        return RELATED
+    # Counted from the last axis, by which broadcasting lines shapes up.
+    places = {op.inputs[i].shape.rank - trait.axis for i, trait in rows}
+    if len(places) > 1:
+        return RELATED
+    known = {trait.blocks for _, trait in rows}
+    rank = max(t.shape.rank or 0 for t in op.inputs)
+    return rows[0][1]._replace(
+        axis=rank - places.pop(), blocks=known.pop() if len(known) == 1 else None
+    )
+
+
+def reduction(op: Operation) -> Trait | None:
+    """Reductions along some axes."""
+    trait, axes = op.traits[0], op.axes(1)
+    if trait is None or axes is None:
+        return None
+    if trait.axis in axes:
+        kind = {"Mean": "mean", "Sum": "sum"}.get(op.kind)
+        return Trait(kind) if kind and trait.kind == "rows" else RELATED
+    if op.attribute("keep_dims"):
+        return trait
+    return trait._replace(axis=trait.axis - sum(a < trait.axis for a in axes))
+
+
+def along_last(op: Operation) -> Trait | None:
+    trait = op.traits[0]
+    return RELATED if trait and trait.axis == op.inputs[0].shape.rank - 1 else trait
+
+
+def along(index: int) -> Callable[[Operation], Trait | None]:
+    """Operations along axes that an input names."""
+
+    def rule(op: Operation) -> Trait | None:
+        trait, axes = op.traits[0], op.axes(index)
+        if trait is None or trait.kind != "rows":
+            return None
+        return RELATED if axes and trait.axis in axes else trait
+
+    return rule
+
+
+def chosen(op: Operation) -> Trait | None:
+    """The numbers of rows that fulfil a condition, which are like all others."""
+    return Trait("chosen")
+
+
+def shuffled(op: Operation) -> Trait | None:
+    """Another order along the first axis."""
+    trait = op.traits[0]
+    return trait if trait and trait.axis else RELATED
+
+
+def half_of_all_squares(op: Operation) -> Trait | None:
+    return Trait("sum")
+
+
+def pooled(op: Operation) -> Trait | None:
+    """Sums over rows that belong together, and what is different among them."""
+    trait = op.traits[0]
+    return RELATED if trait and trait.kind == "rows" and trait.axis == 0 else trait
+
+
+def normalized(op: Operation) -> Trait | None:
+    """Batch normalisation by TensorFlow."""
+    return RELATED if op.attribute("is_training", True) else op.traits[0]
+
+
+OF_SHAPES_ONLY = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
+
+ELEMENTWISE = """
+    Add AddV2 Sub Mul RealDiv Div DivNoNan FloorDiv FloorMod Mod TruncateDiv Maximum Minimum Pow
+    SquaredDifference Greater GreaterEqual Less LessEqual Equal NotEqual LogicalAnd LogicalOr Select
+    SelectV2 Xdivy Xlogy Xlog1py Atan2 AddN
+""".split()
+
+LINEAR = set(
+    """
+    Identity IdentityN Cast Neg Add AddV2 Sub AddN Reshape ExpandDims Squeeze Transpose Sum Mean
+    StopGradient PreventGradient CheckNumerics EnsureShape Pack ConcatV2 BroadcastTo Tile
+    StridedSlice Slice GatherV2 Select SelectV2 Snapshot
+    """.split()
+)
+
+PRODUCTS = {"Mul", "MatMul", "BatchMatMulV2", "Einsum", "MulNoNan"}
+
+DIVISIONS = ("RealDiv", "Div", "DivNoNan")
+
+REDUCTIONS = "Mean Sum Prod Max Min Any All EuclideanNorm ArgMax ArgMin".split()
+
+RULES: dict[str, Callable[[Operation], Trait | None]] = {
+    **dict.fromkeys(ELEMENTWISE, elementwise),
+    **dict.fromkeys(REDUCTIONS, reduction),
+    **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2"), along_last),
+    **dict.fromkeys(("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"), along(1)),
+    "Roll": along(2),
+    "L2Loss": half_of_all_squares,
+    "RandomShuffle": shuffled,
+    "Where": chosen,
+    **MOVES,
+    **dict.fromkeys(("SegmentSum", "UnsortedSegmentSum", "SegmentMean", "Unique"), pooled),
+    **dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), normalized),
+}

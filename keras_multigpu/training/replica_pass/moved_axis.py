@@ -1,4 +1,4 @@
-"""What operations of TensorFlow do with the batch's axis.
+"""What a tensor is of the batch, and where operations put the batch's axis that move it.
 
 A tensor is known by a `Trait`. It has the `rows` of the batch along one axis, or is one `row` of
 them in its turn; is a `mean` or a `sum` over them, or the `total` over all replicas'; a `count` of
@@ -46,7 +46,9 @@ class Operation:
 
     Attributes:
         rows: The inputs that have rows, and where they stand.
+        has_row: Whether an input is made of one example.
         figures: The means and sums among the inputs.
+        counts: The numbers of rows among them.
     """
 
     kind: str
@@ -58,7 +60,9 @@ class Operation:
 
     def __post_init__(self) -> None:
         self.rows = [(i, t) for i, t in enumerate(self.traits) if t and t.kind == "rows"]
+        self.has_row = any(t and t.kind == "row" for t in self.traits)
         self.figures = [t for t in self.traits if t and t.kind in ("mean", "sum")]
+        self.counts = [t for t in self.traits if t and t.kind in ("count", "part")]
 
     def value(self, index: int) -> Any:
         """An input as a number or an array; None if it is known only when the graph runs."""
@@ -99,147 +103,6 @@ class Operation:
             return self.traits[1].kind == "count"
         constant = self.value(1)
         return bool(self.length and np.size(constant) == 1 and constant == self.length)
-
-    def has_row(self) -> bool:
-        """Whether an input is made of one example."""
-        return any(t and t.kind == "row" for t in self.traits)
-
-    def counts(self) -> list[Trait]:
-        """The numbers of rows among the inputs."""
-        return [t for t in self.traits if t and t.kind in ("count", "part")]
-
-
-def trait_of(op: Operation) -> Trait | None:
-    if op.kind in OF_SHAPES_ONLY:
-        return of_shape(op)
-    if op.rows:
-        return RULES.get(op.kind, by_place)(op)
-    return of_figures(op) if op.figures else of_others(op)
-
-
-def of_shape(op: Operation) -> Trait | None:
-    """Shapes and sizes: of what has rows they count them."""
-    for _, trait in op.rows:
-        return {"Shape": trait._replace(kind="shape"), "Size": Trait("count")}.get(op.kind)
-    return None
-
-
-def of_figures(op: Operation) -> Trait | None:
-    """Operations on means, sums and counts: what is linear keeps them."""
-    figures, counts = op.figures, op.counts()
-    first = next((t for t in figures if t.kind == "sum"), figures[0])
-    if op.has_row():
-        return RELATED
-    if op.kind in DIVISIONS:
-        if op.divides_by_rows and first.kind == "sum":
-            return first._replace(kind="mean")
-        return RELATED if op.traits[1] else first
-    if op.kind in LINEAR or (op.kind in PRODUCTS and len(figures) == 1 and not counts):
-        return first
-    return RELATED
-
-
-def of_others(op: Operation) -> Trait | None:
-    """Operations on totals, of which a share's number makes no mean; on chance; on counts."""
-    first = next(filter(None, op.traits))
-    if op.has_row():
-        return ROW
-    if first.kind in ("random", "chosen"):
-        return chosen(op) if op.kind == "Where" else first
-    if first.kind != "total":
-        return of_counts(op)
-    if op.kind in DIVISIONS and op.divides_by_rows:
-        return RELATED
-    return first if op.kind in ("Identity", "Cast") else None
-
-
-def of_counts(op: Operation) -> Trait | None:
-    """Operations on shapes and numbers of rows."""
-    trait = op.traits[0] if op.traits else None
-    if trait is not None and trait.kind == "shape":
-        if op.kind == "Prod":
-            return Trait("count")
-        begin = op.numbers(1) if op.kind == "StridedSlice" else None
-        if begin is None:
-            return None
-        return Trait("count") if begin[0] == trait.axis else None
-    counts = op.counts()
-    # Lengths are compared in assertions, which put nothing into the numbers.
-    if not counts or op.outputs[0].dtype == tf.bool:
-        return None
-    if op.kind in DIVISIONS and op.traits[1] is not None:
-        return RELATED
-    if op.kind in (*DIVISIONS, "FloorDiv", "TruncateDiv", "Sub", "AddV2", "Minimum"):
-        return Trait("part")
-    return counts[0] if op.kind in ("Cast", "Identity", "Mul", "Pack", "Reshape") else None
-
-
-def by_place(op: Operation) -> Trait | None:
-    """Any other operation: the axis stays where it is, which the shapes confirm."""
-    return op.rows[0][1]
-
-
-def elementwise(op: Operation) -> Trait | None:
-    """Operations that broadcast."""
-    rows = op.rows
-    if op.figures or op.has_row():
-        return RELATED
-    if op.kind in DIVISIONS and op.counts():
-        return RELATED
-    # Counted from the last axis, by which broadcasting lines shapes up.
-    places = {op.inputs[i].shape.rank - trait.axis for i, trait in rows}
-    if len(places) > 1:
-        return RELATED
-    known = {trait.blocks for _, trait in rows}
-    rank = max(t.shape.rank or 0 for t in op.inputs)
-    return rows[0][1]._replace(
-        axis=rank - places.pop(), blocks=known.pop() if len(known) == 1 else None
-    )
-
-
-def reduction(op: Operation) -> Trait | None:
-    """Reductions along some axes."""
-    trait, axes = op.traits[0], op.axes(1)
-    if trait is None or axes is None:
-        return None
-    if trait.axis in axes:
-        kind = {"Mean": "mean", "Sum": "sum"}.get(op.kind)
-        return Trait(kind) if kind and trait.kind == "rows" else RELATED
-    if op.attribute("keep_dims"):
-        return trait
-    return trait._replace(axis=trait.axis - sum(a < trait.axis for a in axes))
-
-
-def along_last(op: Operation) -> Trait | None:
-    trait = op.traits[0]
-    return RELATED if trait and trait.axis == op.inputs[0].shape.rank - 1 else trait
-
-
-def along(index: int) -> Callable[[Operation], Trait | None]:
-    """Operations along axes that an input names."""
-
-    def rule(op: Operation) -> Trait | None:
-        trait, axes = op.traits[0], op.axes(index)
-        if trait is None or trait.kind != "rows":
-            return None
-        return RELATED if axes and trait.axis in axes else trait
-
-    return rule
-
-
-def chosen(op: Operation) -> Trait | None:
-    """The numbers of rows that fulfil a condition, which are like all others."""
-    return Trait("chosen")
-
-
-def shuffled(op: Operation) -> Trait | None:
-    """Another order along the first axis."""
-    trait = op.traits[0]
-    return trait if trait and trait.axis else RELATED
-
-
-def half_of_all_squares(op: Operation) -> Trait | None:
-    return Trait("sum")
 
 
 def transposed(op: Operation) -> Trait | None:
@@ -481,12 +344,6 @@ def spread(op: Operation) -> Trait | None:
     return trait._replace(axis=trait.axis + new - old)
 
 
-def pooled(op: Operation) -> Trait | None:
-    """Sums over rows that belong together, and what is different among them."""
-    trait = op.traits[0]
-    return RELATED if trait and trait.kind == "rows" and trait.axis == 0 else trait
-
-
 def repeated(op: Operation) -> Trait | None:
     """`Tile`."""
     trait, times = op.traits[0], op.numbers(1)
@@ -496,42 +353,7 @@ def repeated(op: Operation) -> Trait | None:
     return trait if once else trait._replace(blocks=0)
 
 
-def normalized(op: Operation) -> Trait | None:
-    """Batch normalisation by TensorFlow."""
-    return RELATED if op.attribute("is_training", True) else op.traits[0]
-
-
-OF_SHAPES_ONLY = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
-
-ELEMENTWISE = """
-    Add AddV2 Sub Mul RealDiv Div DivNoNan FloorDiv FloorMod Mod TruncateDiv Maximum Minimum Pow
-    SquaredDifference Greater GreaterEqual Less LessEqual Equal NotEqual LogicalAnd LogicalOr Select
-    SelectV2 Xdivy Xlogy Xlog1py Atan2 AddN
-""".split()
-
-LINEAR = set(
-    """
-    Identity IdentityN Cast Neg Add AddV2 Sub AddN Reshape ExpandDims Squeeze Transpose Sum Mean
-    StopGradient PreventGradient CheckNumerics EnsureShape Pack ConcatV2 BroadcastTo Tile
-    StridedSlice Slice GatherV2 Select SelectV2 Snapshot
-    """.split()
-)
-
-PRODUCTS = {"Mul", "MatMul", "BatchMatMulV2", "Einsum", "MulNoNan"}
-
-DIVISIONS = ("RealDiv", "Div", "DivNoNan")
-
-REDUCTIONS = "Mean Sum Prod Max Min Any All EuclideanNorm ArgMax ArgMin".split()
-
-RULES: dict[str, Callable[[Operation], Trait | None]] = {
-    **dict.fromkeys(ELEMENTWISE, elementwise),
-    **dict.fromkeys(REDUCTIONS, reduction),
-    **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2"), along_last),
-    **dict.fromkeys(("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"), along(1)),
-    "Roll": along(2),
-    "L2Loss": half_of_all_squares,
-    "RandomShuffle": shuffled,
-    "Where": chosen,
+MOVES: dict[str, Callable[[Operation], Trait | None]] = {
     "Transpose": transposed,
     "Reshape": reshaped,
     "ExpandDims": expanded,
@@ -547,6 +369,5 @@ RULES: dict[str, Callable[[Operation], Trait | None]] = {
     "Einsum": einsum,
     "BroadcastTo": spread,
     "Tile": repeated,
-    **dict.fromkeys(("SegmentSum", "UnsortedSegmentSum", "SegmentMean", "Unique"), pooled),
-    **dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), normalized),
 }
+"""What each of them makes of operations that have rows."""
