@@ -80,7 +80,20 @@ def refusals() -> str:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and (name := ast.unparse(node.func)) in begins
     }
-    return table(("what came", "what is expected", "what to do"), *sorted(found))
+    rows = sorted(
+        (
+            came,
+            capital(expected.removeprefix("Expected ")),
+            "The error says it." if do == "…" else do,
+        )
+        for came, expected, do in found
+    )
+    return table(("what came", "what is expected", "what to do"), *rows)
+
+
+def capital(sentence: str) -> str:
+    """A sentence that begins as sentences do."""
+    return sentence[:1].upper() + sentence[1:]
 
 
 def plain(text: ast.expr) -> str:

@@ -72,9 +72,9 @@ class DistributedModel(keras.Model):
 
         Args:
             *args: As in `keras.Model.compile`.
-            micro_batches: In how many pieces each replica takes its share of a batch; there
-                is still one all-reduce and one update a step. `"auto"` starts with one
-                and doubles it whenever memory runs out.
+            micro_batches: In how many pieces each replica takes its share of a batch.
+                Gradients are still summed over the replicas once a step. `"auto"` starts
+                with one and doubles it whenever memory runs out.
             **kwargs: As in `keras.Model.compile`.
         """
         if micro_batches != "auto" and not (isinstance(micro_batches, int) and micro_batches > 0):

@@ -87,6 +87,7 @@ class TrainingRun:
 
     @property
     def replicas(self) -> int:
+        """How many replicas train, in all processes."""
         return self._replication.group.count
 
     @property
