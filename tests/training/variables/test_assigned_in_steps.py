@@ -331,7 +331,7 @@ def test_rows_that_a_layer_keeps(caplog):
         model = keras.Sequential([keras.Input((3,)), LastRows(), keras.layers.Dense(1)])
         if devices:
             model = kmg.distribute(model, devices=devices)
-        model.compile("sgd", "mse")
+        model.compile("sgd", "mse", run_eagerly=not devices)
         model.fit(X, Y, batch_size=8, verbose=0, shuffle=False)
         kept.append(model.get_weights())
         assert ("relates examples" in caplog.text) == (devices == 2)
@@ -452,7 +452,8 @@ def test_an_input_of_one_row_is_shared_by_all():
 
     def history(place):
         model = place(Shifted())
-        model.compile(keras.optimizers.SGD(0.05), "mse")
+        eager = not isinstance(model, kmg.DistributedModel)
+        model.compile(keras.optimizers.SGD(0.05), "mse", run_eagerly=eager)
 
         single = [
             # Keras 3.10 leaves that to the caller.
@@ -502,6 +503,12 @@ def with_assigned_weights(replicas, layer, cls=keras.Model, loss="mse", **option
     return [*map(logs.get, sorted(logs)), *model.get_weights(), model.predict(X, verbose=0)]
 
 
+@functools.cache
+def with_weights_assigned_in_keras(layer, cls, loss="mse"):
+    """The same without replicas and without a graph, which takes longer to make."""
+    return with_assigned_weights(None, layer, cls, loss, run_eagerly=True)
+
+
 def mean_of_squares(y, y_pred):
     """A loss that gives one number."""
     return ops.mean(ops.square(y - y_pred))
@@ -518,7 +525,8 @@ class LossOfAll(keras.Model):
 def test_weights_that_a_layer_assigns_with_a_loss_of_the_whole_batch():
     """One replica has all rows; several have either these, or variables."""
     found = with_assigned_weights(1, Centered, LossOfAll)
-    for one, other in zip(found, with_assigned_weights(None, Centered, LossOfAll), strict=True):
+    expected = with_weights_assigned_in_keras(Centered, LossOfAll)
+    for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
     with pytest.raises(ValueError, match="a trainable variable.*Received: variable="):
         with_assigned_weights(2, Centered, LossOfAll)
@@ -540,7 +548,7 @@ def test_weights_that_a_layer_assigns_with_a_loss_of_the_whole_batch():
 def test_weights_that_a_layer_assigns(replicas, layer, cls, options):
     """They were refused, and in a step of one's own each replica had those of its own rows."""
     found = with_assigned_weights(replicas, layer, cls, **options)
-    expected = with_assigned_weights(None, layer, cls, options.get("loss", "mse"))
+    expected = with_weights_assigned_in_keras(layer, cls, options.get("loss", "mse"))
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
