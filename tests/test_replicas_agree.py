@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import replica_models as made
 from replica_cases import ALL_REPLICAS, CASES, QUICK, REPLICAS, Case, kinds
-from replica_runs import difference, differences, run
+from replica_runs import alone, difference, differences, run
 
 import keras_multigpu as kmg
 
@@ -28,19 +28,6 @@ ROWS = [
     pytest.param(*row, marks=() if row in QUICK_ROWS else pytest.mark.slow)
     for row in ((case.name, count) for case in CASES for count in case.replicas)
 ]
-
-
-def alone(case):
-    """A case's model in plain Keras, which takes half the time where it makes no graph.
-
-    It computes the same: replicas that run eagerly are compared with a graph, and all are with
-    `KMG_ALL_REPLICAS=1`.
-    """
-    model = case.compiled()
-    # Without a graph Keras weighs the batches of several losses by their sizes.
-    in_graph = ALL_REPLICAS or model.run_eagerly or isinstance(model.loss, (dict, list))
-    model.run_eagerly = not in_graph
-    return model
 
 
 @functools.lru_cache(maxsize=1)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from replica_cases import ALL_REPLICAS, CASES
-from replica_runs import Outcome, differences, run
+from replica_runs import Outcome, alone, differences, run
 from worker_processes import run_workers
 
 pytestmark = [
@@ -70,7 +70,7 @@ def test_workers_end_where_one_device_does(found, workers, devices, name):
     for other in others:
         assert other.keys() == first.keys()
         assert all(np.array_equal(first[key], other[key], equal_nan=True) for key in first)
-    expected = run(BY_NAME[name], lambda case: case.compiled())
+    expected = run(BY_NAME[name], alone)
     differing = {
         what: difference
         for what, difference in differences(expected, Outcome(first, None)).items()

@@ -12,7 +12,7 @@ import tensorflow as tf
 from cpu_replicas import replicas_of
 from refused_elsewhere import Largest, Own
 from replica_cases import CASES
-from replica_runs import differences, run
+from replica_runs import alone, differences, run
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replication import Replication
@@ -54,7 +54,7 @@ def regression(count=2, optimizer="sgd", **options):
 def test_cores_end_where_one_device_does(name, count):
     """Weights, optimizer, history, evaluation and predictions are those of plain Keras."""
     case = dataclasses.replace(BY_NAME[name], batch_size=6)
-    expected = run(case, lambda case: case.compiled())
+    expected = run(case, alone)
     found = run(case, lambda case: on_cores(case.compiled(), count))
     apart = differences(expected, found)
     assert not {name: each for name, each in apart.items() if each > case.tolerance}
