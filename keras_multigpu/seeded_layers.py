@@ -11,23 +11,21 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import variable_internals
 
+# 2^32 over the golden ratio, which spreads consecutive integers.
+_GOLDEN = 0x9E3779B9
+
 Call = Callable[[Any], Any]
 """A function of data whose first axis counts examples."""
 
 
 @contextlib.contextmanager
-def seeded(layer: keras.Layer, seed: tf.Tensor, position: int = 0) -> Iterator[None]:
-    """Let the layers inside a layer draw from a seed while the context lasts.
-
-    Args:
-        seed: `int32[2]`.
-        position: Its place among several layers with the same seed.
-    """
+def seeded(layer: keras.Layer, seed: tf.Tensor) -> Iterator[None]:
+    """Let the layers inside a layer draw from a seed, `int32[2]`, while the context lasts."""
     states = variable_internals.seed_states(layer)
     known = {id(state) for state in states}
     draws = [
         # Each generator in a layer its own: with one seed all would draw the same.
-        (state, tf.cast(seed + tf.constant([place, position], tf.int32), state.dtype))
+        (state, tf.cast(seed + tf.constant([place, 0], tf.int32), state.dtype))
         for place, state in enumerate(states)
     ]
     # A scope hides the values that an outer one, as that of a training step, gives to weights.
@@ -99,3 +97,26 @@ def parameters(function: Any) -> Sequence[str]:
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return []
+
+
+def folded(seeds: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
+    """Other seeds for the `number`-th (integer or `int32[n, 1]`) of several layers that draw."""
+    # Of the inverted seeds, because hashes of the seeds themselves are what the layer draws.
+    words = tf.constant([[0, 1]], tf.int32) + 2 * tf.cast(number, tf.int32)
+    return tf.bitcast(hashed(tf.bitwise.invert(seeds), words), tf.int32)
+
+
+def hashed(seeds: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+    """A hash of two seeds and a number, `uint32`: a row for each pair, a column for each number."""
+    words = tf.bitcast(seeds, tf.uint32)
+    numbers = tf.bitcast(numbers, tf.uint32) * tf.constant(_GOLDEN, tf.uint32)
+    return mixed(mixed(mixed(words[:, :1] + numbers) ^ words[:, 1:]) + numbers)
+
+
+def mixed(words: tf.Tensor) -> tf.Tensor:
+    """Every bit of a `uint32` spread over all others, one to one."""
+    # The constants were found by search (Chris Wellons, "hash-prospector", public domain).
+    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
+        words = words ^ tf.bitwise.right_shift(words, tf.constant(shift, tf.uint32))
+        words = words * tf.constant(factor, tf.uint32)
+    return words ^ tf.bitwise.right_shift(words, tf.constant(15, tf.uint32))

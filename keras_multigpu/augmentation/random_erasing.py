@@ -17,8 +17,9 @@ from keras_multigpu.augmentation.arguments import (
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.compilation import fused
 from keras_multigpu.augmentation.examples.forms import Drawn, Shape
-from keras_multigpu.augmentation.random_numbers import Draws, folded, hashed
+from keras_multigpu.augmentation.random_numbers import Draws
 from keras_multigpu.checks import value_error
+from keras_multigpu.seeded_layers import folded, hashed
 
 # How many bits a float holds exactly: so many of a hash become noise.
 _BITS = 24

@@ -9,11 +9,10 @@ cost a call for each.
 
 import tensorflow as tf
 
+from keras_multigpu.seeded_layers import folded, hashed
+
 # How many numbers are hashed at once; a layer draws about as many.
 _BLOCK = 16
-
-# 2^32 over the golden ratio, which spreads consecutive integers.
-_GOLDEN = 0x9E3779B9
 
 
 class Draws:
@@ -66,31 +65,8 @@ def unit_numbers(seeds: tf.Tensor, first: int, count: int) -> tf.Tensor:
     return tf.cast(tf.bitwise.right_shift(hashes, tf.constant(8, tf.uint32)), tf.float32) * 2.0**-24
 
 
-def folded(seeds: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
-    """Other seeds for the `number`-th (integer or `int32[n, 1]`) of several layers that draw."""
-    # Of the inverted seeds, because hashes of the seeds themselves are what the layer draws.
-    words = tf.constant([[0, 1]], tf.int32) + 2 * tf.cast(number, tf.int32)
-    return tf.bitcast(hashed(tf.bitwise.invert(seeds), words), tf.int32)
-
-
 def seeds_of(state: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
     """The seeds of a batch's images from the two integers that a `SeedGenerator`'s `next` gives."""
     state = tf.reshape(tf.cast(state, tf.int32), (1, 2))
     rows = tf.range(tf.cast(count, tf.int32))[:, None]
     return folded(tf.repeat(state, count, axis=0), rows)
-
-
-def hashed(seeds: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
-    """A hash of two seeds and a number, `uint32`: a row for each pair, a column for each number."""
-    words = tf.bitcast(seeds, tf.uint32)
-    numbers = tf.bitcast(numbers, tf.uint32) * tf.constant(_GOLDEN, tf.uint32)
-    return mixed(mixed(mixed(words[:, :1] + numbers) ^ words[:, 1:]) + numbers)
-
-
-def mixed(words: tf.Tensor) -> tf.Tensor:
-    """Every bit of a `uint32` spread over all others, one to one."""
-    # The constants were found by search (Chris Wellons, "hash-prospector", public domain).
-    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
-        words = words ^ tf.bitwise.right_shift(words, tf.constant(shift, tf.uint32))
-        words = words * tf.constant(factor, tf.uint32)
-    return words ^ tf.bitwise.right_shift(words, tf.constant(15, tf.uint32))

@@ -9,9 +9,9 @@ import tensorflow as tf
 from keras_multigpu.augmentation.arguments import require_bool, require_draws
 from keras_multigpu.augmentation.augmentation_layer import AugmentationLayer
 from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
-from keras_multigpu.augmentation.random_numbers import folded
 from keras_multigpu.augmentation.wrapping.adapters import as_layers
 from keras_multigpu.checks import value_error
+from keras_multigpu.seeded_layers import folded
 
 
 @keras.saving.register_keras_serializable("keras_multigpu")
@@ -31,6 +31,8 @@ class Sequence(AugmentationLayer):
     """
 
     settings = ("segmentation_masks",)
+    # `Batches` makes seeds for the layers of a list in the same way.
+    makes_seeds = True
 
     def __init__(
         self,

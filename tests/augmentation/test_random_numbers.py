@@ -3,7 +3,8 @@
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.augmentation.random_numbers import Draws, folded, seeds_of, unit_numbers
+from keras_multigpu.augmentation.random_numbers import Draws, seeds_of, unit_numbers
+from keras_multigpu.seeded_layers import folded
 
 NEIGHBOURS = tf.stack([tf.fill([20_000], 7), tf.range(20_000)], axis=1)
 """Seeds that differ as little as they can."""

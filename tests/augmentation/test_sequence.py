@@ -7,7 +7,8 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation import AugmentationLayer, Sequence
 from keras_multigpu.augmentation.function import Function
-from keras_multigpu.augmentation.random_numbers import Draws, folded
+from keras_multigpu.augmentation.random_numbers import Draws
+from keras_multigpu.seeded_layers import folded
 
 IMAGES = np.arange(2 * 4 * 6 * 3, dtype=np.uint8).reshape(2, 4, 6, 3)
 SEEDS = tf.constant([[1, 2], [3, 4]], tf.int32)

@@ -305,6 +305,28 @@ def test_draws_depend_on_seed_epoch_and_example_alone(augment):
     assert np.abs(first - drawn(batches.with_(seed=1), 0)).max() > 0.01
 
 
+@pytest.mark.parametrize(
+    "augment",
+    [
+        noisy,
+        [keras.layers.RandomContrast(0.5), noisy, kmg.augmentation.RandomColor(contrast=0.5)],
+        keras.Sequential([keras.layers.RandomBrightness(0.5), keras.layers.RandomContrast(0.5)]),
+    ],
+    ids=["function", "list", "layers in a row"],
+)
+@pytest.mark.slow
+def test_a_list_draws_as_a_sequence_does(augment):
+    """The same layers make the same images, whichever way they are put in a row."""
+    images = np.random.default_rng(0).uniform(0, 255, (5, 4, 4, 3)).astype("float32")
+    sequence = kmg.augmentation.Sequence(augment if isinstance(augment, list) else [augment])
+    one, other = (
+        next(iter(kmg.data.from_arrays(images, augment=each).epoch(1))).numpy()
+        for each in (augment, sequence)
+    )
+    np.testing.assert_allclose(one, other, rtol=1e-5)
+    assert np.abs(one - images[:5]).max() > 0.01
+
+
 def test_functions_with_seeds_do_not_draw_in_evaluation():
     """They are left out; with an argument `training` they decide themselves."""
     images = np.ones((4, 2, 2, 1), "float32")

@@ -11,6 +11,7 @@ from keras_multigpu.keras_internals import model_internals, variable_internals
 from keras_multigpu.seeded_layers import (
     build,
     call_of,
+    folded,
     image_by_image,
     is_keras_cv,
     parameters,
@@ -37,24 +38,34 @@ def augmentation(augment: Any, training: bool) -> Augment | None:
     if augment is None:
         return None
     several = augment if isinstance(augment, list | tuple) else [augment]
-    steps = [batch_step(layer, position, training) for position, layer in enumerate(several)]
+    steps = [batch_step(one, training) for layer in several for one in in_a_row(layer)]
+    makes_seeds = getattr(augment, "makes_seeds", False)
 
     def apply(x: Any, y: Any, weight: Any, seeds: tf.Tensor) -> Batch:
-        for step in steps:
-            x, y, weight = step(x, y, weight, seeds)
+        for place, step in enumerate(steps):
+            # As a `Sequence` makes them for its layers, so that a list of these draws the same.
+            own = seeds if makes_seeds else folded(seeds, place)
+            x, y, weight = step(x, y, weight, own)
         require_rows((x, y, weight), seeds)
         return x, y, weight
 
     return apply
 
 
-def batch_step(augment: Any, position: int, training: bool) -> Augment:
-    """One layer or function as a function of a batch; equal ones draw differently."""
+def in_a_row(layer: Any) -> list[Any]:
+    """A layer or function; of layers that Keras has put in a row each, as in a `Sequence`."""
+    if isinstance(layer, keras.layers.Pipeline | keras.Sequential):
+        return [one for part in layer.layers for one in in_a_row(part)]
+    return [layer]
+
+
+def batch_step(augment: Any, training: bool) -> Augment:
+    """One layer or function as a function of a batch."""
     require_instance(augment)
     whole = getattr(augment, "augment_batch", None)
     if whole is not None:
-        return lambda x, y, weight, seeds: whole(x, y, weight, seeds + position, training)
-    step = one_step(augment, position, training)
+        return lambda x, y, weight, seeds: whole(x, y, weight, seeds, training)
+    step = one_step(augment, training)
 
     def change(x: Any, y: Any, weight: Any, seeds: tf.Tensor) -> Batch:
         if isinstance(augment, keras.Layer):
@@ -64,10 +75,9 @@ def batch_step(augment: Any, position: int, training: bool) -> Augment:
     return change
 
 
-def one_step(augment: Any, position: int, training: bool) -> Step:
-    """One layer or function as a `Step`; equal ones draw differently."""
+def one_step(augment: Any, training: bool) -> Step:
     if isinstance(augment, keras.Layer):
-        return layer_step(augment, position, training)
+        return layer_step(augment, training)
     if not callable(augment):
         raise value_error(
             "`augment` holds something that is neither a layer nor a function.",
@@ -80,13 +90,13 @@ def one_step(augment: Any, position: int, training: bool) -> Step:
         return lambda x, seeds: x
 
     def step(x: Any, seeds: tf.Tensor) -> Any:
-        offered = {"seeds": seeds + position, "training": training}
+        offered = {"seeds": seeds, "training": training}
         return augment(x, **{name: offered[name] for name in offered if name in taken})
 
     return step
 
 
-def layer_step(layer: keras.Layer, position: int, training: bool) -> Step:
+def layer_step(layer: keras.Layer, training: bool) -> Step:
     """A layer as a `Step`: image by image where it draws, so that each draw is its image's own."""
     refuse_mixing(layer)
     refuse_keras_cv(layer)
@@ -100,7 +110,7 @@ def layer_step(layer: keras.Layer, position: int, training: bool) -> Step:
         return whole
 
     def one(x: Any, seed: tf.Tensor) -> Any:
-        with seeded(layer, seed, position):
+        with seeded(layer, seed):
             return call(x)
 
     def step(x: Any, seeds: tf.Tensor) -> Any:

@@ -42,7 +42,7 @@ def test_epochs_are_shuffled_anew(where):
 
 def test_augmentation_is_drawn_anew(where):
     def noise(x, seeds):
-        drawn = tf.cast(seeds[:, 0], tf.float32) / 2.0**31
+        drawn = tf.abs(tf.cast(seeds[:, 0], tf.float32)) / 2.0**31
         return tf.cast(x, tf.float32) + 0.9 * drawn[:, None, None, None]
 
     batches = Batches(Numbers(6), global_batch_size=3, cache=where, augment=noise)
