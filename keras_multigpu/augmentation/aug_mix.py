@@ -123,7 +123,8 @@ class AugMix(Policy):
 
     def change_images(self, images: tf.Tensor, drawn: Drawn) -> tf.Tensor:
         require_draws(drawn, DRAWN, needed=DRAWN)
-        # All chains are one batch, the first chain of all images first.
+        # All chains are one batch, the first chain of all images first: so each operation runs once
+        # in a step, and not once for each chain.
         chains = drawn["operation"].shape[1]
         flat = {
             name: tf.concat(tf.unstack(drawn[name], axis=1), axis=0)

@@ -177,6 +177,7 @@ def paired(layer: AugmentationLayer, request: Request, count: int) -> tuple[list
     examples, draws = [], []
     for number, seeds in enumerate(tf.split(seeds_for(request.seed, 2 * count), count)):
         rows = [0, 1 + number % (len(images) - 1)]
+        # Layers that mix take neighbours: the first image is always the one to look at.
         pair = keras.tree.map_structure(lambda leaf, rows=rows: leaf[rows], request.data)
         drawn = layer.draw(seeds, images.shape[1:])
         examples.append(row_of(layer.apply(pair, drawn, on_host=True), 0))

@@ -122,8 +122,10 @@ class RandomColor(AugmentationLayer):
                 drawn[name] = draws.uniform(*ranges[name])
         if "saturation" in ranges:
             amount = draws.uniform(*ranges["saturation"])
+            # Keras's formula: at 0.5 the factor is 1, and towards 1 it has no limit.
             drawn["saturation"] = amount / (1 - amount + keras.config.epsilon())
         if "hue" in ranges:
+            # Half the circle in either direction is all of it.
             drawn["hue"] = 0.5 * draws.uniform(*ranges["hue"]) * either_sign(draws)
         if "channel_shift" in ranges:
             shifts = [

@@ -106,6 +106,7 @@ def blurred(images: tf.Tensor, along_rows: tf.Tensor, along_columns: tf.Tensor) 
     missing = [[0, several - count], [0, 0]]
     padded = images if several is count else tf.pad(images, [*missing, [0, 0], [0, 0]])
     folded = tf.reshape(tf.transpose(padded, [1, 2, 0, 3]), [1, height, width, several * channels])
+    # One axis after the other: 30 products for a pixel of a kernel of 15 x 15, and not 225.
     for kernels, axis in ((along_rows, 0), (along_columns, 1)):
         if several is not count:
             kernels = tf.pad(kernels, missing)

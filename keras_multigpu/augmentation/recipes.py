@@ -111,6 +111,7 @@ def standard(options: Options) -> list[AugmentationLayer]:
 def strong(options: Options) -> list[AugmentationLayer]:
     return [
         RandomGeometry(flip="horizontal", crop_area=AREA, aspect_ratio=RATIO, size=options.size),
+        # What timm calls rand-m9-mstd0.5-inc1; it erases at most a third of the area, too.
         RandAugment(num_ops=2, magnitude=9, magnitude_std=0.5, value_range=options.value_range),
         RandomErasing(0.25, scale=(0.02, 1 / 3), value_range=options.value_range),
         *mixing(0.8, options),
@@ -118,6 +119,7 @@ def strong(options: Options) -> list[AugmentationLayer]:
 
 
 def imagenet(options: Options) -> list[AugmentationLayer]:
+    # torchvision erases after images were normalised, and fills with 0, which is their mean then.
     gray = sum(options.value_range) / 2
     return [
         RandomGeometry(flip="horizontal", crop_area=AREA, aspect_ratio=RATIO, size=options.size),

@@ -62,6 +62,7 @@ class Sequence(AugmentationLayer):
 
     def draw(self, seeds: tf.Tensor, shape: Shape) -> Drawn:
         drawn = {}
+        # Each place has seeds of its own, or two equal layers in a row would draw the same.
         for place, (name, layer) in enumerate(self.steps()):
             drawn[name] = layer.draw(folded(seeds, place), shape)
             shape = layer.changed_shape(shape)

@@ -72,6 +72,8 @@ def require_before_readers(
 ) -> None:
     name = type(callback).__name__
     for other in callbacks[: callbacks.index(callback)]:
+        # `EarlyStopping` and its like name what they read; these two write all that is there by
+        # then.
         writes_all = isinstance(other, (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard))
         if writes_all or getattr(other, "monitor", None) in logged:
             raise value_error(

@@ -159,6 +159,7 @@ def checked(
     progress = Progress(len(images), terminal)
     verdicts = []
     remaining = iter(images)
+    # OpenCV and TensorFlow decode without Python's lock, so threads are enough.
     with ThreadPoolExecutor(jobs or CORES, thread_name_prefix="keras_multigpu_check") as threads:
         # `map` begins with all that it is given, and keeps each result until it is asked for.
         while names := list(islice(remaining, AT_ONCE)):

@@ -24,6 +24,7 @@ WAYS = {
     "stock": "two replicas, stock Keras",
 }
 
+# The line of one device is broad and pale, so that ours can be seen to lie on it.
 STYLES: dict[str, dict[str, Any]] = {
     "one": {"color": "#b9c2cc", "linewidth": 7, "solid_capstyle": "round"},
     "ours": {"color": "#0b6e99", "linewidth": 2, "marker": "o", "markersize": 4},

@@ -49,6 +49,7 @@ def without_library_messages() -> Iterator[TextIO | None]:
     TensorFlow writes past Python, and decoders what is wrong with an image, without its name. It is
     shown only where something fails that the command does not explain.
     """
+    # Asked before the terminal is replaced by a file.
     interactive = sys.stderr.isatty()
     sys.stderr.flush()
     with tempfile.TemporaryFile() as kept, os.fdopen(os.dup(2), "w") as terminal:

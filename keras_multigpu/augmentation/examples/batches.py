@@ -125,6 +125,7 @@ def kind_of(target: Any, images: Any) -> str:
     """Whether a target has a value for each pixel, or belongs to an image as a whole."""
     if isinstance(target, dict):
         return "bounding_boxes"
+    # Classes of pixels have the images' height and width; other targets of three axes are labels.
     if target.shape.rank != 3:
         return "segmentation_masks" if target.shape.rank == 4 else "labels"
     sizes = target.shape[1:3], images.shape[1:3]

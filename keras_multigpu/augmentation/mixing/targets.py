@@ -27,6 +27,7 @@ def soft(labels: Any, num_classes: int | None) -> tf.Tensor:
         return labels
     require_classes(labels, num_classes)
     assert num_classes is not None
+    # One-hot already, as integers.
     if labels.shape.rank == 2 and labels.shape[1] == num_classes:
         return tf.cast(labels, tf.float32)
     numbers = tf.cast(tf.reshape(labels, [tf.shape(labels)[0]]), tf.int64)

@@ -62,6 +62,7 @@ class WrappedLayer(AugmentationLayer):
         for kind in MOVED:
             asked = kind in kinds and kind not in self._known_to_follow
             reason = self.obstacle(kind) if asked else None
+            # A trial traces the layer, so it is made once.
             if asked and reason is None:
                 self._known_to_follow.append(kind)
             if reason is not None:

@@ -157,6 +157,7 @@ class BatchSizeScaling(keras.callbacks.Callback):
             run.set_batch_size(next_size, largest)
 
     def _multiply(self, factor: float) -> None:
+        # By what has changed, and not from the compiled rate: what others have made of it stays.
         change, self.factor = factor / self.factor, factor
         if change == 1.0 or self._rate is None:
             return

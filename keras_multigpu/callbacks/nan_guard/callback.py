@@ -132,6 +132,7 @@ class NaNGuard(keras.callbacks.Callback):
             require_before_readers(self, run.callbacks, ["skipped_steps"])
         if run is None or not self._inside:
             return
+        # The same one for the same model: its steps are compiled with the probe's variables.
         if self._probe is None or self._probe.model is not self.model:
             self._probe = FiniteProbe(self.model, goes_on=self.action == "skip")
         run.watch(self._probe)
@@ -147,6 +148,7 @@ class NaNGuard(keras.callbacks.Callback):
             if not resumed:
                 skipped, took = int(counters[SKIPPED]), int(counters[TOOK])
                 self._at_epoch_begin = {"skipped": skipped, "took": took}
+        # After an interruption the checkpoint has brought a good state along.
         every_epoch = self.snapshot_every_steps is None and not resumed
         if self.action == "rollback" and (every_epoch or self._good is None):
             self._good = GoodState.of(self.model, epoch)

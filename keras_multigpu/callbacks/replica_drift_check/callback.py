@@ -87,6 +87,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self.checks, self.drifts = 0, []
         strategy = self.model.distribute_strategy
+        # Of central storage there is one copy, which is on one device.
         compares = strategy.num_replicas_in_sync > 1 and home_device(strategy) is None
         self._group = ReplicaGroup(strategy) if compares else None
         if not compares:
@@ -119,6 +120,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
             self._checksums = Checksums(variables)
         own = self._checksums.by_replica()
         everyones = group.of_processes([int(check) for check in own.ravel()])
+        # The same table in every process, so that all of them raise, or none.
         checks = np.reshape(everyones, [group.count, -1])
         self.checks += 1
         if (checks == checks[0]).all():

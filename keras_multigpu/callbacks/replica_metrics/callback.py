@@ -121,6 +121,7 @@ class ReplicaMetrics(keras.callbacks.Callback):
         self._run.after_each("on_train_batch_end", self._step_done)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        # In the middle of an epoch: what was added up before the interruption counts, too.
         restored, self._restored = self._restored, None
         self._probe.reset()
         base = 0, no_sums(self._probe.replicas)

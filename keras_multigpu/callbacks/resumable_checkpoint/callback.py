@@ -234,6 +234,7 @@ class ResumableCheckpoint(keras.callbacks.Callback):
         }
         content = resumed_run.encoded(tree)
         (self._writer or self._files).write(content)
+        # Once more: minutes count from the end of writing, or a slow disk would never be at rest.
         self._saved_at = time.monotonic()
 
     # End.

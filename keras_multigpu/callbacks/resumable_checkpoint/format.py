@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+# Nobody has files of format 1, which was never released.
 NUMBER = 2
 TREE = "tree.json"
 PLAIN = (bool, int, float, str, type(None))
@@ -59,6 +60,8 @@ class Encoded:
         return sum(array.nbytes for array in self.arrays.values()) + len(self._header)
 
     def write_to(self, file: BinaryIO) -> None:
+        # Not compressed: for a MobileNet with Adam, 39 MB, that would save 8 % and take 2.5
+        # seconds, where writing takes 0.1.
         archive = zipfile.ZipFile(file, "w")
         try:
             archive.writestr(TREE, self._header)

@@ -53,6 +53,7 @@ def report_changes(callbacks: Callbacks, states: dict[str, dict[str, Any]]) -> N
 
 def named(callbacks: Callbacks) -> Iterator[tuple[str, keras.callbacks.Callback]]:
     """Callbacks with names that the same command gives them again."""
+    # Not by their places: one that is new, or gone, would move all that come after it.
     counted: Counter[str] = Counter()
     for callback in callbacks:
         kind = type(callback).__name__

@@ -13,6 +13,7 @@ from keras_multigpu.training.replica_group import ReplicaGroup
 SECONDS = 1.0
 """So often the workers ask each other whether there is anything to do."""
 
+# Steps can become slower after they were counted, and then nobody waits for more of them.
 MOST_STEPS = 1000
 
 

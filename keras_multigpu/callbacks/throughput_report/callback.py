@@ -90,6 +90,7 @@ class ThroughputReport(keras.callbacks.Callback):
             require_writable(self._json_path)
         self._picture = picture_file(picture)
         self._measures = StepProbe(self._compiling)
+        # For a `train_step` of the user's own, in which nothing can be measured.
         self._traces = TraceProbe(self._compiling)
         self._clock: StepClock | None = None
         self._forward_flops: int | None = None
