@@ -241,24 +241,32 @@ def scattered(scatter: Callable[..., Any], variable: Any, value: Any) -> Any:
     return scatter(tf.convert_to_tensor(variable), value.indices[:, tf.newaxis], rows)
 
 
+class ValuesScope(keras.StatelessScope):
+    """A stateless scope in which a variable that is assigned to another one gives its value.
+
+    Keras keeps the variable itself, which outside of the scope still has the value from before.
+    """
+
+    def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        variable, value = update
+        super().add_update((variable, tf.convert_to_tensor(value)))
+
+
 @contextlib.contextmanager
 def inner_scope(variables: list[keras.Variable]) -> Iterator[keras.StatelessScope]:
     """A stateless scope that starts from the values of the present one."""
     values = [(variable, variable.value) for variable in variables]
-    with keras.StatelessScope(state_mapping=values) as scope:
+    with ValuesScope(state_mapping=values) as scope:
         yield scope
 
 
-def apply_functionally(
-    optimizer: keras.optimizers.Optimizer, gradients: Any, trainable: list[keras.Variable]
-) -> None:
-    """`optimizer.apply` by `FunctionalOptimizer`'s rules, inside a stateless scope."""
+@contextlib.contextmanager
+def functional(optimizers: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
+    """Let `apply` follow `FunctionalOptimizer`'s rules, inside a stateless scope."""
     with contextlib.ExitStack() as stack:
-        # One of several that no variable was given to has nothing to update.
-        parts = [part for part in getattr(optimizer, "optimizers", ()) if part.built]
-        for part in [optimizer, *parts]:
-            stack.enter_context(as_functional(part))
-        optimizer.apply(gradients, trainable)
+        for optimizer in optimizers:
+            stack.enter_context(as_functional(optimizer))
+        yield
 
 
 @contextlib.contextmanager

@@ -297,7 +297,8 @@ class DistributedModel(keras.Model):
             scaled = loss if self.optimizer is None else self.optimizer.scale_loss(loss)
         if self.trainable_weights:
             gradients = tape.gradient(scaled, self.trainable_weights)
-            self.optimizer.apply(gradients, self.trainable_weights)
+            pairs = zip(gradients, self.trainable_weights, strict=True)
+            self.optimizer.apply_gradients(pairs)
         return self._replica_logs(x, y, y_pred, sample_weight, loss)
 
     def test_step(self, data: Any) -> dict[str, Any]:

@@ -40,14 +40,18 @@ def updated(
     variables: list[keras.Variable],
     values: Sequence[tf.Tensor],
     gradients: Sequence[tf.Tensor | None],
+    method: str = "apply",
 ) -> list[tf.Tensor]:
     """New values of variables, from the present ones.
 
     The first have a gradient, which is None where the loss does not depend on its variable; after
-    them comes `state_of(optimizer)`.
+    them comes `state_of(optimizer)`. Keras's training step calls the method `apply_gradients`,
+    which a user may have written.
     """
-    update = loss_scaled_update if is_loss_scaled(optimizer) else plain_update
-    return update(optimizer, variables, list(values), variables[: len(gradients)], gradients)
+    trainable = variables[: len(gradients)]
+    if is_loss_scaled(optimizer):
+        return loss_scaled_update(optimizer, variables, list(values), trainable, gradients)
+    return plain_update(optimizer, variables, values, trainable, gradients, method)
 
 
 def is_loss_scaled(optimizer: keras.optimizers.Optimizer) -> bool:
@@ -55,10 +59,17 @@ def is_loss_scaled(optimizer: keras.optimizers.Optimizer) -> bool:
     return isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
-def plain_update(optimizer, variables, values, trainable, gradients):  # type: ignore[no-untyped-def]
-    """New values of all variables after `optimizer.apply`."""
-    with keras.StatelessScope(list(zip(variables, values, strict=True))) as scope:
-        optimizer_internals.apply_functionally(optimizer, gradients, trainable)
+def plain_update(  # type: ignore[no-untyped-def]
+    optimizer, variables, values, trainable, gradients, method="apply"
+):
+    """New values of all variables after a method of the optimizer."""
+    parts = [part for part in with_inner(optimizer) if part.built]
+    with optimizer_internals.ValuesScope(list(zip(variables, values, strict=True))) as scope:
+        with optimizer_internals.functional(parts):
+            if method == "apply" or not trainable:
+                optimizer.apply(gradients, trainable)
+            else:
+                optimizer.apply_gradients(zip(gradients, trainable, strict=True))
     return [scope.get_current_value(variable) for variable in variables]
 
 
@@ -96,7 +107,10 @@ def adjustments(optimizer: keras.optimizers.Optimizer | None) -> list[keras.Vari
 
 def state_of(optimizer: keras.optimizers.Optimizer | None) -> list[keras.Variable]:
     """All variables that an update reads or changes, besides the weights."""
-    return [] if optimizer is None else [*optimizer.variables, *adjustments(optimizer)]
+    parts = [] if optimizer is None else with_inner(optimizer)
+    # What an optimizer inside of another has, both may count.
+    own = {id(v): v for part in parts for v in part.variables}
+    return [*own.values(), *adjustments(optimizer)]
 
 
 class AdjustedSchedule(keras.optimizers.schedules.LearningRateSchedule):

@@ -26,7 +26,8 @@ def test_an_optimizer_can_be_a_pure_function(name):
     optimizer_internals.remember_variables([functional])
     values = [(v, tf.convert_to_tensor(v)) for v in [pure, *functional.variables]]
     with keras.StatelessScope(values) as scope:
-        optimizer_internals.apply_functionally(functional, [gradient], [pure])
+        with optimizer_internals.functional([functional]):
+            functional.apply([gradient], [pure])
     np.testing.assert_array_equal(pure.numpy(), np.ones((2, 2)))
     np.testing.assert_allclose(scope.get_current_value(pure), trained.numpy(), rtol=1e-6)
     assert type(functional).__name__ == name and functional.iterations.numpy() == 0
@@ -42,7 +43,8 @@ def test_weight_decay_exclusions_survive():
     values = [(v, tf.convert_to_tensor(v)) for v in [first, second, *optimizer.variables]]
     with keras.StatelessScope(values) as scope:
         zeros = [tf.zeros(2), tf.zeros(2)]
-        optimizer_internals.apply_functionally(optimizer, zeros, [first, second])
+        with optimizer_internals.functional([optimizer]):
+            optimizer.apply(zeros, [first, second])
     np.testing.assert_allclose(scope.get_current_value(first), [1, 1])
     np.testing.assert_allclose(scope.get_current_value(second), [0.95, 0.95])
 

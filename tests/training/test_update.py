@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_multigpu as kmg
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.keras_internals.optimizer_internals import JoinedVariable
 from keras_multigpu.training.update import is_loss_scaled, loss_scale, state_of, updated
@@ -190,7 +191,8 @@ def updates_of(optimizer, variables, gradients, steps=1):
     vars(optimizer)["update_step"] = counted
     for _ in range(steps):
         with keras.StatelessScope(list(zip(touched, values, strict=True))) as scope:
-            optimizer_internals.apply_functionally(optimizer, gradients, variables)
+            with optimizer_internals.functional([optimizer]):
+                optimizer.apply(gradients, variables)
         values = [scope.get_current_value(variable) for variable in touched]
     return [value.numpy() for value in values], asked
 
@@ -283,3 +285,62 @@ def test_what_cannot_be_joined_is_updated_alone(monkeypatch):
     # Lamb scales the step by the norm of each variable.
     _, asked = updates_of(keras.optimizers.Lamb(0.1), weights(), GRADIENTS)
     assert [type(variable) for variable in asked] == [keras.Variable] * 3
+
+
+class Halving(keras.optimizers.SGD):
+    """Takes half of each gradient, where Keras's step hands them over."""
+
+    def apply_gradients(self, grads_and_vars):
+        return super().apply_gradients([(0.5 * g, v) for g, v in grads_and_vars])
+
+
+class Lookahead(keras.optimizers.Optimizer):
+    """Kernels and biases have an optimizer each, and go half way back every second time."""
+
+    def __init__(self):
+        super().__init__(learning_rate=0.1)
+        self.parts = {"kernels": keras.optimizers.Adam(0.1), "biases": [keras.optimizers.SGD(0.1)]}
+
+    def build(self, variables):
+        super().build(variables)
+        self.parts["kernels"].build(variables[:1])
+        self.parts["biases"][0].build(variables[1:])
+        self.slow = [self.add_variable_from_reference(v, "slow") for v in variables]
+
+    def apply(self, grads, trainable_variables=None):
+        if not self.built:
+            self.build(trainable_variables)
+        self.parts["kernels"].apply(grads[:1], trainable_variables[:1])
+        self.parts["biases"][0].apply(grads[1:], trainable_variables[1:])
+        self.iterations.assign_add(1)
+        back = 0.5 * keras.ops.cast(self.iterations % 2 == 0, "float32")
+        for slow, weight in zip(self.slow, trainable_variables, strict=True):
+            weight.assign(weight + back * (slow - weight))
+            slow.assign(weight)
+
+
+class OwnStep(keras.Model):
+    """Calls Keras's step."""
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("cls", [keras.Model, OwnStep])
+@pytest.mark.parametrize("make", [Halving, Lookahead])
+@pytest.mark.slow
+def test_what_a_user_has_made_of_optimizers(make, cls):
+    """Another `apply_gradients`, and one optimizer around others, update as on one device."""
+    x = np.random.default_rng(0).normal(size=(7, 3)).astype("float32")
+
+    def trained(place):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((3,))
+        model = place(cls(inputs, keras.layers.Dense(1)(inputs)))
+        model.compile(make(), "mse", run_eagerly=not isinstance(model, kmg.DistributedModel))
+        model.fit(x, x[:, :1], 3, shuffle=False, verbose=0)
+        return model.get_weights()
+
+    found = trained(lambda model: kmg.distribute(model, devices=2))
+    for one, other in zip(found, trained(lambda model: model), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)

@@ -480,7 +480,8 @@ class TrainingPass(ReplicaPass):
         new = [*values.trainable, *optimizer_values]
         if gradients:
             variables = [*self.variables.trainable, *self.optimizer_variables]
-            new = updated(self.model.optimizer, variables, new, gradients)
+            optimizer = self.model.optimizer
+            new = updated(optimizer, variables, new, gradients, "apply_gradients")
         return complete(new[: len(gradients)], new[len(gradients) :], layout, values, sums)
 
 

@@ -90,9 +90,10 @@ def idle_optimizers(model: keras.Model) -> Iterator[None]:
 
 
 def with_inner(optimizer: keras.optimizers.Optimizer) -> list[keras.optimizers.Optimizer]:
-    inner = getattr(optimizer, "inner_optimizer", None)
-    parts = [*getattr(optimizer, "optimizers", ()), *([] if inner is None else [inner])]
-    return [optimizer, *(each for part in parts for each in with_inner(part))]
+    """An optimizer and those that it updates weights with, Keras's or a class of the user's."""
+    kept = [*leaves_of(vars(optimizer)), *getattr(optimizer, "optimizers", ())]
+    parts = {id(v): v for v in kept if isinstance(v, keras.optimizers.Optimizer)}
+    return [optimizer, *(each for part in parts.values() for each in with_inner(part))]
 
 
 def build_optimizer(
