@@ -1,8 +1,10 @@
 """Draws the pictures that explain order, sums, promises and benchmarks while the docs are built.
 
+Every picture of a page is a link to itself: on a phone its words can be read once it is opened.
+
 What they show is taken from where it is true: orders are drawn by the code that makes them,
-promises and ratios are read off the tables of their pages. mkdocs calls `on_files`: see `hooks` in
-mkdocs.yml.
+promises and ratios are read off the tables of their pages. mkdocs calls `on_files` and
+`on_page_content`: see `hooks` in mkdocs.yml.
 """
 
 import functools
@@ -33,6 +35,15 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for path, content in pictures().items():
         files.append(File.generated(config, path, content=content))
     return files
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Let each picture of a page open in full.
+
+    Args:
+        html: The content of a page.
+    """
+    return re.sub(r'<img [^>]*\bsrc="([^"]+)"[^>]*>', r'<a href="\1">\g<0></a>', html)
 
 
 @functools.cache
