@@ -46,7 +46,8 @@ def loop_function(kind: str) -> property:
         else:
             refuse(function)
 
-    return property(get, assign)
+    explained = f"Stands for what is compiled of `{method}`; assign None to have it made anew."
+    return property(get, assign, doc=explained)
 
 
 def made_again(model: keras.Model, kind: str, force: bool) -> Any:
