@@ -20,8 +20,8 @@ from keras_multigpu.training.servers.connection import Servers
 from keras_multigpu.training.servers.tpus import TPUs
 from keras_multigpu.training.shares import Batch, Shares
 from keras_multigpu.training.steps.probes import Probe
-from keras_multigpu.training.steps.step_functions import StepFunctions
 from keras_multigpu.training.steps.steps_of_model import (
+    StepFunctions,
     evaluation_step,
     prediction_step,
     said_of_batch_norm,

@@ -1,7 +1,6 @@
 """Which step a model needs, and the steps.
 
-steps_of_model     chooses, for the model as it is compiled
-step_functions     compiles the chosen step for the batches that come, and keeps it
+steps_of_model     chooses, for the model as it is compiled; compiles for the batches that come
 step               what steps have in common, and the usual one: losses that are sums over examples
 evaluation_step    the pass and the step of `evaluate` and `predict`
 whole_batch_step   losses that need the whole batch

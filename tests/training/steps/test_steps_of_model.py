@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from keras_multigpu.training.feed.cutter import Cutter
-from keras_multigpu.training.steps.step_functions import StepFunctions
+from keras_multigpu.training.steps.steps_of_model import StepFunctions
 
 
 def sums_of(made):
