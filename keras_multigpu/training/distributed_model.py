@@ -134,10 +134,10 @@ class DistributedModel(keras.Model):
     ) -> keras.callbacks.History:
         """Train the model, as `keras.Model.fit`."""
         require_compiled(self)
-        fit_arguments.require_whole_number("epochs", epochs)
-        fit_arguments.require_fraction(validation_split)
-        fit_arguments.require_class_weights(class_weight, y, self.loss, most_axes=2)
-        fit_arguments.require_whole_numbers(
+        fit_arguments.require_of_fit(
+            epochs,
+            validation_split,
+            (class_weight, y, self.loss),
             batch_size=batch_size,
             initial_epoch=initial_epoch,
             steps_per_epoch=steps_per_epoch,

@@ -22,6 +22,16 @@ LOSSES = {
 }
 
 
+def require_of_fit(
+    epochs: Any, validation_split: Any, class_weight: tuple[Any, Any, Any], **whole_numbers: Any
+) -> None:
+    """Raise a `ValueError` for arguments of `fit`; class weights come with labels and loss."""
+    require_whole_number("epochs", epochs)
+    require_fraction(validation_split)
+    require_class_weights(*class_weight, most_axes=2)
+    require_whole_numbers(**whole_numbers)
+
+
 def require_whole_numbers(**arguments: Any) -> None:
     """Raise a `ValueError` unless each argument is a whole number; None stands for a default."""
     for name, value in arguments.items():

@@ -185,8 +185,14 @@ def in_step(
     """The batches of an epoch, which must end in all processes at the same step."""
     # Where nobody knows beforehand how many there are, the processes tell each other before each.
     if not group.is_spread or feed.source.is_countable:
-        yield from batches
-        return
+        return batches
+    return told_to_all(group, feed, batches)
+
+
+def told_to_all(
+    group: ReplicaGroup, feed: Feed, batches: Iterator[tuple[int, Group]]
+) -> Iterator[tuple[int, Group]]:
+    """The batches of an epoch; each worker tells the others when it has none."""
     while True:
         each = next(batches, None)
         sizes = [size for (size,) in group.of_processes([0 if each is None else each[1].size])]

@@ -125,7 +125,6 @@ class Feed:
         """
         self._iterator = None
         self.source.start(epoch)
-        self.source.on_epoch_end()
 
     def identity(self) -> dict[str, Any]:
         """What decides which examples come in which order, as far as it can be known."""
@@ -154,9 +153,9 @@ class Feed:
         self._iterator, self._begin = None, step
         if not self.source.skips_by_reading:
             self.source.anchor = Anchor(*(anchor or (0, 0, 0)))
-            self.source.start(epoch, step)
+        self.source.start(epoch, step)
+        if not self.source.skips_by_reading:
             return None
-        self.source.on_epoch_end()  # As `rewind` does.
         for earlier in range(epoch if self._steps is None else 0):
             # Data that are shuffled anew for each epoch count their iterators.
             self.source.on_epoch_begin()

@@ -79,7 +79,7 @@ class BatchSource:
         return None
 
     def start(self, epoch: int, step: int = 0) -> None:
-        """Begin with this step of this epoch of `fit`, where epochs have numbers."""
+        """Begin with this step of this epoch of `fit`, or anew where epochs have no numbers."""
 
     def iterator(self) -> Iterator[Shares]:
         raise NotImplementedError
@@ -152,6 +152,10 @@ class DatasetSource(BatchSource):
         if self.num_batches is None and cut is not None:
             self.num_batches = steps_of(*cut, dropped=batch_size_of(self.spec) is not None)
         self.is_countable = endless or self.num_batches is not None
+
+    def start(self, epoch: int, step: int = 0) -> None:
+        """Let Keras know, as it does before it trains and before each evaluation."""
+        self._adapter.on_epoch_end()
 
     def on_epoch_begin(self) -> None:
         """Let Keras know."""

@@ -87,10 +87,15 @@ class LossShares:
         self.shares: list[tf.Tensor] = []
         self.divisors: list[tf.Tensor] = []
 
-    def total(self, data: tuple[Any, Any, Any], y_pred: Any) -> tf.Tensor:
-        """The weighted sum of the shares, of rows `(x, y, sample_weight)` and their predictions."""
+    def total(self, data: tuple[Any, Any, Any], y_pred: Any) -> tf.Tensor | None:
+        """The weighted sum of the shares, of rows `(x, y, sample_weight)` and their predictions.
+
+        None without a loss.
+        """
         _, y, sample_weight = data
         compiled = compile_internals.compile_loss(self._model)
+        if compiled is None:
+            return None
         if not compiled.built:
             compiled(y, y_pred, sample_weight)
         wrapped = [self._share_of(loss) for loss in compile_internals.losses_of(self._model)]
@@ -151,8 +156,6 @@ def divided(
     # Divisors are made those `of_all` replicas while no loss is exchanged: in the middle of a sum
     # another replica may have its turn, with the same model.
     shares = LossShares(model, fraction)
-    if compile_internals.compile_loss(model) is None:
-        return None, shares
     total = shares.total(data, y_pred)
     if shares.divisors:
         shares = LossShares(model, fraction, of_all(shares.divisors))

@@ -146,12 +146,13 @@ class Step:
         """Run the replicas of this process; their results."""
         if self._group.is_spread and all(rows.is_here for rows in shares):
             require_same_batch(self._group, shares)
+        own = [shares[replica.id] for replica in self._group.replicas]
+        self._group.count_moved("copied", [rows.data for rows in own])
         global_seed = tf.convert_to_tensor(self._variables.global_seed)
         copies = [each for part in self._local_copies for each in part]
 
         def on_replica(replica: Replica) -> Result:
-            rows = shares[replica.id]
-            self._group.count_moved("copied", rows.data)
+            rows = own[replica.place]
             values = self._group.read(copies, replica)
             trainable, others, of_optimizer = in_parts(values, self._local_copies)
             with rows_noted(rows):

@@ -237,7 +237,7 @@ class Placement:
         self._strategy = strategy
         self._several = several
         self._metrics = MetricStorages(strategy)
-        self._in_parts: bool | None = None
+        self._in_parts = False
 
     @property
     def metric_states(self) -> list[keras.Variable]:
@@ -261,7 +261,7 @@ class Placement:
             self._in_parts = in_parts
         given = [v for metric in compile_internals.given_metrics(model) for v in metric.variables]
         variables = [*model.metrics_variables, *given, *self.metric_states]
-        self._metrics.use(variables, bool(self._in_parts))
+        self._metrics.use(variables, self._in_parts)
 
     def prepare(
         self,
