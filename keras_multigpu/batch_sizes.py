@@ -11,15 +11,7 @@ global batch again:
 
 
 def share_bounds(global_batch_size, replica, replicas):  # type: ignore[no-untyped-def]
-    """The first index of a replica's share and the one after its last.
-
-    Args:
-        global_batch_size: Integer or scalar integer tensor.
-        replica: Integer or scalar integer tensor, counted from zero.
-
-    Returns:
-        A pair `(start, stop)`.
-    """
+    """The first index of a replica's share and the one after its last."""
     # Works on integers and on integer tensors alike, because the size of a batch is often known
     # only when the step runs.
     share, rest = global_batch_size // replicas, global_batch_size % replicas

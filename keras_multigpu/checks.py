@@ -13,14 +13,7 @@ E = TypeVar("E", bound=Exception)
 
 
 def problem(what: str, expected: str, fix: str, /, **received: object) -> str:
-    """The text of one error: three sentences and the values that caused it.
-
-    Args:
-        **received: The offending arguments, printed as `name=value`.
-
-    Returns:
-        The message, ending in `Received: name=value, ...`.
-    """
+    """The text of one error: three sentences, and the offending arguments as `name=value`."""
     values = ", ".join(f"{name}={value!r}" for name, value in received.items())
     # Arrays are printed in several lines.
     lines = "\n".join(map(printable, values.split("\n")))
@@ -54,11 +47,7 @@ def printable(text: str) -> str:
 
 
 def warn(text: str, stacklevel: int = 1) -> None:
-    """Give a warning, whose names may hold anything.
-
-    Args:
-        stacklevel: As in `warnings.warn`: 1 blames the caller of this function.
-    """
+    """Give a warning, whose names may hold anything; `stacklevel` 1 blames the caller of this."""
     warnings.warn(printable(text), stacklevel=stacklevel + 1)
 
 
@@ -113,12 +102,7 @@ def real_number(value: object) -> float:
 def require_number(
     name: str, value: object, fits: Callable[[float], bool], expected: str, fix: str
 ) -> None:
-    """Raise a `ValueError` unless a value is a number that fits.
-
-    Args:
-        fits: A comparison, which NaN does not pass.
-        expected: The range, as the end of "Expected a number ...".
-    """
+    """Raise a `ValueError` unless a value is a number that fits; NaN passes no comparison."""
     if not fits(real_number(value)):
         raise value_error(
             f"`{name}` is not a number in its range.",

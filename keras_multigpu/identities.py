@@ -50,11 +50,7 @@ Where = tuple[int, ...]
 
 
 def identity_of(value: Any, inside: Where = ()) -> Any:
-    """What a value was made of, as something that JSON can hold.
-
-    Args:
-        inside: The objects that it is a part of, where it is one.
-    """
+    """What a value was made of, as something that JSON can hold; it may be inside of others."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # NaN is not even equal to itself.
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -252,12 +248,7 @@ def read_cell(cell: types.CellType) -> Any:
 
 
 def of_array(array: np.ndarray | None, whole: bool = False) -> dict[str, Any] | None:
-    """The type, shape and digest of an array.
-
-    Args:
-        array: The array, which may be memory-mapped; None for none.
-        whole: Whether all of a large array is looked at, and not 16 MB in 256 places.
-    """
+    """The type, shape and digest of an array; of a large one 16 MB in 256 places, or all."""
     if array is None:
         return None
     content = hashlib.sha256()
@@ -286,11 +277,7 @@ def bytes_of(array: np.ndarray) -> bytes | memoryview:
 
 
 def changes(then: Any, now: Any, place: str = "") -> dict[str, tuple[Any, Any]]:
-    """Where two identities differ: for each place what was there, and what is there now.
-
-    Args:
-        place: Where they stand themselves, such as `"optimizer"`.
-    """
+    """Where two identities differ: for each place what was there, and what is there now."""
     if isinstance(then, dict) and isinstance(now, dict):
         if then.get("class") != now.get("class"):
             return {place: (then.get("class", then), now.get("class", now))}

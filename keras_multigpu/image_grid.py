@@ -48,13 +48,7 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Images side by side.
-
-    Attributes:
-        cells: A cell for each column from the left, None where there is none.
-        heading: The lines above.
-        apart: Whether a wider gap sets the first column apart.
-    """
+    """Images side by side, None where a column is empty; `apart` sets off the first by a gap."""
 
     cells: list[Cell | None]
     heading: list[str]

@@ -26,13 +26,7 @@ def picture_file(path: str | Path | None) -> Path | None:
 
 
 def new_figure(size: tuple[float, float], layout: Any = "constrained", dpi: int = 110) -> Any:
-    """An empty figure; an `ImportError` that says how to install what draws it.
-
-    Args:
-        size: Width and height in inches.
-        layout: The way in which matplotlib places the parts; None where the caller does.
-        dpi: Pixels in an inch.
-    """
+    """An empty figure, its size in inches; an `ImportError` that says how to get what draws it."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -56,14 +50,10 @@ def one_panel(height: float = 4.4) -> tuple[Any, Any]:
 
 
 def finished(figure: Any, path: Path | None) -> Any:
-    """A figure that notebooks show, written to a file if there is one.
-
-    Args:
-        figure: A figure of matplotlib, made without pyplot, which would show it by itself.
-        path: The file, or None.
-    """
+    """A figure that notebooks show, written to a file if there is one."""
     if path is not None:
         write_png(figure, path)
+    # Made without pyplot, it would not be shown by itself.
     figure._repr_png_ = lambda: png_of(figure)
     return figure
 
@@ -75,11 +65,7 @@ def png_of(figure: Any) -> bytes:
 
 
 def write_png(figure: Any, path: Path) -> None:
-    """Write a figure whole or not at all: a reader never sees half a picture.
-
-    Args:
-        path: The file. Folders that do not exist are made.
-    """
+    """Write a figure whole or not at all: a reader never sees half a picture."""
     # Of several processes that train together one does.
     if not writes_here():
         return

@@ -119,14 +119,7 @@ def serve(config: environment.TFConfig) -> None:
 
 
 def device_count(device_type: str) -> int:
-    """How many logical devices TensorFlow has, or will have once it starts.
-
-    Args:
-        device_type: `"GPU"` or `"CPU"`.
-
-    Returns:
-        An integer.
-    """
+    """How many logical devices, `"GPU"` or `"CPU"`, TensorFlow has or will have once it starts."""
     return sum(
         # `tf.config.list_logical_devices` would start TensorFlow.
         len(tf.config.get_logical_device_configuration(device) or [device])
@@ -135,11 +128,7 @@ def device_count(device_type: str) -> int:
 
 
 def require_logical_cpus(count: int) -> None:
-    """Have at least `count` logical CPU devices; they are made here if there are fewer.
-
-    Raises:
-        RuntimeError: If there are fewer, and TensorFlow has started with them.
-    """
+    """Have at least `count` logical CPU devices; a `RuntimeError` where it is too late to."""
     present = device_count("CPU")
     if present >= count:
         return
@@ -385,15 +374,11 @@ def _check_devices(kind: str, names: tuple[str, ...] | None) -> tuple[str, ...]:
             'Name one device, or use kind="mirrored".',
             devices=names,
         )
-    _require_present(names)
-    return names
-
-
-def _require_present(names: tuple[str, ...]) -> None:
     if names[0].startswith("CPU"):
         require_logical_cpus(1 + max(int(name[4:]) for name in names))
     else:
         require_gpus(names)
+    return names
 
 
 def require_gpus(names: Sequence[str]) -> None:

@@ -37,10 +37,7 @@ def seeded(layer: keras.Layer, seed: tf.Tensor) -> Iterator[None]:
 def image_by_image(one: Callable[[Any, tf.Tensor], Any], data: Any, seeds: tf.Tensor) -> Any:
     """Apply a function to each example by itself, so that what it draws is the example's own.
 
-    Args:
-        one: A function of a batch of one example and the example's `int32[2]`.
-        data: Tensors whose first axis counts examples.
-        seeds: `int32[n, 2]`.
+    The function gets a batch of one example, and the example's `int32[2]` of the `seeds`.
     """
 
     def lone(example: tuple[Any, tf.Tensor]) -> Any:

@@ -58,11 +58,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def one_at_a_time(lock: Path, waiting_for: str) -> Iterator[None]:
-    """Hold a lock; while another process does, wait, with a line in the log.
-
-    Args:
-        lock: A file of the lock's own. It stays: to remove it while others wait would let two in.
-    """
+    """Hold a lock; while another process does, wait, with a line in the log."""
     # Nothing is held where the system has no such locks (Windows).
     try:
         import fcntl
@@ -80,6 +76,7 @@ def one_at_a_time(lock: Path, waiting_for: str) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
     finally:
+        # The file stays: to remove it while others wait would let two in.
         os.close(file)
 
 

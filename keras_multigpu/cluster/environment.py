@@ -30,13 +30,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class TFConfig:
-    """What TF_CONFIG says.
-
-    Attributes:
-        addresses: For each role, such as `"worker"` or `"ps"`, the addresses of its processes.
-        role: The role of this process.
-        index: Its place among those of its role.
-    """
+    """The addresses of each role, such as `"worker"` or `"ps"`; this process's role and place."""
 
     addresses: dict[str, tuple[str, ...]]
     role: str

@@ -33,14 +33,7 @@ ENDING = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a group of workers has ended.
-
-    Attributes:
-        what: A sentence.
-        code: The exit code of a program for which this is the end.
-        lines: What the worker wrote last.
-        took_port: Whether somebody else has its port.
-    """
+    """Why a group of workers has ended, in a sentence; `code` is what the launcher ends with."""
 
     what: str
     code: int
@@ -100,16 +93,10 @@ def launch(
     max_silence: float | None = None,
     grace: float = 10.0,
 ) -> int:
-    """Run workers until all have ended well, or one has failed too often.
+    """Run workers until all have ended well, or one has failed too often; the exit code.
 
-    Args:
-        commands: What starts the workers; called with 0, 1, 2, ... for each start of the group.
-        max_restarts: How often the group is started again after a failure.
-        max_silence: After how many seconds without a line from any worker they count as hung.
-        grace: How many seconds a worker that is told to end may take.
-
-    Returns:
-        The exit code: 0, that of the first worker that failed, or 128 and a signal's number.
+    That is 0, the code of the first worker that failed, or 128 and a signal's number. `commands` is
+    called with 0, 1, 2, ... for each start of the group, which takes other ports each time.
     """
     starts = restarts = other_ports = 0
     printer = Printer()

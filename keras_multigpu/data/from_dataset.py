@@ -63,15 +63,7 @@ def from_dataset(
 
 
 class DatasetStream(Stream):
-    """The single examples of a `tf.data.Dataset`.
-
-    Args:
-        batched: Whether its elements are batches; None to find out.
-
-    Attributes:
-        batch_size: The dataset's own batch size; None if it has none, or it is unknown.
-        service: What makes its elements on other hosts, if any does.
-    """
+    """The single examples of a `tf.data.Dataset`; `batch_size` is its own, if it is known."""
 
     name = "a dataset"
     is_graph = True

@@ -38,13 +38,7 @@ def script() -> tuple[str, str] | None:
 def pickled(argument: str, function: Callable[..., Any], why: str) -> bytes:
     """A function as its name, or whatever else `pickle` makes of a callable.
 
-    Args:
-        argument: What the user knows it as.
-        function: The function.
-        why: The reason for which another process calls it, for the error.
-
-    Raises:
-        ValueError: If another process cannot import it.
+    A `ValueError` if another process cannot import it, with the reason why one has to.
     """
     try:
         data = pickle.dumps(function)
@@ -78,12 +72,7 @@ def refuse_while_importing(name: str) -> None:
 
 
 class Functions(pickle.Unpickler):
-    """Reads functions by name, those of the running script from its file.
-
-    Args:
-        file: The pickled function.
-        place: What `script` returned.
-    """
+    """Reads functions by name, those of the running script from where `script` says."""
 
     def __init__(self, file: Any, place: tuple[str, str] | None) -> None:
         super().__init__(file)

@@ -75,8 +75,7 @@ class Group:
 class Groups:
     """Processes of which none outlives the `with` block, nor this process.
 
-    Args:
-        grace: How many seconds a process that is told to end may take.
+    One that is told to end has `grace` seconds for it.
     """
 
     def __init__(self, grace: float = 10.0) -> None:
@@ -125,13 +124,9 @@ class Groups:
         write: Callable[[str], None],
         cores: frozenset[int] | None = None,
     ) -> Group:
-        """Start a process.
+        """Start a process; a thread calls `write` with each line that it prints.
 
-        Args:
-            command: The program and its arguments.
-            environment: All of its environment.
-            write: Called with each line that it prints, by a thread.
-            cores: The cores that it and all that it starts may use; all of this process by default.
+        It and all that it starts may use these cores, or by default all of this process.
         """
         before = os.sched_getaffinity(0) if cores else None
         try:

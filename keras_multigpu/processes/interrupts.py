@@ -8,14 +8,7 @@ from typing import Any
 
 
 class Interrupts:
-    """While the `with` block lasts the first signal is noted; the second is a `KeyboardInterrupt`.
-
-    Args:
-        numbers: The signals.
-
-    Attributes:
-        first: The signal that has come; None before.
-    """
+    """While the `with` block lasts `first` is the first signal; the next is `KeyboardInterrupt`."""
 
     def __init__(self, numbers: Sequence[signal.Signals]) -> None:
         self.first: signal.Signals | None = None

@@ -119,8 +119,7 @@ class Recipe:
 
     def on_replicas(self, replicas: tf.distribute.Strategy) -> Participant:
         model = self.model()
-        synchronize = synchronizes_batch_norm(model)
-        model = distribute(model, replicas, sync_batch_norm=synchronize)
+        model = distribute(model, replicas, sync_batch_norm=synchronizes_batch_norm(model))
         return Participant(model, None, replicas)
 
 

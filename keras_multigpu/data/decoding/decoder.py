@@ -23,7 +23,8 @@ RESIZES = {"stretch": "fit", "crop": "crop", "pad": "pad", "random_crop": "rando
 # No image of `MOST_PIXELS` takes more, even without compression.
 MAX_BYTES = 2**31
 
-# How often, and within which limits, torchvision's `RandomResizedCrop` draws, too.
+# The parts of `"random_crop"` are those of the training of Inception (Szegedy et al., "Going deeper
+# with convolutions", 2014) and of most since. torchvision's `RandomResizedCrop` draws as often.
 AREAS = (0.08, 1.0)
 ASPECTS = (math.log(3 / 4), math.log(4 / 3))
 TRIES = 10
@@ -38,18 +39,7 @@ class ImageDecoder:
     Images are decoded and resized as `keras.utils.image_dataset_from_directory` does, and rounded.
     What kind of image it is, its content decides, not its name. Of an animation the first frame is
     taken, of 16 bits the upper 8; how a camera was turned is ignored.
-
-    Args:
-        image_size: `(height, width)` of the arrays, or one integer for both.
-        color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
-        interpolation: One of `INTERPOLATIONS`.
-        resize: `"stretch"`; `"crop"` cuts off what is too wide or too high; `"pad"` fills up with
-            black. `"random_crop"` takes a random part of each image, of 0.08 to 1 of its area and
-            of an aspect ratio of 3/4 to 4/3, as the training of Inception (Szegedy et al., "Going
-            deeper with convolutions", 2014) and most since. Of a JPEG that part alone is decoded
-            where this takes less time.
-        max_pixels: The most pixels (height times width) that an image may have; a larger one
-            counts as damaged, and is not decoded.
+    The arguments are those of `from_directory`.
     """
 
     def __init__(

@@ -6,11 +6,7 @@ from collections.abc import Iterable
 
 
 class FileTable:
-    """A list of paths that keeps each folder once and all names in one piece of memory.
-
-    Args:
-        files: `(folder, name)` of each file; read once, one after another.
-    """
+    """A list of paths that keeps each folder once and all names in one piece of memory."""
 
     def __init__(self, files: Iterable[tuple[str, str]] = ()) -> None:
         # A list of a million Python strings would cost well over 100 MB, again in each process.

@@ -15,14 +15,7 @@ _JPEG = b"\xff\xd8\xff"
 
 
 class FlowLoading(NamedTuple):
-    """How a flow loads its images.
-
-    Attributes:
-        size: `(height, width)` of the result.
-        color_mode: `"rgb"`, `"rgba"` or `"grayscale"`.
-        interpolation: Pillow's method of resizing, by Keras's name.
-        keep_aspect_ratio: Whether the image is cropped to the shape of the result first.
-    """
+    """How a flow loads its images, in the words of `keras.utils.load_img`."""
 
     size: tuple[int, int]
     color_mode: str

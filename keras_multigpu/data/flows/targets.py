@@ -15,11 +15,7 @@ from keras_multigpu.identities import of_array
 class FlowTargets:
     """The further inputs, targets and weights of a flow's images, in its class mode.
 
-    Args:
-        y: The targets: an array, a tuple of arrays, `Classes`, or None.
-        weights: A weight for each image, or None.
-        repeats_image: Whether the target is the changed image itself.
-        class_names: The names of the classes, or None.
+    With `repeats_image` the target is the changed image itself.
     """
 
     def __init__(

@@ -18,11 +18,7 @@ def warp(
 
     What lies outside is filled as SciPy does: its `"constant"` does not blend at the border,
     and its `"wrap"` repeats after one pixel less than the image has.
-
-    Args:
-        image: `[height, width, channels]`, of the size of `out`.
-        matrix: `float64[2, 3]`: where `(x, y, 1)` of the result comes from.
-        cval: The value of what lies outside, where the mode is `"constant"`.
+    `matrix` says where `(x, y, 1)` of the result comes from.
     """
     import cv2
 

@@ -22,12 +22,7 @@ ROUNDS = 8
 
 
 class Order:
-    """The order of the examples in every epoch.
-
-    Args:
-        shuffle: Whether to shuffle; otherwise the examples come as the source has them.
-        classes: The class of each example, if each class shall appear equally often.
-    """
+    """The order of the examples in every epoch; with `classes` each appears equally often."""
 
     def __init__(
         self,

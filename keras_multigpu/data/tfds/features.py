@@ -18,17 +18,7 @@ COLOR_MODES = {count: mode for mode, count in CHANNELS.items()}
 
 
 class Features:
-    """The features that are read.
-
-    Args:
-        info: `builder.info`.
-        chosen: `(x, y)` or `(x, y, sample_weight)`, each the name of a feature or a structure of
-            names; None for what the data set says is supervised.
-        as_supervised: Whether, without `chosen`, to read inputs and targets; otherwise all features
-            become one dict.
-        image_size: The size of all images, or None for their own.
-        color_mode: How images are coloured, None for as they are.
-        **decoding: Further arguments of `ImageDecoder`.
+    """The features that are read; the arguments are those of `from_tfds`.
 
     Attributes:
         keys: `(x, y, sample_weight)`, as the names of features.
