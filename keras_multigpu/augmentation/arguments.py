@@ -132,7 +132,7 @@ def require_draws(
     if set(needed) <= drawn.keys() <= set(names):
         return
     raise value_error(
-        "These draws are not of this layer.",
+        "These draws belong to another layer.",
         f"Expected values named {', '.join(map(repr, names))}.",
         "Pass what the layer's own `draw` returned.",
         drawn=sorted(drawn),

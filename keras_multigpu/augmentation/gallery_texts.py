@@ -78,7 +78,7 @@ def with_axes_joined(drawn: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def is_telling(values: list[np.ndarray]) -> bool:
-    """Whether a parameter is short, no seed, and not the same in all augmentations."""
+    """Whether a parameter is short, not a seed, and differs between augmentations."""
     if any(value.size > LONGEST or is_seed(value) for value in values):
         return False
     return any(not np.array_equal(value, values[0]) for value in values)

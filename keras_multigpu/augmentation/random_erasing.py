@@ -122,7 +122,7 @@ def require_fill_value(value: Any) -> None:
     if isinstance(value, list | tuple) and value and all(is_number(one) for one in value):
         return
     raise value_error(
-        "`fill_value` is nothing to fill a rectangle with.",
+        "`fill_value` cannot fill a rectangle.",
         "Expected a number, a list with one for each channel, or 'random'.",
         "Pass for example `fill_value=0`.",
         fill_value=value,

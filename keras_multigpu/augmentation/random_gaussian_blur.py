@@ -82,8 +82,8 @@ def require_odd(kernel_size: object) -> None:
     whole = isinstance(kernel_size, numbers.Integral) and not isinstance(kernel_size, bool)
     if not whole or kernel_size < 1 or kernel_size % 2 == 0:  # type: ignore[operator]
         raise value_error(
-            "`kernel_size` has no pixel in its middle.",
-            "Expected 1, 3, 5, ...",
+            "`kernel_size` is not a positive odd number.",
+            "Expected 1, 3, 5, ..., so that the kernel has a pixel in its middle.",
             "Pass for example `kernel_size=3`.",
             kernel_size=kernel_size,
         )

@@ -75,7 +75,7 @@ def recipe(
         require_positive_integer("num_classes", num_classes)
         if name not in MIXES:
             raise value_error(
-                "`num_classes` was given for a recipe that mixes no images.",
+                "`num_classes` was given for a recipe that does not mix images.",
                 f"Expected it for {' or '.join(map(repr, MIXES))} only.",
                 "Leave `num_classes` out, or add `MixUp(num_classes=...)` to the recipe's layers.",
                 name=name,

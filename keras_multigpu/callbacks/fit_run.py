@@ -58,7 +58,7 @@ def refuse_model(
     callback: keras.callbacks.Callback, kind: str, expected: str, fix: str
 ) -> NoReturn:
     raise value_error(
-        f"`{type(callback).__name__}` came to a model {kind}.",
+        f"`{type(callback).__name__}` cannot work with a model {kind}.",
         expected,
         fix,
         model=type(callback.model).__name__,

@@ -133,7 +133,7 @@ def numbers_of_gpus(text: str) -> list[int]:
         found = set(map(int, text.split(",")))
     if not found or min(found) < 1 or (match and first > last):
         raise usage_error(
-            "`--gpus` names no numbers of GPUs.",
+            "`--gpus` does not say how many GPUs.",
             "Expected two numbers with `..` between them, or some with commas.",
             "Write for example `1..1024`, or `1,8,24`.",
             gpus=text,

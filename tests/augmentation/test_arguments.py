@@ -173,5 +173,5 @@ IMAGES = np.zeros((2, 6, 6, 3), "float32")
 )
 def test_draws_of_another_layer(layer, drawn):
     """They would change nothing, or be missing in the middle of the work."""
-    with pytest.raises(ValueError, match="draws are not of this layer.*own `draw`.*Received: dr"):
+    with pytest.raises(ValueError, match="draws belong to another layer.*own `draw`.*Received: dr"):
         layer.apply(IMAGES, drawn)

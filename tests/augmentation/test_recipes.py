@@ -128,7 +128,7 @@ def test_a_recipe_can_be_saved_in_a_model(tmp_path):
     ("name", "arguments", "message"),
     [
         ("medium", {}, "`name` has an unknown value.*'light', 'standard', 'strong', 'imagenet'"),
-        ("light", {"num_classes": 3}, "`num_classes` was given for a recipe that mixes no images"),
+        ("light", {"num_classes": 3}, "`num_classes` was given .* does not mix images"),
         ("strong", {"num_classes": 0}, "`num_classes` is not a positive integer"),
         ("strong", {"size": 224}, "`size` is not a height and a width"),
         ("strong", {"value_range": (1, 0)}, "`value_range` is not a pair"),

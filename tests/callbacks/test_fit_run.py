@@ -37,7 +37,7 @@ def name_of(callback):
 def refusal(model, callback):
     """The text with which `fit` ends."""
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="came to a model") as caught:
+    with pytest.raises(ValueError, match="cannot work with a model") as caught:
         model.fit(X, Y, verbose=0, callbacks=[callback])
     return str(caught.value)
 
@@ -46,7 +46,9 @@ def refusal(model, callback):
 def test_a_model_of_stock_keras_is_refused(callback):
     """What is missing there, and what to write."""
     text = refusal(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]), callback)
-    assert text.startswith(f"`{name_of(callback)}` came to a model of stock Keras. Expected ")
+    assert text.startswith(
+        f"`{name_of(callback)}` cannot work with a model of stock Keras. Expected "
+    )
     assert ": elsewhere " in text
     assert "write `model = kmg.distribute(model)` before `compile`" in text
     assert text.endswith("Received: model='Sequential'")
@@ -56,7 +58,9 @@ def test_a_model_of_stock_keras_is_refused(callback):
 def test_a_train_step_of_ones_own_is_refused(callback):
     """What cannot be seen in it, and what to do instead."""
     text = refusal(kmg.distribute(OwnStep(), replicas_of(2)), callback)
-    assert text.startswith(f"`{name_of(callback)}` came to a model with a `train_step` of its own.")
+    assert text.startswith(
+        f"`{name_of(callback)}` cannot work with a model with a `train_step` of its own."
+    )
     assert ": elsewhere " in text
     instead = "Pass `action='rollback'`" if name_of(callback) == "NaNGuard" else "Leave out the"
     assert f" {instead}" in text

@@ -1,4 +1,4 @@
-"""Which color pixels get.
+"""Which colors pixels get.
 
 matrices             brightness, contrast, saturation as one product
 hue_and_saturation   what is not a matrix

@@ -85,7 +85,7 @@ def color_channels(channels: int) -> int:
     """How many of the channels are colours; the rest is alpha."""
     if channels not in (1, 2, 3, 4):
         raise value_error(
-            "The images have no colours that are known.",
+            "It is not known which channels of the images are colors.",
             "Expected one channel (gray) or three (red, green, blue), and perhaps alpha.",
             "Change the colours before other channels are added.",
             channels=channels,

@@ -1,4 +1,4 @@
-"""What comes into a layer, and the way back.
+"""Examples in the form that layers change, and the way back.
 
 forms     images, labels, boxes and masks in all their forms
 batches   those of a pipeline

@@ -50,7 +50,7 @@ class BatchSchedule:
         size = function(epoch, dict(logs))
         if not is_size(size):
             raise value_error(
-                "The function of the batch size returned no size.",
+                "The function `schedule` did not return a batch size.",
                 "Expected a positive integer for each epoch.",
                 "Return for example `256 * 2 ** (epoch // 30)`.",
                 epoch=epoch,

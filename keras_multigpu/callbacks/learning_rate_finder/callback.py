@@ -135,7 +135,7 @@ class LearningRateFinder(keras.callbacks.Callback):
         self._rate, self._factor, self._resumed = Rate(self.model), None, False
         if self.apply and not self._rate.is_plain and not self._rate.next:
             raise value_error(
-                "`apply` came to a schedule whose next rate is zero.",
+                "`apply` cannot scale a schedule whose next rate is zero.",
                 "Expected a schedule that can be scaled to begin with the suggested rate.",
                 "Leave out `apply`, and compile a schedule with the rate that is suggested.",
                 apply="learning_rate",

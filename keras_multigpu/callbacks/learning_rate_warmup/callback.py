@@ -253,7 +253,7 @@ def require_rate(rate: Any, curve: str) -> None:
     number = real_number(rate)
     if not 0 <= number < math.inf or (number == 0 and curve == "exponential"):
         raise value_error(
-            "`initial_rate` is not a rate to begin with.",
+            "The warm-up cannot begin with this `initial_rate`.",
             "Expected a number from zero on; above zero for an exponential curve.",
             "Pass for example 0.001, or leave it out.",
             initial_rate=rate,

@@ -164,7 +164,7 @@ def corrects_momentum(choice: bool | str, rate: Rate) -> bool:
     has_velocity = isinstance(optimizer, keras.optimizers.SGD) and bool(optimizer.momentum)
     if choice is True and not has_velocity:
         raise value_error(
-            "`momentum_correction=True` came to an optimizer whose state is free of the rate.",
+            "`momentum_correction=True` needs a velocity to correct, and the optimizer has none.",
             "Expected `keras.optimizers.SGD` with momentum.",
             'Leave it out, which means "auto".',
             optimizer=type(optimizer).__name__,

@@ -36,7 +36,7 @@ class RayReport(keras.callbacks.Callback):
             installed_ray_train().get_context()
         except RuntimeError as error:
             raise runtime_error(
-                "`RayReport` came to a `fit` that Ray Train has not started.",
+                "`RayReport` has nobody to report to: Ray Train has not started this `fit`.",
                 "Expected to be called in a function that Ray Train runs on its workers.",
                 "Start the training with `kmg.cluster.ray.train`, or leave the callback out.",
                 model=type(self.model).__name__,

@@ -147,7 +147,7 @@ class ReplicaDriftCheck(keras.callbacks.Callback):
         for pattern in self.ignore:
             if not fnmatch.filter(names, pattern):
                 raise value_error(
-                    "A pattern of `ignore` fits no variable.",
+                    "A pattern of `ignore` does not match any variable.",
                     f"Expected paths such as {names[0] if names else 'dense/kernel'!r}.",
                     "Correct the pattern, or leave it out.",
                     pattern=pattern,

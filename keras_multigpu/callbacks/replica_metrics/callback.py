@@ -105,7 +105,7 @@ class ReplicaMetrics(keras.callbacks.Callback):
         several = [one for one in self._run.callbacks if isinstance(one, ReplicaMetrics)]
         if len(several) > 1:
             raise value_error(
-                "A second `ReplicaMetrics` came to the same `fit`.",
+                "There is more than one `ReplicaMetrics` in this `fit`.",
                 "Expected one: both would write `replica_0/loss` and so on to the history.",
                 "Give all metrics to one `ReplicaMetrics` and leave the other out.",
                 callbacks=[type(one).__name__ for one in self._run.callbacks],

@@ -279,7 +279,7 @@ def require_signals(names: Any) -> None:
     )
     if unknown:
         raise value_error(
-            f"`signals` holds what is not a signal of this system: {unknown[0]!r}.",
+            f"`signals` names what is not a signal of this system: {unknown[0]!r}.",
             "Expected a list of names.",
             'Pass for example ["SIGTERM", "SIGUSR1"], or [] for none.',
             signals=names,

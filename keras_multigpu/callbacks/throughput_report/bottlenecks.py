@@ -25,9 +25,7 @@ UNSEEN = ". What happens inside your own `train_step` is not seen"
 def verdict_on(found: Throughput, model: keras.Model, data: Any) -> str:
     """What limits the speed and what to try, in one sentence."""
     if not found.steps:
-        return (
-            "Nothing to tell: every step of the epoch was compiled. Train for more steps or epochs."
-        )
+        return "Nothing was measured: every step of the epoch was compiled. Train for longer."
     shares = dict(found.shares)
     shares["straggler"] = found.straggler / found.wall if found.wall else 0.0
     inside = "step" if "step" in shares else "compute"

@@ -253,8 +253,8 @@ def test_bad_arguments_are_named(arguments, words):
 WRONG_SIZES = [
     ({1: 2}, "would shrink.*Received: global_batch_size=2, before=4"),
     ({1: 23}, "more examples than the data.*Received: global_batch_size=23, examples=22"),
-    (lambda epoch, logs: None, "returned no size.*Received: epoch=0, returned=None"),
-    (lambda epoch, logs: 4.0 + epoch, "returned no size.*Received: epoch=0, returned=4.0"),
+    (lambda epoch, logs: None, "did not return a batch size.*Received: epoch=0, returned=None"),
+    (lambda epoch, logs: 4.0 + epoch, "did not return a batch size.*returned=4.0"),
     (lambda epoch, logs: 4 - epoch, "would shrink.*Received: global_batch_size=3, before=4"),
     (lambda epoch, logs: 4 + 40 * epoch, "more examples than the data.*global_batch_size=44"),
 ]

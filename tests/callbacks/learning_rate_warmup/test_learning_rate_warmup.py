@@ -155,9 +155,9 @@ def test_the_step_is_traced_once():
         ({"epochs": 1, "steps": 5}, "not both.*Received: epochs=1, steps=5"),
         ({"steps": -3}, "`steps` is not a positive integer.*Received: steps=-3"),
         ({"steps": 1.5}, "`steps` is not a positive integer.*Received: steps=1.5"),
-        ({"initial_rate": -0.1}, "not a rate to begin with.*Received: initial_rate=-0.1"),
-        ({"initial_rate": float("nan")}, "not a rate to begin with.*initial_rate=nan"),
-        ({"initial_rate": 0.0, "curve": "exponential"}, "not a rate to begin.*curve='exponential'"),
+        ({"initial_rate": -0.1}, "cannot begin with.*Received: initial_rate=-0.1"),
+        ({"initial_rate": float("nan")}, "cannot begin with this `initial_rate`.*initial_rate=nan"),
+        ({"initial_rate": 0.0, "curve": "exponential"}, "cannot begin with.*curve='exponential'"),
         ({"curve": "square"}, "`curve` has an unknown value.*Received: curve='square'"),
         ({"momentum_correction": "yes"}, "`momentum_correction` has an unknown value"),
     ],
@@ -173,7 +173,7 @@ def test_what_does_not_fit_the_model_is_named():
     model = slope(2, keras.optimizers.SGD(0.8))
     with pytest.raises(ValueError, match="begin above the rate.*Received: initial_rate=0.9"):
         trained(model, LearningRateWarmup(initial_rate=0.9))
-    with pytest.raises(ValueError, match="free of the rate.*Received: optimizer='SGD'"):
+    with pytest.raises(ValueError, match="a velocity to correct.*Received: optimizer='SGD'"):
         trained(model, LearningRateWarmup(momentum_correction=True))
 
     def generator():

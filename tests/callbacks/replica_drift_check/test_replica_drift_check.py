@@ -399,5 +399,5 @@ def test_bad_arguments(arguments, text):
 
 def test_a_pattern_that_fits_nothing_is_an_error():
     """A slip of the pen must not look like a proof."""
-    with pytest.raises(ValueError, match="fits no variable.*first/kernel.*pattern=.nrom"):
+    with pytest.raises(ValueError, match="not match any variable.*first/kernel.*pattern=.nrom"):
         fit(again(2), ReplicaDriftCheck(every_steps=1, ignore=["nrom/*"]))

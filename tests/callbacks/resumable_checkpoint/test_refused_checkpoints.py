@@ -134,8 +134,8 @@ def test_a_state_that_cannot_be_saved_is_named(tmp_path):
         ({"every_epochs": 1.5}, "`every_epochs` is not a positive integer"),
         ({"keep": 0}, "`keep` is not a positive integer"),
         ({"every_minutes": -1}, "`every_minutes` is not a number in its range"),
-        ({"signals": "SIGTERM"}, "`signals` holds what is not a signal .*'SIGTERM'"),
-        ({"signals": ["SIGNOTHING"]}, "`signals` holds what is not a signal .*'SIGNOTHING'"),
+        ({"signals": "SIGTERM"}, "`signals` names what is not a signal .*'SIGTERM'"),
+        ({"signals": ["SIGNOTHING"]}, "`signals` names what is not a signal .*'SIGNOTHING'"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, phrase):
