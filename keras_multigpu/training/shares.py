@@ -69,6 +69,17 @@ class Shares(NamedTuple):
     spec: Batch | None
 
 
+Here = tuple[bool, ...]
+"""Of a batch's shares, which are in this process; nothing where all are."""
+
+
+def those_here(rows: Sequence[Any]) -> Here:
+    """Which of the shares, or their specs, are in this process."""
+    # Those that wait on the devices have lost their form, and are all here.
+    here = tuple(not isinstance(each, Rows) or each.is_here for each in rows)
+    return () if all(here) else here
+
+
 def present(structure: Any) -> list[Any]:
     return [leaf for leaf in keras.tree.flatten(structure) if leaf is not None]
 

@@ -158,8 +158,9 @@ class AdditiveMetrics:
     def __init__(self, model: keras.Model, spec: tuple[Any, Any, Any]) -> None:
         self._model = model
         self._spec = spec
+        self._has_metrics = compile_internals.has_metrics(model)
         self._at_once = bool(model_internals.overridden(model, "compute_metrics")) or (
-            compile_internals.has_metrics(model) and shared_by_all(spec)
+            self._has_metrics and shared_by_all(spec)
         )
 
     def build(self, y_pred: Any) -> None:
@@ -183,10 +184,9 @@ class AdditiveMetrics:
 
         Some predictions may be the same for all rows, which then have them in common.
         """
-        has_metrics = compile_internals.has_metrics(self._model)
-        if self._at_once or (in_common and has_metrics):
+        if self._at_once or (in_common and self._has_metrics):
             return [], Additive(True, [], [])
-        if not has_metrics:
+        if not self._has_metrics:
             return [], NO_METRICS
         self.build_for(rows.data, y_pred)
         answers = self._tried(rows, y_pred)

@@ -79,12 +79,7 @@ class Variables:
         of_layers = [variable for metric in owned for variable in metric.variables]
         self.others = [*model.non_trainable_variables, *of_layers, *untracked]
         self.global_seed = variable_internals.global_seed_state()
-        known = {id(state) for state in variable_internals.seed_states(model)}
-        self.seeds = [
-            index
-            for index, variable in enumerate(self.others)
-            if id(variable) in known or variable_internals.is_seed_state(variable)
-        ]
+        self.seeds = variable_internals.places_of_seeds(self.others)
 
     @property
     def all(self) -> list[keras.Variable]:

@@ -30,7 +30,7 @@ from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch,
 from keras_multigpu.training.replica_pass.pure_model import for_one_device, for_replica
 from keras_multigpu.training.replica_pass.rows_flow import RowsFlow, tell
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
-from keras_multigpu.training.shares import Batch, Rows, rows_count, wide
+from keras_multigpu.training.shares import Batch, Rows, rows_count, those_here, wide
 from keras_multigpu.training.steps.present_step import (
     PresentStep,
     left_alone,
@@ -121,7 +121,7 @@ class CustomStep:
             self._restore_unless(step, before)
             return result
 
-        if self._group.is_spread and all(rows.is_here for rows in shares):
+        if self._group.is_spread and not those_here(shares):
             require_same_batch(self._group, shares)
         before = self._group.read(self._others, self._group.replicas[0])
         with (

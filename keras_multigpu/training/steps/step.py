@@ -47,6 +47,7 @@ from keras_multigpu.training.shares import (
     share_spec,
     specs_of,
     tensors_of,
+    those_here,
 )
 from keras_multigpu.training.steps.probes import (
     Probe,
@@ -144,7 +145,7 @@ class Step:
 
     def _run(self, shares: Sequence[Rows]) -> list[Result]:
         """Run the replicas of this process; their results."""
-        if self._group.is_spread and all(rows.is_here for rows in shares):
+        if self._group.is_spread and not those_here(shares):
             require_same_batch(self._group, shares)
         own = [shares[replica.id] for replica in self._group.replicas]
         self._group.count_moved("copied", [rows.data for rows in own])
@@ -200,7 +201,7 @@ class Step:
 
     def _global_batch(self, shares: Sequence[Rows]) -> Batch:
         """The global batch, of which processes that have read their own rows get the others'."""
-        if all(rows.is_here for rows in shares):
+        if not those_here(shares):
             return gathered(shares, self._spec)
         own = [self._exchanged(shares[replica.id]) for replica in self._group.replicas]
         batch: Batch = filled(own[0], self._group.joined([present(each) for each in own]))

@@ -23,6 +23,7 @@ from keras_multigpu.training.servers.step import ServedTrainStep
 from keras_multigpu.training.servers.tpus import TPUs, TPUTrainStep
 from keras_multigpu.training.shares import (
     Batch,
+    Here,
     Rows,
     Shares,
     filled,
@@ -30,6 +31,7 @@ from keras_multigpu.training.shares import (
     present,
     share_spec,
     tensors_of,
+    those_here,
 )
 from keras_multigpu.training.steps.custom_step import CustomPrediction, CustomStep
 from keras_multigpu.training.steps.evaluation_step import EvaluationPass, EvaluationStep
@@ -215,17 +217,6 @@ def refuse_pieces(pieces: int) -> None:
             "Leave out `micro_batches`, or return per-example values from the loss.",
             micro_batches=pieces,
         )
-
-
-Here = tuple[bool, ...]
-"""Of a batch's shares, which are in this process; nothing where all are."""
-
-
-def those_here(rows: Sequence[Any]) -> Here:
-    """Which of the shares, or their specs, are in this process."""
-    # Those that wait on the devices have lost their form, and are all here.
-    here = tuple(not isinstance(each, Rows) or each.is_here for each in rows)
-    return () if all(here) else here
 
 
 class StepFunctions:

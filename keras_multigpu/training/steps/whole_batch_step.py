@@ -43,6 +43,7 @@ from keras_multigpu.training.shares import (
     present,
     rows_count,
     symbolic,
+    those_here,
 )
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.step import Known, Result, UpdatingStep, computed_loss
@@ -115,7 +116,7 @@ class WholeBatchTrainStep(UpdatingStep):
 
     def _batch_on_replica(self, rows: Rows, shares: Sequence[Rows]) -> Batch:
         """The global batch, as `_global_batch`, where all replicas meet."""
-        if all(each.is_here for each in shares):
+        if not those_here(shares):
             return gathered(shares, self._spec)
         own = self._exchanged(rows)
         batch: Batch = filled(own, self._group.gather(present(own)))
