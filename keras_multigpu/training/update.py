@@ -10,14 +10,16 @@ callbacks can scale or replace one, the optimizer gets an `AdjustedSchedule` for
 `fit`, which asks the user's and adjusts the answer by variables.
 """
 
-from collections.abc import Sequence
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import optimizer_internals
-from keras_multigpu.training.variables.placement import place_variables, with_inner
+from keras_multigpu.training.variables.placement import MadeOutside, place_variables, with_inner
 
 
 def loss_scale(
@@ -63,14 +65,44 @@ def plain_update(  # type: ignore[no-untyped-def]
     optimizer, variables, values, trainable, gradients, method="apply"
 ):
     """New values of all variables after a method of the optimizer."""
-    parts = [part for part in with_inner(optimizer) if part.built]
+    parts = with_inner(optimizer)
+    built = [part for part in parts if part.built]
     with optimizer_internals.ValuesScope(list(zip(variables, values, strict=True))) as scope:
-        with optimizer_internals.functional(parts):
+        with optimizer_internals.functional(built), built_outside(parts):
             if method == "apply" or not trainable:
                 optimizer.apply(gradients, trainable)
             else:
                 optimizer.apply_gradients(zip(gradients, trainable, strict=True))
     return [scope.get_current_value(variable) for variable in variables]
+
+
+class NeedsOptimizer(MadeOutside):
+    """An optimizer inside of another is built when it is first given weights."""
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer, trainable: Sequence[Any]) -> None:
+        super().__init__(optimizer.name)
+        self._optimizer, self._trainable = optimizer, list(trainable)
+
+    def build(self) -> None:
+        with optimizer_internals.variables_anywhere():
+            self._optimizer.build(self._trainable)
+
+
+@contextlib.contextmanager
+def built_outside(optimizers: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
+    """Let those that are not built ask for it where Keras would build them."""
+
+    def raise_needed(optimizer: Any, trainable: Sequence[Any]) -> None:
+        raise NeedsOptimizer(optimizer, trainable)
+
+    waiting = [optimizer for optimizer in optimizers if not optimizer.built]
+    for optimizer in waiting:
+        vars(optimizer)["build"] = functools.partial(raise_needed, optimizer)
+    try:
+        yield
+    finally:
+        for optimizer in waiting:
+            del vars(optimizer)["build"]
 
 
 def loss_scaled_update(optimizer, variables, values, trainable, gradients):  # type: ignore[no-untyped-def]

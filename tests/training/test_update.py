@@ -319,6 +319,18 @@ class Lookahead(keras.optimizers.Optimizer):
             slow.assign(weight)
 
 
+class Around(keras.optimizers.Optimizer):
+    """Doubles gradients for another optimizer, which is built when it gets them."""
+
+    def __init__(self):
+        super().__init__(learning_rate=0.1)
+        self.inner = keras.optimizers.Adam(0.1)
+
+    def apply(self, grads, trainable_variables=None):
+        self.inner.apply([2 * g for g in grads], trainable_variables)
+        self.iterations.assign_add(1)
+
+
 class OwnStep(keras.Model):
     """Calls Keras's step."""
 
@@ -327,7 +339,7 @@ class OwnStep(keras.Model):
 
 
 @pytest.mark.parametrize("cls", [keras.Model, OwnStep])
-@pytest.mark.parametrize("make", [Halving, Lookahead])
+@pytest.mark.parametrize("make", [Halving, Lookahead, Around])
 @pytest.mark.slow
 def test_what_a_user_has_made_of_optimizers(make, cls):
     """Another `apply_gradients`, and one optimizer around others, update as on one device."""
