@@ -8,16 +8,17 @@ import tensorflow as tf
 
 from keras_multigpu.augmentation.arguments import require_bool
 from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape, image_shape
-from keras_multigpu.augmentation.keras_layer import KerasLayer, as_float, boxes_as_xyxy, with_a_row
+from keras_multigpu.augmentation.keras_layer import KerasLayer, boxes_as_xyxy, with_a_row
 from keras_multigpu.augmentation.wrapping.wrapped_layer import (
     TRIAL,
     WrappedLayer,
+    as_float,
+    opened,
     replaced,
     require_foreign,
     require_no_mixing,
     traced,
     trial_error,
-    with_one_mask,
 )
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import model_internals
@@ -149,26 +150,22 @@ class KerasCVLayer(WrappedLayer):
         return outputs
 
     def _opened(self, example: Example) -> tuple[Any, Callable[[Any], Example]]:
-        data, keep = {"images": example["images"]}, lambda outputs: outputs
-        masks_back, boxes = keep, example.get("bounding_boxes")
-        if self.moves_pixels and "segmentation_masks" in example:
-            data["segmentation_masks"], masks_back = with_one_mask(example)
-        if self.moves_pixels and boxes is not None:
-            rows, count = tf.unstack(tf.shape(boxes["boxes"])[:2])
-            places = tf.tile(tf.range(tf.cast(count, tf.float32))[None], [rows, 1])
-            places = tf.ensure_shape(places, boxes["boxes"].shape[:2])
-            data["bounding_boxes"] = {"boxes": boxes["boxes"], "classes": places}
+        followed = example if self.moves_pixels else {"images": example["images"]}
+        data, back = opened(followed, with_places, without_lost)
 
-        def back(outputs: Any) -> Example:
+        def in_shape(outputs: Any) -> Example:
+            changed = back(outputs)
             shape = [None, *self.changed_shape(example["images"].shape[1:])]
-            changed = {**example, "images": tf.ensure_shape(as_float(outputs["images"]), shape)}
-            if "segmentation_masks" in data:
-                changed["segmentation_masks"] = masks_back(as_float(outputs["segmentation_masks"]))
-            if "bounding_boxes" in data:
-                changed["bounding_boxes"] = without_lost(boxes, outputs["bounding_boxes"])
-            return changed
+            return {**example, **changed, "images": tf.ensure_shape(changed["images"], shape)}
 
-        return data, back
+        return data, in_shape
+
+
+def with_places(boxes: Any) -> Any:
+    """Boxes whose classes are their places, by which those that are left can be told."""
+    rows, count = tf.unstack(tf.shape(boxes["boxes"])[:2])
+    places = tf.tile(tf.range(tf.cast(count, tf.float32))[None], [rows, 1])
+    return {"boxes": boxes["boxes"], "classes": tf.ensure_shape(places, boxes["boxes"].shape[:2])}
 
 
 def as_keras_cv(data: Any) -> Any:

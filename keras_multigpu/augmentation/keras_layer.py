@@ -10,12 +10,14 @@ import tensorflow as tf
 from keras_multigpu.augmentation.arguments import require_bool
 from keras_multigpu.augmentation.examples.forms import Drawn, Example, Shape
 from keras_multigpu.augmentation.wrapping.wrapped_layer import (
+    MOVED,
     WrappedLayer,
+    as_float,
+    opened,
     replaced,
     require_foreign,
     require_no_mixing,
     trial_error,
-    with_one_mask,
 )
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import model_internals, variable_internals
@@ -139,29 +141,18 @@ class KerasLayer(WrappedLayer):
             return cut(call_of(self.wrapped, training)(padded))
 
     def _opened(self, example: Example) -> tuple[Any, Callable[[Any], Example]]:
-        if self.images_suffice or not {"bounding_boxes", "segmentation_masks"} & example.keys():
+        if self.images_suffice or not set(MOVED) & example.keys():
             return example["images"], lambda images: {**example, "images": as_float(images)}
-        data = {"images": example["images"]}
-        mask_back: Callable[[Any], Any] = lambda masks: masks  # noqa: E731
-        if "segmentation_masks" in example:
-            data["segmentation_masks"], mask_back = with_one_mask(example)
-        if "bounding_boxes" in example:
-            boxes = example["bounding_boxes"]
-            labels = tf.cast(boxes["labels"], tf.float32)
-            data["bounding_boxes"] = {"boxes": boxes["boxes"], "labels": labels}
+        return opened(example, with_float_labels, with_own_labels)
 
-        def back(outputs: Any) -> Example:
-            changed = {**example, "images": as_float(outputs["images"])}
-            if "segmentation_masks" in example:
-                changed["segmentation_masks"] = mask_back(outputs["segmentation_masks"])
-            if "bounding_boxes" in example:
-                moved = outputs["bounding_boxes"]
-                labels = tf.cast(moved["labels"], boxes["labels"].dtype)
-                moved = {"boxes": as_float(moved["boxes"]), "labels": labels}
-                changed["bounding_boxes"] = {**boxes, **moved}
-            return changed
 
-        return data, back
+def with_float_labels(boxes: Any) -> Any:
+    return {"boxes": boxes["boxes"], "labels": tf.cast(boxes["labels"], tf.float32)}
+
+
+def with_own_labels(boxes: Any, moved: Any) -> Any:
+    labels = tf.cast(moved["labels"], boxes["labels"].dtype)
+    return {**boxes, "boxes": as_float(moved["boxes"]), "labels": labels}
 
 
 @contextlib.contextmanager
@@ -197,8 +188,3 @@ def with_a_row(data: Any) -> tuple[Any, Callable[[Any], Any]]:
         keras.tree.map_structure(padded, data),
         lambda outputs: keras.tree.map_structure(lambda leaf: leaf[:rows], outputs),
     )
-
-
-def as_float(tensor: Any) -> tf.Tensor:
-    """A tensor in the type that all arithmetic of this package is in."""
-    return tf.cast(tensor, tf.float32)

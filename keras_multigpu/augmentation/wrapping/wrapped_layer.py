@@ -91,6 +91,28 @@ def require_foreign(layer: Any, origin: str) -> None:
     )
 
 
+def opened(
+    example: Example, boxes_in: Callable[[Any], Any], boxes_back: Callable[[Any, Any], Any]
+) -> tuple[Any, Callable[[Any], Example]]:
+    """Images and what follows them, boxes as a foreign layer takes them; and the way back."""
+    data = {"images": example["images"]}
+    if "segmentation_masks" in example:
+        data["segmentation_masks"], masks_back = with_one_mask(example)
+    if "bounding_boxes" in example:
+        data["bounding_boxes"] = boxes_in(example["bounding_boxes"])
+
+    def back(outputs: Any) -> Example:
+        changed = {**example, "images": as_float(outputs["images"])}
+        if "segmentation_masks" in data:
+            changed["segmentation_masks"] = masks_back(as_float(outputs["segmentation_masks"]))
+        if "bounding_boxes" in data:
+            boxes = example["bounding_boxes"]
+            changed["bounding_boxes"] = boxes_back(boxes, outputs["bounding_boxes"])
+        return changed
+
+    return data, back
+
+
 def with_one_mask(example: Example) -> tuple[Any, Callable[[Any], Any]]:
     """All masks of the examples as the channels of one, and the way back."""
     masks = keras.tree.flatten(example["segmentation_masks"])
@@ -102,6 +124,11 @@ def with_one_mask(example: Example) -> tuple[Any, Callable[[Any], Any]]:
         return keras.tree.pack_sequence_as(example["segmentation_masks"], typed)
 
     return joined, back
+
+
+def as_float(tensor: Any) -> tf.Tensor:
+    """A tensor in the type that all arithmetic of this package is in."""
+    return tf.cast(tensor, tf.float32)
 
 
 def replaced(shape: Shape, after: Any) -> Shape:

@@ -107,7 +107,8 @@ class NaNGuard(keras.callbacks.Callback):
         self.skipped_steps = 0
         self.rollbacks = 0
         self._probe: FiniteProbe | None = None
-        self._inside = False
+        # The same, while it watches the steps of a `fit`.
+        self._watching: FiniteProbe | None = None
         self._good: GoodState | None = None
         self._rate: Rate | None = None
         self._at_epoch_begin = {"skipped": 0, "took": 0}
@@ -126,15 +127,16 @@ class NaNGuard(keras.callbacks.Callback):
         if run is not None and self._rate is not None:
             # Also where `fit` fails.
             run.after_end(self._rate.restore)
-        self._inside = run is not None and not run.has_own_train_step
         if self.action == "skip":
             run = run_to_see(self, UNSEEN, "Pass `action='rollback'`")
             require_before_readers(self, run.callbacks, ["skipped_steps"])
-        if run is None or not self._inside:
+        self._watching = None
+        if run is None or run.has_own_train_step:
             return
         # The same one for the same model: its steps are compiled with the probe's variables.
         if self._probe is None or self._probe.model is not self.model:
             self._probe = FiniteProbe(self.model, goes_on=self.action == "skip")
+        self._watching = self._probe
         run.watch(self._probe)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -142,9 +144,9 @@ class NaNGuard(keras.callbacks.Callback):
         run = getattr(self.model, "training_run", None)
         self._epoch, self._step = epoch, 0 if run is None else run.step
         resumed = self._step > 0
-        if self._probe is not None and self._inside:
-            self._probe.set({ACTIVE: 1})
-            counters = self._probe.read()
+        if self._watching is not None:
+            self._watching.set({ACTIVE: 1})
+            counters = self._watching.read()
             if not resumed:
                 skipped, took = int(counters[SKIPPED]), int(counters[TOOK])
                 self._at_epoch_begin = {"skipped": skipped, "took": took}
@@ -167,9 +169,9 @@ class NaNGuard(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         logs = logs if logs is not None else {}
         self._check(logs)
-        if not self._inside or self._probe is None:
+        if self._watching is None:
             return
-        counters = self._probe.read()
+        counters = self._watching.read()
         if self.action == "skip":
             logs["skipped_steps"] = int(counters[SKIPPED]) - self._at_epoch_begin["skipped"]
         if counters[TOOK] == self._at_epoch_begin["took"]:
@@ -181,8 +183,8 @@ class NaNGuard(keras.callbacks.Callback):
         self._good = None
         if self._rate is not None:
             self._rate.restore()
-        if self._probe is not None and self._inside:
-            self._probe.set({ACTIVE: 0})
+        if self._watching is not None:
+            self._watching.set({ACTIVE: 0})
 
     # What was found, and what follows.
 
@@ -190,39 +192,36 @@ class NaNGuard(keras.callbacks.Callback):
         if not self._unchecked:
             return
         self._unchecked = 0
-        if self._inside:
-            finding = self._found_inside()
-        else:
+        if self._watching is None:
             finding = finding_between_steps(self.model, logs, self._epoch, self._step - 1)
+        else:
+            finding = self._found_by(self._watching)
         if finding is not None:
             self.findings.append(finding)
             getattr(self, f"_{self.action}")(finding)
-        if self._inside and self.action == "skip":
-            assert self._probe is not None
-            longest = int(self._probe.read()[LONGEST])
+        if self._watching is not None and self.action == "skip":
+            longest = int(self._watching.read()[LONGEST])
             if longest >= self.patience:
                 why = f"{longest} steps in a row were skipped."
                 give_up(self.findings[-1], why, patience=self.patience)
 
-    def _found_inside(self) -> Finding | None:
-        assert self._probe is not None
-        counters = self._probe.read()
+    def _found_by(self, probe: FiniteProbe) -> Finding | None:
+        counters = probe.read()
         self.skipped_steps = int(counters[SKIPPED])
         if counters[FOUND_AT] == NOTHING_FOUND:
             return None
         # The probe's steps are counted from `fit`'s first one, and not from the epoch's.
         step = self._step - int(counters[STEPS] - counters[FOUND_AT])
-        facts = Facts(self._probe.table(), self._probe.columns)
-        run = self.model.training_run
-        finding = finding_of(facts, self._epoch, step, run, self.model)
-        self._probe.set({FOUND_AT: NOTHING_FOUND})
+        facts = Facts(probe.table(), probe.columns)
+        finding = finding_of(facts, self._epoch, step, self.model.training_run, self.model)
+        probe.set({FOUND_AT: NOTHING_FOUND})
         return finding
 
     def _stop(self, finding: Finding) -> None:
         self.model.stop_training = True
         kept = (
             "Training stops; the weights are those before that step."
-            if self._inside
+            if self._watching is not None
             else "Training stops, too late for the weights; `action='rollback'` keeps good ones."
         )
         if writes_here():
@@ -268,8 +267,8 @@ class NaNGuard(keras.callbacks.Callback):
             "good": None if self._good is None else self._good._asdict(),
             "rate": None if self._rate is None else self._rate.state,
         }
-        if self._inside and self._probe is not None:
-            state["probe"] = self._probe.state
+        if self._watching is not None:
+            state["probe"] = self._watching.state
         return state
 
     @state.setter
@@ -280,9 +279,9 @@ class NaNGuard(keras.callbacks.Callback):
         self._good = None if state["good"] is None else GoodState(**state["good"])
         if self._rate is not None:
             self._rate.state = state["rate"]
-        if self._inside and self._probe is not None and "probe" in state:
-            self._probe.state = state["probe"]
-            self.skipped_steps = int(self._probe.read()[SKIPPED])
+        if self._watching is not None and "probe" in state:
+            self._watching.state = state["probe"]
+            self.skipped_steps = int(self._watching.read()[SKIPPED])
 
 
 def give_up(finding: Finding, why: str, **received: Any) -> NoReturn:
