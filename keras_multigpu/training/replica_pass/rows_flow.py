@@ -41,7 +41,8 @@ RELATES = (
 ADVICE = (
     "Take `keras.layers.BatchNormalization` for statistics of the batch. Write "
     "what compares examples as a loss for `compile` or in `compute_loss`: these are given the "
-    "whole batch. Give `add_loss` a mean over the examples. Or train on one device: "
+    "whole batch. Give `add_loss` a mean over the examples, `TextVectorization` an "
+    "`output_sequence_length`, or mask its padding. Or train on one device: "
     "`kmg.strategy('one_device')`."
 )
 
@@ -250,10 +251,11 @@ def called(model: keras.Model, rows: Any, training: bool, scope: CatchingScope) 
 
 def tell(model: keras.Model, flow: RowsFlow, advice: str) -> None:
     """Say once for each model what relates its rows."""
-    if not flow.found or model in _told:
+    found = [] if model in _told else [*flow.found, *padded_texts(model)]
+    if not found:
         return
     _told.add(model)
-    kind, where = flow.found[0]
+    kind, where = found[0]
     logger.warning(RELATES, f"`{model.name}`", where, kind, advice)
 
 
@@ -436,3 +438,19 @@ RULES: dict[str, Callable[[Operation], Trait | None]] = {
     **dict.fromkeys(("SegmentSum", "UnsortedSegmentSum", "SegmentMean", "Unique"), pooled),
     **dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), normalized),
 }
+
+
+def padded_texts(model: keras.Model) -> list[Finding]:
+    """Layers that pad texts to the longest of a batch, where no mask makes that no difference."""
+    layers = model_internals.layers_of(model)
+    if any(isinstance(x, keras.layers.Masking) or getattr(x, "mask_zero", False) for x in layers):
+        return []
+    texts = [layer for layer in layers if isinstance(layer, keras.layers.TextVectorization)]
+    configs = [(layer.name, layer.get_config()) for layer in texts]
+    return [
+        Finding("padding to the longest text", f"`{name}`")
+        for name, config in configs
+        if config["output_mode"] == "int"
+        and not config["ragged"]
+        and config["output_sequence_length"] is None
+    ]

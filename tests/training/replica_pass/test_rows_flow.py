@@ -273,3 +273,24 @@ def test_what_a_layer_adds_may_be_a_mean(adds, told, caplog):
     x = np.ones((5, 4), "float32")
     model.test_on_batch(x, x)
     assert told == any("relates examples" in record.message for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("length", "mask_zero", "told"), [(None, False, True), (None, True, False), (3, False, False)]
+)
+@pytest.mark.slow
+def test_texts_that_are_padded_to_the_longest_are_told(length, mask_zero, told, caplog):
+    """A share has another longest text; a mask leaves the padding out."""
+    words = layers.TextVectorization(vocabulary=["a", "b"], output_sequence_length=length)
+    model = keras.Sequential(
+        [
+            keras.Input((1,), dtype="string"),
+            words,
+            layers.Embedding(4, 2, mask_zero=mask_zero),
+            layers.GlobalAveragePooling1D(),
+        ]
+    )
+    texts = tf.constant([["a b a"], ["b"], ["a"]])
+    found = kmg.distribute(model, devices=2).predict(texts, verbose=0)
+    assert told == ("padding to the longest text" in caplog.text)
+    assert told == (not np.allclose(found, model(texts), atol=1e-6))
