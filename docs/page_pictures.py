@@ -20,7 +20,10 @@ from mkdocs.structure.files import File, Files
 DOCS = Path(__file__).parent
 
 EXAMPLES = 6000
-"""Enough that a buffer of 1,024 is small against them."""
+"""Enough that `BUFFER` is small against them."""
+
+BUFFER = 8 * 32
+"""Of `image_dataset_from_directory`: 8 batches (Keras 3.15), which have 32 files by default."""
 
 OURS, STOCK, PARTLY, NONE = "#2a7f62", "#c8553d", "#e9c46a", "#d9dee3"
 
@@ -65,7 +68,7 @@ def pictures() -> dict[str, bytes]:
 
 
 def order() -> Any:
-    """Where each example stands in two epochs: a buffer of 1,024 files, and our order."""
+    """Where each example stands in two epochs: Keras's buffer, and our order."""
     import numpy as np
 
     from keras_multigpu import pictures
@@ -73,7 +76,7 @@ def order() -> Any:
     figure = pictures.new_figure((8.4, 4.2))
     left, right = figure.subplots(1, 2, sharey=True)
     for axes, name, color, epochs in (
-        (left, "a buffer of 1,024 examples", STOCK, buffered_orders()),
+        (left, f"a buffer of {BUFFER} examples", STOCK, buffered_orders()),
         (right, "keras_multigpu", OURS, our_orders()),
     ):
         first, second = (np.argsort(numbers) for numbers in epochs)
@@ -91,7 +94,7 @@ def buffered_orders() -> list[list[int]]:
     """Two epochs as `image_dataset_from_directory` makes them: a fixed order through a buffer."""
     import tensorflow as tf
 
-    dataset = tf.data.Dataset.range(EXAMPLES).shuffle(1024, seed=1)
+    dataset = tf.data.Dataset.range(EXAMPLES).shuffle(BUFFER, seed=1)
     return [list(dataset.as_numpy_iterator()) for _ in range(2)]
 
 
