@@ -30,6 +30,7 @@ from keras_multigpu.keras_internals import cluster_internals
 KEY = "keras_multigpu/lifelines"
 """Under which TensorFlow's coordination service keeps where the chief listens, and a password."""
 
+# Nothing to fail for; a line that breaks without it is that of a dead worker.
 GOODBYE = ""
 
 logger = logging.getLogger("keras_multigpu")

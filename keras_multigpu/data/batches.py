@@ -269,12 +269,14 @@ class Batches:
         """
         here, plan = self._use.here, self._plan()
         assert here is not None and self._use.replicas is not None
-        augment = self._settings["augment"]
-        several = augment if isinstance(augment, list | tuple) else [augment]
-        in_pairs = any(hasattr(one, "augment_batch") for one in several)
+        # `MixUp` and `CutMix` mix neighbours, so these come to one process together; a `Sequence`
+        # may hold such a layer.
+        steps = augmenting.in_a_row(self._settings["augment"])
+        in_pairs = any(hasattr(one, "augment_batch") for one in steps)
         part = Part(here.start, here.stop, self._use.replicas, never_none=True, in_pairs=in_pairs)
         cuts = tf.data.Dataset.from_tensor_slices(plan.cuts(start, part))
         if endless:
+            # The first epoch may begin in its middle; those behind it are all cut alike.
             further = tf.data.Dataset.from_tensor_slices(plan.cuts(0, part))
             cuts = cuts.concatenate(further.repeat())
         return tf.data.Dataset.zip(self._dataset(Place(number, start), endless, part), cuts)
@@ -301,6 +303,7 @@ class Batches:
         self._source.prepare()
         x, y, weight = self._source.spec
         by_class = self._use.training and settings["balance"] == "class_weight"
+        # Class weights travel as sample weights, also where the source has none.
         if self.marks_missing or (by_class and weight is None):
             weight = tf.TensorSpec((), tf.float32)
         skip = settings["on_error"] == "skip"
@@ -324,6 +327,7 @@ class Batches:
 
     def _plan(self) -> Plan:
         assert self._source.num_examples is not None
+        # In evaluation an example that comes twice would count twice in the metrics.
         oversample = self._use.training and self._settings["balance"] == "oversample"
         order = Order(
             self._source.num_examples,

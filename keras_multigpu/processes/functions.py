@@ -117,6 +117,7 @@ def answered(answer: Callable[[dict[str, Any]], Any]) -> None:
     """What another process runs: it reads the request in one file, and writes the answer."""
     question, reply = map(Path, sys.argv[1:])
     parts = pickle.loads(question.read_bytes())
+    # Before the answer, which reads functions of modules that the first process found there.
     sys.path[:] = parts["path"]
     reply.write_bytes(pickle.dumps(answer(parts)))
 

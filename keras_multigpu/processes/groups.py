@@ -56,6 +56,7 @@ class Group:
 
     def _has_ended(self) -> bool:
         if hasattr(os, "waitid"):
+            # `WNOWAIT` only looks: the number stays taken until the rest of the group is killed.
             look = os.WEXITED | os.WNOHANG | os.WNOWAIT
             return os.waitid(os.P_PID, self.pid, look) is not None
         # macOS before Python 3.13: `ps` shows an ended process as "Z".

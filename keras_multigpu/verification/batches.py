@@ -21,6 +21,7 @@ def first_batches(data: Any, steps: int) -> list[Batch]:
     else:
         feed = Feed(Cutter(1), data)
     batches: list[Batch] = []
+    # Epoch after epoch, as `fit` would; only where one gives nothing the data has run out.
     while len(batches) < steps:
         known = len(batches)
         for _, group in feed.epoch(1):

@@ -30,6 +30,7 @@ def devices_are_ready(count: int) -> bool:
 def run(
     build_model: Callable[[], keras.Model], data: Any, replicas: Sequence[int], steps: int
 ) -> Verification:
+    # All on one kind: a CPU against GPUs would show their rounding, and not that of sharing.
     kind = "GPU" if device_count("GPU") >= max(replicas) else "CPU"
     strategies = {
         count: obtained("mirrored", devices=[f"{kind}:{index}" for index in range(count)])

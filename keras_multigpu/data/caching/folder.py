@@ -159,6 +159,7 @@ class FolderCache:
                 _log.warning("The cache %s is not whole and is made anew: %s", folder, wrong)
             if wrong is not None:
                 self._create(folder)
+        # Asked again: while this process waited for the lock another may have read them all.
         missing = self._missing(rows)
         if not missing.size:
             return
@@ -244,6 +245,8 @@ class FolderCache:
 
 
 def key(source: Source) -> str:
+    # Exactly: of a file that was replaced since, or lies elsewhere under its name, the cache must
+    # not show what the other one held.
     leaves = [f"{leaf.dtype.name}{leaf.shape}" for leaf in present(source.spec)]
     text = json.dumps([VERSION, source.num_examples, leaves, source.identity(exact=True)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]

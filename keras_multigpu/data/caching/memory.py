@@ -23,6 +23,8 @@ class MemoryCache:
     def __init__(self, source: Source) -> None:
         self._leaves = present(source.spec)
         self._slots = np.full(source.num_examples, -1, np.int64)
+        # One for each time that examples were asked for: to join them would take twice the memory
+        # for a moment.
         self._blocks: list[list[np.ndarray]] = []
         self._starts: list[int] = []
         self._length = 0

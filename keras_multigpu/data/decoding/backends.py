@@ -69,6 +69,7 @@ class TensorFlowBackend:
 
     def read(self, data: bytes, header: Header, box: Box | None = None) -> np.ndarray:
         try:
+            # Where TensorFlow sees a GPU it would put the pixels there, and bring them back.
             with tf.device("CPU:0"):
                 decoded = self._decoded(data, header, box)
         except tf.errors.InvalidArgumentError as error:
@@ -112,6 +113,8 @@ class TensorFlowBackend:
             )
         if resized.dtype == np.uint8:
             return resized
+        # Bicubic and Lanczos kernels go beyond black and white at an edge: -19 and 274, for
+        # example.
         return np.clip(np.rint(resized), 0, 255).astype(np.uint8)
 
 

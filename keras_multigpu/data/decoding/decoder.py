@@ -92,6 +92,7 @@ class ImageDecoder:
     def decode(self, data: bytes, seed: np.ndarray) -> np.ndarray:
         header = read_header(data, self.max_pixels)
         height, width, _ = self.shape
+        # TensorFlow reads a part of no other kind alone, so these are cut when they are whole.
         if self.draws and header.kind == "JPEG":
             box = random_box(header.height, header.width, seed)
             return self._backend.resize(self._backend.read_part(data, header, box), height, width)
@@ -156,7 +157,8 @@ def cause_of(error: OSError) -> str:
 
 
 def random_box(height: int, width: int, seed: np.ndarray) -> Box:
-    # Python's own generator starts ten times as fast as NumPy's.
+    # Python's own generator starts two to three times as fast as NumPy's: 4 to 7 us against 13 to
+    # 16.
     draw = random.Random(int(seed[0]) << 32 | int(seed[1])).random
     for _ in range(TRIES):
         area = height * width * (AREAS[0] + (AREAS[1] - AREAS[0]) * draw())

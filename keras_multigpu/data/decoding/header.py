@@ -20,6 +20,7 @@ MOST_PIXELS = 2**29 // 3
 
 KINDS = "JPEG, PNG, GIF, BMP or WebP"
 
+# The last chunk: no content, its name, and the checksum of that.
 PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
 JPEG_END = b"\xff\xd9"
 PROGRESSIVE = 0xC2

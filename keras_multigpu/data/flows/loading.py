@@ -66,6 +66,7 @@ def decoded_jpeg(data: bytes, color_mode: str) -> np.ndarray | None:
     if not data.startswith(_JPEG):
         return None
     header = read_header(data)
+    # Of four, CMYK, OpenCV makes other colours than Pillow: two levels off in a random picture.
     if header.components not in (1, 3):
         return None
     single = header.components == 1 and color_mode == "grayscale"

@@ -90,6 +90,7 @@ def change_brightness(image: np.ndarray, factor: float) -> None:
 
 def brightened(levels: np.ndarray, factor: float) -> np.ndarray:
     """An 8-bit image, each of whose values is multiplied, cut to the range and to an integer."""
+    # Of 256 values and not of each pixel: there are no others.
     table = np.arange(256, dtype=np.float32) * np.float32(factor)
     table = np.trunc(table.clip(0, 255)).astype(np.float32)
     result = table[levels]

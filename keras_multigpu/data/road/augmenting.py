@@ -37,8 +37,7 @@ def augmentation(augment: Any, training: bool) -> Augment | None:
     """
     if augment is None:
         return None
-    several = augment if isinstance(augment, list | tuple) else [augment]
-    steps = [batch_step(one, training) for layer in several for one in in_a_row(layer)]
+    steps = [batch_step(one, training) for one in in_a_row(augment)]
     makes_seeds = getattr(augment, "makes_seeds", False)
 
     def apply(x: Any, y: Any, weight: Any, seeds: tf.Tensor) -> Batch:
@@ -52,11 +51,13 @@ def augmentation(augment: Any, training: bool) -> Augment | None:
     return apply
 
 
-def in_a_row(layer: Any) -> list[Any]:
-    """A layer or function; of layers that Keras has put in a row each, as in a `Sequence`."""
-    if isinstance(layer, keras.layers.Pipeline | keras.Sequential):
-        return [one for part in layer.layers for one in in_a_row(part)]
-    return [layer]
+def in_a_row(augment: Any) -> list[Any]:
+    """The layers and functions, also of those that Keras has put in a row, as in a `Sequence`."""
+    if isinstance(augment, keras.layers.Pipeline | keras.Sequential):
+        augment = augment.layers
+    if isinstance(augment, list | tuple):
+        return [one for part in augment for one in in_a_row(part)]
+    return [augment]
 
 
 def batch_step(augment: Any, training: bool) -> Augment:
@@ -106,6 +107,7 @@ def layer_step(layer: keras.Layer, training: bool) -> Step:
         build(layer, x)
         return call(x)
 
+    # One by one is slower: 8 ms for 32 images of 224x224 where a layer doubles them, instead of 2.
     if not variable_internals.seed_states(layer) or not training:
         return whole
 

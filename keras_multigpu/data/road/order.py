@@ -102,6 +102,8 @@ def shuffled(positions: np.ndarray, length: int | np.ndarray, key: np.ndarray) -
 
 def permuted(numbers: np.ndarray, lengths: np.ndarray, key: np.ndarray) -> np.ndarray:
     """Numbers below `a * b` as others of them, one to one; `a * b` is `lengths` or little more."""
+    # Little more: by less than `a`, about the root. Of a million numbers fewer than one in a
+    # thousand fall behind the end and go through again.
     a = np.sqrt(np.maximum(lengths - 1, 0)).astype(np.int64) + 1
     b = -(-lengths // a)
     left, right = np.divmod(numbers, b)

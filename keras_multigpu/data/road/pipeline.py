@@ -40,6 +40,8 @@ def batches_of(
             x, y, weight = augment(x, y, weight, tensors[-1])
         return as_element(x, y, weight)
 
+    # Without an end it counts on through all epochs: from its number the plan knows where a batch
+    # stands, and `repeat` would begin anew with zero.
     dataset = tf.data.Dataset.range(np.iinfo(np.int64).max if steps is None else steps)
     # Our own number and not AUTOTUNE: the end of an iterator waits for its thread, up to seconds.
     dataset = dataset.map(load, num_parallel_calls=BATCHES_AT_ONCE, deterministic=True)

@@ -40,6 +40,7 @@ class Part(NamedTuple):
         if low == high and self.never_none:
             low, high = 0, 1
         if self.in_pairs and high > low:
+            # An odd number ends with a group of three, of which no row can be without the others.
             if high == size and size % 2:
                 low = min(low, max(size - 3, 0))
             low, high = low - low % 2, min(high + high % 2, size)
@@ -79,6 +80,7 @@ class Plan(NamedTuple):
         """For each batch of an epoch its size, and how many rows stand before a part of it."""
         starts = start + self.global_batch_size * np.arange(self.steps(start), dtype=np.int64)
         sizes = np.minimum(self.global_batch_size, self.order.length - starts)
+        # All but the last batch have one size: the bounds of a million are computed twice.
         before = {size: part.rows(size)[0] for size in map(int, np.unique(sizes))}
         return np.stack([sizes, np.array([before[int(n)] for n in sizes], np.int64)], axis=1)
 

@@ -138,6 +138,7 @@ class GeneratorStream(PythonBatches):
         self._factory = factory
         self._steps = steps
         name = "the generator"
+        # To know its shapes; each epoch has an iterator of its own, so this batch is not missing.
         first = next(self._iterator(), None)
         if first is None:
             raise value_error(
@@ -187,6 +188,8 @@ def read_ahead(read: Callable[[int], Any], numbers: Any, workers: int) -> Iterat
         try:
             for number in numbers:
                 waiting.append(pool.submit(read, number))
+                # One more than there are threads, so that none is idle while a result is waited
+                # for.
                 if len(waiting) > workers:
                     yield waiting.popleft().result()
             while waiting:

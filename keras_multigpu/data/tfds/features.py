@@ -62,6 +62,8 @@ class Features:
                 "Leave out `image_size` and `resize`, or choose other `features`.",
                 image_size=image_size,
             )
+        # As bytes: decoded here a damaged image has a name, and what a resumed run skips stays
+        # encoded.
         skip = imported().decode.SkipDecoding()
         unread = {
             name: skip

@@ -20,6 +20,8 @@ def imported() -> ModuleType:
     try:
         import tensorflow_datasets
     except ImportError as error:
+        # Version 4.9.10 imports `importlib_resources` and does not ask for it; `array_record` is
+        # for reading in any order.
         raise error_of(
             ImportError,
             "`from_tfds` needs the package tensorflow-datasets, which cannot be imported.",
