@@ -77,8 +77,7 @@ def train(
         require_axes(model, validate.feed.source.spec, group.count)
         require_labels(model, validate.feed)
     replication.announce(model)
-    callbacks = of_this_worker(callbacks, group)
-    callbacks = callback_list(model, callbacks, shown(group, verbose), epochs, feed.num_batches)
+    callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches, epochs)
     model.stop_training = False
     run = TrainingRun(model, replication, feed, callbacks, epochs, initial_epoch)
     run.validation_feed = None if validate is None else validate.feed
@@ -225,14 +224,7 @@ def evaluate(
     if not isinstance(callbacks, keras.callbacks.CallbackList):
         require_same_run(group, model, feed)
         build(model, replication, feed, "test_step")
-        callbacks = callback_list(
-            model,
-            of_this_worker(callbacks, group),
-            shown(group, verbose),
-            1,
-            feed.num_batches,
-            history=False,
-        )
+        callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches)
     feed.rewind()
     model.stop_evaluating = False
     with together(group):
@@ -254,10 +246,7 @@ def predict(
     if feed.source.spec is not None and not overridden(model, "predict_step"):
         require_batches(model, feed.source.spec)
     replication.placement.prepare(model, feed.source.spec)
-    callbacks = of_this_worker(callbacks, group)
-    callbacks = callback_list(
-        model, callbacks, shown(group, verbose), 1, feed.num_batches, history=False
-    )
+    callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches)
     model.stop_predicting = False
     outputs: list[Any] = []
     with together(group):
@@ -300,24 +289,25 @@ def with_gaps(outputs: Any, present: tf.Tensor) -> Any:
     return keras.tree.map_structure(with_nan, outputs)
 
 
-def shown(group: ReplicaGroup, verbose: Any) -> Any:
-    """What a process shows: of several only the chief draws a progress bar."""
-    # Lines of several processes in one terminal would overwrite each other.
-    return verbose if group.is_chief else 0
-
-
 def callback_list(
-    model: keras.Model, callbacks: Any, verbose: Any, epochs: int, steps: Any, history: bool = True
+    model: keras.Model,
+    group: ReplicaGroup,
+    callbacks: Any,
+    verbose: Any,
+    steps: int | None,
+    epochs: int | None = None,
 ) -> Any:
-    """The callbacks as a `CallbackList`, with Keras's own ones added."""
+    """The callbacks of this process, with Keras's own; those of `fit` have epochs."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
+    # Lines of several processes in one terminal would overwrite each other.
+    verbose = verbose if group.is_chief else 0
     return keras.callbacks.CallbackList(
-        callbacks,
-        add_history=history,
+        of_this_worker(callbacks, group),
+        add_history=epochs is not None,
         add_progbar=verbose != 0,
         verbose=verbose,
-        epochs=epochs,
+        epochs=1 if epochs is None else epochs,
         steps=steps,
         model=model,
     )

@@ -403,8 +403,7 @@ class TrainingPass(ReplicaPass):
 
     def _divisors(self, values: Values, share: Rows) -> list[tf.Tensor]:
         """What the losses of the whole batch are divided by, before the first piece is taken."""
-        with self.pure.scope(values, share.fraction, again=True) as scope, self.context(share):
-            forward = self.pure.forward(share.x, True, scope)
+        with self.context(share), self.pure.forward(values, share, True, again=True) as forward:
             shares = LossShares(self.model, share.fraction)
             shares.total(share.data, forward.y_pred)
         return self.of_replicas(share)(shares.divisors)
@@ -414,15 +413,14 @@ class TrainingPass(ReplicaPass):
         with self.context(share):
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 tape.watch(values.trainable)
-                with self.pure.scope(values, share.fraction) as scope:
-                    forward = self.pure.forward(share.x, True, scope)
+                with self.pure.forward(values, share, True) as forward:
                     losses, part = self.losses(forward, share, of_all)
-                    end = self.pure.new_values(scope, values)
                 scaled = losses[0] * tf.cast(loss_scale, losses[0].dtype)
             found = tape.gradient(scaled, values.trainable)
         gradients, kinds = connected(found, self.variables.trainable)
         seen = self.seen(share, forward)
-        return Made(Summands(losses, [], seen.summands, gradients), end, seen, kinds, part)
+        summands = Summands(losses, [], seen.summands, gradients)
+        return Made(summands, forward.end, seen, kinds, part)
 
     def _pieces(
         self, values: Values, share: Rows, loss_scale: Any, of_all: OfAll

@@ -27,6 +27,7 @@ so it cannot poison the others.
 """
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -176,16 +177,23 @@ def offset(state: tf.Tensor, replica: int | tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.stack([shift, tf.zeros((), tf.int64)]), state.dtype)
 
 
-class Forward(NamedTuple):
-    """What a forward pass yields besides new values of variables.
+@dataclasses.dataclass
+class Forward:
+    """What a forward pass yields.
 
-    `in_order` tells whether the predictions' rows stand in the order of the examples.
+    Attributes:
+        y_pred: The predictions.
+        added_losses: The replica's parts of the losses that layers have added.
+        regularization: The penalties of weights.
+        in_order: Whether the predictions' rows stand in the order of the examples.
+        end: The values of all variables; once the pass is over, those after it.
     """
 
     y_pred: Any
     added_losses: list[tf.Tensor]
     regularization: list[tf.Tensor]
     in_order: bool
+    end: Values
 
 
 class PureModel:
@@ -197,11 +205,21 @@ class PureModel:
         self.variables = Variables(model, self._placement.untracked)
         self._in_parts = in_parts
 
-    def scope(self, values: Values, part: tf.Tensor, again: bool = False) -> CatchingScope:
-        """A stateless scope in which the model has these values, and sees this part of the batch.
+    @contextlib.contextmanager
+    def forward(
+        self, values: Values, share: Rows, training: bool, again: bool = False
+    ) -> Iterator[Forward]:
+        """The forward pass over some rows, with these values; losses are computed in its context.
 
-        It may be called again for the same step.
+        There may be another one for the same step.
         """
+        with self._scope(values, share.fraction, again) as scope:
+            forward = self._forward(values, share.x, training, scope)
+            yield forward
+            forward.end = self.new_values(scope, values)
+
+    def _scope(self, values: Values, part: tf.Tensor, again: bool) -> CatchingScope:
+        """A scope in which the model has these values, and sees this part of the batch."""
         # The running means of single losses are updated with global values, elsewhere.
         trackers = loss_trackers(self.model)
         zeros = [tf.zeros(variable.shape, variable.dtype) for variable in trackers]
@@ -214,7 +232,7 @@ class PureModel:
         )
 
     def whole_scope(self, values: Values) -> CatchingScope:
-        """The same for the global batch; the running means of single losses are real."""
+        """The scope for the global batch; the running means of single losses are real."""
         return CatchingScope(
             self.variables.all,
             [*values.trainable, *values.others, values.global_seed],
@@ -223,7 +241,7 @@ class PureModel:
             updated=self.variables.trainable,
         )
 
-    def forward(self, x: Any, training: bool, scope: CatchingScope) -> Forward:
+    def _forward(self, values: Values, x: Any, training: bool, scope: CatchingScope) -> Forward:
         """The forward pass inside `scope`.
 
         Losses that layers add are taken for means over examples and weighed with the part of the
@@ -244,7 +262,7 @@ class PureModel:
                 regularization.append(value)
             else:
                 added_losses.append(value if id(loss) in summed else value * scope.part)
-        return Forward(y_pred, added_losses, regularization, in_order)
+        return Forward(y_pred, added_losses, regularization, in_order, values)
 
     def new_values(self, scope: CatchingScope, values: Values) -> Values:
         """The values that the variables have inside `scope`."""

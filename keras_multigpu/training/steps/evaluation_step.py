@@ -47,14 +47,12 @@ class EvaluationPass(ReplicaPass):
     def run(self, values: Values, share: Rows, replica: Any) -> tuple[Outcome, Layout]:
         """The pass itself; see `TrainingPass.run`."""
         start = self.variables.seeded(values, replica)
-        with self.pure.scope(start, share.fraction) as scope:
-            forward = self.pure.forward(share.x, False, scope)
+        with self.pure.forward(start, share, False) as forward:
             losses = forward.added_losses
             if self._has_loss:
                 losses, _ = self.losses(forward, share, self.of_replicas(share))
-            end = self.pure.new_values(scope, start)
         seen = self.seen(share, forward)
-        made = Made(Summands(losses, [], seen.summands), end, seen)
+        made = Made(Summands(losses, [], seen.summands), forward.end, seen)
         return self.outcome(made, start, share, replica)
 
     def update(

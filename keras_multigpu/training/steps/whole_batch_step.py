@@ -83,12 +83,12 @@ class WholeBatchTrainStep(UpdatingStep):
         start = self._variables.seeded(values, index)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(start.trainable)
-            forward, end = self._forward(start, rows)
+            forward = self._forward(start, rows)
             predictions = with_attached(forward.y_pred)
             own = present(first_rows(predictions, rows.examples))
             added = [tf.where(rows.examples > 0, loss, 0.0) for loss in forward.added_losses]
         everyones = filled(predictions, group.gather(own))
-        common = self._variables.agreed(start, end, rows, index, group.sum)
+        common = self._variables.agreed(start, forward.end, rows, index, group.sum)
         batch = self._batch_on_replica(rows, shares)
         whole = WholeLoss(self._pass.pure, batch, common, everyones, group.sum(added))
         whole.compute(loss_scale(self._model.optimizer, self._optimizer_variables, of_optimizer))
@@ -109,7 +109,7 @@ class WholeBatchTrainStep(UpdatingStep):
         gradients, kinds = connected(gradients, self._variables.trainable, back)
         summands = Summands([], [], seen.summands, gradients)
         made = self._pass.outcome(
-            Made(summands, end, seen, kinds, rows.fraction), start, rows, index
+            Made(summands, forward.end, seen, kinds, rows.fraction), start, rows, index
         )
         result = self._completed(known, rows, replica, made, started, whole.loss)
         return self._with_whole(result, values, whole)
@@ -122,16 +122,14 @@ class WholeBatchTrainStep(UpdatingStep):
         batch: Batch = filled(own, self._group.gather(present(own)))
         return batch
 
-    def _forward(self, start: Values, rows: Rows) -> tuple[Forward, Values]:
+    def _forward(self, start: Values, rows: Rows) -> Forward:
         """The forward pass of a replica, whose predictions all others can be given."""
-        with self._pass.pure.scope(start, rows.fraction) as scope, self._pass.context(rows):
-            forward = self._pass.pure.forward(rows.x, True, scope)
-            end = self._pass.pure.new_values(scope, start)
-        refuse_ragged(forward.y_pred, self._group.count)
+        with self._pass.context(rows), self._pass.pure.forward(start, rows, True) as forward:
+            refuse_ragged(forward.y_pred, self._group.count)
         if self._group.count > 1 and tf.executing_eagerly():
             leaves, size = keras.tree.flatten(forward.y_pred), rows_count(rows)
             refuse_several_rows(leaves, [rows_for_each(leaf, size) for leaf in leaves])
-        return forward, end
+        return forward
 
     def _with_whole(self, result: Result, values: Values, whole: "WholeLoss") -> Result:
         """A result with the loss of the whole batch, and the values of variables after it."""
