@@ -2,13 +2,13 @@
 
     parameter_servers.py FOLDER
 
-It leaves `synchronous.npz` and `masked.npz` with all that two trainings left behind, and prints as
-JSON what became of an asynchronous one.
+The chief leaves `synchronous.npz` and `masked.npz` with all that two trainings left behind, and
+prints as JSON what became of an asynchronous one. `environments` says which process is which.
 """
 
 import json
 import os
-import subprocess
+import signal
 import sys
 from pathlib import Path
 
@@ -64,65 +64,59 @@ def masked_training(place=lambda model: model):
 
 
 class Kill(keras.callbacks.Callback):
-    """Kills a process in the middle of an epoch."""
+    """Kills a worker in the middle of an epoch."""
 
-    def __init__(self, process):
+    def __init__(self, folder, index):
         super().__init__()
-        self.process = process
+        self.process = int((folder / f"worker{index}").read_text())
 
     def on_train_batch_end(self, batch, logs=None):
-        if batch == 3:
-            self.process.kill()
+        if batch == 3 and self.process:
+            os.kill(self.process, signal.SIGKILL)
+            self.process = None
+
+
+def environments(ports):
+    """The variables of the chief and of two workers; its process has a server and a worker, too."""
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
+    tasks = [{"type": role, "index": i} for role, i in (("chief", 0), ("worker", 1), ("worker", 2))]
+    return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
 
 
 def main(folder):
-    """Train in both ways."""
-    from worker_processes import free_ports
+    """Train in both ways, or serve until somebody kills this process."""
+    config = json.loads(os.environ["TF_CONFIG"])
+    if config["task"]["type"] == "worker":
+        (folder / f"worker{config['task']['index']}").write_text(str(os.getpid()))
+        import keras_multigpu  # noqa: F401 (which serves)
 
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(5)]
-    cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
-
-    def config(role, index):
-        return json.dumps({"cluster": cluster, "task": {"type": role, "index": index}})
-
-    served = [sys.executable, "-c", "import keras_multigpu"]
-    others = [
-        subprocess.Popen(served, env={**os.environ, "TF_CONFIG": config("worker", index)})
-        for index in (1, 2)
-    ]
-    spec = tf.train.ClusterSpec(cluster)
+    spec = tf.train.ClusterSpec(config["cluster"])
     here = [tf.distribute.Server(spec, role, 0) for role in ("ps", "worker")]
-    os.environ["TF_CONFIG"] = config("chief", 0)
     import keras_multigpu as kmg
 
-    try:
-        model, x, y = model_and_data()
-        model = kmg.distribute(model)
-        kill = [Kill(others[0])]
-        history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=kill)
-        np.savez(folder / "synchronous.npz", **numbers(model, history, x))
+    model, x, y = model_and_data()
+    model = kmg.distribute(model)
+    kill = [Kill(folder, 1)]
+    history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=kill)
+    np.savez(folder / "synchronous.npz", **numbers(model, history, x))
 
-        masked = masked_training(kmg.distribute)
-        np.savez(folder / "masked.npz", **masked)
+    masked = masked_training(kmg.distribute)
+    np.savez(folder / "masked.npz", **masked)
 
-        drawn = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.1)]
-        model, x, y = model_and_data(drawn, momentum=0.0)
-        model = kmg.distribute(model, asynchronous=True)
-        before = model.evaluate(x, y, verbose=0)[0]
-        history = model.fit(x, y, batch_size=8, epochs=20, verbose=0, callbacks=[Kill(others[1])])
-        found = {
-            "before": before,
-            "after": model.evaluate(x, y, verbose=0)[0],
-            "steps": int(model.optimizer.iterations),
-            "losses": history.history["loss"],
-            "killed": [each.wait() for each in others],
-        }
-        print("result", json.dumps(found), flush=True)
-    finally:
-        for each in others:
-            each.kill()
-            each.wait()
-        del here
+    drawn = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.1)]
+    model, x, y = model_and_data(drawn, momentum=0.0)
+    model = kmg.distribute(model, asynchronous=True)
+    before = model.evaluate(x, y, verbose=0)[0]
+    history = model.fit(x, y, batch_size=8, epochs=20, verbose=0, callbacks=[Kill(folder, 2)])
+    found = {
+        "before": before,
+        "after": model.evaluate(x, y, verbose=0)[0],
+        "steps": int(model.optimizer.iterations),
+        "losses": history.history["loss"],
+    }
+    print("result", json.dumps(found), flush=True)
+    del here
     os._exit(0)  # The servers in this process have no end.
 
 
