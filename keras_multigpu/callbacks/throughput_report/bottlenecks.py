@@ -31,21 +31,17 @@ def verdict_on(found: Throughput, model: keras.Model, data: Any) -> str:
     inside = "step" if "step" in shares else "compute"
     candidates = {k: v for k, v in shares.items() if k != inside and v >= NOTABLE}
     limit = max(candidates, key=lambda name: candidates[name]) if candidates else inside
-    in_full_precision = model.compute_dtype == "float32"
     tries = {
-        "data_wait": lambda: faster_input(data),
-        "all_reduce": lambda: [
-            "a larger replica batch (micro_batches= where memory is short)",
-            *["faster links between the devices, or fewer devices"] * in_full_precision,
-        ],
-        "host": lambda: less_dispatch(model),
-        "straggler": lambda: [
+        "data_wait": faster_input(data),
+        "all_reduce": less_communication(model),
+        "host": less_dispatch(model),
+        "straggler": [
             "`ReplicaMetrics`, which names the replica",
             "a look at what else runs on its device",
         ],
-        "compute": lambda: faster_steps(model),
-        "step": lambda: faster_steps(model),
-    }[limit]()
+        "compute": faster_steps(model),
+        "step": faster_steps(model),
+    }[limit]
     told = NAMES[limit].format(share=shares[limit])
     return f"{told}; try {', '.join(tries)}{UNSEEN if inside == 'step' else ''}"
 
@@ -65,6 +61,15 @@ def faster_input(data: Any) -> list[str]:
         "`.cache()` and `.prefetch(tf.data.AUTOTUNE)` on a dataset of your own",
         "a larger replica batch",
     ]
+
+
+def less_communication(model: keras.Model) -> list[str]:
+    tries = ["a larger replica batch (micro_batches= where memory is short)"]
+    # Also in mixed precision: gradients travel in the type of the variables, which is float32.
+    if not model.replication.half_sums:
+        tries.append('kmg.distribute(sum_dtype="bfloat16"), which rounds gradients')
+    tries.append("faster links between the devices, or fewer devices")
+    return tries
 
 
 def less_dispatch(model: keras.Model) -> list[str]:

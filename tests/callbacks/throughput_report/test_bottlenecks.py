@@ -35,7 +35,8 @@ def shares(**parts):
             shares(all_reduce=30, compute=45, host=25),
             X,
             "communication-bound: 30% in the all-reduce; try a larger replica batch (micro_batches="
-            " where memory is short), faster links between the devices, or fewer devices",
+            ' where memory is short), kmg.distribute(sum_dtype="bfloat16"), which rounds gradients'
+            ", faster links between the devices, or fewer devices",
         ),
         (
             shares(host=55, compute=45),
@@ -73,3 +74,12 @@ def test_files_that_are_read_can_be_cropped(tmp_path):
         keras.utils.save_img(tmp_path / str(number % 2) / f"{number}.png", image, scale=False)
     data = kmg.data.from_directory(tmp_path, image_size=(8, 8))
     assert "random_crop" in verdict_on(shares(data_wait=61, compute=39), network(2), data)
+
+
+def test_links_matter_in_mixed_precision_too():
+    """Gradients travel in float32 there as well."""
+    found, model = shares(all_reduce=90, compute=10), network(2)
+    model.dtype_policy = keras.dtype_policies.DTypePolicy("mixed_bfloat16")
+    assert verdict_on(found, model, X).endswith(
+        "faster links between the devices, or fewer devices"
+    )
