@@ -26,7 +26,7 @@ from keras_multigpu.checks import (
     runtime_error,
     value_error,
 )
-from keras_multigpu.cluster import environment, lifelines, slurm
+from keras_multigpu.cluster import environment, lifelines, meeting, slurm
 from keras_multigpu.cluster.environment import Cluster
 from keras_multigpu.cluster.loopback import keep_to_loopback
 from keras_multigpu.cluster.settings import settings
@@ -206,9 +206,11 @@ def _build(kind: str, names: tuple[str, ...], resolver: Any) -> tf.distribute.St
         case "central_storage":
             return tf.distribute.experimental.CentralStorageStrategy(compute_devices=names)
         case "multi_worker":
+            cluster = _cluster()
+            if cluster and not cluster_internals.has_started():
+                meeting.meet(cluster.workers, cluster.index)
             workers = _multi_worker(resolver)
             cluster_internals.heed_sigterm()
-            cluster = _cluster()
             if cluster:
                 keep_to_loopback(cluster)  # Now that it listens.
             if cluster and len(cluster.workers) > 1:

@@ -4,6 +4,7 @@
 
 environment        Cluster: the workers and which of them this process is, from TF_CONFIG
 settings           how long workers wait for each other, from the environment
+meeting            all wait until all have begun
 failures           what happened to a worker, in a sentence, on every other one
 lifelines          a dead worker is missed at once
 slurm              the workers from SLURM's variables

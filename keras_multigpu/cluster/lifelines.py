@@ -175,16 +175,16 @@ def report(what: str) -> None:
         cluster_internals.report_error(told(what))
 
 
-def listening(workers: Sequence[str]) -> socket.socket | None:
-    """Where the chief listens: for this machine alone, if all workers are on it."""
+def listening(workers: Sequence[str], port: int = 0) -> socket.socket | None:
+    """Where the chief listens, by default at any port: for this machine alone, if all are on it."""
     hosts = [*map(host_of, workers)]
     try:
         if all(map(is_loopback, hosts)):
             family = socket.getaddrinfo(hosts[0], 0)[0][0]
-            return socket.create_server((hosts[0], 0), family=family)
+            return socket.create_server((hosts[0], port), family=family)
         if socket.has_dualstack_ipv6():
-            return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-        return socket.create_server(("", 0))
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
     except OSError as error:
         logger.debug("The chief cannot listen: %s", error)
         return None

@@ -18,10 +18,10 @@ TIMEOUTS = {"KERAS_MULTIGPU_EXCHANGE_TIMEOUT": "40", "KERAS_MULTIGPU_HEARTBEAT_T
 def outcome(what, who=1):
     """What the other printed when a worker did something, both exit codes, and after how long."""
     for _ in range(3):
-        printed, codes, longer, again = one_outcome(what, who)
+        printed, codes, taken, again = one_outcome(what, who)
         if not again:
             break
-    return printed, codes, longer
+    return printed, codes, taken
 
 
 def one_outcome(what, who):
@@ -34,15 +34,17 @@ def one_outcome(what, who):
         if what in LONG:
             workers.kill()
         codes, printed = workers.wait(), list(map(workers.output, (who, other)))
-        return printed[1], codes, times_longer(began, *printed), workers.lost_a_port()
+        return printed[1], codes, share_of_promise(what, began, *printed), workers.lost_a_port()
 
 
-def times_longer(began, of_who_acts, of_other):
-    """By how much another worker has lived longer than until the deed of one."""
+def share_of_promise(what, began, of_who_acts, of_other):
+    """How long the other took to end, as a share of what is promised; more on a slow machine."""
     acted, ended = re.search(r"acts at (\S+)", of_who_acts), re.search(r"ends at (\S+)", of_other)
-    if acted and ended:
-        return (float(ended[1]) - began) / (float(acted[1]) - began) - 1
-    return None
+    if not (acted and ended and what in PROMISED):
+        return 0
+    # An idle machine does the deed within two seconds.
+    slowness = max((float(acted[1]) - began) / 2, 1)
+    return (float(ended[1]) - float(acted[1])) / (PROMISED[what] * slowness)
 
 
 LONG = ["freeze", "sleep", "loop, sleep"]
@@ -70,8 +72,8 @@ CASES = [
     ("short generator", r"The data of worker 1 \(.*\) ended before that of others"),
 ]
 
-# The two seconds, or fifteen, that are promised: the deed is done after two on an idle machine.
-LONGER = {"kill": 1, "raise": 1, "freeze": 8}
+PROMISED = {"kill": 2, "raise": 2, "freeze": 15}
+"""Seconds."""
 
 
 @pytest.mark.parametrize(("what", "expected"), CASES)
@@ -79,17 +81,17 @@ def test_others_end_with_a_sentence(what, expected):
     """Nobody waits for ever."""
     if what in LONG and not ALL_REPLICAS:
         pytest.skip("`make test-all` has the patience.")
-    printed, codes, longer = outcome(what)
+    printed, codes, taken = outcome(what)
     assert re.search(expected, printed), printed
     assert codes[0] == 1
-    assert what not in LONGER or longer < LONGER[what]
+    assert taken < 1
 
 
 def test_a_frozen_chief_is_named():
     """Though it keeps the service that is asked who is missing."""
-    printed, _, longer = outcome("freeze", 0)
+    printed, _, taken = outcome("freeze", 0)
     assert re.search(r"WorkerFailure: worker 0 \(.*\) is gone, or gave no sign of life", printed)
-    assert longer < LONGER["freeze"]
+    assert taken < 1
 
 
 def test_who_stops_stops_all():
