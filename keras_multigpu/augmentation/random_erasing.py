@@ -140,13 +140,7 @@ def erased(
     value_range: Range,
     values: tuple[float, ...] | None,
 ) -> tf.Tensor:
-    """Images with a rectangle of something else in each.
-
-    Args:
-        boxes: `int32[n, 4]`: left, top, right, bottom.
-        noise: `int32[n, 2]`, the seeds of the noise in the rectangles, or None.
-        values: What fills the channels where there is no noise, or None.
-    """
+    """Images with a box of noise in each, from these seeds, or of a value for each channel."""
     count, height, width = (tf.shape(images)[axis] for axis in range(3))
     channels = images.shape[3]
     flat = tf.reshape(images, [count, height, width * channels])

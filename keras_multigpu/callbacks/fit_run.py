@@ -19,12 +19,7 @@ LEAVE_OUT = "Leave out the callback"
 
 
 def run_of(callback: keras.callbacks.Callback, why: str, instead: str = LEAVE_OUT) -> TrainingRun:
-    """The run of `fit`; a `ValueError` with a model of stock Keras, which has none.
-
-    Args:
-        why: What it cannot do without, as the end of a sentence.
-        instead: What can be done other than to change the model.
-    """
+    """The run of `fit`; a `ValueError`, with the reason, for a model of stock Keras."""
     run: TrainingRun | None = getattr(callback.model, "training_run", None)
     if run is None:
         refuse_model(

@@ -115,13 +115,7 @@ def apply_matrices(
     bias: tf.Tensor,
     value_range: Range,
 ) -> tf.Tensor:
-    """Change the colours of images and clip them. Alpha stays as it is.
-
-    Args:
-        images: `float32[n, height, width, channels]` with 1 to 4 channels.
-        matrices: As in `ColorMap`. Of a matrix, gray images take what it does to the red of gray.
-        bias: As in `ColorMap`.
-    """
+    """Change the colors of images by a `ColorMap` and clip them. Alpha stays as it is."""
     channels = images.shape[3]
     if color_channels(channels) == 1:
         if matrices is not None:

@@ -49,11 +49,9 @@ def zoom(x: tf.Tensor, y: tf.Tensor, height: int, width: int) -> tf.Tensor:
 
 
 def shear(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Slant images about their upper left pixel, which stays where it is.
+    """Slant images about their upper left pixel.
 
-    Args:
-        x: How many pixels to the left a row moves for each row above it, `float32[n]`.
-        y: How many pixels up a column moves for each column to the left of it.
+    Each row moves `x` pixels further left than the one above, each column `y` further up.
     """
     return matrix(((1, x, 0), (y, 1, 0)), tf.shape(x)[0])
 
@@ -61,13 +59,7 @@ def shear(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 def window(
     left: tf.Tensor, top: tf.Tensor, height: tf.Tensor, width: tf.Tensor, size: tuple[int, int]
 ) -> tf.Tensor:
-    """Cut a window out of images and bring it to a size.
-
-    Args:
-        left: How many pixels there are to the left of the window, `float32[n]`.
-        top: How many pixels there are above it.
-        height: Of the window, in pixels.
-    """
+    """Cut a window out of images, all in pixels and `float32[n]`, and bring it to a size."""
     sides = tf.cast(height, tf.float32), tf.cast(width, tf.float32)
     y, x = (side / tf.cast(own, tf.float32) for side, own in zip(sides, size, strict=True))
     # Pixels are squares: the border of a window meets the border of the result, half a pixel

@@ -22,16 +22,7 @@ def resampled(
     fill_mode: str = "reflect",
     fill_value: float = 0.0,
 ) -> tf.Tensor:
-    """Images seen through affine maps, as `keras.ops.image.affine_transform` shows them.
-
-    Args:
-        matrices: `float32[n, 2, 3]`: where `(x, y, 1)` of the result comes from.
-        size: Height and width of the result, integers or tensors.
-        fill_value: The value of what lies outside, where the mode is `"constant"`.
-
-    Returns:
-        `float32[n, *size, channels]`.
-    """
+    """Images of some size, seen through affine maps as Keras's `affine_transform` shows them."""
     # Keras uses TensorFlow's ImageProjectiveTransformV3, which computes every map again for each
     # channel, and does not run under XLA. `read` gives the same pixels. On a CPU it is compiled
     # even where the model is not, and then three to four times as fast as that operation.

@@ -64,12 +64,8 @@ class SizeSearch:
         return fits
 
     def pieces_that_fit(self, global_batch_size: int, largest_share: int) -> int | None:
-        """In how many pieces replicas can take their shares of a batch; None if in none.
-
-        Args:
-            largest_share: The most that fits at once. Pieces may have to be smaller, since
-                their gradients are summed, which takes memory of its own.
-        """
+        """In how many pieces replicas can take their shares of a batch; None if in none."""
+        # They may have to be smaller than what fits at once: to sum their gradients takes memory.
         share = math.ceil(global_batch_size / self._run.replicas)
         for most in range(min(largest_share, share), 0, -1):
             pieces = math.ceil(share / most)

@@ -105,10 +105,7 @@ class NoiseProbe(Probe):
 def estimates(groups: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """The estimates of tr(C) and |g|^2 of one step, and whether there are any.
 
-    Args:
-        groups: For each group a row: its number of examples, and the square norm of the
-            gradient of their mean loss.
-        total: The square norm of the gradient of the mean loss of all examples.
+    A group has its number of examples and |g_j|^2; `total` is |G|^2.
     """
     examples, squares = groups[:, 0], groups[:, 1]
     batch_size = tf.reduce_sum(examples)
