@@ -27,10 +27,12 @@ def test_a_frequency_that_says_nothing_is_named(frequency):
         loops.Validation(None, frequency)
 
 
+CHIEF = types.SimpleNamespace(is_chief=True)
+
+
 def heard(*callbacks, verbose=0):
     """In which modes a list of callbacks listens to single batches."""
-    model, chief = keras.Sequential(), types.SimpleNamespace(is_chief=True)
-    made = loops.callback_list(model, chief, list(callbacks), verbose, 1, 1)
+    made = loops.callback_list(keras.Sequential(), CHIEF, list(callbacks), verbose, 1, 1)
     return [mode for mode in ("train", "test") if loops.listens(made, mode)]
 
 
@@ -56,10 +58,10 @@ def test_a_hook_of_one_object_is_heard():
     single = callback()
     single.on_test_batch_begin = types.MethodType(lambda self, batch, logs=None: None, single)
     assert heard(single) == ["test"]
-    made = loops.callback_list(keras.Sequential(), [], 0, 1, 1)
+    made = loops.callback_list(keras.Sequential(), CHIEF, [], 0, 1, 1)
     made.on_train_batch_end = lambda batch, logs=None: None
     assert loops.listens(made, "train")
-    assert loops.callback_list(None, made, 1, 1, 1) is made
+    assert loops.callback_list(None, CHIEF, made, 1, 1) is made
 
 
 @pytest.mark.parametrize(("verbose", "modes"), [(0, []), (1, ["train", "test"]), (2, [])])
