@@ -122,7 +122,9 @@ def difference(workers: Sequence[str], said: Any) -> str:
 
 
 def line_from(line: socket.socket) -> Any:
-    return json.loads(line.makefile("rb").readline(LONGEST))
+    # Left to be collected, it would close inside of a destructor, where a Ctrl-C is lost.
+    with line.makefile("rb") as file:
+        return json.loads(file.readline(LONGEST))
 
 
 def port_of(address: str) -> int:

@@ -260,5 +260,5 @@ def test_bad_arguments_are_refused(argument, value):
 
 def test_unknown_channels_are_refused():
     """Five channels are not colours."""
-    with pytest.raises(ValueError, match="no colours"):
+    with pytest.raises(ValueError, match="which channels of the images are colors"):
         RandomColor(channel_shift=0.5)(np.zeros((1, 4, 4, 5), np.float32))

@@ -53,5 +53,7 @@ def test_image_files_leave_nothing_behind(tmp_path, any_backend):
     plain = tf.data.Dataset.range(4).map(lambda number: number + 1, num_parallel_calls=2)
     bytes_of_plain, _ = growth(plain.prefetch(2).with_options(plain_options()))
     bytes_of_files, objects = growth(files.epoch(0))
-    assert bytes_of_files < bytes_of_plain + 500
+    # What once stayed was 26 kB an epoch; after the tests of the whole folder glibc's count wavers
+    # by 1 kB.
+    assert bytes_of_files < bytes_of_plain + 2000
     assert objects < 0.2

@@ -156,7 +156,9 @@ def test_class_numbers_that_are_floats(labels):
 
 def test_draws_of_another_layer_are_refused():
     """They would mix nothing."""
-    with pytest.raises(ValueError, match="not of this layer.*'share'.*Received: drawn=..rotation"):
+    with pytest.raises(
+        ValueError, match="belong to another layer.*'share'.*Received: drawn=..rotation"
+    ):
         MixUp().apply({"images": IMAGES, "labels": LABELS}, {"rotation": tf.zeros([4])})
 
 
