@@ -10,6 +10,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.data.batches import Batches, with_settings
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.decoding.header import MAX_PIXELS
+from keras_multigpu.data.files.file_table import FileTable
 from keras_multigpu.data.files.images import ImageFiles
 from keras_multigpu.data.files.labelling import (
     as_array,
@@ -20,7 +21,6 @@ from keras_multigpu.data.files.labelling import (
 )
 from keras_multigpu.data.files.lists import Columns, FileList, listed
 from keras_multigpu.data.files.masks import MaskTargets
-from keras_multigpu.data.files.table import FileTable
 from keras_multigpu.data.files.targets import Targets
 from keras_multigpu.data.road.settings import Batching, require_known
 

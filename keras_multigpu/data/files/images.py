@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.data.decoding.decoder import ImageDecoder
-from keras_multigpu.data.files.table import FileTable
+from keras_multigpu.data.files.file_table import FileTable
 from keras_multigpu.data.files.targets import Targets
 from keras_multigpu.data.road.damage import Damaged
 from keras_multigpu.data.road.source import Source, read_rows

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.data.files.table import FileTable
+from keras_multigpu.data.files.file_table import FileTable
 
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 # Enough to tell a wrong folder from single files that are missing.

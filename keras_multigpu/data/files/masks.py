@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
 from keras_multigpu.data.decoding.header import read_header
+from keras_multigpu.data.files.file_table import FileTable
 from keras_multigpu.data.files.images import state_of
-from keras_multigpu.data.files.table import FileTable
 from keras_multigpu.data.files.targets import Targets
 from keras_multigpu.data.road.damage import Damaged, DamagedExample
 from keras_multigpu.data.road.source import read_rows

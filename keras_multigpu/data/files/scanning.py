@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.data.files.table import FileTable
+from keras_multigpu.data.files.file_table import FileTable
 
 KERAS_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png")
 EXTENSIONS = (*KERAS_EXTENSIONS, ".webp")

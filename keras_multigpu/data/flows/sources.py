@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.data.files.file_table import FileTable
 from keras_multigpu.data.files.images import state_of
-from keras_multigpu.data.files.table import FileTable
 from keras_multigpu.data.flows.loading import FlowLoading
 from keras_multigpu.data.flows.parameters import FlowParameters, matrices
 from keras_multigpu.data.flows.targets import FlowTargets
