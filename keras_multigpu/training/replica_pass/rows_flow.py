@@ -263,7 +263,8 @@ def trait_of(op: Operation) -> Trait | None:
     if op.kind in OF_SHAPES_ONLY:
         return of_shape(op)
     if op.rows:
-        return RULES.get(op.kind, by_place)(op)
+        # After any other operation the axis is where it was, which the shapes confirm.
+        return RULES[op.kind](op) if op.kind in RULES else op.rows[0][1]
     return of_figures(op) if op.figures else of_others(op)
 
 
@@ -295,7 +296,7 @@ def of_others(op: Operation) -> Trait | None:
     if op.has_row:
         return ROW
     if first.kind in ("random", "chosen"):
-        return chosen(op) if op.kind == "Where" else first
+        return CHOSEN if op.kind == "Where" else first
     if first.kind != "total":
         return of_counts(op)
     if op.kind in DIVISIONS and op.divides_by_rows:
@@ -322,11 +323,6 @@ def of_counts(op: Operation) -> Trait | None:
     if op.kind in (*DIVISIONS, "FloorDiv", "TruncateDiv", "Sub", "AddV2", "Minimum"):
         return Trait("part")
     return counts[0] if op.kind in ("Cast", "Identity", "Mul", "Pack", "Reshape") else None
-
-
-def by_place(op: Operation) -> Trait | None:
-    """Any other operation: the axis stays where it is, which the shapes confirm."""
-    return op.rows[0][1]
 
 
 def elementwise(op: Operation) -> Trait | None:
@@ -377,19 +373,10 @@ def along(index: int) -> Callable[[Operation], Trait | None]:
     return rule
 
 
-def chosen(op: Operation) -> Trait | None:
-    """The numbers of rows that fulfil a condition, which are like all others."""
-    return Trait("chosen")
-
-
 def shuffled(op: Operation) -> Trait | None:
     """Another order along the first axis."""
     trait = op.traits[0]
     return trait if trait and trait.axis else RELATED
-
-
-def half_of_all_squares(op: Operation) -> Trait | None:
-    return Trait("sum")
 
 
 def pooled(op: Operation) -> Trait | None:
@@ -402,6 +389,9 @@ def normalized(op: Operation) -> Trait | None:
     """Batch normalisation by TensorFlow."""
     return RELATED if op.attribute("is_training", True) else op.traits[0]
 
+
+CHOSEN = Trait("chosen")
+"""The numbers of rows that fulfil a condition, which are like all others."""
 
 OF_SHAPES_ONLY = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
 
@@ -431,9 +421,9 @@ RULES: dict[str, Callable[[Operation], Trait | None]] = {
     **dict.fromkeys(("Softmax", "LogSoftmax", "TopKV2"), along_last),
     **dict.fromkeys(("Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2"), along(1)),
     "Roll": along(2),
-    "L2Loss": half_of_all_squares,
+    "L2Loss": lambda op: Trait("sum"),
     "RandomShuffle": shuffled,
-    "Where": chosen,
+    "Where": lambda op: CHOSEN,
     **MOVES,
     **dict.fromkeys(("SegmentSum", "UnsortedSegmentSum", "SegmentMean", "Unique"), pooled),
     **dict.fromkeys(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"), normalized),
