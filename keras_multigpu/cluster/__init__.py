@@ -12,6 +12,7 @@ launcher           starts the workers of a training, watches them, ends them tog
 worker_commands    what starts each of them, here or on other machines
 ray                Ray starts them, and starts them again
 ports, gpus        what this machine has for them
+loopback           workers of one machine listen to that machine only
 """
 
 from keras_multigpu.cluster import ray as ray

@@ -134,7 +134,7 @@ class Batches:
     def __iter__(self) -> Any:
         """Batches are not iterated over: each epoch has its own order."""
         raise type_error(
-            "`Batches` came where something to iterate over was expected.",
+            "`Batches` cannot be iterated over: each epoch has an order of its own.",
             "Expected one epoch of them.",
             "Write `batches.epoch(0)`.",
             batches=self,

@@ -105,7 +105,7 @@ def weight_spec_of(leaf: np.ndarray | None) -> tf.TensorSpec | None:
         return None
     if leaf.dtype == object:
         raise value_error(
-            "`sample_weight` holds something else than numbers.",
+            "`sample_weight` holds something other than numbers.",
             "Expected a number for each example.",
             "Convert it, for example with `numpy.asarray(sample_weight, float)`.",
             first=leaf.reshape(-1)[:1].tolist(),
@@ -144,7 +144,7 @@ def class_labels(y: Any) -> np.ndarray | None:
         return None
     if y.dtype.kind in "iu" and (y.ndim == 1 or y.shape[1:] == (1,)):
         labels = y.reshape(-1).astype(np.int64)
-        # Larger numbers identify something else than a class.
+        # Larger numbers identify something other than a class.
         return labels if labels.min() >= 0 and labels.max() < MOST_CLASSES else None
     # A memory-mapped target is small beside its inputs, but segmentation masks are not.
     if y.ndim == 2 and y.shape[1] > 1 and ((y == 0) | (y == 1)).all() and (y.sum(1) == 1).all():

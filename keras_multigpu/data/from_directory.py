@@ -185,7 +185,7 @@ def require_no_arguments_of_keras(batching: Any) -> None:
         value = batching.pop(name, None)
         if value not in harmless:
             raise value_error(
-                f"`{name}` asks for something that is not made here.",
+                f"`{name}` has a value that `from_directory` does not support.",
                 f"Expected {instead}.",
                 f"Leave `{name}` out.",
                 **{name: value},

@@ -142,15 +142,25 @@ def weights_of(files: FileList) -> np.ndarray | None:
     try:
         weights = np.asarray(files.weights, np.float32)
     except (ValueError, TypeError):
-        weights = np.full(len(files.paths), np.nan, np.float32)
+        # Each by itself, to name the file whose weight it is.
+        weights = np.array([as_number(weight) for weight in files.weights], np.float32)
     wrong = np.flatnonzero(~np.isfinite(weights.reshape(len(files.paths), -1)).all(axis=1))
     if weights.ndim != 1 or wrong.size:
         row = int(wrong[0]) if wrong.size else 0
+        more = max(wrong.size - 1, 0)
+        others = {0: "", 1: ", nor is one other"}.get(more, f", nor are {more} others")
         raise value_error(
-            f"{wrong.size or 'All'} weights are not numbers, first of {files.paths[row]!r}.",
+            f"The weight of {files.paths[row]!r} is not a number{others}.",
             "Expected one finite number for each file.",
             "Correct the weights.",
             row=row,
             weight=np.asarray(files.weights, object)[row],
         )
     return weights
+
+
+def as_number(value: Any) -> float:
+    try:
+        return float(value)
+    except (ValueError, TypeError):
+        return np.nan

@@ -68,7 +68,7 @@ def verify(
     counts = list(replicas) if isinstance(replicas, Sequence) else []
     if not counts or not all(type(count) is int and count > 1 for count in counts):
         raise value_error(
-            "`replicas` names no numbers of replicas.",
+            "`replicas` is not a list of numbers of replicas.",
             "Expected integers of at least 2.",
             "Pass for example `replicas=(2, 4)`.",
             replicas=replicas,

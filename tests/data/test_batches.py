@@ -405,7 +405,10 @@ def test_layers_do_not_draw_in_evaluation():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"global_batch_size": 8, "replica_batch_size": 4}, "Both batch sizes came"),
+        (
+            {"global_batch_size": 8, "replica_batch_size": 4},
+            "Both `global_batch_size` and `replica_batch_size` came",
+        ),
         ({"global_batch_size": 0}, "`global_batch_size` is not a positive integer"),
         ({"replica_batch_size": 2.5}, "`replica_batch_size` is not a positive integer"),
         ({"remainder": "crop"}, "`remainder` has an unknown value"),
@@ -451,7 +454,7 @@ def test_the_batch_size_of_keras_has_two_names_here(kind):
 @pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0,), 1, (0.0, 2)])
 def test_bad_shards_are_named(shard):
     """A shard is (i, n) with i below n."""
-    with pytest.raises(ValueError, match="`shard` names no part"):
+    with pytest.raises(ValueError, match="`shard` is not a part"):
         numbered(10).epoch(0, shard=shard)
 
 
@@ -470,7 +473,7 @@ def test_bad_fractions_are_named(fraction):
 
 def test_dropping_everything_is_an_error():
     """Fewer examples than one batch, and the remainder dropped: nothing would be left."""
-    with pytest.raises(ValueError, match="not one full batch"):
+    with pytest.raises(ValueError, match="do not fill one batch"):
         numbered(3, global_batch_size=8, remainder="drop").epoch(0)
 
 

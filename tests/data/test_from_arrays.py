@@ -129,7 +129,7 @@ def test_integer_weights_are_balanced():
 
 
 def test_weights_that_are_no_numbers():
-    with pytest.raises(ValueError, match="something else than numbers.*Received: first=.'a'"):
+    with pytest.raises(ValueError, match="something other than numbers.*Received: first=.'a'"):
         kmg.data.from_arrays(np.zeros((2, 1)), None, np.array(["a", "b"]))
 
 

@@ -161,7 +161,7 @@ def test_what_is_offered(row, tmp_path):
     assert (cells["start"] == "at once") is (cells["shuffle"] == "full")
     for part in (lambda batches: batches.split(0.3), lambda batches: batches.take(5)):
         if cells["split"] == "no":
-            with pytest.raises(ValueError, match="came to a stream"):
+            with pytest.raises(ValueError, match="was called on a stream"):
                 part(make())
         else:
             part(make())

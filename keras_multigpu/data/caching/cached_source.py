@@ -35,7 +35,7 @@ def cached(source: Source, where: str | Path) -> Source:
         return CachedPart(whole, source.indices)
     if not isinstance(where, str | Path) or not str(where):
         raise value_error(
-            "`cache` is not a place for decoded examples.",
+            '`cache` is neither "memory" nor a folder.',
             'Expected "memory" or the path of a folder.',
             'Pass cache="memory", a folder on a local disk, or leave it out.',
             cache=where,

@@ -192,7 +192,7 @@ def require_size(image_size: Any) -> tuple[int, int]:
         height = width = 0
     if height < 1 or width < 1:
         raise value_error(
-            "`image_size` is not a size of images.",
+            "`image_size` is not a height and a width.",
             "Expected `(height, width)`, or one integer for both: all images of a batch have "
             "the same shape.",
             "Pass for example image_size=(224, 224).",

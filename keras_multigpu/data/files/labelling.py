@@ -21,7 +21,7 @@ def found_task(labels: np.ndarray, task: str | None, label_mode: str | None) -> 
     found = task or task_of(labels)
     if found != "classification" and label_mode != "int":
         raise value_error(
-            f"`label_mode` came for labels that are not single classes, but: {found}.",
+            f"`label_mode` came with labels for {found!r}.",
             'Expected it only with task="classification".',
             "Leave one of them out.",
             label_mode=label_mode,
@@ -61,7 +61,7 @@ def as_array(
         )
     except (ValueError, TypeError, KeyError) as error:
         raise value_error(
-            f"The labels make no array: {error}.",
+            f"The labels cannot be put into one array: {error}.",
             "Expected labels of one kind: numbers, lists of equally many numbers, names, lists "
             "of names, or paths of masks.",
             "Check the labels, or the columns that hold them.",

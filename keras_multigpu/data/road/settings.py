@@ -109,8 +109,8 @@ def require_valid(settings: Batching, source: Source | Stream) -> None:
     sizes = {name: settings[name] for name in ("global_batch_size", "replica_batch_size")}
     if None not in sizes.values():
         raise value_error(
-            "Both batch sizes came.",
-            "Expected one: the global batch, or a replica's share of it.",
+            "Both `global_batch_size` and `replica_batch_size` came.",
+            "Expected one of them: the global batch, or a replica's share of it.",
             "Leave one out.",
             **sizes,
         )
@@ -155,7 +155,7 @@ def require_valid(settings: Batching, source: Source | Stream) -> None:
 def require_batches(plan: Plan) -> None:
     if not plan.steps():
         raise value_error(
-            f"{plan.order.length} examples make not one full batch, and the rest is dropped.",
+            f"{plan.order.length} examples do not fill one batch, and a smaller one is dropped.",
             f"Expected at least {plan.global_batch_size} examples.",
             'Take smaller batches, or remainder="keep".',
             remainder=plan.remainder,
@@ -190,7 +190,7 @@ def require_shard(shard: Any) -> None:
     )
     if not valid:
         raise value_error(
-            "`shard` names no part of a batch.",
+            "`shard` is not a part of a batch.",
             "Expected (i, n) with 0 <= i < n.",
             "Pass for example (0, 2) for the first of two parts.",
             shard=shard,

@@ -103,7 +103,7 @@ def with_random_access(source: Source | Stream, method: str) -> Source:
     if isinstance(source, Source):
         return source
     raise value_error(
-        f"`{method}` came to a stream: {source.name}.",
+        f"`{method}` was called on a stream: {source.name}.",
         "Expected a source whose examples can be read in any order.",
         "Split or take before: with the files, the arrays or the slices of a TFDS split.",
         source=source.name,

@@ -155,7 +155,7 @@ class GeneratorStream(PythonBatches):
             return iter(made)
         except TypeError:
             raise type_error(
-                "The function made nothing to iterate over.",
+                "What the function returned cannot be iterated over.",
                 "Expected an iterator over batches.",
                 "Use `yield` in the function, or return an iterator.",
                 made=type(made).__name__,

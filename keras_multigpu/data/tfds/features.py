@@ -146,7 +146,7 @@ def chosen_keys(info: Any, chosen: Any, as_supervised: bool) -> Any:
     if chosen is not None:
         if not isinstance(chosen, tuple | list) or not 1 <= len(chosen) <= 3:
             raise value_error(
-                "`features` does not say what is what.",
+                "`features` does not say which are inputs and which are targets.",
                 "Expected (x, y) or (x, y, sample_weight), as names of features.",
                 'Pass for example features=("image", "label").',
                 features=chosen,

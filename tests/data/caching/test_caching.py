@@ -152,7 +152,7 @@ def test_what_was_read_before_an_error_is_kept(where):
 
 @pytest.mark.parametrize("place", [True, "", 3])
 def test_what_is_no_place_is_refused(place):
-    with pytest.raises(ValueError, match=r"`cache` is not a place .* Received: cache="):
+    with pytest.raises(ValueError, match=r"`cache` is neither .* nor a folder.* Received: cache"):
         Batches(Numbers(), cache=place)
 
 

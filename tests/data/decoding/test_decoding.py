@@ -317,7 +317,7 @@ def test_every_setting_is_among_the_settings():
 def test_a_size_that_is_none(size):
     """The error says what is expected."""
     with pytest.raises(
-        ValueError, match=r"not a size of images.*Expected `\(height, width\)`.*Received: image_"
+        ValueError, match=r"not a height and.*Expected `\(height, width\)`.*Received: image_"
     ):
         ImageDecoder(size)
 

@@ -193,7 +193,7 @@ def four_parts():
         (np.zeros(3), TypeError, "Arrays belong to `from_arrays`"),
         (tf.data.Dataset.range(3), TypeError, "a `tf.data.Dataset` to `from_dataset`"),
         (nothing, ValueError, "The generator gave no batch"),
-        (number, TypeError, "The function made nothing to iterate over"),
+        (number, TypeError, "What the function returned cannot be iterated over"),
         (four_parts, ValueError, "a batch of 4 parts"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
