@@ -36,6 +36,11 @@ SOON = 3
 MIXED_UP = re.compile(r"Collective instance \d+ expected|Shape mismatch in the collective instance")
 """What TensorFlow says where one worker is in another exchange than the others."""
 
+OTHER_EXCHANGES = (
+    "The workers have come to different exchanges: one does something that others do not, for "
+    "example in a callback that it alone has"
+)
+
 TASK = re.compile(r"/job:worker/(?:replica:\d+/)?task:(\d+)")
 
 
@@ -50,13 +55,14 @@ def ending_together(workers: Sequence[str], index: int) -> Iterator[None]:
         yield
     except WorkerFailure:
         raise
-    except GONE as error:
-        raise WorkerFailure(sentence(str(error), workers, index)) from error
     except BaseException as error:
-        if isinstance(error, tf.errors.InvalidArgumentError) and MIXED_UP.search(str(error)):
-            raise WorkerFailure(sentence(str(error), workers, index)) from error
-        lifelines.fail(f"{name_of(workers, index)} failed: {lifelines.in_words(error)}")
-        raise
+        if isinstance(error, tf.errors.OpError) and MIXED_UP.search(str(error)):
+            # TensorFlow tells one of them only, and the others would see no more than its end.
+            lifelines.fail(OTHER_EXCHANGES)
+        elif not isinstance(error, GONE):
+            lifelines.fail(f"{name_of(workers, index)} failed: {lifelines.in_words(error)}")
+            raise
+        raise WorkerFailure(sentence(str(error), workers, index)) from error
 
 
 def sentence(error: str, workers: Sequence[str], index: int) -> str:
@@ -66,10 +72,7 @@ def sentence(error: str, workers: Sequence[str], index: int) -> str:
     if found is not None:
         what = found.group(1)
     elif MIXED_UP.search(error):
-        what = (
-            "The workers have come to different exchanges: one does something that others do not, "
-            "for example in a callback that it alone has"
-        )
+        what = OTHER_EXCHANGES
     elif ended:
         what = f"{name_of(workers, ended[0])} has come to the end of its script"
     elif HEARTBEAT in error:
