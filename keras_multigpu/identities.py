@@ -19,13 +19,15 @@ import math
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from keras_multigpu.keras_internals import model_internals
 
 # So many bytes of an array are looked at; that takes about 10 ms.
 SAMPLED_BYTES = 2**24
@@ -35,6 +37,8 @@ PIECES = 256
 
 LONG = 1000
 """Of longer lists than this there is a digest only."""
+
+PLAIN = (bool, int, float, str, bytes)
 
 UNIMPORTANT = ("name", "seed", "module", "registered_name", "build_config")
 """What a configuration says about names, and about draws and values that a checkpoint brings."""
@@ -55,10 +59,15 @@ def identity_of(value: Any, inside: Where = ()) -> Any:
         return str(value)  # NaN is not even equal to itself.
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, bytes):
+        return repr(value)
     if isinstance(value, (list, tuple)):
         if len(value) > LONG:
             return of_array(np.fromiter(value, object, len(value)))
         return [identity_of(item, inside) for item in value]
+    if isinstance(value, (set, frozenset)):
+        # In another order in each process.
+        return identity_of(sorted(json.dumps(identity_of(item, inside)) for item in value))
     if isinstance(value, dict):
         return of_dict(value, inside)
     if isinstance(value, np.generic):
@@ -68,7 +77,7 @@ def identity_of(value: Any, inside: Where = ()) -> Any:
     if isinstance(value, (Path, np.dtype, tf.DType, tf.TypeSpec, keras.DTypePolicy)):
         return str(value)
     if hasattr(value, "__array__") and hasattr(value, "shape"):
-        return of_array(np.asarray(value))
+        return of_arraylike(value)
     if id(value) in inside:
         return "itself"
     inside = (*inside, id(value))
@@ -77,27 +86,51 @@ def identity_of(value: Any, inside: Where = ()) -> Any:
     if isinstance(value, functools.partial):
         parts = [value.func, value.args, value.keywords]
         return {"partial": [identity_of(part, inside) for part in parts]}
+    if isinstance(value, keras.Model):
+        return [of_layer(part, inside) for part in model_internals.layers_of(value)]
     named = value if isinstance(value, (type, types.BuiltinFunctionType)) else None
     return named.__qualname__ if named is not None else of_object(value, inside)
 
 
-def of_object(value: Any, inside: Where = ()) -> dict[str, Any]:
-    """An object's class, its configuration, and what it keeps of its constructor's arguments."""
+def of_object(value: Any, inside: Where = (), kinds: Sequence[type] = ()) -> dict[str, Any]:
+    """An object's class, its configuration, and what it keeps of its constructor's arguments.
+
+    These may be those of the constructors of some of the classes that it inherits from.
+    """
     # Keras's configuration of a function is its name, or bytes that name a file; so functions are
     # looked up among the arguments, too.
     config: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # An own class's may raise anything.
         config = dict(value.get_config())
     identity = of_config(config, inside)
-    with contextlib.suppress(ValueError, TypeError):  # Some classes have no signature.
-        for name in inspect.signature(value.__class__).parameters:
+    for name in dict.fromkeys(name for kind in kinds or [type(value)] for name in arguments(kind)):
+        kept = None
+        with contextlib.suppress(Exception):  # A property may raise anything, too.
             kept = getattr(value, name, None)
-            is_function = isinstance(kept, (types.FunctionType, functools.partial))
-            if is_important(name) and (is_function or name not in config) and kept is not None:
-                identity[name] = identity_of(kept, inside)
+        is_function = isinstance(kept, (types.FunctionType, functools.partial))
+        if is_important(name) and (is_function or name not in config) and kept is not None:
+            identity[name] = identity_of(kept, inside)
     if _seen.get() is not None and (code := of_class(value.__class__)):
         identity["code"] = code
     return {"class": value.__class__.__qualname__, **identity}
+
+
+def of_layer(layer: keras.Layer, inside: Where = ()) -> dict[str, Any]:
+    """That of a layer; of one that Keras made of others only how they are wired."""
+    if type(layer).get_config in MADE_OF_OTHERS:
+        return {"class": type(layer).__name__, "wiring": identity_of(model_internals.wiring(layer))}
+    return of_object(layer, inside)
+
+
+# The layers inside have their own places in the list.
+MADE_OF_OTHERS = (keras.Sequential.get_config, model_internals.FunctionalModel.get_config)
+
+
+def arguments(kind: type) -> list[str]:
+    """The names of what a class is made with."""
+    with contextlib.suppress(ValueError, TypeError):  # Some classes have no signature.
+        return [*inspect.signature(kind).parameters]
+    return []
 
 
 @contextlib.contextmanager
@@ -129,11 +162,25 @@ def of_class(kind: type) -> list[Any]:
     return found
 
 
-def of_called(function: Callable[..., Any], code: types.CodeType) -> list[Any]:
-    """The code of what a function names, as far as it is the user's."""
+def of_called(function: Callable[..., Any]) -> list[Any]:
+    """The code of what a function calls, and what that calls, as far as it is the user's."""
+    found: list[Any] = []
+    waiting: list[Any] = [function]
+    for caller in waiting:  # One after another: a chain of many calls would be too deep.
+        for each in named_in(caller, caller.__code__):
+            if isinstance(each, type):
+                found += of_class(each)
+            elif isinstance(each, types.FunctionType) and is_of_user(each.__code__.co_filename):
+                if is_new(each):
+                    found.append(of_function(each, follows=False))
+                    waiting.append(inspect.unwrap(each))
+    return [each for each in found if not isinstance(each, str)]
+
+
+def named_in(function: Any, code: types.CodeType) -> list[Any]:
+    """What a function names, also in functions inside of it."""
     names = [*code.co_names]
     inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
-    found = [part for each in inner for part in of_called(function, each)]
     named = [getattr(function, "__globals__", {}).get(name) for name in names]
     modules = [each for each in named if isinstance(each, types.ModuleType)]
     named += [
@@ -142,12 +189,7 @@ def of_called(function: Callable[..., Any], code: types.CodeType) -> list[Any]:
         if is_of_user(getattr(module, "__file__", None) or "")
         for name in names
     ]
-    for each in named:
-        if isinstance(each, type):
-            found += of_class(each)
-        elif isinstance(each, types.FunctionType) and is_of_user(each.__code__.co_filename):
-            found += [of_function(each)] if is_new(each) else []
-    return found
+    return [part for each in inner for part in named_in(function, each)] + named
 
 
 def is_new(value: Any) -> bool:
@@ -170,17 +212,23 @@ def is_of_user(path: str) -> bool:
 def of_config(config: dict[Any, Any], inside: Where = ()) -> dict[str, Any]:
     """The identities of the entries of a configuration that matter."""
     return {
-        str(name): identity_of(value, inside)
+        key_of(name): identity_of(value, inside)
         for name, value in config.items()
         if is_important(name)
     }
+
+
+def key_of(name: Any) -> str:
+    """The key of a dict as a text, which of an object names an address."""
+    plain = name is None or isinstance(name, (bool, int, float, str, bytes))
+    return str(name) if plain else json.dumps(identity_of(name))
 
 
 def of_dict(value: dict[Any, Any], inside: Where) -> dict[str, Any]:
     """That of a dict, which may be an object that Keras has turned into one."""
     kind, config = value.get("class_name"), value.get("config")
     if not isinstance(kind, str) or kind.endswith("DTypePolicy"):
-        return {str(name): identity_of(item, inside) for name, item in value.items()}
+        return {key_of(name): identity_of(item, inside) for name, item in value.items()}
     if kind == "__lambda__":  # Bytes that name a file.
         config = None
     known = of_config(config, inside) if isinstance(config, dict) else identity_of(config, inside)
@@ -192,7 +240,7 @@ def is_important(name: Any) -> bool:
     return name not in UNIMPORTANT and not str(name).endswith("_initializer")
 
 
-def of_function(function: Callable[..., Any], inside: Where = ()) -> Any:
+def of_function(function: Callable[..., Any], inside: Where = (), follows: bool = True) -> Any:
     """A function's name; of one that is not installed with a library also what it does.
 
     That is its code, its defaults, what it closes over, and plain global values. Functions that
@@ -211,9 +259,9 @@ def of_function(function: Callable[..., Any], inside: Where = ()) -> Any:
         "globals": {name: function.__globals__.get(name) for name in plain_globals(function)},
         "of": owner,
     }
-    if _seen.get() is not None:
-        known["calls"] = of_called(function, code)
     parts = {name: identity_of(part, inside) for name, part in known.items()}
+    if follows and _seen.get() is not None:
+        parts["calls"] = of_called(function)
     return {"function": function.__qualname__, **parts}
 
 
@@ -233,11 +281,16 @@ def of_constant(constant: Any) -> str:
 
 
 def plain_globals(function: Any) -> list[str]:
-    """The global names that a function reads, and that stand for numbers or texts."""
+    """The global names that a function reads, and that stand for numbers or texts of the user."""
     asked = [step for step in dis.get_instructions(function) if step.opname == "LOAD_GLOBAL"]
     names = sorted({str(step.argval) for step in asked})
     plain = (bool, int, float, str, tuple)
-    return [name for name in names if isinstance(function.__globals__.get(name), plain)]
+    return [
+        name
+        for name in names
+        # `__file__` differs where machines have the script in other folders.
+        if not name.startswith("__") and isinstance(function.__globals__.get(name), plain)
+    ]
 
 
 def read_cell(cell: types.CellType) -> Any:
@@ -245,6 +298,18 @@ def read_cell(cell: types.CellType) -> Any:
     with contextlib.suppress(ValueError):
         return cell.cell_contents
     return None
+
+
+def of_arraylike(value: Any) -> Any:
+    """An array of anybody's, of which large ones are not read as a whole."""
+    try:
+        sliced = isinstance(value.dtype, np.dtype) and value.nbytes > SAMPLED_BYTES
+    except Exception:  # Not all know these.
+        sliced = False
+    try:
+        return of_array(value if sliced else np.asarray(value))
+    except Exception:  # One without numbers, as Keras's tensors are.
+        return f"{type(value).__qualname__} of shape {value.shape}"
 
 
 def of_array(array: np.ndarray | None, whole: bool = False) -> dict[str, Any] | None:
@@ -271,8 +336,11 @@ def pieces(array: np.ndarray, whole: bool) -> Iterator[np.ndarray]:
 def bytes_of(array: np.ndarray) -> bytes | memoryview:
     """The content of an array as bytes to hash; `bfloat16` and the like offer none themselves."""
     if array.dtype == object:
-        # Its own bytes are addresses.
-        return repr(array.tolist()).encode()
+        # Its own bytes are addresses, and so may be what objects say of themselves.
+        flat = np.ravel(array).tolist()
+        if not all(item is None or type(item) in PLAIN for item in flat):
+            flat = [json.dumps(identity_of(item)) for item in flat]
+        return repr(flat).encode()
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 

@@ -203,3 +203,80 @@ def test_changes_name_the_place():
         "d": ([1], [1, 2]),
         "e": (0, None),
     }
+
+
+def test_code_that_calls_on_and_on_comes_to_an_end():
+    """One function after another, as deep as Python calls none."""
+    lines = [f"def of_{number}(x):\n    return of_{number + 1}(x)" for number in range(500)]
+    functions: dict[str, object] = {}
+    code = "\n".join([*lines, "def of_500(x):\n    return x"])
+    exec(compile(code, "/of/the/user.py", "exec"), functions)
+    with with_all_code():
+        assert len(identity_of(functions["of_0"])["calls"]) == 500
+
+
+class Unready:
+    """Has a property that raises, as before something is there."""
+
+    def __init__(self, value, other):
+        self.other = other
+
+    @property
+    def value(self):
+        raise RuntimeError("Not yet.")
+
+
+def test_what_cannot_be_read_is_left_out():
+    """Properties that raise, and tensors without numbers."""
+    assert identity_of(Unready(1, 2)) == {"class": "Unready", "other": 2}
+    assert identity_of([keras.Input((3,))]) == ["KerasTensor of shape (None, 3)"]
+
+
+class Reference:
+    """Says of itself where it lies, as most classes do."""
+
+
+@pytest.mark.parametrize(
+    ("one", "same_one", "other"),
+    [
+        # Long and short lists, arrays and dicts of such, and sets, which have no order.
+        (lambda: [Reference()] * 2000, None, lambda: [Unready(1, 2)] * 2000),
+        (lambda: np.array([Reference(), None]), None, lambda: np.array([None, None])),
+        (lambda: {Reference(): 1}, None, lambda: {Reference(): 2}),
+        (lambda: [{"a", "b"}] * 2000, lambda: [{"b", "a"}] * 2000, lambda: [{"a"}] * 2000),
+        (lambda: {"a", "b", "c"}, lambda: {"c", "b", "a"}, lambda: {"a", "b"}),
+        (lambda: b"a", None, lambda: b"b"),
+        (
+            lambda: np.array([np.arange(2000), None], object),
+            None,
+            lambda: np.array([np.arange(2000) // 1999, None], object),
+        ),
+    ],
+)
+def test_where_objects_lie_does_not_count(one, same_one, other):
+    """In another process, and when they are made again, they lie elsewhere."""
+    kept = one()
+    assert same(kept, (same_one or one)()) and not same(kept, other())
+
+
+def test_a_model_that_a_loss_calls_is_known_without_names():
+    """As for a loss between features: made again, its layers have other names."""
+
+    def made(units):
+        inputs = keras.Input((3,))
+        model = keras.Model(inputs, keras.layers.Dense(units)(inputs))
+        return lambda y, y_pred: model(y) - model(y_pred)
+
+    assert same(made(2), made(2)) and not same(made(2), made(3))
+
+
+def test_the_folder_of_a_script_does_not_count():
+    """Machines may have it in different ones."""
+
+    def in_folder(folder):
+        names: dict[str, object] = {"__file__": folder, "LEVEL": 1}
+        exec(compile("def of(x):\n    return __file__, LEVEL", "user.py", "exec"), names)
+        return names["of"]
+
+    assert same(in_folder("a"), in_folder("b"))
+    assert identity_of(in_folder("a"))["globals"] == {"LEVEL": 1}

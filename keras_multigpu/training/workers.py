@@ -47,6 +47,8 @@ ONLY_HEAR = (
 SHOWN = ("verbose", "path", "picture", "folder", "backup_dir")
 """Arguments of callbacks that say what is shown and where it is written, on this worker."""
 
+KNOWN = ("keras", "keras_multigpu")
+
 VERSIONS = [sys.version_info[:2], keras.__version__, tf.__version__]
 
 HOW = ("steps_per_execution", "run_eagerly", "jit_compile")
@@ -151,17 +153,22 @@ def steering(callbacks: Any) -> list[Any]:
     """
     given = getattr(callbacks, "callbacks", callbacks)
     flat = [each for each in keras.tree.flatten(given or []) if each is not None]
-    steer = [each for each in flat if is_known(each) and not isinstance(each, ONLY_HEAR)]
+    steer = [each for each in flat if known(each) and not isinstance(each, ONLY_HEAR)]
     return [
-        {name: part for name, part in identities.of_object(each).items() if name not in SHOWN}
+        {
+            name: part
+            for name, part in identities.of_object(each, (), known(each)).items()
+            if name not in SHOWN
+        }
         for each in steer
     ]
 
 
-def is_known(callback: Any) -> bool:
-    """Whether a callback, or what it inherits from, is one of Keras's or of this package."""
+def known(callback: Any) -> list[type]:
+    """Which of Keras's classes of callbacks, or of this package's, a callback is."""
+    # What a subclass of the user's takes besides may be a file of this worker's.
     kinds = [each for each in type(callback).__mro__ if each is not keras.callbacks.Callback]
-    return any(each.__module__.partition(".")[0] in ("keras", "keras_multigpu") for each in kinds)
+    return [each for each in kinds if each.__module__.partition(".")[0] in KNOWN]
 
 
 def require_same_rates(group: ReplicaGroup, model: keras.Model) -> None:

@@ -55,3 +55,17 @@ def test_what_steers_or_exchanges_must_be_everywhere():
     assert [each["class"] for each in steering(of_chief)] == ["OwnMetrics", "EarlyStopping"]
     assert steering([OwnMetrics(every_steps=2)]) != steering([OwnMetrics(every_steps=3)])
     assert steering(keras.callbacks.CallbackList(heard, add_history=True)) == steering(None) == []
+
+
+class OwnStopping(keras.callbacks.EarlyStopping):
+    """Of the user: stops, and writes."""
+
+    def __init__(self, file, **kwargs):
+        super().__init__(**kwargs)
+        self.file = file
+
+
+def test_of_a_callback_of_the_user_the_arguments_of_keras_count():
+    """Its own may be files of this worker's."""
+    assert steering(OwnStopping("a", patience=1)) == steering(OwnStopping("b", patience=1))
+    assert steering(OwnStopping("a", patience=1)) != steering(OwnStopping("a", patience=2))

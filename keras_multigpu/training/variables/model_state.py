@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.identities import identity_of, of_object
+from keras_multigpu.identities import identity_of, of_layer, of_object
 from keras_multigpu.keras_internals import model_internals, optimizer_internals, variable_internals
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
 from keras_multigpu.training.replica_group import copies_of
@@ -160,7 +160,7 @@ def identity_of_model(model: keras.Model) -> dict[str, Any]:
     """
     given = compile_arguments(model)
     return {
-        "layers": [identity_of_layer(part) for part in model_internals.layers_of(model)],
+        "layers": [of_layer(part) for part in model_internals.layers_of(model)],
         "optimizers": [identity_of_optimizer(part) for part in optimizers_of(model)],
         **{name: identity_of(given.get(name)) for name in COMPILED},
     }
@@ -182,14 +182,3 @@ def rates_of(model: keras.Model) -> list[Any]:
         else identity_of(rate)
         for rate in rates
     ]
-
-
-def identity_of_layer(layer: keras.Layer) -> dict[str, Any]:
-    """That of a layer; of one that Keras made of others only how they are wired."""
-    if type(layer).get_config in MADE_OF_OTHERS:
-        return {"class": type(layer).__name__, "wiring": identity_of(model_internals.wiring(layer))}
-    return of_object(layer)
-
-
-# The layers inside have their own places in the list.
-MADE_OF_OTHERS = (keras.Sequential.get_config, model_internals.FunctionalModel.get_config)
