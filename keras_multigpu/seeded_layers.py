@@ -74,6 +74,13 @@ def build(layer: keras.Layer, x: Any) -> None:
         )
 
 
+def in_a_row(layer: Any) -> list[Any] | None:
+    """The layers that Keras has put in a row, as in `keras.Sequential`; None for others."""
+    # A subclass with a `call` of its own does something else with them.
+    rows = keras.layers.Pipeline.call, keras.Sequential.call
+    return list(layer.layers) if getattr(type(layer), "call", None) in rows else None
+
+
 def require_instance(layer: Any) -> None:
     if isinstance(layer, type):
         raise value_error(

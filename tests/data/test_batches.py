@@ -327,6 +327,24 @@ def test_a_list_draws_as_a_sequence_does(augment):
     assert np.abs(one - images[:5]).max() > 0.01
 
 
+class Doubled(keras.Sequential):
+    """Does more than its layers in a row."""
+
+    def call(self, inputs, training=None, mask=None):
+        return 2 * super().call(inputs, training=training, mask=mask)
+
+
+@pytest.mark.parametrize(
+    "outer", [lambda layer: layer, lambda layer: kmg.augmentation.Sequence([layer])]
+)
+def test_layers_in_a_row_with_a_call_of_their_own_are_called(outer):
+    """And not one after another in place of it."""
+    images = np.ones((2, 4, 4, 3), "float32")
+    augment = outer(Doubled([keras.layers.Rescaling(3.0)]))
+    batch = next(iter(kmg.data.from_arrays(images, augment=augment).epoch(0)))
+    np.testing.assert_allclose(batch, images * 6)
+
+
 def test_functions_with_seeds_do_not_draw_in_evaluation():
     """They are left out; with an argument `training` they decide themselves."""
     images = np.ones((4, 2, 2, 1), "float32")

@@ -9,7 +9,7 @@ from keras_multigpu.augmentation.function import Function
 from keras_multigpu.augmentation.keras_cv_layer import KerasCVLayer
 from keras_multigpu.augmentation.keras_layer import KerasLayer
 from keras_multigpu.checks import value_error
-from keras_multigpu.seeded_layers import is_keras_cv
+from keras_multigpu.seeded_layers import in_a_row, is_keras_cv
 
 
 def as_layer(layer: Any, bounding_box_format: str | None = None) -> AugmentationLayer:
@@ -33,13 +33,14 @@ def as_layer(layer: Any, bounding_box_format: str | None = None) -> Augmentation
 def as_layers(layer: Any, bounding_box_format: str | None = None) -> list[AugmentationLayer]:
     """A layer or function as layers of this package; several where Keras puts layers in a row."""
     # One by one, targets pass by those that leave pixels in their place.
-    if isinstance(layer, keras.layers.Pipeline | keras.Sequential):
-        if not layer.layers:
+    parts = in_a_row(layer)
+    if parts is not None:
+        if not parts:
             raise value_error(
                 f"This {type(layer).__name__} has no layers.",
                 "Expected at least one in it.",
                 "Put layers into it, or leave it out.",
                 layer=layer.name,
             )
-        return [one for part in layer.layers for one in as_layers(part, bounding_box_format)]
+        return [one for part in parts for one in as_layers(part, bounding_box_format)]
     return [as_layer(layer, bounding_box_format)]

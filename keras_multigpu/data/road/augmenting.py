@@ -13,6 +13,7 @@ from keras_multigpu.seeded_layers import (
     call_of,
     folded,
     image_by_image,
+    in_a_row,
     is_keras_cv,
     parameters,
     require_instance,
@@ -37,7 +38,7 @@ def augmentation(augment: Any, training: bool) -> Augment | None:
     """
     if augment is None:
         return None
-    steps = [batch_step(one, training) for one in in_a_row(augment)]
+    steps = [batch_step(one, training) for one in each_of(augment)]
     makes_seeds = getattr(augment, "makes_seeds", False)
 
     def apply(x: Any, y: Any, weight: Any, seeds: tf.Tensor) -> Batch:
@@ -51,13 +52,10 @@ def augmentation(augment: Any, training: bool) -> Augment | None:
     return apply
 
 
-def in_a_row(augment: Any) -> list[Any]:
+def each_of(augment: Any) -> list[Any]:
     """The layers and functions, also of those that Keras has put in a row, as in a `Sequence`."""
-    if isinstance(augment, keras.layers.Pipeline | keras.Sequential):
-        augment = augment.layers
-    if isinstance(augment, list | tuple):
-        return [one for part in augment for one in in_a_row(part)]
-    return [augment]
+    parts = augment if isinstance(augment, list | tuple) else in_a_row(augment)
+    return [augment] if parts is None else [one for part in parts for one in each_of(part)]
 
 
 def batch_step(augment: Any, training: bool) -> Augment:
