@@ -271,7 +271,7 @@ class Batches:
         assert here is not None and self._use.replicas is not None
         # `MixUp` and `CutMix` mix neighbours, so these come to one process together; a `Sequence`
         # may hold such a layer.
-        steps = augmenting.in_a_row(self._settings["augment"])
+        steps = augmenting.each_of(self._settings["augment"])
         in_pairs = any(hasattr(one, "augment_batch") for one in steps)
         part = Part(here.start, here.stop, self._use.replicas, never_none=True, in_pairs=in_pairs)
         cuts = tf.data.Dataset.from_tensor_slices(plan.cuts(start, part))
