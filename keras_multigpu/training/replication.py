@@ -204,7 +204,8 @@ class Replication:
         in_parts = bool(overridden(model, method)) or method in self._on_variables
         self.placement.arrange_metrics(model, in_parts)
         eager = bool(model.run_eagerly)
-        key = (method, eager, *more)
+        # Without a graph Keras asks in each step what is frozen.
+        key = (method, eager, *more, *(map(id, model.trainable_variables) if eager else ()))
         if key not in self._functions:
             if self.probes:
                 # Steps with probes that are gone go, so that repeated `fit`s do not grow.

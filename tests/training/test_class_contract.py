@@ -106,6 +106,26 @@ def test_steps_are_made_anew_where_keras_makes_them(anew, two):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("eager", [False, True])
+def test_what_is_frozen_after_compile_is_frozen_when_it_is_in_keras(eager, two):
+    """Without a graph from the next step on, with one when the step is made anew."""
+
+    def results(place):
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dense(1)]
+        model = place(keras.Sequential(layers))
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", run_eagerly=eager)
+        found = []
+        for frozen in (False, True, False):
+            model.layers[0].trainable = not frozen
+            found += model.fit(X, Y, batch_size=8, shuffle=False, verbose=0).history["loss"]
+            found += [weight.sum() for weight in model.get_weights()]
+        return found
+
+    with_replicas = results(lambda model: kmg.distribute(model, two))
+    np.testing.assert_allclose(with_replicas, results(lambda model: model), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_functions_for_the_loops_of_keras_are_neither_called_nor_taken(two, tmp_path):
     """They would read Keras's iterator."""
