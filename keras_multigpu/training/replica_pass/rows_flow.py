@@ -42,8 +42,8 @@ ADVICE = (
     "Take `keras.layers.BatchNormalization` for statistics of the batch. Write "
     "what compares examples as a loss for `compile` or in `compute_loss`: these are given the "
     "whole batch. Give `add_loss` a mean over the examples, `TextVectorization` an "
-    "`output_sequence_length`, or mask its padding. Or train on one device: "
-    "`kmg.strategy('one_device')`."
+    "`output_sequence_length` and `to_tensor` a `shape`, or mask the padding. Or train on one "
+    "device: `kmg.strategy('one_device')`."
 )
 
 ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
@@ -126,6 +126,8 @@ class RowsFlow:
         """Follow an operation that was made or run; its attributes matter where no graph has it."""
         if kind in ASSIGNMENTS and not self.quiet:
             self.find_stored(inputs[1])
+        if kind == "RaggedTensorToTensor" and not self.quiet and pads_to_longest(inputs[0]):
+            self.find(PADDING)
         if not outputs:
             return
         traits = [self.trait(tensor) for tensor in inputs]
@@ -252,6 +254,8 @@ def called(model: keras.Model, rows: Any, training: bool, scope: CatchingScope) 
 def tell(model: keras.Model, flow: RowsFlow, advice: str) -> None:
     """Say once for each model what relates its rows."""
     found = [] if model in _told else [*flow.found, *padded_texts(model)]
+    if leaves_padding_out(model):
+        found = [each for each in found if each.kind != PADDING]
     if not found:
         return
     _told.add(model)
@@ -430,15 +434,28 @@ RULES: dict[str, Callable[[Operation], Trait | None]] = {
 }
 
 
-def padded_texts(model: keras.Model) -> list[Finding]:
-    """Layers that pad texts to the longest of a batch, where no mask makes that no difference."""
+PADDING = "padding to the longest of a batch"
+
+
+def leaves_padding_out(model: keras.Model) -> bool:
+    """Whether a mask makes that it is no difference how long the padding is."""
     layers = model_internals.layers_of(model)
-    if any(isinstance(x, keras.layers.Masking) or getattr(x, "mask_zero", False) for x in layers):
-        return []
+    return any(isinstance(x, keras.layers.Masking) or getattr(x, "mask_zero", 0) for x in layers)
+
+
+def pads_to_longest(shape: tf.Tensor) -> bool:
+    """Whether ragged rows become dense without a length that is given for all batches."""
+    known = tf.get_static_value(shape)
+    return known is not None and (known.ndim == 0 or -1 in known[1:])
+
+
+def padded_texts(model: keras.Model) -> list[Finding]:
+    """Layers that pad texts to the longest of a batch."""
+    layers = model_internals.layers_of(model)
     texts = [layer for layer in layers if isinstance(layer, keras.layers.TextVectorization)]
     configs = [(layer.name, layer.get_config()) for layer in texts]
     return [
-        Finding("padding to the longest text", f"`{name}`")
+        Finding(PADDING, f"`{name}`")
         for name, config in configs
         if config["output_mode"] == "int"
         and not config["ragged"]

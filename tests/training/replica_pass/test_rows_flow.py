@@ -292,5 +292,30 @@ def test_texts_that_are_padded_to_the_longest_are_told(length, mask_zero, told, 
     )
     texts = tf.constant([["a b a"], ["b"], ["a"]])
     found = kmg.distribute(model, devices=2).predict(texts, verbose=0)
-    assert told == ("padding to the longest text" in caplog.text)
+    assert told == ("padding to the longest" in caplog.text)
     assert told == (not np.allclose(found, model(texts), atol=1e-6))
+
+
+@pytest.mark.parametrize(
+    ("shape", "mask_zero", "told"),
+    [(None, False, True), (None, True, False), ([None, 3], False, False)],
+)
+def test_ragged_rows_that_are_padded_to_the_longest_are_told(shape, mask_zero, told, caplog):
+    """As texts are."""
+
+    class Padded(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding = layers.Embedding(4, 2, mask_zero=mask_zero)
+            self.pooling = layers.GlobalAveragePooling1D()
+
+        def call(self, x):
+            dense = x.to_tensor(shape=shape) if isinstance(x, tf.RaggedTensor) else x
+            return self.pooling(self.embedding(dense))
+
+    rows, model = tf.ragged.constant([[1, 2, 1], [2], [1]]), Padded()
+    expected = model(rows)
+    data = tf.data.Dataset.from_tensors(rows)
+    found = kmg.distribute(model, devices=2).predict(data, verbose=0)
+    assert told == ("padding to the longest" in caplog.text)
+    assert told == (not np.allclose(found, expected, atol=1e-6))
