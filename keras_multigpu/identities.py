@@ -156,8 +156,8 @@ def of_class(kind: type) -> list[Any]:
                 member = getattr(member, "fget", None) or getattr(member, "__func__", member)
                 member = getattr(member, "python_function", member)  # Of a `tf.function`.
                 if isinstance(member, types.FunctionType):
-                    found.append([name, of_function(member)])
-                elif isinstance(member, (bool, int, float, str)) and not name.startswith("__"):
+                    found.append([name, of_function(member, of_values=False)])
+                elif isinstance(member, (bool, int, float)) and not name.startswith("__"):
                     found.append([name, member])
     return found
 
@@ -172,7 +172,7 @@ def of_called(function: Callable[..., Any]) -> list[Any]:
                 found += of_class(each)
             elif isinstance(each, types.FunctionType) and is_of_user(each.__code__.co_filename):
                 if is_new(each):
-                    found.append(of_function(each, follows=False))
+                    found.append(of_function(each, follows=False, of_values=False))
                     waiting.append(inspect.unwrap(each))
     return [each for each in found if not isinstance(each, str)]
 
@@ -240,11 +240,20 @@ def is_important(name: Any) -> bool:
     return name not in UNIMPORTANT and not str(name).endswith("_initializer")
 
 
-def of_function(function: Callable[..., Any], inside: Where = (), follows: bool = True) -> Any:
+def of_function(
+    function: Callable[..., Any],
+    inside: Where = (),
+    *,
+    follows: bool = True,
+    of_values: bool = True,
+) -> Any:
     """A function's name; of one that is not installed with a library also what it does.
 
-    That is its code, its defaults, what it closes over, and plain global values. Functions that
-    it calls in turn are not looked into.
+    Args:
+        inside: The objects that it is a part of.
+        follows: Whether what it calls counts, where all code does.
+        of_values: Whether plain global values that it reads count. Those of a method, or of what it
+            calls, may be a worker's own: its number, a folder, when it began.
     """
     owner = getattr(function, "__self__", None)
     function = inspect.unwrap(getattr(function, "__func__", function))
@@ -252,11 +261,12 @@ def of_function(function: Callable[..., Any], inside: Where = (), follows: bool 
     if code is None or {"site-packages", "dist-packages"} & {*Path(code.co_filename).parts}:
         return function.__qualname__
     closed = [read_cell(cell) for cell in function.__closure__ or ()]
+    names = plain_globals(function) if of_values else []
     known = {
         "code": hashlib.sha256(json.dumps(of_code(code, function.__doc__)).encode()).hexdigest(),
         "defaults": [function.__defaults__, function.__kwdefaults__],
         "closed_over": closed,
-        "globals": {name: function.__globals__.get(name) for name in plain_globals(function)},
+        "globals": {name: function.__globals__.get(name) for name in names},
         "of": owner,
     }
     parts = {name: identity_of(part, inside) for name, part in known.items()}

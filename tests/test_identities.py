@@ -5,6 +5,7 @@ import importlib
 import json
 import sys
 import time
+import types
 
 import keras
 import ml_dtypes
@@ -152,6 +153,36 @@ def test_the_code_of_classes_counts_where_it_is_asked_for(changed, tmp_path, mon
             found.append(json.dumps(identity_of(layers)))
         assert same(layers, layers) and "code" not in identity_of(layers[0])
     assert found[0] == found[1] != found[2]
+
+
+def test_values_of_a_workers_own_do_not_count_as_code():
+    """Its number, where it writes and when it began, as a method and what that calls may read."""
+    code = """
+import keras
+
+WORKER, FOLDER, BEGAN = {values}
+
+def where():
+    return FOLDER, BEGAN
+
+class Logging(keras.layers.Layer):
+    folder = FOLDER
+
+    def call(self, x):
+        if WORKER == 0:
+            print(where())
+        return x
+"""
+    found = []
+    for values in ((0, "/logs/0", 1.5), (1, "/logs/1", 2.5)):
+        names = {"__name__": "script"}
+        exec(compile(code.format(values=values), "/of/the/user.py", "exec"), names)
+        with pytest.MonkeyPatch.context() as patch, with_all_code():
+            script = types.ModuleType("script")
+            script.__file__ = "/of/the/user.py"
+            patch.setitem(sys.modules, "script", script)
+            found.append(identity_of(names["Logging"]()))
+    assert found[0] == found[1] and "code" in found[0]
 
 
 def test_a_set_in_code_has_no_order():
