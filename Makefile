@@ -66,7 +66,8 @@ keras-tests-1 keras-tests-2 test-keras: $(INSTALLED)
 	$(BIN)/python tests/keras_suite $(KERAS_TESTS) --tb=short > build/$@.txt 2>&1; \
 	status=$$?; tail -n 40 build/$@.txt; exit $$status
 
-# What trains, on the oldest Keras and TensorFlow that pyproject.toml allows. Takes a quarter of an hour.
+# What trains, on the oldest Keras and TensorFlow that pyproject.toml allows. Takes five to fifteen
+# minutes.
 OLDEST := .venv-oldest
 OLDEST_VERSIONS = $$(sed -nE \
 	's/^dependencies = .*"keras>=([0-9.]+)", "tensorflow>=([0-9.]+)".*/keras==\1.* tensorflow==\2.*/p' \
