@@ -6,6 +6,7 @@ What plain Keras returns on one device is the expectation; 3 replicas must retur
 import functools
 import itertools
 import random
+import time
 import warnings
 
 import keras
@@ -931,3 +932,30 @@ def test_mistakes_are_value_errors(mistake):
     with pytest.raises(ValueError, match=r"\S+"):
         mistake(model)
     assert_close(before, model.get_weights())
+
+
+class Slow(keras.utils.PyDataset):
+    """Twenty batches that threads read, never ahead of training."""
+
+    num_batches = 20
+
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        return np.full((4, 2), index, "float32"), np.ones((4, 1), "float32")
+
+
+def test_what_workers_read_is_asked_for_within_epochs_only():
+    """Keras stops them between epochs, here of a part of the data, and goes on after it."""
+    losses = []
+    for distributed in (False, True):
+        dense = keras.layers.Dense(1, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((2,)), dense])
+        if distributed:
+            model = kmg.distribute(model, kmg.strategy(devices=["CPU:0", "CPU:1"]))
+        model.compile(keras.optimizers.SGD(1e-3), "mse")
+        # Time in which whatever reads ahead asks for more.
+        pause = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: time.sleep(0.1))
+        data = Slow(workers=2, max_queue_size=4)
+        options = {"epochs": 3, "shuffle": False, "verbose": 0, "callbacks": [pause]}
+        losses.append(model.fit(data, steps_per_epoch=6, **options).history["loss"])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=2e-5)

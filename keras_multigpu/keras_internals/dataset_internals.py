@@ -164,6 +164,12 @@ data_adapter = data_adapters.get_data_adapter
 """Returns Keras's adapter for arrays, datasets, `PyDataset`s and generators."""
 
 
+def has_workers(adapter: Any) -> bool:
+    """Whether threads or processes of a `PyDataset` read what Keras's adapter gives."""
+    # `PyDataset.workers` is not enough: one worker is a thread only with multiprocessing.
+    return getattr(adapter, "enqueuer", None) is not None
+
+
 def split_validation(arrays: Any, fraction: float) -> Any:
     """Cut the validation split off the end of arrays, as `fit` does."""
     return array_slicing.train_validation_split(arrays, validation_split=fraction)

@@ -1,5 +1,6 @@
 """How Keras reads data, and how TensorFlow says how a dataset was made."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -97,3 +98,17 @@ def test_elements_are_dealt_out_to_devices():
     found = list(dataset_internals.multi_device_iterator(data, devices, "/device:CPU:0", 2))
     assert [list(map(int, elements)) for elements in found] == [[0, 1], [2, 3]]
     assert [element.device[-5:] for element in found[0]] == ["CPU:1", "CPU:2"]
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(1, False), (2, True)])
+def test_workers_of_a_dataset_are_seen(workers, expected):
+    """Keras's adapter still has an `enqueuer` where they read."""
+
+    class Data(keras.utils.PyDataset):
+        num_batches = 1
+
+        def __getitem__(self, index):
+            return np.ones((2, 1)), np.ones((2, 1))
+
+    adapter = dataset_internals.data_adapter(Data(workers=workers))
+    assert dataset_internals.has_workers(adapter) == expected

@@ -182,6 +182,10 @@ class DatasetSource(BatchSource):
     def iterator(self) -> Iterator[Shares]:
         if self._order is not None:
             self._order.change()
+        if dataset_internals.has_workers(self._adapter):
+            # They read ahead themselves, and Keras stops them between epochs: whoever asked for a
+            # batch meanwhile would get their error in place of it.
+            return map(self._cutter, self.whole())
         if self._shares is None:
             self._shares = self._cutter.ahead(self._dataset)
         return iter(self._shares)
