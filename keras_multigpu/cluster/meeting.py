@@ -65,7 +65,7 @@ def receive(workers: Sequence[str], index: int) -> None:
         server.settimeout(POLL)
         while not strange and (missing := {*range(1, len(workers))} - {*lines}):
             patience.tell(sorted(missing))
-            # Whatever is no worker may call, too.
+            # Whoever calls need not be a worker.
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
                 line = open_lines.enter_context(server.accept()[0])
                 line.settimeout(1)

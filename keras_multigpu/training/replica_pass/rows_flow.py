@@ -438,7 +438,7 @@ PADDING = "padding to the longest of a batch"
 
 
 def leaves_padding_out(model: keras.Model) -> bool:
-    """Whether a mask makes that it is no difference how long the padding is."""
+    """Whether a mask makes the length of the padding irrelevant."""
     layers = model_internals.layers_of(model)
     return any(isinstance(x, keras.layers.Masking) or getattr(x, "mask_zero", 0) for x in layers)
 
