@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
+from keras_multigpu.training.lengths import is_one_row, length_of, require_equal_lengths
 
 Batch = tuple[Any, Any, Any]
 """A global batch: `(x, y, sample_weight)`, of tensors or of their specs."""
@@ -126,8 +127,9 @@ def shares_of(batch: Batch, replicas: int, ids: Sequence[int] | None = None) -> 
     total = tf.constant(size, COUNT) if isinstance(size, int) else tf.cast(size, COUNT)
     if replicas == 1:
         return (Rows(batch, total, total),)
-    bounds = Bounds(size, replicas, list(range(replicas)) if ids is None else ids)
-    parts = [bounds.parts(leaf) for leaf in keras.tree.flatten(batch)]
+    with tf.control_dependencies(require_equal_lengths(batch)):
+        bounds = Bounds(size, replicas, list(range(replicas)) if ids is None else ids)
+        parts = [bounds.parts(leaf) for leaf in keras.tree.flatten(batch)]
     return tuple(
         Rows(keras.tree.pack_sequence_as(batch, list(leaves)), examples, total)
         for *leaves, examples in zip(*parts, bounds.examples, strict=True)
@@ -136,6 +138,8 @@ def shares_of(batch: Batch, replicas: int, ids: Sequence[int] | None = None) -> 
 
 def joined_shares(parts: Sequence[Batch]) -> Shares:
     """The shares of a batch that somebody else has cut; of no examples, with a borrowed row."""
+    for part in parts:
+        require_equal_lengths(part)
     sizes: list[Any] = [batch_size_of(part) for part in parts]
     donor = parts[int(np.argmax(sizes))]
     total = tf.constant(sum(sizes), COUNT)
@@ -199,13 +203,7 @@ def batch_size_of(batch: Any) -> int | tf.Tensor | None:
     ]
     # A leaf of one row may belong to all examples, so the others are asked first.
     for leaf in sorted(leaves, key=is_one_row):
-        static = leaf.shape[0]
-        if static is not None:
-            return int(static)
-        if isinstance(leaf, tf.TypeSpec):
-            return None
-        ragged = isinstance(leaf, tf.RaggedTensor)
-        return leaf.nrows(tf.int32) if ragged else tf.shape(leaf, tf.int32)[0]
+        return length_of(leaf)
     raise ValueError(
         "The batch holds no array with a batch axis. Expected at least one tensor of rank 1 or "
         f"more, with the examples along its first axis. Received: batch={batch}"
@@ -241,6 +239,9 @@ def share_spec(spec: tuple[Any, Any, Any], replicas: int) -> Rows:
 
     The rows have a static shape where the batch has one that divides evenly.
     """
+    count = tf.TensorSpec((), COUNT)
+    if replicas == 1:
+        return Rows(spec, count, count)
     size = batch_size_of(spec)
     rows = size // replicas if isinstance(size, int) and size % replicas == 0 and size else None
 
@@ -249,13 +250,7 @@ def share_spec(spec: tuple[Any, Any, Any], replicas: int) -> Rows:
             return leaf
         return with_length(leaf, rows)
 
-    count = tf.TensorSpec((), COUNT)
     return Rows(keras.tree.map_structure(share, spec), count, count)
-
-
-def is_one_row(leaf: Any) -> bool:
-    """Whether a leaf is known to have one row, whatever the number of examples."""
-    return leaf is not None and leaf.shape.rank != 0 and leaf.shape[0] == 1
 
 
 def open_spec(batch: Batch) -> Batch:
@@ -313,7 +308,10 @@ def piece_of(share: Rows, size: Any, index: int, pieces: int) -> tuple[Rows, Any
     """One of several pieces of a replica's rows, and how many rows it really has."""
     start, stop = share_bounds(size, index, pieces)
     examples = tf.cast(stop - start, COUNT) * tf.cast(share.examples > 0, COUNT)
-    return Rows(rows(share.data, start, stop), examples, share.global_batch_size), stop - start
+    # A single replica has its batches as they came.
+    with tf.control_dependencies(require_equal_lengths(share.data)):
+        data = rows(share.data, start, stop)
+    return Rows(data, examples, share.global_batch_size), stop - start
 
 
 def specs_of(tensors: Any) -> Any:

@@ -31,6 +31,7 @@ from keras_multigpu.training.feed.sources import (
     PythonSource,
     knows_epochs,
 )
+from keras_multigpu.training.lengths import require_equal_lengths, unequal_lengths
 from keras_multigpu.training.shares import Batch, Shares
 
 RAN_OUT = (
@@ -103,11 +104,15 @@ class Feed:
         given = {"batch_size": batch_size, "steps_per_epoch": steps, "shuffle": shuffle}
         arguments = {"x": x, **self._brought, **given}
         self.source = source_of(cutter, training, predicting, order_seed, **arguments)
+        if cutter.replicas > 1 and self.source.spec is not None:
+            require_equal_lengths(self.source.spec)
         self.data = x
         self._shuffle = shuffle
         self.waited = 0.0
         self._iterator: Any = None
         self._drawn = 0
+        # That of the last batch, where each has its own.
+        self._spec: Batch | None = None
         self.done = 0
         self.has_come = False
         self._begin = 0
@@ -179,7 +184,8 @@ class Feed:
         try:
             yield
         except tf.errors.OpError as error:
-            cause = self.source.cause(error)
+            spec = self.source.spec or self._spec
+            cause = unequal_lengths(error, spec) or self.source.cause(error)
             if cause is None:
                 raise
             # Their frames keep the iterator, whose end waits for what is being read: it must not
@@ -248,6 +254,7 @@ class Feed:
             group = Group(size, most, [], iterator.iterator)
         else:
             shares = list(itertools.islice(iterator, max(size, 0)))
+            self._spec = shares[-1].spec if shares else None
             group = Group(len(shares), most, shares, None)
         self._drawn += group.size
         return group
