@@ -194,7 +194,7 @@ def checker(max_pixels: int | None) -> Callable[[str], Verdict]:
 
     def check(path: str) -> Verdict:
         try:
-            data = read_file(path)
+            data = read_file(path, decoder.max_pixels)
             kind = read_header(data).kind
             decoder.decode(data, seed)
         except DamagedExample as damage:

@@ -11,7 +11,7 @@ import numpy as np
 
 from keras_multigpu.checks import require_choice, require_positive_integer, value_error
 from keras_multigpu.data.decoding.backends import Box, backend, cut
-from keras_multigpu.data.decoding.header import MAX_PIXELS, MOST_PIXELS, read_header
+from keras_multigpu.data.decoding.header import MAX_PIXELS, MOST_PIXELS, look, read_header
 from keras_multigpu.data.road.damage import DamagedExample
 
 CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
@@ -20,14 +20,17 @@ INTERPOLATIONS = "bilinear nearest bicubic area lanczos3 lanczos5 gaussian mitch
 RESIZES = {"stretch": "fit", "crop": "crop", "pad": "pad", "random_crop": "random"}
 """How an image comes to its size; behind it the word that caches and checkpoints have for it."""
 
-# No image of `MOST_PIXELS` takes more, even without compression.
-MAX_BYTES = 2**31
+# Linux reads no more at once, and no image of `MOST_PIXELS` takes more.
+MAX_BYTES = 2**31 - 2**12
 
 # The parts of `"random_crop"` are those of the training of Inception (Szegedy et al., "Going deeper
 # with convolutions", 2014) and of most since. torchvision's `RandomResizedCrop` draws as often.
 AREAS = (0.08, 1.0)
 ASPECTS = (math.log(3 / 4), math.log(4 / 3))
 TRIES = 10
+
+START = 2**16
+"""So many bytes of a file are looked at before it is read."""
 
 # A pipe that is named like an image must not be waited for.
 _OPEN = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -87,7 +90,7 @@ class ImageDecoder:
         }
 
     def decode_file(self, path: str, seed: np.ndarray) -> np.ndarray:
-        return self.decode(read_file(path), seed)
+        return self.decode(read_file(path, self.max_pixels), seed)
 
     def decode(self, data: bytes, seed: np.ndarray) -> np.ndarray:
         header = read_header(data, self.max_pixels)
@@ -122,37 +125,53 @@ class ImageDecoder:
         return padded
 
 
-def read_file(path: str) -> bytes:
-    """The content of a regular file; `DamagedExample` for anything else."""
+def read_file(path: str, max_pixels: int | None = None) -> bytes:
+    """The content of a regular file; `DamagedExample` for anything else.
+
+    With `max_pixels`, what its first bytes show to be no image of so many pixels is not read.
+    """
     try:
         file = os.open(path, _OPEN)
         try:
-            status = os.fstat(file)
-            if stat.S_ISDIR(status.st_mode):
-                raise IsADirectoryError
-            if not stat.S_ISREG(status.st_mode):
-                raise DamagedExample("it is not a regular file")
-            size = status.st_size
-            if size > MAX_BYTES:
-                raise DamagedExample(f"it has {size:,} bytes, too many for an image")
-            data = os.read(file, size)
-            # A call may read less than it was asked for: Linux ends at 2 GiB less a page.
-            while len(data) < size and (more := os.read(file, size - len(data))):
-                data += more
-            return data
+            return content(file, max_pixels)
         finally:
             os.close(file)
-    except OSError as error:
+    except DamagedExample:
+        raise
+    # The latter is what a zero byte in a path ends in, and what cannot be encoded.
+    except (OSError, ValueError) as error:
         raise DamagedExample(cause_of(error)) from None
 
 
-def cause_of(error: OSError) -> str:
+def content(file: int, max_pixels: int | None) -> bytes:
+    status = os.fstat(file)
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError
+    if not stat.S_ISREG(status.st_mode):
+        raise DamagedExample("it is not a regular file")
+    size = status.st_size
+    if size > MAX_BYTES:
+        raise DamagedExample(f"it has {size:,} bytes, too many for an image")
+    if max_pixels is not None and size > START:
+        look(os.read(file, START), size, max_pixels)
+        os.lseek(file, 0, os.SEEK_SET)
+    # All in one piece of memory, which to join two would take twice.
+    data = os.read(file, size)
+    # Some systems read less than they are asked for.
+    while len(data) < size and (more := os.read(file, size - len(data))):
+        data += more
+    return data
+
+
+def cause_of(error: OSError | ValueError) -> str:
     if isinstance(error, FileNotFoundError):
         return "it does not exist, or not any more"
     if isinstance(error, IsADirectoryError):
         return "it is a directory"
     if isinstance(error, PermissionError):
         return "permission to read it is denied"
+    if isinstance(error, ValueError):
+        return f"no file can have this path: {error}"
     return error.strerror or str(error)
 
 

@@ -5,8 +5,10 @@ file, and one that was cut off is found out even where the decoder would fill th
 Neither OpenCV nor TensorFlow says so before it has decoded, and Pillow is not required.
 """
 
+import contextlib
+import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from keras_multigpu.data.road.damage import DamagedExample
@@ -18,15 +20,31 @@ MAX_PIXELS = 2**28 // 3
 # What can be decoded at all: TensorFlow and Pillow refuse larger ones, too.
 MOST_PIXELS = 2**29 // 3
 
+# What a file may have beside its pixels: metadata, further frames, a film behind a photograph.
+SPARE_BYTES = 2**28
+
+# Eight take 16 bits of each of four colours, without any compression.
+BYTES_A_PIXEL = 8
+
+# Each scan of a JPEG costs the decoder a walk through the whole image, be it empty: 20,000 of them
+# make a file of 9 MB that keeps it busy for minutes. Encoders write 10, and 24 at most.
+MOST_SCANS = 100
+
+# Metadata come in pieces of up to 64 kB each.
+MOST_SEGMENTS = 10_000
+
 KINDS = "JPEG, PNG, GIF, BMP or WebP"
 
 # The last chunk: no content, its name, and the checksum of that.
 PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
 JPEG_END = b"\xff\xd9"
-PROGRESSIVE = 0xC2
-START_OF_SCAN = 0xDA
-# Markers that stand alone: TEM, restarts, the start of an image.
-WITHOUT_LENGTH = (0x01, *range(0xD0, 0xD9))
+# The second one with arithmetic coding.
+PROGRESSIVE = (0xC2, 0xCA)
+START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
+# Markers that stand alone: TEM, restarts, the start of an image. Those that begin a segment are the
+# others; 0xFF may stand before any of them, and 0 behind it is a value of the image.
+WITHOUT_LENGTH = rb"\x01\xd0-\xd8"
+SEGMENT = re.compile(rb"\xff([^\x00\xff" + WITHOUT_LENGTH + rb"])")
 # The other three mean tables, or nothing yet, and have no size in them.
 FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
@@ -40,7 +58,7 @@ class Header(NamedTuple):
         width: Its columns.
         components: How many colours a JPEG has: 4 are CMYK.
         progressive: Whether a JPEG comes in several scans, each finer than the one before.
-        end: Where the first frame of a GIF ends.
+        end: Where what was read ends; of a whole GIF its first frame.
     """
 
     kind: str
@@ -53,75 +71,118 @@ class Header(NamedTuple):
 
 def read_header(data: bytes, max_pixels: int = MOST_PIXELS) -> Header:
     """Read the header; raise `DamagedExample` if this is not a whole image of a decent size."""
-    reader = reader_of(data)
-    if reader is None:
-        raise DamagedExample(
-            f"it is not a {KINDS} image, it begins with {data[:12]!r}" if data else "it is empty"
-        )
+    read, complete = kind_of(data)
     try:
-        header = reader(data)
+        header = complete(data, read(data))
     except (IndexError, struct.error):
         raise cut_off(data) from None
+    require_decent(header, max_pixels)
+    return header
+
+
+def look(start: bytes, size: int, max_pixels: int) -> None:
+    """Raise `DamagedExample` if a file of `size` bytes that begins so need not be read whole."""
+    read, _ = kind_of(start)
+    room, what = SPARE_BYTES, "an image"
+    # The size of an image may stand further behind.
+    with contextlib.suppress(IndexError, struct.error):
+        header = read(start)
+        require_decent(header, max_pixels)
+        room += BYTES_A_PIXEL * header.height * header.width
+        what = f"{header.width} x {header.height} pixels"
+    if size > room:
+        raise DamagedExample(f"it has {size:,} bytes, too many for {what}")
+
+
+def require_decent(header: Header, max_pixels: int) -> None:
     if header.height < 1 or header.width < 1:
         raise DamagedExample(f"its header gives {header.width} x {header.height} pixels")
     if header.height * header.width > max_pixels:
         size = f"{header.width} x {header.height}"
         raise DamagedExample(f"it has {size} pixels, more than max_pixels={max_pixels:,}")
-    return header
 
 
 def cut_off(data: bytes) -> DamagedExample:
     return DamagedExample(f"it is truncated: its end is missing after {len(data):,} bytes")
 
 
-def reader_of(data: bytes) -> Callable[[bytes], Header] | None:
+Reading = tuple[Callable[[bytes], Header], Callable[[bytes, Header], Header]]
+"""What reads the size of an image from its first bytes, and what looks for its end."""
+
+
+def kind_of(data: bytes) -> Reading:
     if data.startswith(b"\xff\xd8\xff"):
-        return jpeg
+        return jpeg, whole_jpeg
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return png
+        return png, whole_png
     if data.startswith((b"GIF87a", b"GIF89a")):
-        return gif
+        return gif, whole_gif
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-        return webp
-    return bmp if data.startswith(b"BM") else None
+        return webp, whole_webp
+    if data.startswith(b"BM"):
+        return bmp, whole_bmp
+    raise DamagedExample(
+        f"it is not a {KINDS} image, it begins with {data[:12]!r}" if data else "it is empty"
+    )
 
 
 def jpeg(data: bytes) -> Header:
-    place = 2
-    header = None
-    complete = data.endswith(JPEG_END)
-    while True:
-        # Decoders skip stray bytes between segments.
-        if data[place] != 0xFF:
-            place = data.find(b"\xff", place)
-            if place < 0:
-                raise cut_off(data)
-        marker = data[place + 1]
+    for marker, place in segments(data, 2):
+        if marker == START_OF_SCAN:
+            break
         if marker in FRAME_HEADERS:
             height, width, components = struct.unpack_from(">HHB", data, place + 5)
-            header = Header("JPEG", height, width, components, marker == PROGRESSIVE)
-            if complete:
-                return header
-        elif marker == START_OF_SCAN:
-            # In the scan that follows, 0xFF and 0xD9 stand together at the end only. A camera
-            # may have added something behind it.
-            if header is None or data.find(JPEG_END, place) < 0:
-                raise cut_off(data)
-            return header
-        if marker == 0xFF:
-            place += 1
-        elif marker in WITHOUT_LENGTH:
-            place += 2
-        else:
-            place += 2 + struct.unpack_from(">H", data, place + 2)[0]
+            return Header("JPEG", height, width, components, marker in PROGRESSIVE, place)
+    raise IndexError("There is no header of a frame.")
+
+
+def whole_jpeg(data: bytes, header: Header) -> Header:
+    scans = 0
+    for marker, place in segments(data, header.end):
+        if marker == END_OF_IMAGE:
+            break
+        scans += marker == START_OF_SCAN
+        if scans > MOST_SCANS:
+            raise DamagedExample(f"it is a JPEG of more than {MOST_SCANS} scans")
+        if marker != START_OF_SCAN or scans > 1:
+            continue
+        # In a scan 0xFF and 0xD9 stand together at its end only. A camera may have added something
+        # behind it.
+        if not data.endswith(JPEG_END) and data.find(JPEG_END, place) < 0:
+            raise cut_off(data)
+        # All colours at once and in full: decoders take no other scan.
+        if not header.progressive and data[place + 4] == header.components:
+            break
+    if not scans and not data.endswith(JPEG_END):
+        raise cut_off(data)
+    return header
+
+
+def segments(data: bytes, place: int) -> Iterator[tuple[int, int]]:
+    """The markers of a JPEG's segments from a place on, and where each stands."""
+    for _ in range(MOST_SEGMENTS):
+        # Decoders skip stray bytes between segments.
+        found = SEGMENT.search(data, place)
+        if found is None:
+            return
+        yield found[1][0], found.start()
+        length = data[found.end() : found.end() + 2]
+        if len(length) < 2:
+            return
+        place = found.end() + int.from_bytes(length, "big")
+    raise DamagedExample(f"it is a JPEG of more than {MOST_SEGMENTS:,} segments")
 
 
 def png(data: bytes) -> Header:
     width, height = struct.unpack_from(">II", data, 16)
+    return Header("PNG", height, width)
+
+
+def whole_png(data: bytes, header: Header) -> Header:
     # Somebody may have added something behind the end.
     if not data.endswith(PNG_END) and PNG_END not in data:
         raise cut_off(data)
-    return Header("PNG", height, width)
+    return header
 
 
 def gif(data: bytes) -> Header:
@@ -133,8 +194,12 @@ def gif(data: bytes) -> Header:
             raise DamagedExample("it is a GIF without a frame")
         place = after_blocks(data, place + 2)
     left, top, columns, rows, flags = struct.unpack_from("<HHHHB", data, place + 1)
-    end = after_blocks(data, place + 11 + colors(flags))
-    return Header("GIF", max(height, top + rows), max(width, left + columns), end=end)
+    place += 11 + colors(flags)
+    return Header("GIF", max(height, top + rows), max(width, left + columns), end=place)
+
+
+def whole_gif(data: bytes, header: Header) -> Header:
+    return header._replace(end=after_blocks(data, header.end))
 
 
 def colors(flags: int) -> int:
@@ -148,8 +213,6 @@ def after_blocks(data: bytes, place: int) -> int:
 
 
 def webp(data: bytes) -> Header:
-    if len(data) < 8 + struct.unpack_from("<I", data, 4)[0]:
-        raise cut_off(data)
     chunk = data[12:16]
     if chunk == b"VP8X":
         # This and the lossless form write sizes less one, in 24 and in 14 bits.
@@ -163,16 +226,27 @@ def webp(data: bytes) -> Header:
     return Header("WebP", height, width)
 
 
+def whole_webp(data: bytes, header: Header) -> Header:
+    if len(data) < 8 + struct.unpack_from("<I", data, 4)[0]:
+        raise cut_off(data)
+    return header
+
+
 def bmp(data: bytes) -> Header:
     """The header of a BMP; rows can stand in either order, with a negative height for one."""
-    start, length = struct.unpack_from("<I4x", data, 10)[0], struct.unpack_from("<I", data, 14)[0]
+    sides = "<HH" if struct.unpack_from("<I", data, 14)[0] == 12 else "<ii"
+    width, height = struct.unpack_from(sides, data, 18)
+    return Header("BMP", abs(height), width)
+
+
+def whole_bmp(data: bytes, header: Header) -> Header:
+    start, length = struct.unpack_from("<I", data, 10)[0], struct.unpack_from("<I", data, 14)[0]
     if length == 12:
-        width, height, _, depth = struct.unpack_from("<HHHH", data, 18)
-        compression = 0
+        depth, compression = struct.unpack_from("<H", data, 24)[0], 0
     else:
-        width, height, _, depth, compression = struct.unpack_from("<iiHHI", data, 18)
-    height = abs(height)
+        depth, compression = struct.unpack_from("<HI", data, 28)
     # 0 and 3 are not compressed; of compressed rows only the decoder knows how long they are.
-    if compression in (0, 3) and len(data) < start + (width * depth + 31) // 32 * 4 * height:
+    row = (header.width * depth + 31) // 32 * 4
+    if compression in (0, 3) and len(data) < start + row * header.height:
         raise cut_off(data)
-    return Header("BMP", height, width)
+    return header

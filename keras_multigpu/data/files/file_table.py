@@ -4,6 +4,9 @@ import array
 import os
 from collections.abc import Iterable
 
+# Names of files need not be valid Unicode, and paths in a list need not be names of files.
+_ENCODING = "utf-8", "surrogatepass"
+
 
 class FileTable:
     """A list of paths that keeps each folder once and all names in one piece of memory."""
@@ -41,7 +44,6 @@ class Texts:
     """A list of short texts, one after another in one piece of memory."""
 
     def __init__(self) -> None:
-        # Names of files need not be valid Unicode, so they are kept as the system has them.
         self._bytes = bytearray()
         self._ends = array.array("Q", [0])
 
@@ -51,10 +53,10 @@ class Texts:
     def __getitem__(self, index: int) -> str:
         if not 0 <= index < len(self):
             raise IndexError(f"There are {len(self)} texts, and none has the number {index}.")
-        return os.fsdecode(bytes(self._bytes[self._ends[index] : self._ends[index + 1]]))
+        return self._bytes[self._ends[index] : self._ends[index + 1]].decode(*_ENCODING)
 
     def add(self, text: str) -> int:
         """Append one text; returns its number."""
-        self._bytes += os.fsencode(text)
+        self._bytes += text.encode(*_ENCODING)
         self._ends.append(len(self._bytes))
         return len(self._ends) - 2

@@ -102,13 +102,13 @@ def state_of(files: FileTable, exact: bool) -> str:
     for index in range(len(files)):
         path = files.path(index)
         known = state_of_file(path, exact) if index % step == 0 else ""
-        content.update(os.fsencode(path[len(top) :]) + f"\0{known}\0".encode())
+        content.update(f"{path[len(top) :]}\0{known}\0".encode(errors="surrogatepass"))
     return content.hexdigest()[:32]
 
 
 def state_of_file(path: str, exact: bool) -> str:
     try:
         state = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):  # The latter at paths that no file can have.
         return "missing"
     return f"{state.st_size} {state.st_mtime_ns}" if exact else str(state.st_size)

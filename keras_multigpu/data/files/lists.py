@@ -205,7 +205,7 @@ def texts_of(paths: Iterable[Any], name: str) -> list[str]:
                 "Fill it in, or leave the row out.",
                 path=path,
             )
-        texts.append(os.fspath(path))
+        texts.append(os.fsdecode(path))
     return texts
 
 

@@ -54,9 +54,10 @@ class MaskTargets(Targets):
 
     def read(self, out: np.ndarray, indices: np.ndarray, seeds: np.ndarray) -> Damaged:
         def read(row: int) -> None:
-            data = read_file(self._masks.path(int(indices[row])))
+            mask, image = (table.path(int(indices[row])) for table in (self._masks, self._images))
+            data = read_file(mask, self.grey.max_pixels)
             if self.grey.draws:
-                require_same_size(data, read_file(self._images.path(int(indices[row]))))
+                require_same_size(data, read_file(image, self.grey.max_pixels))
             out[row] = self._decoded(data, seeds[row])
 
         damaged = read_rows(len(indices), read)

@@ -25,7 +25,7 @@ class FlowLoading(NamedTuple):
     def load(self, path: str) -> np.ndarray:
         """The same pixels as `keras.utils.load_img` gives, resized; `[height, width, channels]`."""
         data = read_file(path)
-        image = None if self.color_mode == "rgba" else decoded_jpeg(data, self.color_mode)
+        image = decoded_jpeg(data, self.color_mode)
         if image is None:
             return self._loaded_by_keras(data)
         if image.shape[:2] == self.size:
@@ -60,14 +60,14 @@ class FlowLoading(NamedTuple):
 
 
 def decoded_jpeg(data: bytes, color_mode: str) -> np.ndarray | None:
-    """A JPEG's pixels, equal to Pillow's; None for other files, and JPEGs of other colours."""
+    """A JPEG's pixels, equal to Pillow's; None for other files and colours."""
     import cv2
 
     if not data.startswith(_JPEG):
         return None
     header = read_header(data)
     # Of four, CMYK, OpenCV makes other colours than Pillow: two levels off in a random picture.
-    if header.components not in (1, 3):
+    if color_mode == "rgba" or header.components not in (1, 3):
         return None
     single = header.components == 1 and color_mode == "grayscale"
     flags = cv2.IMREAD_IGNORE_ORIENTATION | (

@@ -169,6 +169,57 @@ def test_the_limit_is_an_argument(settings, any_backend):
                 each.decode(content, SEED)
 
 
+def of_scans(more, mode=None, **options):
+    """A JPEG that ends in further scans, which hold nothing."""
+    content = encoded(picture(), "JPEG", mode=mode, **options)
+    start = content.rindex(b"\xff\xda")
+    scan = content[start : start + 2 + int.from_bytes(content[start + 2 : start + 4], "big")]
+    return content[:-2] + more * scan + content[-2:]
+
+
+def in_three_scans():
+    """A JPEG that is not progressive, and has each colour by itself."""
+    content = encoded(picture(8, 8), "JPEG", subsampling=0, quality=90)
+    start = content.index(b"\xff\xda")
+    scans = [
+        b"\xff\xda\x00\x08\x01" + bytes([n, tables, 0, 63, 0, 0x55])
+        for n, tables in ((1, 0), (2, 0x11), (3, 0x11))
+    ]
+    return content[:start] + b"".join(scans), scans[2]
+
+
+def test_a_jpeg_of_many_scans_is_refused(any_backend):
+    """Each costs a walk through the whole image, and needs no more than ten bytes."""
+    decoder = ImageDecoder((8, 8))
+    scans = encoded(picture(), "JPEG", progressive=True).count(b"\xff\xda")
+    assert scans == 10
+    decoder.decode(of_scans(90, progressive=True), SEED)
+    whole, scan = in_three_scans()
+    for content in (
+        of_scans(91, progressive=True),
+        of_scans(20_000, progressive=True),
+        whole + 98 * scan + b"\xff\xd9",
+        # The comment seems to end the image, and does not.
+        of_scans(91, progressive=True).replace(b"\xff\xc4", b"\xff\xfe\0\4\xff\xd9\xff\xc4"),
+    ):
+        with pytest.raises(DamagedExample, match=r"is a JPEG of more than 100 scans\."):
+            decoder.decode(content, SEED)
+
+
+def test_a_jpeg_of_many_segments_is_refused(any_backend):
+    """What fills it up between them is passed over at once."""
+    start, rest = JPEG[:2], JPEG[2:]
+    ImageDecoder((8, 8)).decode(start + 9000 * b"\xff\xfe\0\2" + b"\xff" * 10**7 + rest, SEED)
+    with pytest.raises(DamagedExample, match=r"is a JPEG of more than 10,000 segments\."):
+        ImageDecoder((8, 8)).decode(start + 10**6 * b"\xff\xfe\0\2" + rest, SEED)
+
+
+def test_scans_behind_the_end_do_not_count(any_backend):
+    """A film behind a photograph may hold anything."""
+    content = encoded(picture(), "JPEG", progressive=True) + 200 * b"\xff\xda\0\2"
+    ImageDecoder((8, 8)).decode(content, SEED)
+
+
 @pytest.mark.parametrize("max_pixels", [0, -1, 1.5, None, 2**29 // 3 + 1])
 def test_no_limit_is_refused_by_name(max_pixels):
     with pytest.raises(ValueError, match=r"Received: max_pixels="):

@@ -150,6 +150,26 @@ def test_skip_leaves_it_out_and_lists_it(damage, tmp_path):
     assert len(warned) == 1
 
 
+@pytest.mark.parametrize("name", ["a\0b.jpg", "a\ud800.jpg"], ids=["zero byte", "surrogate"])
+def test_a_path_that_no_file_can_have_is_damage(name, tmp_path):
+    """Of an image, with and without a cache, and of a mask."""
+    paths = well(tmp_path)[:3]
+    bad = f"{tmp_path}/{name}"
+    shown = f"{tmp_path}/{ascii(name)[1:-1]}"
+    for settings in ({}, {"cache": tmp_path / "cache"}):
+        batches = batches_of([*paths, bad], on_error="skip", **settings)
+        with pytest.warns(UserWarning, match="went without 1 damaged example"):
+            assert sum(len(y) for _, y in batches.epoch(0)) == 3
+        ((damaged, cause),) = batches.quarantine
+        assert damaged == batches.file_paths[3] == bad
+        assert cause.startswith("no file can have this path: ")
+    with pytest.raises(Exception, match=re.escape(f"{shown} cannot be read: no file can have ")):
+        list(batches_of([*paths, bad]).epoch(0))
+    masks = from_files([str(path) for path in paths], [*map(str, paths[:2]), bad], on_error="skip")
+    with pytest.warns(UserWarning, match=re.escape(f"its mask {shown}: no file can have ")):
+        list(masks.epoch(0))
+
+
 def test_unusual_images_are_no_damage(tmp_path):
     """CMYK, 16 bits, animations and a wrong extension are read as they are meant."""
     pytest.importorskip("cv2")
