@@ -2,10 +2,13 @@
 
 import multiprocessing
 import os
+import signal
+import subprocess
+import threading
 import time
 from pathlib import Path
 
-PATIENCE = 1200
+PATIENCE = 120
 """Seconds. Nothing that a test waits for takes as long, on however slow a machine."""
 
 
@@ -18,6 +21,30 @@ PROCESSES.set_forkserver_preload(["keras", "pytest"])
 def python_path(*folders):
     """PYTHONPATH with these folders first; `quick_start` stays in it."""
     return os.pathsep.join([*map(str, folders), os.environ["PYTHONPATH"]])
+
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""What ends a process that does not ignore it."""
+
+
+def start_process(command, ignores=(), patience=PATIENCE, **more):
+    """A process that is killed when it has run too long, so that nobody waits for it for ever.
+
+    It ignores these signals alone. By itself it would ignore what the tests do, which is more if
+    they run by `nohup` or in the background.
+    """
+    before = {number: signal.getsignal(number) for number in ENDING}
+    try:
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN if number in ignores else signal.SIG_DFL)
+        process = subprocess.Popen(command, **more)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    killer = threading.Timer(patience, process.kill)
+    killer.daemon = True
+    killer.start()
+    return process
 
 
 def lives(pid):

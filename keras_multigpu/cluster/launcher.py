@@ -71,9 +71,10 @@ class Worker:
 
 
 class Printer:
-    """Prints lines as long as somebody reads them; ends this process when nobody does."""
+    """Prints lines as long as somebody reads them; when nobody does, that counts as a SIGTERM."""
 
-    def __init__(self) -> None:
+    def __init__(self, interrupts: Interrupts) -> None:
+        self._interrupts = interrupts
         self._lock = threading.Lock()
 
     def print(self, line: str) -> None:
@@ -83,7 +84,9 @@ class Printer:
             except BrokenPipeError:  # As in `keras-multigpu launch ... | head`.
                 # Python flushes its output once more when it ends, and would complain again.
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                os.kill(os.getpid(), signal.SIGTERM)
+                # Not as a second signal: the first, a Ctrl-C, may have ended the reader too, and
+                # workers are saving.
+                self._interrupts.first = self._interrupts.first or signal.SIGTERM
 
 
 def launch(
@@ -99,8 +102,8 @@ def launch(
     called with 0, 1, 2, ... for each start of the group, which takes other ports each time.
     """
     starts = restarts = other_ports = 0
-    printer = Printer()
     with Interrupts(ENDING) as interrupts:
+        printer = Printer(interrupts)
         while True:
             try:
                 failure = run_once(commands(starts), printer, interrupts, max_silence, grace)

@@ -8,7 +8,11 @@ from typing import Any
 
 
 class Interrupts:
-    """While the `with` block lasts `first` is the first signal; the next is `KeyboardInterrupt`."""
+    """While the `with` block lasts `first` is the first signal; the next is `KeyboardInterrupt`.
+
+    One that this process ignores stays ignored: by that a shell lets what runs in the background
+    live on after a Ctrl-C, and `nohup` after the end of its terminal.
+    """
 
     def __init__(self, numbers: Sequence[signal.Signals]) -> None:
         self.first: signal.Signals | None = None
@@ -18,7 +22,8 @@ class Interrupts:
     def __enter__(self) -> "Interrupts":
         # In a thread Python hears no signals; nothing happens there.
         if threading.current_thread() is threading.main_thread():
-            self._before = {each: signal.signal(each, self._note) for each in self._numbers}
+            heard = [n for n in self._numbers if signal.getsignal(n) is not signal.SIG_IGN]
+            self._before = {each: signal.signal(each, self._note) for each in heard}
         return self
 
     def __exit__(

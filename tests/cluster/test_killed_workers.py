@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import training_to_kill
-from processes_left import PATIENCE, python_path
+from processes_left import PATIENCE, python_path, start_process
 
 import keras_multigpu as kmg
 
@@ -35,8 +35,9 @@ def launched(folder, *more, workers=2, restarts=RESTARTS, epochs=EPOCHS):
     folder.mkdir(exist_ok=True)
     launch = ["launch", "--workers", str(workers), "--max-restarts", str(restarts)]
     script = [SCRIPT, folder, "--epochs", str(epochs), *more]
-    return subprocess.Popen(
+    return start_process(
         [sys.executable, "-m", "keras_multigpu", *launch, *script],
+        patience=PATIENCE * (1 + RESTARTS),
         env={
             **os.environ,
             "PYTHONPATH": python_path(ROOT),

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from processes_left import PATIENCE, python_path, wait_until
+from processes_left import PATIENCE, python_path, start_process, wait_until
 from worker_processes import free_ports
 
 from keras_multigpu.cluster import meeting
@@ -89,12 +89,15 @@ def calls(address):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("index", "number"), [(0, signal.SIGTERM), (1, signal.SIGINT)])
-def test_a_worker_that_waits_can_be_ended(addresses, index, number):
-    """Inside TensorFlow neither signal reached it."""
+@pytest.mark.parametrize(
+    ("index", "number", "ignores"), [(0, signal.SIGTERM, [signal.SIGINT]), (1, signal.SIGINT, [])]
+)
+def test_a_worker_that_waits_can_be_ended(addresses, index, number, ignores):
+    """Inside TensorFlow neither signal reached it; what it ignores from the start does nothing."""
     config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-    waits = subprocess.Popen(
+    waits = start_process(
         [sys.executable, "-c", "import keras_multigpu"],
+        ignores,
         env={
             **os.environ,
             "PYTHONPATH": python_path(Path(__file__).parents[2]),
@@ -108,5 +111,6 @@ def test_a_worker_that_waits_can_be_ended(addresses, index, number):
             chief.accept()[0].close()
     else:
         wait_until(lambda: calls(addresses[0]))
-    waits.send_signal(number)
+    for each in [*ignores, number]:
+        waits.send_signal(each)
     assert waits.wait(timeout=PATIENCE) == -number

@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import runpy
+import signal
 import socket
 import sys
 import tempfile
@@ -103,6 +104,9 @@ def run_script(script, arguments, variables, output):
         for number in (1, 2):
             os.dup2(file.fileno(), number)
     threading.Thread(target=end_with_parent, daemon=True).start()
+    # Whoever runs the tests may ignore them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.clear()
     os.environ.update(variables)
     sys.argv = [script, *arguments]

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes_left import PATIENCE, lives, python_path, wait_until
+from processes_left import PATIENCE, lives, python_path, start_process, wait_until
 
 from keras_multigpu.commands import main
 
@@ -52,10 +52,11 @@ def script(tmp_path, monkeypatch):
     return write
 
 
-def process(*words, **more):
-    """The launcher, running."""
-    return subprocess.Popen(
+def process(*words, ignores=(), **more):
+    """The launcher, running. It ignores some signals from its start on."""
+    return start_process(
         [sys.executable, "-m", "keras_multigpu", "launch", *words],
+        ignores,
         env={**os.environ, "PYTHONPATH": python_path(ROOT), "CUDA_VISIBLE_DEVICES": "-1", **more},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -150,6 +151,21 @@ def test_a_stopped_launcher_leaves_nothing(script, number):
     assert err == f"keras-multigpu launch: all workers were ended by {number.name}.\n"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_is_ignored_at_the_start_stays_ignored(script, number):
+    """As in the background of a script, or by `nohup`; SIGTERM ends all as ever."""
+    body = "say('ready')\nwhile not Path('go').exists(): time.sleep(0.01)\nsay('goes on')"
+    running = process("--workers", "1", script(f"{body}\ntime.sleep(600)"), ignores=[number])
+    assert running.stdout.readline() == "[worker 0] ready\n"
+    running.send_signal(number)
+    Path("go").touch()
+    assert running.stdout.readline() == "[worker 0] goes on\n"
+    running.terminate()
+    _, err = running.communicate(timeout=PATIENCE)
+    assert err == "keras-multigpu launch: all workers were ended by SIGTERM.\n"
+    assert running.returncode == 128 + signal.SIGTERM
+
+
 @pytest.mark.slow
 def test_a_second_ctrl_c_waits_for_nobody(script):
     """Though the workers have ten minutes to end."""
@@ -186,9 +202,23 @@ def test_workers_may_save_before_they_end(script):
     assert sorted(out.splitlines()) == ["[worker 0] saved", "[worker 1] saved"]
 
 
-def test_a_reader_that_goes_away_ends_all(script):
+def test_workers_may_save_though_the_reader_ends_by_the_same_ctrl_c(script):
+    """As `tee` does in `keras-multigpu launch ... | tee log`."""
+    saves = SAVES.replace('say("saved")', 'say("saved"); Path(f"saved{index}").touch()')
+    with process("--workers", "2", script(saves)) as running:
+        for _ in range(2):
+            running.stdout.readline()
+        running.send_signal(signal.SIGINT)
+        running.stdout.close()
+        assert running.wait(timeout=PATIENCE) == 130
+    assert len(list(Path().glob("saved*"))) == 2
+
+
+@pytest.mark.parametrize("ignores", [(), (signal.SIGTERM,)])
+def test_a_reader_that_goes_away_ends_all(script, ignores):
     """As in `keras-multigpu launch ... | head`; the workers would wait for it for ever."""
-    with process("--workers", "2", script("started()\nwhile True: say('x' * 1000)")) as running:
+    name = script("started()\nwhile True: say('x' * 1000)")
+    with process("--workers", "2", "--grace", "1", name, ignores=ignores) as running:
         running.stdout.readline()
         wait_until(lambda: len(list(Path().glob("starts*"))) == 2)
         running.stdout.close()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import separate_jobs as jobs
 from naps import with_naps
-from processes_left import PATIENCE, lives, python_path, wait_until
+from processes_left import PATIENCE, lives, python_path, start_process, wait_until
 
 import keras_multigpu as kmg
 from keras_multigpu.processes import functions
@@ -149,7 +149,7 @@ kmg.train_separately(
 def test_ctrl_c_ends_all(tmp_path):
     """No job, nothing that a job has started, and nothing of the queue."""
     paths = [tmp_path / name for name in ("one", "two", "queued")]
-    process = subprocess.Popen(
+    process = start_process(
         [sys.executable, "-c", INTERRUPTED, *map(str, paths)],
         env={**os.environ, "PYTHONPATH": python_path(HERE, HERE.parents[1])},
         stdout=subprocess.DEVNULL,
