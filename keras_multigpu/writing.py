@@ -15,6 +15,9 @@ from keras_multigpu.checks import value_error
 
 _log = logging.getLogger("keras_multigpu")
 
+# A link leads to files of others, and a pipe is waited for without an end.
+CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
 _left_to_another = contextvars.ContextVar("left_to_another", default=False)
 
 
@@ -48,6 +51,8 @@ def whole(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     # The process's number keeps two that write the same file apart.
     partial = path.with_name(f".{path.name}.{os.getpid()}")
+    # Were it a link, what it leads to would be written.
+    partial.unlink(missing_ok=True)
     try:
         yield partial
         # On one file system this is atomic: others see the old file or the new one.
@@ -66,7 +71,7 @@ def one_at_a_time(lock: Path, waiting_for: str) -> Iterator[None]:
         yield
         return
     lock.parent.mkdir(parents=True, exist_ok=True)
-    file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+    file = os.open(lock, os.O_RDWR | os.O_CREAT | CAREFULLY, 0o666)
     try:
         try:
             # The system lets go of it when the process ends, however it ends.
@@ -90,7 +95,8 @@ def require_writable(path: Path) -> None:
             # A rename would succeed on a file that was protected on purpose.
             with path.open("ab"):
                 pass
-    except OSError as error:
+    # The latter at paths that no file can have.
+    except (OSError, ValueError) as error:
         raise value_error(
             f"The file cannot be written: {error}.",
             "Expected a path in a folder that can be written.",

@@ -2,6 +2,7 @@
 
 import logging
 import multiprocessing
+import os
 
 import pytest
 from processes_left import PATIENCE
@@ -34,8 +35,20 @@ def test_what_cannot_be_written_is_refused_early(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"The file cannot be written: .*Received: path="):
         require_writable(tmp_path / "file" / "notes.txt")
+    with pytest.raises(ValueError, match=r"The file cannot be written: .*Received: path="):
+        require_writable(tmp_path / "a\0b")
     require_writable(tmp_path / "new" / "notes.txt")
     assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_link_in_the_place_of_the_half_written_file_is_not_followed(tmp_path):
+    path, other = tmp_path / "notes.txt", tmp_path / "other.txt"
+    other.write_text("of somebody else")
+    (tmp_path / f".notes.txt.{os.getpid()}").symlink_to(other)
+    with whole(path) as partial:
+        partial.write_text("mine")
+    assert path.read_text() == "mine"
+    assert other.read_text() == "of somebody else"
 
 
 def hold(lock, held, wanted):

@@ -65,7 +65,8 @@ class Batches:
             with an argument `training`, are called with `training=False`; other functions with
             `seeds` are left out.
         cache: `"memory"` or a folder: examples are decoded once and kept as they are before
-            `augment`. They are still shuffled anew, and augmented anew.
+            `augment`. They are still shuffled anew, and augmented anew. A folder knows images by
+            path, size and time of change: replaced with both the same, the old one is served.
         balance: `"class_weight"` weighs each example by the inverse of its class's frequency;
             `"oversample"` repeats the examples of smaller classes until all are as large as the
             largest, and every replica's share has all classes in equal parts.

@@ -1,6 +1,6 @@
 """Examples that are kept decoded.
 
 cached_source ───> memory            shared by the processes of a machine
-└──> folder, files     on disk, across runs
+└──> folder, files     on disk, across runs; open_files and rows are what is read
 filling            how either is filled, by whoever comes first
 """

@@ -33,7 +33,7 @@ def cached(source: Source, where: str | Path) -> Source:
         whole = cached(source.source, where)
         assert isinstance(whole, CachedSource | CachedPart)
         return CachedPart(whole, source.indices)
-    if not isinstance(where, str | Path) or not str(where):
+    if not isinstance(where, str | Path) or not str(where) or "\0" in str(where):
         raise value_error(
             '`cache` is neither "memory" nor a folder.',
             'Expected "memory" or the path of a folder.',

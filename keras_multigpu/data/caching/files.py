@@ -1,8 +1,7 @@
-"""The files of a cache folder: how they are made, mapped, written and locked."""
+"""The files of a cache folder: how they are made, written and locked."""
 
 import contextlib
 import errno
-import io
 import json
 import logging
 import os
@@ -10,12 +9,13 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
 from keras_multigpu.checks import os_error
-from keras_multigpu.writing import one_at_a_time, size_text, whole
+from keras_multigpu.data.caching.rows import Rows, opened, runs
+from keras_multigpu.writing import CAREFULLY, one_at_a_time, size_text, whole
 
 _log = logging.getLogger("keras_multigpu")
 
@@ -30,7 +30,7 @@ class Writer:
     def __enter__(self) -> Self:
         for path in self._paths:
             try:
-                self._files.append(os.open(path, os.O_WRONLY))
+                self._files.append(os.open(path, os.O_WRONLY | CAREFULLY))
             except OSError as error:
                 self.__exit__()
                 raise unwritable(path, error) from error
@@ -40,14 +40,13 @@ class Writer:
         for file in self._files:
             os.close(file)
 
-    def write(self, number: int, array: Any, rows: np.ndarray, values: np.ndarray) -> None:
-        """Write some rows of a file, where its `numpy.memmap` says that they are."""
+    def write(self, number: int, file: Rows, rows: np.ndarray, values: np.ndarray) -> None:
+        """Write some rows of a file, which is open for reading, too."""
         for low, high in runs(rows):
             data = memoryview(values[low:high].tobytes())
-            offset = array.offset + int(rows[low]) * array.strides[0]
+            offset = file.place(int(rows[low]))
             try:
-                # Not through the mapping: on a full disk that ends the process by SIGBUS. Each call
-                # says where it writes, so threads need no lock for a position in the file.
+                # Each call says where it writes, so threads need no lock.
                 while data:
                     written = os.pwrite(self._files[number], data, offset)
                     data, offset = data[written:], offset + written
@@ -60,14 +59,6 @@ class Writer:
                 os.fsync(file)
             except OSError as error:
                 raise unwritable(path, error) from error
-
-
-def runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
-    """The parts `low:high` of ascending numbers that follow one another without a gap."""
-    if rows.size:
-        bounds = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
-        # Each run is one write.
-        yield from zip(bounds[:-1], bounds[1:], strict=True)
 
 
 def sums_of(leaves: Sequence[np.ndarray]) -> np.ndarray:
@@ -84,43 +75,6 @@ def sums_of(leaves: Sequence[np.ndarray]) -> np.ndarray:
     return sums
 
 
-def mapped(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
-    """A file that `write_empty` made, not loaded; a `ValueError` if it is another or not whole."""
-    # The header is compared and not read: whatever stands there does no harm.
-    start = header(shape, dtype)
-    with regular(path).open("rb") as file:
-        length = os.fstat(file.fileno()).st_size
-        if file.read(len(start)) != start or length != len(start) + size_of(shape, dtype):
-            raise ValueError(f"{path.name} is not the whole file of {dtype}{shape} that was made")
-    return np.memmap(path, dtype, "r", len(start), shape)
-
-
-def regular(path: Path) -> Path:
-    """The path of a regular file; a `ValueError` if it is not one. A pipe would be waited for."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path.name} is not a regular file")
-    return path
-
-
-def header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
-    file = io.BytesIO()
-    # NumPy's own, so that `numpy.load` opens the file; the same shape and type give the same bytes.
-    content = {"descr": dtype.str, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, content)
-    return file.getvalue()
-
-
-def size_of(shape: tuple[int, ...], dtype: np.dtype) -> int:
-    return int(np.prod(shape)) * dtype.itemsize
-
-
-def write_empty(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
-    """Make a file of zeros, which take no room on the disk until they are written."""
-    with path.open("wb") as file:
-        file.write(header(shape, dtype))
-        file.truncate(file.tell() + size_of(shape, dtype))
-
-
 def write_about(folder: Path, name: str, damaged: dict[int, str]) -> None:
     with whole(folder / "cache.json") as partial:
         partial.write_text(json.dumps({"source": name, "damaged": damaged}, indent=1))
@@ -129,7 +83,8 @@ def write_about(folder: Path, name: str, damaged: dict[int, str]) -> None:
 def read_about(folder: Path, count: int) -> dict[int, str]:
     """The cause of each damaged example that `write_about` wrote; a `ValueError` if it did not."""
     try:
-        damaged = json.loads(regular(folder / "cache.json").read_text())["damaged"]
+        with os.fdopen(opened(folder / "cache.json", os.O_RDONLY)) as file:
+            damaged = json.load(file)["damaged"]
         causes = {int(row): str(cause) for row, cause in damaged.items()}
     # The last one is what JSON of a thousand brackets ends in.
     except (AttributeError, KeyError, TypeError, RecursionError) as error:
@@ -170,7 +125,7 @@ def locked(folder: Path) -> Iterator[None]:
 def unwritable(path: Path, error: OSError) -> OSError:
     return os_error(
         error,
-        f"The cache cannot be written: {error.strerror}.",
+        f"The cache cannot be written: {error.strerror or error}.",
         "Expected a folder that can be written, with room for the decoded examples.",
         "Choose another folder, or free this one and run again: what is there stays.",
         path=str(path),

@@ -1,6 +1,5 @@
 """What the processes of `test_caching.py` do: fill or read one cache folder."""
 
-import mmap  # noqa: F401  NumPy asks for it late, when nobody may not read Python's folder.
 import os
 import time
 

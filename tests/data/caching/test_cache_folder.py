@@ -154,6 +154,65 @@ def test_a_changed_byte_is_found_when_its_example_is_first_read(tmp_path, name, 
     assert re.fullmatch(r"1 example in the cache .* changed on the disk; read anew\.", line)
 
 
+def cut_off(leaf):
+    os.truncate(leaf, 100)
+
+
+def emptied(leaf):
+    """As a copy begins, which writes the same bytes afterwards, or does not."""
+    size = leaf.stat().st_size
+    start = leaf.read_bytes()[:128]
+    leaf.write_bytes(start)
+    os.truncate(leaf, size)
+
+
+@pytest.mark.parametrize("change", [cut_off, emptied])
+def test_what_another_process_does_to_a_file_that_is_read_ends_nobody(tmp_path, change, caplog):
+    """Were it mapped, to read what was cut off would end the process. Examples are made anew."""
+    source = Numbers(100)
+    batches = Batches(source, global_batch_size=5, cache=tmp_path)
+    assert sorted(numbers_of(batches.epoch(0))) == list(range(100))
+    folder = next(path for path in tmp_path.iterdir() if path.is_dir())
+    change(folder / "leaf_0.npy")
+    for epoch in (1, 2):
+        assert sorted(numbers_of(batches.epoch(epoch))) == list(range(100))
+    assert len(source.read_ones) == 200 - (change is emptied)
+    assert any("changed on the disk; read anew" in line for line in caplog.messages)
+    assert (np.load(folder / "leaf_0.npy")[:, 0, 0, 0] == np.arange(100)).all()
+
+
+def linked(path):
+    """A file becomes a link to itself elsewhere; that place."""
+    elsewhere = path.parents[2] / path.name
+    path.rename(elsewhere)
+    path.symlink_to(elsewhere)
+    return elsewhere
+
+
+@pytest.mark.parametrize("name", ["leaf_0.npy", "sums.npy", "cache.json"])
+def test_a_link_in_a_cache_is_not_followed(tmp_path, name, caplog):
+    """It is made anew, and what the link leads to stays as it is."""
+    cached(Numbers(10), tmp_path / "cache").prepare_rows(np.arange(5))
+    elsewhere = linked(next(tmp_path.glob(f"cache/*/{name}")))
+    before = elsewhere.read_bytes()
+    again = Numbers(10, damaged=[7])
+    cached(again, tmp_path / "cache").prepare()
+    assert len(again.read_ones) == 10
+    assert elsewhere.read_bytes() == before
+    (line,) = caplog.messages
+    assert "is not whole and is made anew" in line
+
+
+def test_a_link_in_the_place_of_a_lock_is_named(tmp_path):
+    cached(Numbers(10), tmp_path / "cache").prepare_rows(np.arange(5))
+    lock = next(tmp_path.glob("cache/*.lock"))
+    lock.unlink()
+    lock.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(OSError, match=r"cannot be written: Too many levels of symbolic links\."):
+        cached(Numbers(10), tmp_path / "cache").prepare()
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_a_changed_byte_that_cannot_be_mended_is_named(tmp_path):
     """Here the next process cannot get the lock, for there is a folder in its place."""
     cached(Numbers(10), tmp_path).prepare()

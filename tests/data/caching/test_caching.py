@@ -150,7 +150,7 @@ def test_what_was_read_before_an_error_is_kept(where):
 # Refusals
 
 
-@pytest.mark.parametrize("place", [True, "", 3])
+@pytest.mark.parametrize("place", [True, "", 3, "a\0b"])
 def test_what_is_no_place_is_refused(place):
     with pytest.raises(ValueError, match=r"`cache` is neither .* nor a folder.* Received: cache"):
         Batches(Numbers(), cache=place)

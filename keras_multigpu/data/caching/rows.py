@@ -1,0 +1,89 @@
+"""`Rows`: one file of a cache folder, with a row for each example."""
+
+import io
+import os
+import stat
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from keras_multigpu.writing import CAREFULLY
+
+
+class Rows:
+    """An `.npy` file that `write_empty` made; a `ValueError` if it is another or not whole.
+
+    It is not mapped: a mapped file that another process cuts off ends whoever reads it, by SIGBUS.
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        start = header(shape, dtype)
+        self._path = path
+        self._start = len(start)
+        self._size = size_of(shape[1:], dtype)
+        self._file = opened(path, os.O_RDONLY)
+        # Threads may read from it when it is not the cache's any more.
+        weakref.finalize(self, os.close, self._file)
+        # The header is compared and not read: whatever stands there does no harm.
+        whole = os.fstat(self._file).st_size == self.place(shape[0])
+        if not whole or os.pread(self._file, len(start), 0) != start:
+            raise ValueError(f"{path.name} is not the whole file of {dtype}{shape} that was made")
+
+    def place(self, row: int) -> int:
+        """Where a row begins in the file."""
+        return self._start + row * self._size
+
+    def state(self) -> tuple[int, int]:
+        """What changes whenever the file does."""
+        status = os.fstat(self._file)
+        return status.st_size, status.st_mtime_ns
+
+    def read(self, out: np.ndarray, rows: np.ndarray) -> None:
+        """Fill an array with rows; a `ValueError` if the file ends before one of them."""
+        assert out.flags.c_contiguous
+        content = out.reshape(-1).view(np.uint8).data
+        for low, high in runs(rows):
+            part, place = content[low * self._size : high * self._size], self.place(int(rows[low]))
+            while part:
+                count = os.preadv(self._file, [part], place)
+                if not count:
+                    raise ValueError(f"{self._path.name} was cut off")
+                part, place = part[count:], place + count
+
+
+def opened(path: Path, flags: int) -> int:
+    """The descriptor of a regular file; a `ValueError` if it is not one."""
+    file = os.open(path, flags | CAREFULLY)
+    if stat.S_ISREG(os.fstat(file).st_mode):
+        return file
+    os.close(file)
+    raise ValueError(f"{path.name} is not a regular file")
+
+
+def write_empty(path: Path, shape: tuple[int, ...], dtype: np.dtype) -> None:
+    """Make a file of zeros, which take no room on the disk until they are written."""
+    with path.open("xb") as file:
+        file.write(header(shape, dtype))
+        file.truncate(file.tell() + size_of(shape, dtype))
+
+
+def header(shape: tuple[int, ...], dtype: np.dtype) -> bytes:
+    file = io.BytesIO()
+    # NumPy's own, so that `numpy.load` opens the file; the same shape and type give the same bytes.
+    content = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, content)
+    return file.getvalue()
+
+
+def size_of(shape: tuple[int, ...], dtype: np.dtype) -> int:
+    return int(np.prod(shape)) * dtype.itemsize
+
+
+def runs(rows: np.ndarray) -> Iterator[tuple[int, int]]:
+    """The parts `low:high` of numbers of rows in which one follows another without a gap."""
+    if rows.size:
+        bounds = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+        # Each run is one call of the system.
+        yield from zip(bounds[:-1], bounds[1:], strict=True)
