@@ -43,10 +43,12 @@ else:
     def __getattr__(name):
         from importlib import import_module
 
+        if name not in {*_PARTS, *_HOMES}:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # First of all: on another backend whatever is imported fails somewhere.
+        import_module(f"{__name__}.keras_internals")
         if name in _PARTS:
             return import_module(f"{__name__}.{name}")
-        if name not in _HOMES:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
         return globals()[name]
 

@@ -6,10 +6,12 @@ Keras and TensorFlow are imported inside the functions, so that `--help` answers
 import argparse
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 
+from keras_multigpu import __version__
 from keras_multigpu.commands import check_images, demo, launch, plan, verify
-from keras_multigpu.commands.usage import UsageError
+from keras_multigpu.commands.usage import says_all
 
 COMMANDS = (demo, verify, launch, plan, check_images)
 
@@ -30,12 +32,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="keras-multigpu",
         description="Train Keras models on several GPUs and get the same numbers as on one.",
     )
-    subparsers = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for command in COMMANDS:
         command.add_parser(subparsers)
     arguments = parser.parse_args(argv)
+    if not hasattr(arguments, "run"):
+        parser.print_help()
+        return 0
     try:
         return arguments.run(arguments)
-    except UsageError as error:
-        print(f"keras-multigpu: {error}", file=sys.stderr)
+    except Exception as error:
+        if says_all(error):
+            print(f"keras-multigpu: {error}", file=sys.stderr)
+        else:
+            traceback.print_exc()
+        # Python's own code for this, 1, means here that a problem was found.
         return 2

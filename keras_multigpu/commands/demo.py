@@ -5,6 +5,7 @@ All of it runs on logical CPU devices, whose arithmetic is the same on every mac
 
 import argparse
 import contextlib
+import sys
 import tempfile
 import warnings
 from pathlib import Path
@@ -76,7 +77,7 @@ Results = dict[str, list[Result]]
 """For each way, a result for each case."""
 
 
-def train_digits(folder: Path) -> None:
+def train_digits(folder: Path, verbose: str | int = "auto") -> None:
     """An ordinary Keras script; the lines marked `+` read images and spread it over replicas."""
     import keras
 
@@ -107,7 +108,7 @@ def train_digits(folder: Path) -> None:
     model.compile(
         keras.optimizers.Adam(rate), "sparse_categorical_crossentropy", metrics=["accuracy"]
     )
-    model.fit(train, epochs=15, validation_data=validation)
+    model.fit(train, epochs=15, validation_data=validation, verbose=verbose)
     scores = model.evaluate(validation, verbose=0, return_dict=True)
     count = validation.num_examples
     print(f"\nValidation accuracy: {scores['accuracy']:.4f} on {count} new digits.\n")
@@ -273,7 +274,8 @@ def run(arguments: argparse.Namespace) -> int:
         folder = Path(name)
         write_digits(folder)
         print("1. A convnet learns digits, a folder of PNG files, on two replicas.\n")
-        train_digits(folder)
+        # In a file or a pipe Keras's progress bar would be escape codes.
+        train_digits(folder, "auto" if sys.stdout.isatty() else 2)
         print("2. Small trainings whose batches cannot be shared evenly, on one device and on two")
         print("   replicas, with this package and with stock Keras. Please wait ...\n")
         results = compared(folder)

@@ -6,8 +6,11 @@ import functools
 import math
 import os
 import sys
+import sysconfig
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TextIO
 
 from keras_multigpu.checks import error_of, problem
@@ -18,6 +21,19 @@ class UsageError(Exception):
 
 
 usage_error = functools.partial(error_of, UsageError)
+
+
+OURS = (Path(__file__).parents[1], Path(sysconfig.get_path("stdlib")))
+
+
+def says_all(error: Exception) -> bool:
+    """Whether an error has three parts and no line of the user's leads to it.
+
+    A traceback of this package's lines would help nobody then.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = all(any(Path(each.filename).is_relative_to(o) for o in OURS) for each in frames)
+    return isinstance(error, UsageError) or (ours and " Received: " in str(error))
 
 
 def at_least(kind: Callable[[str], Any], least: float) -> Callable[[str], Any]:

@@ -13,8 +13,13 @@
 | `callback_internals` | what Keras's callbacks keep |
 | `keras_cv_internals` | the seeds of keras-cv's layers |
 | `versions` | the versions that all this was checked on |
+| `backend` | that Keras runs on TensorFlow: asked here, because nothing works without |
 
 Everything was checked on Keras 3.10 to 3.15 with TensorFlow 2.19 to 2.21. Each entry says why no
 public name will do; `tests/keras_internals/` fails with a clear sentence when a later
 version changes one of them.
 """
+
+from keras_multigpu.keras_internals.backend import require_tensorflow
+
+require_tensorflow()

@@ -1,5 +1,6 @@
 """`distribute`: turns a Keras model into a `DistributedModel`."""
 
+import os
 from collections.abc import Sequence
 
 import keras
@@ -29,8 +30,8 @@ def distribute(
 
     Args:
         model: The model.
-        strategy: A strategy; by default the one that `keras_multigpu.strategy` was asked for last,
-            or what it chooses itself.
+        strategy: A strategy; by default that in whose scope the model was made, or the one that
+            `keras_multigpu.strategy` was asked for last, or what it chooses itself.
         devices: Instead of a strategy: names, or how many, as `keras_multigpu.strategy` takes them.
         sync_batch_norm: Whether BatchNormalization layers normalise with the moments of the
             global batch, as one device does. It costs a small sum over the replicas for each layer
@@ -55,6 +56,7 @@ def distribute(
     ```
     """
     if not isinstance(model, keras.Model):
+        refuse_other_keras(model)
         raise value_error(
             "`model` is not a Keras model.",
             "Expected a `keras.Model`: Sequential, functional or subclassed.",
@@ -88,6 +90,8 @@ def distribute(
     previous = vars(model).get("_replication")
     # What `compile` was told of micro-batches stays when a model moves.
     compiled = () if previous is None else (previous.micro_batches, previous.pieces)
+    if previous is None and devices is None and not tf.distribute.has_strategy():
+        strategy = strategy or scope_of(model)
     strategy = strategy or default_strategy(devices)
     half_sums = sum_dtype == "bfloat16"
     replication = Replication(
@@ -99,3 +103,25 @@ def distribute(
     if model.built:
         replication.placement.prepare(model)
     return model
+
+
+def scope_of(model: keras.Model) -> tf.distribute.Strategy | None:
+    """The strategy in whose scope a plain model was made, asked outside of scopes."""
+    made_in = model.distribute_strategy
+    # Outside of all scopes TensorFlow has one of its own, which shares nothing.
+    return None if made_in is tf.distribute.get_strategy() else made_in
+
+
+def refuse_other_keras(model: object) -> None:
+    """Raise a `ValueError` where this is the model of another Keras, such as `tf_keras`."""
+    cls = model if isinstance(model, type) else type(model)
+    homes = {each.__module__.partition(".")[0] for each in cls.__mro__}
+    if others := homes & {"tf_keras", "keras_core"}:
+        raise value_error(
+            f"`model` is a model of {others.pop()}, which is not the Keras of this package.",
+            "Expected a `keras.Model` of Keras 3.",
+            "Build it with `import keras`; or leave TF_USE_LEGACY_KERAS out of the environment, "
+            "which makes `tf.keras` of TensorFlow the older one.",
+            model=model,
+            TF_USE_LEGACY_KERAS=os.environ.get("TF_USE_LEGACY_KERAS"),
+        )

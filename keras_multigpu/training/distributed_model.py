@@ -67,6 +67,12 @@ class DistributedModel(keras.Model):
         """The strategy that the model runs under."""
         return self.replication.strategy
 
+    def __repr__(self) -> str:
+        """As Keras's, with the number of replicas where it is decided."""
+        text: str = super().__repr__()
+        known = self.__dict__.get("_replication")
+        return text if known is None else f"{text[:-1]}, replicas={known.shares_of_batch}>"
+
     def compile(self, *args: Any, micro_batches: int | str = 1, **kwargs: Any) -> None:
         """Configure the model for training, as `keras.Model.compile`.
 

@@ -6,12 +6,13 @@ certain is refused: one output of known size, and one of Keras's losses.
 """
 
 import numbers
+from importlib.util import find_spec
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import real_number, value_error
+from keras_multigpu.checks import error_of, real_number, value_error
 
 SPARSE = "sparse_categorical_crossentropy"
 
@@ -64,6 +65,20 @@ def require_fraction(validation_split: Any) -> None:
             "Pass 0.2 for the last fifth of them, for example.",
             validation_split=validation_split,
         )
+
+
+def require_installed(callbacks: Any) -> None:
+    """Raise an `ImportError` where a callback lacks the package that it would write with."""
+    for callback in keras.tree.flatten(callbacks):
+        # Else TensorFlow says it when the first epoch is over. It brought the package until 2.20.
+        if isinstance(callback, keras.callbacks.TensorBoard) and not find_spec("tensorboard"):
+            raise error_of(
+                ImportError,
+                "Keras's callback TensorBoard needs the package tensorboard.",
+                "Expected it to be installed; TensorFlow 2.21 no longer brings it.",
+                "Run `pip install tensorboard`, or leave the callback out.",
+                callback=callback,
+            )
 
 
 def require_class_weights(

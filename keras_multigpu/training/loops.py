@@ -21,6 +21,7 @@ from keras_multigpu.training.fit_arguments import (
     require_axes,
     require_batches,
     require_fitting_labels,
+    require_installed,
 )
 from keras_multigpu.training.logs import flattened, numbers
 from keras_multigpu.training.replica_group import ReplicaGroup
@@ -76,7 +77,7 @@ def train(
         require_same_run(group, model, validate.feed)
         require_axes(model, validate.feed.source.spec, group.count)
         require_labels(model, validate.feed)
-    replication.announce(model)
+    replication.announce(model, verbose)
     callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches, epochs)
     model.stop_training = False
     run = TrainingRun(model, replication, feed, callbacks, epochs, initial_epoch)
@@ -300,6 +301,7 @@ def callback_list(
     """The callbacks of this process, with Keras's own; those of `fit` have epochs."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return callbacks
+    require_installed(callbacks)
     # Lines of several processes in one terminal would overwrite each other.
     verbose = verbose if group.is_chief else 0
     return keras.callbacks.CallbackList(

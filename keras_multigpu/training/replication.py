@@ -127,8 +127,11 @@ class Replication:
         self._functions |= functions
         self._on_variables |= on_variables
 
-    def announce(self, model: keras.Model) -> None:
-        """Log once where the model trains, and what becomes of its BatchNormalization layers."""
+    def announce(self, model: keras.Model, verbose: Any = 0) -> None:
+        """Say once where the model trains, and what becomes of its BatchNormalization layers.
+
+        Where nobody has asked for the log the first of these is printed, as Keras prints progress.
+        """
         if self._announced or not self.group.is_chief:
             return
         self._announced = True
@@ -142,6 +145,9 @@ class Replication:
             names = f"{names} on each of {count // len(devices)} workers"
         batch_norm = said_of_batch_norm(model, self.sync_batch_norm) if count > 1 else ""
         logger.info("Training on %s: %s.%s", replicas, names, batch_norm)
+        shows = verbose != 0 and keras.config.is_interactive_logging_enabled()
+        if shows and not logger.isEnabledFor(logging.INFO):
+            print(f"Training on {replicas}: {names}.", flush=True)  # noqa: T201 (as Keras does)
         if untested := versions.newer_than_tested():
             logger.info(untested)
 

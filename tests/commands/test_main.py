@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+import keras_multigpu
+from keras_multigpu.checks import require_positive_integer
 from keras_multigpu.commands import demo, main
 from keras_multigpu.commands.usage import UsageError
 
@@ -34,7 +36,24 @@ def test_the_package_can_be_run():
     assert ended.stdout.startswith("usage: keras-multigpu verify")
 
 
-@pytest.mark.parametrize("argv", [[], ["unknown"], ["verify"], ["verify", "a:b"]])
+def test_without_a_command_there_is_help(capsys):
+    """As with `--help`."""
+    assert main([]) == 0
+    alone = capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert alone == capsys.readouterr().out and "verify" in alone
+
+
+def test_the_version_can_be_asked_for(capsys):
+    """It is that of the package."""
+    with pytest.raises(SystemExit) as exit:
+        main(["--version"])
+    assert exit.value.code == 0
+    assert capsys.readouterr().out == f"keras-multigpu {keras_multigpu.__version__}\n"
+
+
+@pytest.mark.parametrize("argv", [["unknown"], ["verify"], ["verify", "a:b"]])
 def test_bad_usage_exits_with_two(argv, capsys):
     """As argparse does it."""
     with pytest.raises(SystemExit) as exit:
@@ -52,3 +71,15 @@ def test_a_usage_error_is_printed_without_a_traceback(monkeypatch, capsys):
     monkeypatch.setattr(demo, "run", run)
     assert main(["demo"]) == 2
     assert capsys.readouterr().err.startswith("keras-multigpu: No. Expected yes.")
+
+
+def test_a_traceback_is_shown_where_it_leads_somewhere(monkeypatch, capsys):
+    """Of what a user's code has called, and of what has no three parts; the exit code is 2."""
+
+    def run(arguments):
+        require_positive_integer("n", -1)
+
+    for broken in (run, lambda arguments: 1 / 0):
+        monkeypatch.setattr(demo, "run", broken)
+        assert main(["demo"]) == 2
+        assert "Traceback" in capsys.readouterr().err

@@ -155,6 +155,19 @@ def test_bad_arguments_are_named():
         kmg.distribute(sequential(), strategy(2)).fit(X, Y)
 
 
+def test_a_model_of_another_keras_is_named():
+    """By the home of its class, or of the class it is made from; so where models are verified."""
+    theirs = type("Sequential", (), {"__module__": "tf_keras.src.engine.sequential"})
+    own = type("Own", (theirs,), {})
+    for call in (
+        lambda: kmg.distribute(theirs()),
+        lambda: kmg.distribute(own()),
+        lambda: kmg.verify(own, lambda: (X, Y), replicas=(2,)),
+    ):
+        with pytest.raises(ValueError, match="is a model of tf_keras.*Expected.*`import keras`"):
+            call()
+
+
 @pytest.mark.slow
 def test_repeated_calls_compile_nothing_new():
     """The second `fit`, `evaluate` and `predict` use the steps of the first."""
@@ -289,6 +302,27 @@ def test_the_strategy_that_was_asked_for_is_used():
     assert kmg.data.from_arrays(X, Y, replica_batch_size=3).global_batch_size == 6
 
 
+def test_a_model_takes_the_strategy_in_whose_scope_it_was_made():
+    """Whatever was asked for since, unless something else is said where it is distributed."""
+    with strategy(3).scope():
+        plain, own = sequential(), Subclassed()
+    kmg.strategy(devices=2)
+    assert kmg.distribute(plain).distribute_strategy is strategy(3)
+    assert own.distribute_strategy is strategy(3)
+    for said, expected in (({"devices": 4}, 4), ({"strategy": strategy(2)}, 2)):
+        with strategy(3).scope():
+            plain = sequential()
+        assert kmg.distribute(plain, **said).distribute_strategy is strategy(expected)
+
+
+def test_repr_tells_the_number_of_replicas():
+    """Once it is decided; the rest is Keras's text."""
+    for make in (sequential, PlainSubclass, lambda: keras.Model(*ends())):
+        plain = repr(model := make())
+        assert repr(kmg.distribute(model, strategy(2))) == plain[:-1] + ", replicas=2>"
+    assert "replicas" not in repr(Subclassed())
+
+
 def test_devices_can_be_named_where_the_model_is_distributed():
     """By their number or names; a strategy beside them is refused."""
     model = kmg.distribute(keras.Model(*ends()), devices=3)
@@ -326,6 +360,15 @@ def test_the_first_fit_says_where_it_trains(replicas, sync, caplog):
         model.fit(X, Y, verbose=0)
     (said,) = [text for text in caplog.messages if text.startswith("Training")]
     assert said.startswith(BATCH_NORM[replicas, sync])
+
+
+@pytest.mark.parametrize(("verbose", "times"), [("auto", 1), (2, 1), (0, 0)])
+def test_without_the_log_the_first_fit_prints_it(verbose, times, capsys):
+    """Where Keras prints as well, and not a second time."""
+    model = kmg.distribute(keras.Model(*ends()), devices=2)
+    for _ in range(2):
+        model.replication.announce(model, verbose)
+    assert capsys.readouterr().out == "Training on 2 replicas: CPU:0, CPU:1.\n" * times
 
 
 def test_a_model_without_batch_norm_is_told_nothing_of_it(caplog):

@@ -1,5 +1,7 @@
 """Wrong arguments, and labels that cannot fit, are named before anything is read or trained."""
 
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -181,3 +183,13 @@ def test_fit_and_evaluate_ask_first():
         with pytest.raises(ValueError, match="Labels of one number meet"):
             call()
     assert trained.optimizer.iterations == 0
+
+
+def test_a_callback_whose_package_is_missing_is_named(model, tmp_path, monkeypatch):
+    """Before the first step: TensorFlow would say so when the first epoch is over."""
+    board = keras.callbacks.TensorBoard(tmp_path)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    before = int(model.optimizer.iterations)
+    with pytest.raises(ImportError, match="needs the package tensorboard.*pip install tensorboard"):
+        model.fit(X, Y, verbose=0, callbacks=[board])
+    assert int(model.optimizer.iterations) == before

@@ -1,0 +1,45 @@
+"""A Keras that does not run on TensorFlow is named, with its cure, whatever is asked for."""
+
+import os
+import subprocess
+import sys
+
+import keras
+import pytest
+
+from keras_multigpu.keras_internals.backend import require_tensorflow
+
+EACH_NAME = """
+import keras_multigpu as kmg
+
+for name in "strategy distribute DistributedModel verify data augmentation callbacks".split():
+    try:
+        getattr(kmg, name)
+    except RuntimeError as error:
+        print(name, error)
+"""
+
+
+def test_another_backend_is_named(monkeypatch):
+    """And TensorFlow is not."""
+    require_tensorflow()
+    monkeypatch.setattr(keras.config, "backend", lambda: "jax")
+    with pytest.raises(RuntimeError, match=r"runs on 'jax'\. Expected TensorFlow.*KERAS_BACKEND="):
+        require_tensorflow()
+
+
+@pytest.mark.slow
+def test_every_public_name_says_so():
+    """Also where Keras cannot even be imported, because that backend is not installed."""
+    environment = {**os.environ, "KERAS_BACKEND": "torch"}
+    done = subprocess.run(
+        [sys.executable, "-c", EACH_NAME],
+        capture_output=True,
+        env=environment,
+        text=True,
+        timeout=120,
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 7, done.stderr
+    for line in lines:
+        assert "'torch'" in line and "Set KERAS_BACKEND=tensorflow before Python starts" in line
