@@ -69,6 +69,14 @@ def together(group: ReplicaGroup) -> Iterator[None]:
             raise
 
 
+def known_to_all(group: ReplicaGroup, error: ValueError) -> ValueError:
+    """An error that every process has found, to raise once all of them have."""
+    # Who ends first takes with it what others have still to receive: they would see only its end.
+    with contextlib.suppress(tf.errors.OpError):
+        group.of_processes([0])
+    return error
+
+
 def agreed_seed(group: ReplicaGroup) -> int | None:
     """A seed that all processes have in common, and with it the chief's global seed of Keras.
 
@@ -91,13 +99,14 @@ def require_same_call(group: ReplicaGroup, method: str) -> None:
         first, *others = group.of_processes([number_of(method)])
     for worker, of_worker in enumerate(others, start=1):
         if of_worker != first:
-            raise value_error(
+            error = value_error(
                 f"{name_of(group.workers, worker).capitalize()} and the chief call different "
                 f"methods.",
                 "Expected `fit`, `evaluate` and `predict` in the same order on all workers.",
                 "Call them on every worker, and print or write the results on the chief alone.",
                 called_here=method,
             )
+            raise known_to_all(group, error)
 
 
 def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **arguments: Any) -> None:
@@ -130,7 +139,7 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
             what for what, *pair in zip(settings, first, of_worker, strict=True) if len({*pair}) > 1
         ]
         if differing:
-            raise value_error(
+            error = value_error(
                 f"{name_of(group.workers, worker).capitalize()} and the chief differ in "
                 f"{' and '.join(differing)}.",
                 "Expected the same script and the same data on all workers.",
@@ -143,6 +152,7 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
                     if not what.startswith("the model") and what != "the data"
                 },
             )
+            raise known_to_all(group, error)
 
 
 def steering(callbacks: Any) -> list[Any]:
@@ -178,12 +188,13 @@ def require_same_rates(group: ReplicaGroup, model: keras.Model) -> None:
     rates = rates_of(model)
     numbers = [number for (number,) in group.of_processes([number_of(rates)])]
     if len({*numbers}) > 1:
-        raise value_error(
+        error = value_error(
             "The workers have different learning rates, so their weights would drift apart.",
             "Expected a callback that changes the rate on all of them.",
             "Give `fit` the same callbacks on each worker, and let none of them ask which it is.",
             rates=rates,
         )
+        raise known_to_all(group, error)
 
 
 def in_step(
@@ -205,13 +216,14 @@ def told_to_all(
         sizes = [size for (size,) in group.of_processes([0 if each is None else each[1].size])]
         shortest = sizes.index(min(sizes))
         if sizes[shortest] < max(sizes):
-            raise value_error(
+            error = value_error(
                 f"The data of {name_of(group.workers, shortest)} ended before that of others.",
                 "Expected the same batches on all workers.",
                 "Give all of them the same files, or end the data after the same number of "
                 "batches, for example with `dataset.take`.",
                 batches=feed.done,
             )
+            raise known_to_all(group, error)
         if each is None:
             return
         yield each
@@ -261,9 +273,10 @@ def require_same_start(group: ReplicaGroup, epoch: int) -> None:
     """Raise a `ValueError` where processes would begin in different epochs."""
     epochs = [epoch for (epoch,) in group.of_processes([epoch])]
     if len({*epochs}) > 1:
-        raise value_error(
+        error = value_error(
             "The workers begin in different epochs.",
             "Expected each to read the backup that the chief has written.",
             "Give `BackupAndRestore` a folder that all workers share.",
             epochs=epochs,
         )
+        raise known_to_all(group, error)

@@ -1,17 +1,22 @@
 """What one worker does by itself ends all of them, and each says which worker it was, and why."""
 
+import contextlib
+import os
 import re
+import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
-from processes_left import PATIENCE
+from processes_left import PATIENCE, wait_until
 from replica_cases import ALL_REPLICAS
 from worker_processes import Workers
 
 pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).with_name("failing_worker.py")
+DIFFERING = Path(__file__).with_name("differing_worker.py")
 TIMEOUTS = {"KERAS_MULTIGPU_EXCHANGE_TIMEOUT": "40", "KERAS_MULTIGPU_HEARTBEAT_TIMEOUT": "10"}
 
 
@@ -99,3 +104,28 @@ def test_who_stops_stops_all():
     printed, codes, _ = outcome("stop")
     assert "ended after epochs: 1" in printed, printed
     assert codes == [0, 0]
+
+
+def in_slow_motion(process):
+    """Let a process run for a moment at a time, as on a machine with much to do."""
+    with contextlib.suppress(ProcessLookupError):
+        while process.exitcode is None:
+            os.kill(process.pid, signal.SIGSTOP)
+            time.sleep(0.03)
+            os.kill(process.pid, signal.SIGCONT)
+            time.sleep(0.0003)
+
+
+@pytest.mark.parametrize("again", range(4))
+def test_who_finds_a_difference_lets_the_others_say_it(again):
+    """Though it ends at once, when the chief has still to hear of it: every second time it had."""
+    with Workers(DIFFERING, 2) as workers:
+        wait_until(lambda: all(each.exists() for each in workers.outputs))
+        wait_until(lambda: "compares" in workers.output(0))
+        slow = threading.Thread(target=in_slow_motion, args=(workers.processes[0],))
+        slow.start()
+        codes = workers.wait()
+        slow.join()
+        if not workers.lost_a_port():
+            assert codes == [1, 1]
+            assert re.search(dict(CASES)["other method"], workers.output(0)), workers.output(0)
