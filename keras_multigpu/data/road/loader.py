@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
@@ -64,6 +64,8 @@ class Loader:
         """One batch: the leaves of its examples, the weight, and a seed for each example."""
         try:
             return self._batch(step)
+        except Ending:
+            raise
         except Exception as error:
             self.quarantine.failed(error)
             raise
@@ -144,15 +146,35 @@ def read_in_pieces(
         part = source.read([leaf[low:high] for leaf in out], indices[low:high], seeds[low:high])
         return [(low + row, cause) for row, cause in part]
 
-    parts = _SHARING.map(read, bounds[:-1], bounds[1:])
-    return [entry for part in parts for entry in part]
+    bounded = zip(bounds[:-1], bounds[1:], strict=True)
+    parts = [submitted(_SHARING, read, low, high) for low, high in bounded]
+    return [entry for part in parts for entry in part.result()]
 
 
 def in_lasting_thread(call: Callable[..., Any], *arguments: Any) -> Any:
     """What a call returns, made by a thread that stays until Python ends."""
     # tf.data has new threads for each iterator. In each of them OpenCV and TensorFlow would keep
     # something of their own, and leave it behind.
-    return _READING.submit(call, *arguments).result()
+    return submitted(_READING, call, *arguments).result()
+
+
+class Ending(StopIteration):
+    """Python is ending: nobody will ask for what would be read.
+
+    The one kind of error that TensorFlow says nothing of by itself. Where `Dataset.map` meets it,
+    whoever reads gets an error all the same.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("Python is ending.")
+
+
+def submitted(pool: ThreadPoolExecutor, call: Callable[..., T], *arguments: Any) -> Future[T]:
+    """`pool.submit`; when Python ends, its executors take no calls sooner than the gate is shut."""
+    try:
+        return pool.submit(call, *arguments)
+    except RuntimeError:
+        raise Ending from None
 
 
 class Gate:
@@ -172,7 +194,7 @@ class Gate:
             self._calls += 1
             self._threads.add(threading.get_ident())
             if self._closed:
-                raise RuntimeError("Python is ending.")
+                raise Ending
 
     def __exit__(self, *exception: Any) -> None:
         """Nothing to do."""
@@ -201,12 +223,15 @@ def through_gate(elements: Iterator[T], quarantine: Quarantine) -> Iterator[T]:
     """The same elements, each made behind the gate; an error that ends them is remembered."""
     end: Any = object()
     while True:
-        with GATE:
-            try:
+        try:
+            with GATE:
                 element = next(elements, end)
-            except Exception as error:
-                quarantine.failed(error)
-                raise
+        except Exception as error:
+            # A generator that an `Ending` leaves makes another error of it.
+            if isinstance(error, Ending) or isinstance(error.__cause__, Ending):
+                return
+            quarantine.failed(error)
+            raise
         if element is end:
             return
         yield element

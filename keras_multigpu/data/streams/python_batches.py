@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_multigpu.checks import type_error, value_error
 from keras_multigpu.data.from_arrays import as_array, specs_of
 from keras_multigpu.data.road.damage import Quarantine
-from keras_multigpu.data.road.loader import through_gate
+from keras_multigpu.data.road.loader import submitted, through_gate
 from keras_multigpu.data.road.order import hashed, shuffled
 from keras_multigpu.data.road.source import Example, Stream, filled, present
 from keras_multigpu.identities import identity_of
@@ -187,7 +187,7 @@ def read_ahead(read: Callable[[int], Any], numbers: Any, workers: int) -> Iterat
     with ThreadPoolExecutor(workers, thread_name_prefix="keras_multigpu_batches") as pool:
         try:
             for number in numbers:
-                waiting.append(pool.submit(read, number))
+                waiting.append(submitted(pool, read, number))
                 # One more than there are threads, so that none is idle while a result is waited
                 # for.
                 if len(waiting) > workers:

@@ -1,14 +1,19 @@
 """The gate between tf.data's threads and Python: at Python's end nobody is behind it."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from processes_left import PATIENCE
 
 from keras_multigpu.data.road import loader
-from keras_multigpu.data.road.loader import Gate
+from keras_multigpu.data.road.damage import Quarantine
+from keras_multigpu.data.road.loader import Ending, Gate, submitted, through_gate
 
 
 def test_the_gate_waits_for_threads_that_are_still_in_python():
@@ -26,7 +31,7 @@ def test_the_gate_waits_for_threads_that_are_still_in_python():
     assert inside.wait(PATIENCE)
     gate.close()
     assert gone == [True]
-    with pytest.raises(RuntimeError, match="Python is ending"), gate:
+    with pytest.raises(Ending, match="Python is ending"), gate:
         pass
 
 
@@ -38,7 +43,7 @@ def test_the_gate_waits_until_nobody_comes_any_more(monkeypatch):
         try:
             with gate:
                 pass
-        except RuntimeError:
+        except Ending:
             refused.append(True)
 
     def somebody_comes():
@@ -76,3 +81,65 @@ def test_the_gate_does_not_wait_for_ever():
     assert thread.is_alive()
     stop.set()
     thread.join()
+
+
+def test_elements_end_without_a_word_when_python_does():
+    """At the gate, or in executors, which are closed before it; it is not kept as a failure."""
+    pool, quarantine = ThreadPoolExecutor(1), Quarantine()
+    pool.shutdown()
+
+    def elements():
+        yield 1
+        yield submitted(pool, int)
+
+    assert list(through_gate(elements(), quarantine)) == [1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "GATE", Gate())
+        loader.GATE.close()
+        assert list(through_gate(iter([1, 2]), quarantine)) == []
+    assert quarantine.failure_in(RuntimeError("generator raised StopIteration")) is None
+
+
+FIT_THAT_A_CALLBACK_ENDS = """
+import time
+import keras, numpy as np, tensorflow as tf
+import keras_multigpu as kmg
+from keras_multigpu.data.road.source import Source
+
+class SlowOnes(Source):
+    num_examples = 1000
+    spec = (tf.TensorSpec((3,), tf.float32), tf.TensorSpec((1,), tf.float32), None)
+
+    def read(self, out, indices, seeds):
+        # Those after the first two are still being read when Python ends.
+        time.sleep(0.01 if indices[0] < 2 else 0.4)
+        out[0][...], out[1][...] = 1, 1
+        return []
+
+class Ended(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        raise RuntimeError("the user's own")
+
+batches = kmg.data.Batches(
+    SlowOnes(), global_batch_size=2, shuffle=False, augment=lambda x: x + 1.0
+)
+model = kmg.distribute(keras.Sequential([keras.layers.Dense(1)]))
+model.compile("sgd", "mse")
+model.fit(batches, verbose=0, callbacks=[Ended()])
+"""
+
+
+@pytest.mark.slow
+def test_an_error_of_a_callback_is_the_last_word():
+    """The pipeline, which goes on reading until Python has ended, adds nothing of its own."""
+    command = [sys.executable, "-P", "-c", FIT_THAT_A_CALLBACK_ENDS]
+    process = subprocess.run(
+        command,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert process.returncode == 1
+    assert process.stderr.endswith("\nRuntimeError: the user's own\n")
