@@ -49,6 +49,9 @@ NOT_OF_USER = (Path(sysconfig.get_paths()["stdlib"]), Path(__file__).parent)
 _seen: contextvars.ContextVar[set[int] | None] = contextvars.ContextVar("seen", default=None)
 """The classes and functions whose code has been looked at; None where classes are names."""
 
+HELD = "held"
+"""What an identity says besides a configuration; the first checkpoints do not have it."""
+
 Where = tuple[int, ...]
 """The ids of the objects that this one is a part of."""
 
@@ -95,7 +98,8 @@ def identity_of(value: Any, inside: Where = ()) -> Any:
 def of_object(value: Any, inside: Where = (), kinds: Sequence[type] = ()) -> dict[str, Any]:
     """An object's class, its configuration, and what it keeps of its constructor's arguments.
 
-    These may be those of the constructors of some of the classes that it inherits from.
+    These may be those of the constructors of some of the classes that it inherits from. Of those of
+    its own also counts what it holds elsewhere than in its configuration, under `held`.
     """
     # Keras's configuration of a function is its name, or bytes that name a file; so functions are
     # looked up among the arguments, too.
@@ -104,15 +108,72 @@ def of_object(value: Any, inside: Where = (), kinds: Sequence[type] = ()) -> dic
         config = dict(value.get_config())
     identity = of_config(config, inside)
     for name in dict.fromkeys(name for kind in kinds or [type(value)] for name in arguments(kind)):
-        kept = None
-        with contextlib.suppress(Exception):  # A property may raise anything, too.
-            kept = getattr(value, name, None)
+        kept = kept_by(value, name)
         is_function = isinstance(kept, (types.FunctionType, functools.partial))
         if is_important(name) and (is_function or name not in config) and kept is not None:
             identity[name] = identity_of(kept, inside)
+    held = {} if kinds else held_by(value, config, identity)
+    if held:
+        identity[HELD] = {name: identity_of(part, inside) for name, part in held.items()}
     if _seen.get() is not None and (code := of_class(value.__class__)):
         identity["code"] = code
     return {"class": value.__class__.__qualname__, **identity}
+
+
+def held_by(value: Any, config: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
+    """What decides what an object does, and neither its configuration nor its arguments say."""
+    # Some of Keras's configurations leave arguments out, and one that raises says nothing at all.
+    held = {
+        name: part
+        for name in every_argument(type(value))
+        if is_important(name) and name not in known
+        for part in [kept_by(value, "dtype_policy" if name == "dtype" else name, f"_{name}")]
+        if part is not None
+    }
+    # Of objects a configuration tells the names of their functions only; and `adapt` fills in what
+    # was left out.
+    held |= {
+        name: part
+        for name, said in config.items()
+        if is_important(name) and name not in held
+        for part in [kept_by(value, name)]
+        if part is not None and not is_function(part) and (said is None or runs(part))
+    }
+    held |= model_internals.arguments_of_function(value)
+    if hasattr(value, "get_config") and not isinstance(value, keras.Model):
+        held |= {
+            name: part
+            for name, part in getattr(value, "__dict__", {}).items()
+            # Keras wraps methods, and notes layers under names of its own.
+            if not hasattr(type(value), name) and name not in {*known, *held}
+            if is_function(part) or (not config and not name.startswith("_") and runs(part))
+        }
+    elif callable(value):  # As NumPy's functions, and those that `functools` has wrapped.
+        names = ("__wrapped__", "__name__")
+        held |= {name: getattr(value, name) for name in names if hasattr(value, name)}
+    if isinstance(value, keras.Layer) and hasattr(value, "get_vocabulary"):
+        with contextlib.suppress(Exception):  # Before it is there.
+            held["vocabulary"] = value.get_vocabulary()
+    return held
+
+
+def kept_by(value: Any, *names: str) -> Any:
+    """What an object has under the first of some names; None where it has nothing."""
+    for name in names:
+        with contextlib.suppress(Exception):  # A property may raise anything, too.
+            if (kept := getattr(value, name, None)) is not None:
+                return kept
+    return None
+
+
+def is_function(value: Any) -> bool:
+    return isinstance(value, (types.FunctionType, types.MethodType, functools.partial))
+
+
+def runs(value: Any) -> bool:
+    """Whether it can be called, or something in it can."""
+    parts = value.values() if isinstance(value, dict) else value
+    return callable(value) or (isinstance(value, (dict, list, tuple)) and any(map(runs, parts)))
 
 
 def of_layer(layer: keras.Layer, inside: Where = ()) -> dict[str, Any]:
@@ -131,6 +192,18 @@ def arguments(kind: type) -> list[str]:
     with contextlib.suppress(ValueError, TypeError):  # Some classes have no signature.
         return [*inspect.signature(kind).parameters]
     return []
+
+
+def every_argument(kind: type) -> list[str]:
+    """Those, and what a class hands on to those that it inherits from."""
+    found: list[str] = []
+    for each in kind.__mro__:
+        if inspect.isfunction(init := vars(each).get("__init__")):
+            _, *parameters = inspect.signature(init).parameters.values()
+            found += [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+            if all(p.kind != p.VAR_KEYWORD for p in parameters):
+                break
+    return [*dict.fromkeys(found)]
 
 
 @contextlib.contextmanager
@@ -261,7 +334,7 @@ def of_function(
     if code is None or {"site-packages", "dist-packages"} & {*Path(code.co_filename).parts}:
         return function.__qualname__
     closed = [read_cell(cell) for cell in function.__closure__ or ()]
-    names = plain_globals(function) if of_values else []
+    names = plain_globals(function, code) if of_values else []
     known = {
         "code": hashlib.sha256(json.dumps(of_code(code, function.__doc__)).encode()).hexdigest(),
         "defaults": [function.__defaults__, function.__kwdefaults__],
@@ -270,6 +343,10 @@ def of_function(
         "of": owner,
     }
     parts = {name: identity_of(part, inside) for name, part in known.items()}
+    # Those that functions inside of it read, as comprehensions are.
+    inner = [plain_globals(function, each) for each in codes_in(code)] if of_values else []
+    if deeper := sorted({name for found in inner for name in found}.difference(names)):
+        parts[HELD] = {name: identity_of(function.__globals__[name]) for name in deeper}
     if follows and _seen.get() is not None:
         parts["calls"] = of_called(function)
     return {"function": function.__qualname__, **parts}
@@ -290,9 +367,17 @@ def of_constant(constant: Any) -> str:
     return repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
 
 
-def plain_globals(function: Any) -> list[str]:
-    """The global names that a function reads, and that stand for numbers or texts of the user."""
-    asked = [step for step in dis.get_instructions(function) if step.opname == "LOAD_GLOBAL"]
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code of the functions inside of one."""
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield constant
+            yield from codes_in(constant)
+
+
+def plain_globals(function: Any, code: types.CodeType) -> list[str]:
+    """The global names that code of a function reads, and that stand for numbers or texts."""
+    asked = [step for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"]
     names = sorted({str(step.argval) for step in asked})
     plain = (bool, int, float, str, tuple)
     return [

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from keras_multigpu import augmentation
 from keras_multigpu.identities import changes, identity_of, of_array, of_constant, with_all_code
 
 STRENGTH = 0.1
@@ -109,11 +110,87 @@ def test_what_was_made_alike_is_the_same(one, same_one, other):
     assert other is None or not same(one(), other())
 
 
+class Registered(keras.regularizers.Regularizer):
+    """Has a configuration that says nothing, and keeps its argument under a private name."""
+
+    def __init__(self, factor):
+        self._factor = factor
+
+    def get_config(self):
+        return {}
+
+
+class Handing(keras.layers.Layer):
+    """Hands arguments on, and keeps a function under a name of its own."""
+
+    def __init__(self, function, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = {"of_user": function}
+        self.of_user = [function]
+
+
+class Sparse(keras.losses.SparseCategoricalCrossentropy):
+    """As Keras's, with the same gap in its configuration."""
+
+
+def adapted(texts):
+    """A layer that `adapt` has told the words."""
+    layer = keras.layers.StringLookup()
+    layer.adapt(np.array(texts))
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda: keras.losses.Huber(1.0), lambda: keras.losses.Huber(2.0)),
+        (lambda: Sparse(axis=-1), lambda: Sparse(axis=1)),
+        (lambda: Registered(1), lambda: Registered(2)),
+        (lambda: Handing(scaled(2)), lambda: Handing(scaled(3))),
+        (lambda: Handing(scaled(2)), lambda: Handing(scaled(2), autocast=False)),
+        (lambda: Handing(scaled(2)), lambda: Handing(scaled(2), dtype="mixed_float16")),
+        (lambda: augmentation.Function(scaled(2)), lambda: augmentation.Function(scaled(3))),
+        (
+            lambda: augmentation.Sequence([augmentation.Function(scaled(2))]),
+            lambda: augmentation.Sequence([augmentation.Function(scaled(3))]),
+        ),
+        (
+            lambda: augmentation.KerasLayer(Handing(scaled(2))),
+            lambda: augmentation.KerasLayer(Handing(scaled(3))),
+        ),
+        (
+            lambda: keras.layers.TimeDistributed(keras.layers.Dense(3, scaled(2))),
+            lambda: keras.layers.TimeDistributed(keras.layers.Dense(3, scaled(3))),
+        ),
+        (lambda: functools.cache(scaled(2)), lambda: functools.cache(scaled(3))),
+        (lambda: np.sqrt, lambda: np.exp),
+        (lambda: tf.function(scaled(2)), lambda: tf.function(scaled(3))),
+        (lambda: adapted(["a"]), lambda: adapted(["b"])),
+    ],
+)
+def test_what_a_configuration_leaves_out_counts(one, other):
+    """Arguments of functions, functions by their code, what `adapt` has found."""
+    assert same(one(), one()) and not same(one(), other())
+
+
+def test_a_function_that_is_registered_is_known_by_its_code():
+    """Its configuration is a name."""
+    found = []
+    for function in (lambda x: 2 * x, lambda x: 3 * x):
+        function.__name__ = function.__qualname__ = "of_user"
+        keras.saving.register_keras_serializable("tests")(function)
+        found.append(augmentation.Function(function))
+        assert "function" in found[-1].get_config()
+    assert not same(*found)
+
+
 def test_global_numbers_of_a_function_are_in_it(monkeypatch):
     """As in a notebook, whose cells set them."""
     before = identity_of(by_strength)
     monkeypatch.setitem(globals(), "STRENGTH", 0.9)
     assert changes(before, identity_of(by_strength)) == {"globals.STRENGTH": (0.1, 0.9)}
+    inner = lambda x: [[each * STRENGTH for each in row] for row in x]  # noqa: E731
+    assert identity_of(inner)["held"] == {"STRENGTH": 0.9}
 
 
 MODULE = """

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src import api_export, backend
+from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.models.functional import Functional
 from keras.src.saving import object_registration
 
@@ -78,6 +79,13 @@ def wiring(model: keras.Model) -> list[Any]:
     if not operations:
         return []
     return [inner, *([place(tensor) for tensor in ends] for ends in (model.inputs, model.outputs))]
+
+
+def arguments_of_function(value: Any) -> dict[str, Any]:
+    """What a loss or metric of Keras calls its function with; nothing for anything else."""
+    # `get_config` leaves some out: the delta of `Huber`, the axis of `CosineSimilarity`.
+    is_wrapper = isinstance(value, (LossFunctionWrapper, keras.metrics.MeanMetricWrapper))
+    return dict(value._fn_kwargs) if is_wrapper else {}
 
 
 # What Keras's `fit` calls `evaluate` with, so that it takes the batches which `fit` has prepared.

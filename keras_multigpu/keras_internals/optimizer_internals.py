@@ -11,7 +11,7 @@ the lists in which an optimizer keeps its slots know which slot is whose, and th
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -316,6 +316,23 @@ def step_counter(optimizer: keras.optimizers.Optimizer) -> keras.Variable:
     """The number of steps so far, which schedules are asked with."""
     # The public `iterations` counts updates, so it is another number with accumulated gradients.
     return optimizer._iterations
+
+
+def chosen_by(optimizer: Any) -> Any:
+    """How a `MultiOptimizer` finds a variable's: patterns with numbers, or a function; or None."""
+    # Its configuration raises, or has the rates of all of them.
+    chosen = getattr(optimizer, "_optimizer_map", None)
+    if not isinstance(chosen, Mapping):
+        return chosen
+    return [[pattern, optimizer.optimizers.index(each)] for pattern, each in chosen.items()]
+
+
+def not_decayed(optimizer: Any) -> list[Any]:
+    """What `exclude_from_weight_decay` was told: how many variables, and parts of names."""
+    excluded = getattr(optimizer, "_exclude_from_weight_decay", ())
+    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    # Keras joins a set, which has another order in each process.
+    return [len(excluded), sorted(pattern.pattern.split("|")) if pattern else []]
 
 
 def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:

@@ -126,3 +126,11 @@ def test_masks_and_logits_travel_with_tensors():
     model_internals.attach([copy], [tf.constant([True]), logits])
     mask, logits = model_internals.attached([copy])
     assert mask.numpy().tolist() == [True] and logits.numpy().tolist() == [[1, 2]]
+
+
+def test_the_arguments_that_get_config_leaves_out_are_found():
+    """Losses and metrics of Keras still keep them in `_fn_kwargs`."""
+    arguments = model_internals.arguments_of_function
+    assert arguments(keras.losses.Huber(2.0)) == {"delta": 2.0}
+    assert arguments(keras.metrics.MeanMetricWrapper(lambda y, y_pred, by: y, by=3)) == {"by": 3}
+    assert arguments(keras.layers.Dense(1)) == {}

@@ -49,6 +49,14 @@ def test_weight_decay_exclusions_survive():
     np.testing.assert_allclose(scope.get_current_value(second), [0.95, 0.95])
 
 
+def test_an_optimizer_says_what_it_keeps_from_decay():
+    """`exclude_from_weight_decay` still notes ids, and one pattern of names."""
+    optimizer = keras.optimizers.AdamW()
+    assert optimizer_internals.not_decayed(optimizer) == [0, []]
+    optimizer.exclude_from_weight_decay([keras.Variable(1.0)], ["gamma", "beta"])
+    assert optimizer_internals.not_decayed(optimizer) == [1, ["beta", "gamma"]]
+
+
 def test_an_optimizer_says_what_its_rate_comes_from():
     """`_learning_rate` is still the variable or the schedule, `_iterations` counts all steps."""
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)

@@ -7,7 +7,8 @@
       lock                            names the process that trains here
 
 A checkpoint is written under another name, brought to the disk, and then renamed. So a process
-that is killed at any moment leaves the earlier ones as they were.
+that is killed at any moment leaves the earlier ones as they were. Before each one the folder and
+the lock are looked at: they are still those of this run.
 """
 
 import contextlib
@@ -15,8 +16,10 @@ import errno
 import logging
 import os
 import re
+import secrets
 import socket
 import stat
+import struct
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,10 +38,16 @@ _log = logging.getLogger("keras_multigpu")
 ENDING = ".kmg"
 NAME = re.compile(rf"checkpoint-([0-9]+){ENDING}(\..*)?")
 """A checkpoint's name, or that of one which is half written, or set aside."""
+NOTE = 200
+"""So many bytes of a lock are read and written."""
+
+LOCKED = (errno.EACCES, errno.EAGAIN)
+"""What the system says of a file that another one has locked."""
+
 # A link leads to files of others, and a pipe is waited for without an end.
 CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-# The folders that this process holds: its own lock would not keep it out.
-_held: set[Path] = set()
+_held: dict[Path, int] = {}
+"""The folders that this process holds, and their locks: its own would not keep it out."""
 
 
 class CheckpointFolder:
@@ -48,6 +57,8 @@ class CheckpointFolder:
         self.path = path
         self._keep = keep
         self._lock: int | None = None
+        self._note = b""
+        self._place: tuple[int, int] | None = None
 
     def open(self) -> None:
         """Lock the folder for this process, and remove what a killed one has left half written."""
@@ -61,10 +72,10 @@ class CheckpointFolder:
             raise unwritable(self.path, error) from error
 
     def close(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-            _held.discard(self.path.resolve())
+        # In a process that was forked it is not held any more, see `let_go`.
+        for path in [path for path, lock in _held.items() if lock == self._lock]:
+            os.close(_held.pop(path))
+        self._lock = None
 
     def _take_lock(self) -> None:
         path = self.path.resolve()
@@ -73,15 +84,36 @@ class CheckpointFolder:
         file = opened(path / "lock", os.O_RDWR | os.O_CREAT, most_names=1)
         try:
             if not locked(file):
-                holder = os.read(file, 200).decode(errors="replace").strip()
-                raise in_use(path, holder or "another process")
+                raise in_use(path, holder_in(file))
+            # The number keeps processes of one name apart, as those in containers are.
+            note = f"process {os.getpid()} on {socket.gethostname()}, run {secrets.token_hex(4)}\n"
+            self._note = note.encode()[:NOTE]
             os.ftruncate(file, 0)
-            os.write(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            os.write(file, self._note)
         except BaseException:
             os.close(file)
             raise
-        self._lock = file
-        _held.add(path)
+        self._lock, self._place = file, place_of(self.path)
+        _held[path] = file
+
+    def _require_own(self) -> None:
+        """Raise an error where the folder, or its lock, is not this run's any more."""
+        if place_of(self.path) != self._place:
+            raise os_error(
+                FileNotFoundError(errno.ENOENT, ""),
+                "The folder of this run was renamed, replaced or removed while it trained.",
+                "Expected it to stay as it is until `fit` has ended.",
+                "Give it its name back, and run the same command again to go on. Or choose another "
+                "folder.",
+                folder=str(self.path),
+            )
+        assert self._lock is not None
+        if note_in(self._lock) != self._note:  # Where locks do not hold, or are lost.
+            raise in_use(self.path, holder_in(self._lock))
+        if place_of(self.path / "lock") != place_of(self._lock):
+            # Somebody has removed the file, and with it what keeps others out.
+            self.close()
+            self._take_lock()
 
     def checkpoints(self) -> list[Path]:
         """The checkpoints, the oldest first; what has such a name and no number is not one."""
@@ -155,11 +187,13 @@ class CheckpointFolder:
 
     def write(self, content: Encoded) -> Path:
         """Add a checkpoint, and then drop those that are too many."""
-        taken = [path for path in self.path.iterdir() if NAME.fullmatch(path.name)]
-        numbers = [number_of(path) for path in taken]
-        path = self.path / f"checkpoint-{max(numbers, default=0) + 1:06}{ENDING}"
-        partial = path.with_name(f"{path.name}.partial")
+        self._require_own()
+        partial: Path | None = None
         try:
+            taken = [path for path in self.path.iterdir() if NAME.fullmatch(path.name)]
+            numbers = [number_of(path) for path in taken]
+            path = self.path / f"checkpoint-{max(numbers, default=0) + 1:06}{ENDING}"
+            partial = path.with_name(f"{path.name}.partial")
             made = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | CAREFULLY, 0o666)
             with os.fdopen(made, "wb") as file:
                 write_through(file, content)
@@ -168,7 +202,8 @@ class CheckpointFolder:
             bring_to_disk(self.path)
         except OSError as error:
             with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
+                if partial is not None:
+                    partial.unlink(missing_ok=True)
             raise unwritable(self.path, error, content.num_bytes) from error
         for old in self.checkpoints()[: -self._keep]:
             with contextlib.suppress(OSError):
@@ -218,14 +253,49 @@ def locked(file: int) -> bool:
         _log.info("This system has no fcntl: two runs in one folder are not noticed.")
         return True
     try:
-        # A lock of this kind belongs to the process. Those that it starts do not inherit it, so one
-        # that outlives it does not keep the next run out.
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            # A lock that belongs to the open file. One that belongs to the process is lost as soon
+            # as anything in it has opened and closed the file, as a backup of the folder does.
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi0q", fcntl.F_WRLCK, 0, 0, 0, 0))
+        except (AttributeError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in LOCKED:
+                raise
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # A system without such locks.
     except OSError as error:
-        if error.errno in (errno.EACCES, errno.EAGAIN):
+        if error.errno in LOCKED:
             return False
         _log.info("%s: two runs in one folder are not noticed.", error.strerror)
     return True
+
+
+def let_go() -> None:
+    """Close the locks in a process that was forked: it may live longer than the run."""
+    for lock in _held.values():
+        with contextlib.suppress(OSError):
+            os.close(lock)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=let_go)
+
+
+def note_in(lock: int) -> bytes:
+    os.lseek(lock, 0, os.SEEK_SET)
+    return os.read(lock, NOTE)
+
+
+def holder_in(lock: int) -> str:
+    """Who holds a folder, as its lock says."""
+    return note_in(lock).decode(errors="replace").strip() or "another process"
+
+
+def place_of(file: Path | int) -> tuple[int, int] | None:
+    """What a file or folder is, whatever it is called; None if it cannot be found."""
+    with contextlib.suppress(OSError):
+        found = os.stat(file)
+        return found.st_dev, found.st_ino
+    return None
 
 
 def number_of(path: Path) -> int:

@@ -25,6 +25,9 @@ PLAIN = (bool, int, float, str, type(None))
 KIND = "kind"
 """The key of a JSON object that stands for something that JSON has no word for."""
 
+DEEPEST = 150
+"""So deep lists and dicts may lie in one another, so that walks through them come to an end."""
+
 BROKEN = (
     zipfile.BadZipFile,
     zlib.error,
@@ -72,16 +75,23 @@ class Encoded:
         finally:
             archive.fp = None  # After an error it would write its end when it is collected.
 
-    def _described(self, value: Any, where: str) -> Any:
+    def _described(self, value: Any, where: str, depth: int = 0) -> Any:
         if type(value) in PLAIN:
             return value
         if isinstance(value, (np.ndarray, np.generic)):
             return self._place(value, where)
+        if depth > DEEPEST:
+            raise TypeError(f"{where[:200]}... is deeper than {DEEPEST} lists and dicts")
         if isinstance(value, (list, tuple)):
-            items = [self._described(item, f"{where}[{n}]") for n, item in enumerate(value)]
+            items = [
+                self._described(item, f"{where}[{n}]", depth + 1) for n, item in enumerate(value)
+            ]
             return items if isinstance(value, list) else {KIND: "tuple", "items": items}
         if isinstance(value, dict):
-            pairs = {key: self._described(item, f"{where}[{key!r}]") for key, item in value.items()}
+            pairs = {
+                key: self._described(item, f"{where}[{key!r}]", depth + 1)
+                for key, item in value.items()
+            }
             if all(type(key) is str for key in pairs) and KIND not in pairs:
                 return pairs
             keys = [self._described(key, f"a key of {where}") for key in pairs]
@@ -109,12 +119,14 @@ def decoded(file: BinaryIO) -> Any:
     size = file.seek(0, 2)
     try:
         with zipfile.ZipFile(file) as archive:
-            if any(info.compress_type or info.file_size > size for info in archive.infolist()):
+            parts = archive.infolist()
+            # Also of all parts together: several may lie on the same bytes.
+            if any(part.compress_type for part in parts) or sum(p.file_size for p in parts) > size:
                 raise Damaged("a part of it is longer than the file")
             header = json.loads(archive.read(TREE))
             if header["format"] != NUMBER:
                 raise OtherFormat(f"it has format {header['format']}")
-            return rebuilt(header["tree"], archive)
+            return Rebuilding(archive).rebuilt(header["tree"])
     except BROKEN as error:
         raise Damaged(f"{type(error).__name__}: {str(error)[:200]}") from error
     except OSError as error:
@@ -123,22 +135,41 @@ def decoded(file: BinaryIO) -> Any:
         raise Damaged("a part of it is outside of the file") from error
 
 
-def rebuilt(described: Any, archive: zipfile.ZipFile) -> Any:
-    if isinstance(described, list):
-        return [rebuilt(item, archive) for item in described]
-    if not isinstance(described, dict):
-        return described
-    kind = described.get(KIND)
-    if kind is None:
-        return {key: rebuilt(item, archive) for key, item in described.items()}
-    if kind in ("array", "scalar"):
-        array = read(archive, described["name"])
-        array = array.view(described.get("dtype", array.dtype))
-        return array if kind == "array" else array[()]
-    items = rebuilt(described["items"], archive)
-    if kind == "tuple":
-        return tuple(items)
-    return dict(zip(rebuilt(described["keys"], archive), items, strict=True))
+class Rebuilding:
+    """The way from a description of a tree to the tree; each array of the archive is read once."""
+
+    def __init__(self, archive: zipfile.ZipFile) -> None:
+        self._archive = archive
+        self._names = {part.filename for part in archive.infolist()}
+
+    def rebuilt(self, described: Any, depth: int = 0) -> Any:
+        if depth > 2 * DEEPEST:  # Tuples, and dicts with other keys, are two deep.
+            raise ValueError("it is too deep")
+        if isinstance(described, list):
+            return [self.rebuilt(item, depth + 1) for item in described]
+        if not isinstance(described, dict):
+            return described
+        kind = described.get(KIND)
+        if kind is None:
+            return {key: self.rebuilt(item, depth + 1) for key, item in described.items()}
+        if kind in ("array", "scalar"):
+            array = self._array(described["name"], described.get("dtype"))
+            return array if kind == "array" else array[()]
+        items = self.rebuilt(described["items"], depth + 1)
+        if kind == "tuple":
+            return tuple(items)
+        return dict(zip(self.rebuilt(described["keys"], depth + 1), items, strict=True))
+
+    def _array(self, name: str, dtype: str | None) -> np.ndarray:
+        # To read one again for each place that names it would take any amount of memory.
+        self._names.remove(name)
+        array = read(self._archive, name)
+        if dtype is None:
+            return array
+        kind = np.dtype(str(dtype))
+        if kind.kind != "V" or kind.type is np.void:
+            raise ValueError(f"{name} is to be of type {dtype}")
+        return array.view(kind)
 
 
 def read(archive: zipfile.ZipFile, name: str) -> np.ndarray:

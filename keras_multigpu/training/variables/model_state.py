@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.identities import identity_of, of_layer, of_object
+from keras_multigpu.identities import HELD, identity_of, of_layer, of_object
 from keras_multigpu.keras_internals import model_internals, optimizer_internals, variable_internals
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
 from keras_multigpu.training.replica_group import copies_of
@@ -163,14 +163,24 @@ def identity_of_model(model: keras.Model) -> dict[str, Any]:
         "layers": [of_layer(part) for part in model_internals.layers_of(model)],
         "optimizers": [identity_of_optimizer(part) for part in optimizers_of(model)],
         **{name: identity_of(given.get(name)) for name in COMPILED},
+        # Single weights can be frozen, or kept from decay, and no configuration says so.
+        HELD: {
+            "frozen": [n for n, weight in enumerate(model.weights) if not weight.trainable],
+            "without_decay": [
+                optimizer_internals.not_decayed(part) for part in optimizers_of(model)
+            ],
+        },
     }
 
 
 def identity_of_optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """That of an optimizer, without its rate, which `rates_of` has."""
     # Those inside it have their own places in the list.
-    without = ("learning_rate", "inner_optimizer", "optimizers")
-    return {name: part for name, part in of_object(optimizer).items() if name not in without}
+    without = ("learning_rate", "inner_optimizer", "optimizers", "optimizer_map", "_optimizer_map")
+    known = {name: part for name, part in of_object(optimizer).items() if name not in without}
+    held = {name: part for name, part in known.pop(HELD, {}).items() if name not in without}
+    held["chosen_by"] = identity_of(optimizer_internals.chosen_by(optimizer))
+    return {**known, HELD: held}
 
 
 def rates_of(model: keras.Model) -> list[Any]:

@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import resource
+import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -220,8 +222,16 @@ def header_of(shape, dtype="<f8"):
         ({"format": 2, "tree": ARRAY}, {"a": header_of((1,)) + bytes(16)}),
         ({"format": 2, "tree": ARRAY}, {"a": header_of((1,), "|O") + bytes(8)}),
         ({"format": 2, "tree": {**ARRAY, "dtype": "float128"}}, {"a": header_of((1,)) + bytes(8)}),
+        ({"format": 2, "tree": {**ARRAY, "dtype": "O"}}, {"a": header_of((1,)) + bytes(8)}),
+        ({"format": 2, "tree": {**ARRAY, "dtype": "V8"}}, {"a": header_of((1,), "|V0") + b""}),
+        ({"format": 2, "tree": {**ARRAY, "dtype": {"a": 1}}}, {"a": header_of((1,)) + bytes(8)}),
+        ({"format": 2, "tree": {**ARRAY, "name": 5}}, {}),
+        # Each time that it is named it would take its size of memory.
+        ({"format": 2, "tree": [ARRAY] * 2}, {"a": header_of((1,)) + bytes(8)}),
+        # Read it can be, and then no walk through it ends well.
+        ('{"format": 2, "tree": ' + "[" * 400 + "]" * 400 + "}", {}),
     ],
-    ids=range(12),
+    ids=range(18),
 )
 def test_what_was_crafted_is_damaged(tmp_path, tree, members):
     """Too deep, too large, too short, of another kind: no file of this package is like that."""
@@ -235,6 +245,35 @@ def test_an_archive_that_unpacks_to_more_than_it_is_is_damaged(tmp_path):
         archive.writestr("tree.json", bytes(10**6))
     with pytest.raises(Damaged, match="longer than the file"):
         decoded(tmp_path / "a")
+
+
+def test_parts_that_lie_on_the_same_bytes_are_damaged(tmp_path):
+    """A hundred names for one array would be a hundred arrays in memory."""
+    content = header_of((100,)) + bytes(800)
+    tree = {"format": 2, "tree": [{**ARRAY, "name": f"a{n}.npy"} for n in range(100)]}
+    path = crafted(tmp_path / "a", tree, **{f"a{n}": content for n in range(100)})
+    with zipfile.ZipFile(path, "a") as archive:
+        first = archive.getinfo("a0.npy")
+        for part in archive.filelist[2:]:
+            part.header_offset = first.header_offset
+        archive.comment = b"changed"
+    kept = path.read_bytes()
+    start = first.header_offset + 30 + len("a0.npy") + len(content)
+    with zipfile.ZipFile(path) as archive:
+        end = archive.start_dir
+    path.write_bytes(kept[:start] + kept[end:])
+    with pytest.raises(Damaged, match="longer than the file"):
+        decoded(path)
+
+
+def test_what_is_too_deep_is_not_written(tmp_path):
+    """What is written can be read."""
+    tree = ["the end"]
+    for _ in range(149):
+        tree = (tree,)
+    assert_same(decoded(written(tmp_path / "a", tree)), tree)
+    with pytest.raises(TypeError, match="is deeper than 150 lists and dicts"):
+        Encoded([[tree]])
 
 
 @pytest.mark.parametrize("name", ["lock", "checkpoint-000001.kmg"])
@@ -329,6 +368,99 @@ def test_a_folder_has_one_run_in_all_processes(tmp_path):
     other.communicate()
     files = folder(tmp_path)
     assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
+    files.close()
+
+
+def is_free(path):
+    """Whether another process could lock the folder, in any of the two ways."""
+    program = (
+        "import fcntl, os, struct, sys\n"
+        "lock = os.open(sys.argv[1], os.O_RDWR)\n"
+        "fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
+        "ours = struct.pack('hhqqi0q', fcntl.F_WRLCK, 0, 0, 0, 0)\n"
+        "fcntl.fcntl(os.open(sys.argv[1], os.O_RDWR), fcntl.F_OFD_GETLK, ours)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path / "lock"], stderr=subprocess.PIPE)
+    assert done.returncode == 0 or b"BlockingIOError" in done.stderr
+    return done.returncode == 0
+
+
+def test_a_copy_of_the_folder_does_not_lose_the_lock(tmp_path):
+    """A backup made by the training process itself opens the lock, and closes it again."""
+    files = folder(tmp_path / "run")
+    files.write(Encoded(1))
+    shutil.copytree(tmp_path / "run", tmp_path / "backup")
+    assert not is_free(tmp_path / "run")
+    files.close()
+    assert is_free(tmp_path / "run")
+    copied = folder(tmp_path / "backup")
+    assert copied.newest()[1] == 1
+    copied.close()
+
+
+def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(tmp_path):
+    """Such as Keras's workers for a `PyDataset`, where the process itself was killed."""
+    program = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder\n"
+        "files = CheckpointFolder(Path(sys.argv[1]), 2)\n"
+        "files.open()\n"
+        "reader, writer = os.pipe()\n"
+        "if not (child := os.fork()):\n"
+        "    os.write(writer, b'?'); time.sleep(60); os._exit(0)\n"
+        "os.read(reader, 1); print(child, flush=True); sys.stdin.read(); os._exit(9)\n"
+    )
+    started = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", program, tmp_path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    child = int(started.stdout.readline())
+    assert not is_free(tmp_path)
+    started.stdin.close()
+    assert started.wait(60) == 9
+    try:
+        folder(tmp_path).close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        started.stdout.close()
+
+
+@pytest.mark.parametrize("happens", ["renamed", "removed", "replaced"])
+def test_a_folder_that_is_gone_is_named(tmp_path, happens):
+    """With what to do; nothing is written elsewhere."""
+    files = folder(tmp_path / "run")
+    files.write(Encoded(1))
+    if happens == "removed":
+        shutil.rmtree(tmp_path / "run")
+    else:
+        (tmp_path / "run").rename(tmp_path / "other")
+    if happens == "replaced":
+        (tmp_path / "run").mkdir()
+    with pytest.raises(FileNotFoundError, match="renamed, replaced or removed while .* name back"):
+        files.write(Encoded(2))
+    assert len(list(tmp_path.glob("*/*.kmg"))) == (happens != "removed")
+    files.close()
+
+
+def test_a_lock_that_was_removed_is_taken_again(tmp_path):
+    """Others are kept out as before."""
+    files = folder(tmp_path)
+    (tmp_path / "lock").unlink()
+    files.write(Encoded(1))
+    assert not is_free(tmp_path)
+    files.close()
+
+
+def test_another_run_that_got_in_is_named_before_the_next_checkpoint(tmp_path):
+    """Where a file system has no locks, its note in the lock tells."""
+    files = folder(tmp_path)
+    (tmp_path / "lock").write_text("process 7 on there\n")
+    with pytest.raises(ValueError, match="Another run .*: process 7 on there"):
+        files.write(Encoded(1))
+    assert not list(tmp_path.glob("*.kmg"))
     files.close()
 
 

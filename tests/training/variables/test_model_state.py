@@ -116,6 +116,19 @@ def test_what_is_computed_counts_and_names_do_not(changed, places):
     assert all(places in place for place in found)
 
 
+def test_frozen_weights_and_those_without_decay_count():
+    """Which no configuration tells."""
+    model = keras.Sequential([keras.Input((3,)), layers.Dense(1)])
+    kept = keras.optimizers.AdamW()
+    kept.exclude_from_weight_decay(var_names=["bias", "gamma"])
+    assert set(changes(identity(model, keras.optimizers.AdamW()), identity(model, kept))) == {
+        "held.without_decay[0][1]"
+    }
+    before = identity(model)
+    model.layers[0].bias.trainable = False
+    assert changes(before, identity(model)) == {"held.frozen": ([], [1])}
+
+
 def test_a_model_of_ones_own_is_known_by_its_layers_and_arguments():
     """Not by what its methods do."""
     assert identity(Deep(3)) == identity(Deep(3))
