@@ -21,18 +21,18 @@ COUNTERS: dict[type, tuple[str, ...]] = {
 
 
 def counters_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    return {
-        name: vars(callback)[name]
-        for owner, names in COUNTERS.items()
-        if isinstance(callback, owner)
-        for name in names
-        if name in vars(callback)
-    }
+    return {name: vars(callback)[name] for name in names_of(callback) if name in vars(callback)}
 
 
 def set_counters(callback: keras.callbacks.Callback, values: dict[str, Any]) -> None:
-    for name, value in values.items():
-        setattr(callback, name, value)
+    """Set those counters that a callback has; other names are not set."""
+    for name in names_of(callback):
+        if name in values:
+            setattr(callback, name, values[name])
+
+
+def names_of(callback: keras.callbacks.Callback) -> list[str]:
+    return [name for owner in COUNTERS if isinstance(callback, owner) for name in COUNTERS[owner]]
 
 
 def knows_direction(callback: keras.callbacks.Callback) -> bool:
@@ -44,5 +44,5 @@ def find_direction(callback: keras.callbacks.Callback) -> None:
     """Let it find out now."""
     # Keras does so at the end of an epoch. `ModelCheckpoint(save_freq=100)` compares with the best
     # value before that.
-    if not knows_direction(callback):
+    if not knows_direction(callback) and hasattr(callback, "_set_monitor_op"):
         callback._set_monitor_op()

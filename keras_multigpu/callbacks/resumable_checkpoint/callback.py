@@ -15,6 +15,7 @@ import numpy as np
 from keras_multigpu.callbacks.fit_run import run_of
 from keras_multigpu.callbacks.resumable_checkpoint import resumed_run
 from keras_multigpu.callbacks.resumable_checkpoint.folder import BackgroundWriter, CheckpointFolder
+from keras_multigpu.callbacks.resumable_checkpoint.shape import require_run
 from keras_multigpu.callbacks.resumable_checkpoint.signals import StopSignals
 from keras_multigpu.callbacks.resumable_checkpoint.states import (
     report_changes,
@@ -114,8 +115,10 @@ class ResumableCheckpoint(keras.callbacks.Callback):
         resumed_run.warn_of_other_orders(self._data)
         self.resumed_from, self._found = self._together.newest(self._files)
         if self.resumed_from is not None:
-            resumed_run.require_run(self._found, self.resumed_from)
-            resumed_run.refuse_other_data(self._data, self._found["data"], self.resumed_from)
+            require_run(self._found, self.resumed_from)
+            if self._together.is_chief:
+                resumed_run.report_other_versions(self._found, self.resumed_from)
+            resumed_run.refuse_other_data(self._data, self._found, self.resumed_from)
             resumed_run.refuse_later_start(self._run, self._found["run"], self.resumed_from)
         self._writer = BackgroundWriter(self._files) if self._background else None
         self._rates = []
@@ -225,6 +228,7 @@ class ResumableCheckpoint(keras.callbacks.Callback):
             "stopped": stopped,
             "model": ModelState.of(self.model).values,
             "made": self._made,
+            "made_with": resumed_run.made_with(),
             "rates": self._rates,
             "callbacks": states,
             "random": {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)},

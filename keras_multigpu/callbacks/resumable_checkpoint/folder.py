@@ -99,14 +99,7 @@ class CheckpointFolder:
     def _require_own(self) -> None:
         """Raise an error where the folder, or its lock, is not this run's any more."""
         if place_of(self.path) != self._place:
-            raise os_error(
-                FileNotFoundError(errno.ENOENT, ""),
-                "The folder of this run was renamed, replaced or removed while it trained.",
-                "Expected it to stay as it is until `fit` has ended.",
-                "Give it its name back, and run the same command again to go on. Or choose another "
-                "folder.",
-                folder=str(self.path),
-            )
+            raise moved(self.path)
         assert self._lock is not None
         if note_in(self._lock) != self._note:  # Where locks do not hold, or are lost.
             raise in_use(self.path, holder_in(self._lock))
@@ -204,6 +197,8 @@ class CheckpointFolder:
             with contextlib.suppress(OSError):
                 if partial is not None:
                     partial.unlink(missing_ok=True)
+            if place_of(self.path) != self._place:
+                raise moved(self.path) from error
             raise unwritable(self.path, error, content.num_bytes) from error
         for old in self.checkpoints()[: -self._keep]:
             with contextlib.suppress(OSError):
@@ -318,6 +313,16 @@ def in_use(folder: Path, holder: str) -> ValueError:
         f"Another run keeps its checkpoints in this folder: {holder}.",
         "Expected a folder for each run.",
         "Wait until the other run has ended, or choose another folder.",
+        folder=str(folder),
+    )
+
+
+def moved(folder: Path) -> OSError:
+    return os_error(
+        FileNotFoundError(errno.ENOENT, ""),
+        "The folder of this run was renamed, replaced or removed while it trained.",
+        "Expected it to stay as it is until `fit` has ended.",
+        "Give it its name back, and run the same command again to go on. Or choose another folder.",
         folder=str(folder),
     )
 

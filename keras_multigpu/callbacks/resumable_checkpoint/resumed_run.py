@@ -1,27 +1,28 @@
 """Whether a checkpoint belongs to this run, and how the run goes on with it."""
 
 import logging
+import platform
+import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import keras
+import tensorflow as tf
 
 from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
+from keras_multigpu.callbacks.resumable_checkpoint.shape import NEW_FOLDER, not_a_run
 from keras_multigpu.checks import shortened, type_error, value_error
-from keras_multigpu.identities import changes
+from keras_multigpu.data.road.loader import CORES
+from keras_multigpu.identities import HELD, changes
 from keras_multigpu.keras_internals.dataset_internals import UNSEEDED
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.variables.model_state import ModelState, identity_of_model, rates_of
 from keras_multigpu.training.variables.placement import optimizers_of
 
 _log = logging.getLogger("keras_multigpu")
-
-NEW_FOLDER = "Or choose another folder to begin anew."
-
-PARTS = {"run", "stopped", "model", "made", "rates", "callbacks", "random", "data"}
-"""What a checkpoint is read for."""
 
 MAY_CHANGE = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue")
 """The numbers of an optimizer that may be others when a run goes on, besides the learning rate."""
@@ -43,15 +44,51 @@ def encoded(tree: Any) -> Encoded:
         ) from cause
 
 
-def require_run(found: Any, path: Path) -> None:
-    missing = PARTS - found.keys() if isinstance(found, dict) else PARTS
-    if missing:
-        raise value_error(
-            f"{path} is not the checkpoint of a run: it has no {sorted(missing)[0]!r}.",
-            f"Expected {', '.join(sorted(PARTS))}.",
-            f"Look at where it comes from and remove it. {NEW_FOLDER}",
-            file=str(path),
+def made_with() -> dict[str, Any]:
+    """What the last bits of a result depend on, besides the script and its data."""
+    return {
+        "Keras": keras.version(),
+        "TensorFlow": tf.__version__,
+        "Python": platform.python_version(),
+        "keras_multigpu": sys.modules["keras_multigpu"].__version__,
+        # TensorFlow divides a sum by the threads that work on it.
+        "cores": tf.config.threading.get_intra_op_parallelism_threads() or CORES,
+    }
+
+
+def report_other_versions(found: dict[str, Any], path: Path) -> None:
+    """Say in one line where a checkpoint was saved with other versions, or on other cores."""
+    # The first checkpoints do not tell.
+    then, now = found.get("made_with", {}), made_with()
+    changed = [name for name in now if name in then and then[name] != now[name]]
+    if changed:
+        _log.warning(
+            "%s was saved with %s, and here are %s: the last bits of the result may differ.",
+            path,
+            " and ".join(with_name(name, then[name]) for name in changed),
+            " and ".join(with_name(name, now[name]) for name in changed),
         )
+
+
+def with_name(name: str, value: Any) -> str:
+    return f"{value} {name}" if name == "cores" else f"{name} {value}"
+
+
+def compared(then: Any, now: Any, found: dict[str, Any], path: Path) -> dict[str, tuple[Any, Any]]:
+    """Where two identities differ, as far as the checkpoint can tell."""
+    changed = changes(then, now)
+    if "made_with" in found:
+        return changed
+    unknown = [place for place in changed if HELD in re.split(r"[.\[]", place)]
+    if unknown:
+        places = [place.removesuffix(f".{HELD}") for place in unknown]
+        _log.warning(
+            "%s was saved before this package noted all that there is to %s: from the next one on "
+            "it is compared.",
+            path,
+            ", ".join([*places[:3], *(["..."] if len(places) > 3 else [])]),
+        )
+    return {place: pair for place, pair in changed.items() if place not in unknown}
 
 
 def go_on(run: TrainingRun, found: dict[str, Any], path: Path) -> None:
@@ -98,8 +135,8 @@ def warn_of_other_orders(identity: Any) -> None:
             warn_of_other_orders(part)
 
 
-def refuse_other_data(now: dict[str, Any], then: dict[str, Any], path: Path) -> None:
-    changed = changes(then, now)
+def refuse_other_data(now: dict[str, Any], found: dict[str, Any], path: Path) -> None:
+    changed = compared(found["data"], now, found, path)
     if not changed:
         return
     fix = "Use the data of the run, as they were."
@@ -125,6 +162,9 @@ def told(changed: dict[str, tuple[Any, Any]]) -> str:
 
 
 def refuse_later_start(run: TrainingRun, state: dict[str, Any], path: Path) -> None:
+    size, examples = state["global_batch_size"], run.num_examples
+    if size and examples is not None and state["step"] * size >= examples + size:
+        raise not_a_run(path, f"its 'run.step' cannot be {state['step']}")
     if run.epoch > state["epoch"]:
         raise value_error(
             f"`fit` is to begin with an epoch that comes after the one of {path}.",
@@ -141,7 +181,7 @@ def refuse_other_model(
 
     What may have changed is said.
     """
-    changed = changes(found["made"], identity_of_model(model))
+    changed = compared(found["made"], identity_of_model(model), found, path)
     refused = {
         place: pair
         for place, pair in changed.items()
@@ -156,6 +196,13 @@ def refuse_other_model(
             f"Build and compile the model as it was. {NEW_FOLDER}",
             differences=len(refused or differences),
         )
+    if len(found["rates"]) != len(rates):
+        raise not_a_run(path, "its 'rates' are not those of its optimizers")
+    shapes = [tuple(weight.shape) for weight in model.weights]
+    for name, state in found["callbacks"].items():
+        best = state.get("public", {}).get("best_weights")
+        if best is not None and [weight.shape for weight in best] != shapes:
+            raise not_a_run(path, f"the best weights of {name} are not those of its model")
     changed |= changes(found["rates"], rates, "learning_rate")
     if changed:
         _log.warning("Since %s was saved, %s. What is written now counts.", path, told(changed))

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import callback_internals
 
 _log = logging.getLogger("keras_multigpu")
@@ -39,6 +40,7 @@ def restore_states(callbacks: Callbacks, states: dict[str, dict[str, Any]]) -> N
     for name, callback in named(callbacks):
         if name in states:
             restore_state(callback, states[name])
+            restore_own(name, callback, states[name])
 
 
 def report_changes(callbacks: Callbacks, states: dict[str, dict[str, Any]]) -> None:
@@ -62,13 +64,8 @@ def named(callbacks: Callbacks) -> Iterator[tuple[str, keras.callbacks.Callback]
 
 
 def state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    public = {
-        name: copied(getattr(callback, name))
-        for owner, names in PUBLIC.items()
-        if isinstance(callback, owner)
-        for name in names
-        if hasattr(callback, name)
-    }
+    names = [name for name in public_names(callback) if hasattr(callback, name)]
+    public = {name: copied(getattr(callback, name)) for name in names}
     parts: dict[str, Any] = {
         "public": public,
         "counters": callback_internals.counters_of(callback),
@@ -79,24 +76,49 @@ def state_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
     return {name: part for name, part in parts.items() if part}
 
 
+def public_names(callback: keras.callbacks.Callback) -> list[str]:
+    return [name for owner in PUBLIC if isinstance(callback, owner) for name in PUBLIC[owner]]
+
+
 def own_state(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    declared = getattr(type(callback), "state", None)
-    if isinstance(declared, property) and declared.fset is None:
-        return {}
-    state = getattr(callback, "state", None)
+    state = getattr(callback, "state", None) if takes_state(callback) else None
     return state if isinstance(state, dict) else {}
 
 
+def takes_state(callback: keras.callbacks.Callback) -> bool:
+    """Whether its `state` may be set: not that of Keras's own, and nothing but a dict."""
+    declared = getattr(type(callback), "state", None)
+    is_fixed = isinstance(declared, property) and declared.fset is None
+    of_keras = type(callback).__module__.startswith("keras.")
+    return not is_fixed and not of_keras and isinstance(getattr(callback, "state", {}), dict)
+
+
 def restore_state(callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
-    for name, value in state.get("public", {}).items():
-        setattr(callback, name, copied(value))
+    # Only what this package has taken: a file may name any attribute.
+    public = state.get("public", {})
+    for name in public_names(callback):
+        if name in public:
+            setattr(callback, name, copied(public[name]))
     callback_internals.set_counters(callback, state.get("counters", {}))
     if state.get("knows_direction"):
         callback_internals.find_direction(callback)
     if "file" in state and isinstance(callback, keras.callbacks.CSVLogger):
         restore_csv(callback, state["file"])
-    if "own" in state:
+
+
+def restore_own(name: str, callback: keras.callbacks.Callback, state: dict[str, Any]) -> None:
+    if "own" not in state or not takes_state(callback):
+        return
+    try:
         callback.state = copied(state["own"])
+    except Exception as error:  # What it has to be is known to the callback alone.
+        raise value_error(
+            f"{name} does not take its state back: {type(error).__name__}: {error}.",
+            "Expected a `state` that can be set to what it has returned.",
+            "Let it take what it returned when the checkpoint was saved, or choose another folder "
+            "to begin anew.",
+            callback=name,
+        ) from error
 
 
 def copied(value: Any) -> Any:

@@ -10,6 +10,7 @@ from interrupted_runs import X, Y, batches, checkpoint_in, fit, network, values_
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ResumableCheckpoint
+from keras_multigpu.callbacks.resumable_checkpoint.folder import CheckpointFolder
 from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
 
 pytestmark = [
@@ -70,6 +71,45 @@ def test_what_does_not_belong_together_is_refused(begun, change, phrase):
         np.testing.assert_array_equal(before[name], after[name])
 
 
+def brighter(by):
+    """A layer of a function that Keras cannot write down."""
+    return kmg.augmentation.Function(lambda images: images + by)
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "phrase"),
+    [
+        ({"loss": keras.losses.Huber(1.0)}, {"loss": keras.losses.Huber(2.0)}, "loss.held.delta"),
+        (
+            {"metrics": [keras.metrics.CosineSimilarity(axis=-1)]},
+            {"metrics": [keras.metrics.CosineSimilarity(axis=0)]},
+            r"metrics\[0\].held.axis was -1 and is 0",
+        ),
+        ({"augment": brighter(1)}, {"augment": brighter(2)}, r"closed_over\[0\] was 1 and is 2"),
+    ],
+)
+@pytest.mark.slow
+def test_what_a_configuration_leaves_out_is_compared(tmp_path, then, now, phrase):
+    """Keras's is incomplete for some, and raises for a function that is not registered."""
+
+    def train(changed):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((2, 2, 3)), keras.layers.Flatten()])
+        model.add(keras.layers.Dense(1))
+        compiled = {"loss": "mse", **changed}
+        augment = compiled.pop("augment", None)
+        model = kmg.distribute(model, kmg.strategy("one_device", devices=["CPU:0"]))
+        model.compile("sgd", **compiled)
+        images = np.zeros((4, 2, 2, 3), np.uint8)
+        data = kmg.data.from_arrays(images, np.zeros(4), augment=augment, global_batch_size=2)
+        fit(model, data, [], ResumableCheckpoint(tmp_path), epochs=1)
+
+    train(then)
+    train(then)
+    with pytest.raises(ValueError, match=f"(another model|data have changed).*{phrase}"):
+        train(now)
+
+
 def test_what_may_change_is_said_and_applied(begun, caplog):
     """A rate, a clip, a cache; the state itself is that of the checkpoint."""
     shutil.copytree(begun, other := begun.with_name("other"))
@@ -107,6 +147,29 @@ def test_a_shuffle_without_a_seed_is_named(tmp_path, caplog, wrapped):
     data = kmg.data.from_dataset(data) if wrapped else data
     fit(network(1), data, [], checkpoint_in(tmp_path), epochs=1)
     assert caplog.text.count("The dataset shuffles without a seed") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("background", [False, True])
+def test_a_run_whose_folder_is_moved_ends_with_its_name(tmp_path, background):
+    """And goes on once it is back; a copy made while training does not disturb it."""
+
+    def copied(batch, logs):
+        if batch == 1:
+            shutil.copytree(tmp_path / "run", tmp_path / "backup", dirs_exist_ok=True)
+            with pytest.raises(ValueError, match="Another run keeps its checkpoints"):
+                CheckpointFolder(tmp_path / "run", 2).open()
+        if batch == 3:
+            (tmp_path / "run").rename(tmp_path / "away")
+
+    moving = keras.callbacks.LambdaCallback(on_train_batch_end=copied)
+    with pytest.raises(FileNotFoundError, match="The folder of this run was renamed, .*/run'"):
+        fit(network(1), batches(), [moving], checkpoint_in(tmp_path / "run", background=background))
+    (tmp_path / "away").rename(tmp_path / "run")
+    checkpoint = checkpoint_in(tmp_path / "run")
+    fit(network(1), batches(), [], checkpoint, epochs=1)
+    # In the background the third may have been under way.
+    assert checkpoint.resumed_from.name in {f"checkpoint-00000{3 - n}.kmg" for n in {0, background}}
 
 
 def test_an_archive_that_is_no_run_is_named(tmp_path):

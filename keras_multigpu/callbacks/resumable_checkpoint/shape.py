@@ -1,0 +1,213 @@
+"""The shape that a checkpoint's tree has to have, looked at before anything of it is used.
+
+A checkpoint may come from anywhere. Its format lets plain values and arrays through, in any order.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from keras_multigpu.checks import shortened, value_error
+
+NEW_FOLDER = "Or choose another folder to begin anew."
+
+LARGEST = 2**40
+"""No count of steps, epochs or examples is larger."""
+
+Fits = Callable[[Any], bool]
+
+
+def require_run(found: Any, path: Path) -> None:
+    """Raise a `ValueError` unless a tree is that of a run."""
+    missing = sorted(PARTS.keys() - found.keys()) if isinstance(found, dict) else ["run"]
+    if missing:
+        raise not_a_run(path, f"it has no {missing[0]!r}")
+    for name, fits in {**PARTS, **{n: fits for n, fits in LATER.items() if n in found}}.items():
+        if not fits(found[name]):
+            place, value = odd_in(name, found[name], fits)
+            raise not_a_run(path, f"its {place!r} cannot be {shortened(value, 60)}")
+
+
+def not_a_run(path: Path, why: str) -> ValueError:
+    return value_error(
+        f"{path} is not the checkpoint of a run: {why}.",
+        f"Expected {', '.join(sorted(PARTS))}, as training writes them.",
+        f"Look at where it comes from and remove it. {NEW_FOLDER}",
+        file=str(path),
+    )
+
+
+def odd_in(name: str, value: Any, fits: Fits) -> tuple[str, Any]:
+    """The innermost entry that does not fit, and its value."""
+    if isinstance(fits, Entries) and isinstance(value, dict):
+        for key, each in fits.entries.items():
+            if not each(value.get(key)):
+                return odd_in(f"{name}.{key}", value.get(key), each)
+    return name, value
+
+
+class Entries:
+    """That something is a dict whose entries fit; others may be in it."""
+
+    def __init__(self, entries: Mapping[str, Fits]) -> None:
+        self.entries = entries
+
+    def __call__(self, value: Any) -> bool:
+        fitting = (fits(value.get(name)) for name, fits in self.entries.items())
+        return is_dict(value) and all(fitting)
+
+
+def is_dict(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+
+
+def dict_of(fits: Fits) -> Fits:
+    return lambda value: is_dict(value) and all(map(fits, value.values()))
+
+
+def list_of(fits: Fits) -> Fits:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def optional(fits: Fits) -> Fits:
+    return lambda value: value is None or fits(value)
+
+
+def is_whole(value: Any) -> bool:
+    is_integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return is_integer and abs(int(value)) < LARGEST
+
+
+def is_count(value: Any) -> bool:
+    return is_whole(value) and value >= 0
+
+
+def is_size(value: Any) -> bool:
+    return is_whole(value) and value > 0
+
+
+def is_number(value: Any) -> bool:
+    if isinstance(value, (int, np.integer)):
+        return is_whole(value)
+    return isinstance(value, Real) or is_array(value)
+
+
+def is_score(value: Any) -> bool:
+    return is_number(value) and np.ndim(value) == 0
+
+
+def is_plain(value: Any) -> bool:
+    """Whether it is what JSON has words for, as an identity is."""
+    if isinstance(value, dict):
+        return is_dict(value) and all(map(is_plain, value.values()))
+    if isinstance(value, list):
+        return all(map(is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)
+
+
+def is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def is_value(value: Any) -> bool:
+    """Whether it can be that of a variable, or of its copies on replicas."""
+    if not isinstance(value, tuple):
+        return is_array(value)
+    alike = {(part.shape, part.dtype) if is_array(part) else None for part in value}
+    return len(alike) == 1 and None not in alike
+
+
+def is_random(value: Any) -> bool:
+    """Whether the generators of Python and NumPy can be set to it."""
+    try:
+        random.Random().setstate(value["python"])
+        np.random.RandomState().set_state(value["numpy"])
+    except Exception:  # They raise many kinds.
+        return False
+    return True
+
+
+RUN = Entries(
+    {
+        "epoch": is_count,
+        "step": is_count,
+        "global_batch_size": optional(is_size),
+        "micro_batches": is_size,
+        "compiled_micro_batches": is_size,
+        "anchor": optional(lambda value: list_of(is_count)(value) and len(value) == 3),
+        "next_batch_size": optional(is_size),
+        "largest_share": optional(is_size),
+        "logs": dict_of(is_number),
+    }
+)
+
+ATTRIBUTES: dict[str, Fits] = {
+    "best": optional(is_score),
+    "best_epoch": is_whole,
+    "best_weights": optional(list_of(is_array)),
+    "cooldown_counter": is_whole,
+    "epoch": list_of(is_whole),
+    "history": dict_of(lambda value: isinstance(value, list)),
+    "stopped_epoch": is_whole,
+    "wait": is_whole,
+    "_batches_seen_since_last_saving": is_whole,
+    "_current_epoch": is_whole,
+    "_ema_weights_in_model": is_bool,
+    "_global_test_batch": is_whole,
+    "_global_train_batch": is_whole,
+    "_last_batch_seen": is_whole,
+}
+"""What Keras's callbacks carry along, by the names of `states` and `callback_internals`."""
+
+
+def are_attributes(values: Any) -> bool:
+    """Whether those that are known fit; others are not restored."""
+    known = ATTRIBUTES.keys() & values.keys() if is_dict(values) else None
+    return known is not None and all(ATTRIBUTES[name](values[name]) for name in known)
+
+
+def is_state(value: Any) -> bool:
+    """Whether it can be the state of a callback."""
+    return is_dict(value) and all(
+        fits(value[name]) for name, fits in STATE.items() if name in value
+    )
+
+
+STATE: dict[str, Fits] = {
+    "public": are_attributes,
+    "counters": are_attributes,
+    "knows_direction": is_bool,
+    "file": Entries(
+        {
+            "text": lambda value: isinstance(value, str),
+            "keys": optional(list_of(lambda key: isinstance(key, str))),
+        }
+    ),
+    "own": lambda value: isinstance(value, dict),
+}
+"""The parts of a callback's state, which may all be missing."""
+
+PARTS: dict[str, Fits] = {
+    "run": RUN,
+    "stopped": is_bool,
+    "model": dict_of(is_value),
+    "made": lambda value: isinstance(value, dict) and is_plain(value),
+    "rates": lambda value: isinstance(value, list) and is_plain(value),
+    "callbacks": dict_of(is_state),
+    "random": is_random,
+    "data": lambda value: isinstance(value, dict) and is_plain(value),
+}
+"""What a checkpoint is read for."""
+
+LATER: dict[str, Fits] = {
+    "made_with": dict_of(lambda value: isinstance(value, (str, int))),
+}
+"""What the first checkpoints do not have."""

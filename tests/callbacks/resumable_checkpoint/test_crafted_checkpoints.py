@@ -1,0 +1,213 @@
+"""A checkpoint from anywhere is refused by name, or does what one of this run could have done."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+from interrupted_runs import (
+    assert_same_values,
+    batches,
+    checkpoint_in,
+    close_files,
+    fit,
+    network,
+    values_of,
+)
+
+from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded, decoded
+from keras_multigpu.callbacks.resumable_checkpoint.shape import require_run
+from keras_multigpu.callbacks.resumable_checkpoint.states import restore_states, states_of
+
+pytestmark = [
+    # Keras itself, where its callbacks read the learning rate on replicas.
+    pytest.mark.filterwarnings(
+        "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+    ),
+]
+
+ODD = [None, -1, 2**70, 0.5, "text", [], [[]], {}, {"a": 1}, True, np.zeros(2), (np.zeros(3),)]
+INSIDE = ("made", "data", "random")
+"""Whatever is in there is compared as a whole, or tried as a whole."""
+
+
+def keeping(folder):
+    """Callbacks of Keras that keep something, and one of a user's."""
+    return [
+        keras.callbacks.EarlyStopping("loss", restore_best_weights=True),
+        keras.callbacks.ModelCheckpoint(str(folder / "model.keras"), "loss", save_freq=100),
+        keras.callbacks.CSVLogger(folder / "log.csv"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """The folder of a run of one epoch, and what is in its checkpoint."""
+    folder = tmp_path_factory.mktemp("begun")
+    model = network(1)
+    fit(model, batches(), keeping(folder), checkpoint_in(folder, keep=1), epochs=1)
+    (path,) = folder.glob("*.kmg")
+    with path.open("rb") as file:
+        return folder, decoded(file)
+
+
+def places_in(tree, place=()):
+    """The way to each entry."""
+    for name in tree if isinstance(tree, dict) else range(len(tree)):
+        yield (*place, name)
+        inside = isinstance(tree[name], (dict, list, tuple)) and name not in INSIDE
+        yield from places_in(tree[name], (*place, name)) if inside else ()
+
+
+def changed(tree, place, value):
+    """A copy with another value in one place."""
+    if not place:
+        return value
+    name, *inner = place
+    if isinstance(tree, dict):
+        return {**tree, name: changed(tree[name], inner, value)}
+    return type(tree)([*tree[:name], changed(tree[name], inner, value), *tree[name + 1 :]])
+
+
+@pytest.mark.slow
+def test_no_entry_can_be_anything_without_being_named(begun, tmp_path):
+    """Before anything has changed. What is let through trains as another run would."""
+    folder, tree = begun
+    let_through = []
+    for place in places_in(tree):
+        for odd in ODD:
+            crafted = changed(tree, place, odd)
+            try:
+                require_run(crafted, folder)
+            except ValueError as error:
+                assert "is not the checkpoint of a run" in str(error)
+            else:
+                let_through.append(crafted)
+    # Of each kind some; all of them would take a minute.
+    for number, crafted in enumerate(let_through[::12]):
+        resumed(crafted, tmp_path / str(number))
+
+
+def resumed(tree, folder):
+    """Go on from a tree; the error that names what is wrong with it, after which nothing is new."""
+    folder.mkdir()
+    with (folder / "checkpoint-000001.kmg").open("wb") as file:
+        Encoded(tree).write_to(file)
+    model = network(1)
+    before, callbacks = values_of(model), keeping(folder)
+    try:
+        fit(model, batches(), callbacks, checkpoint_in(folder), epochs=2)
+    except ValueError as error:
+        assert ". Expected " in str(error)
+        assert_same_values(before, values_of(model))
+        return str(error)
+    finally:
+        close_files([each for each in callbacks if getattr(each, "csv_file", None)])
+    return None
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "phrase"),
+    [
+        (("run", "step"), 7, "its 'run.step' cannot be 7"),
+        (("run", "epoch"), -1, "its 'run.epoch' cannot be -1"),
+        (("run", "logs"), [], r"its 'run.logs' cannot be \[\]"),
+        (("rates",), [], "its 'rates' are not those of its optimizers"),
+        (("random", "python"), (3, (1, 2), None), "its 'random' cannot be"),
+        (("made", "layers"), np.zeros(2), "its 'made' cannot be"),
+        (("model", "weights/0"), (), "its 'model' cannot be"),
+        (("model", "weights/0"), np.zeros(2), "is of another model: .*kernel is float32 of shape"),
+        (("callbacks", "EarlyStopping", "public", "wait"), "x", "its 'callbacks' cannot be"),
+        (
+            ("callbacks", "EarlyStopping", "public", "best_weights"),
+            [np.zeros(2)],
+            "the best weights of EarlyStopping are not those of its model",
+        ),
+    ],
+)
+def test_what_is_odd_is_named(begun, tmp_path, place, value, phrase):
+    """With its place, and what to do."""
+    assert re.search(phrase, resumed(changed(begun[1], place, value), tmp_path / "run"))
+
+
+def test_only_what_was_saved_is_restored(tmp_path):
+    """No other attribute: the path of another callback would be a file to overwrite."""
+    saved = keras.callbacks.ModelCheckpoint(str(tmp_path / "mine.keras"))
+    odd = {"filepath": "/etc/passwd", "_current_epoch": 7, "save_weights_only": True}
+    other = keras.callbacks.EarlyStopping("loss")
+    restore_states(
+        [saved, other],
+        {
+            "ModelCheckpoint": {"public": {"best": 0.5, **odd}, "counters": odd, "own": odd},
+            "EarlyStopping": {"public": {**odd, "wait": 3}, "counters": odd, "own": odd},
+        },
+    )
+    assert (saved.filepath, saved.best, saved._current_epoch) == (
+        str(tmp_path / "mine.keras"),
+        0.5,
+        7,
+    )
+    assert not saved.save_weights_only and not hasattr(saved, "state")
+    assert other.wait == 3 and not hasattr(other, "filepath") and not hasattr(other, "state")
+
+
+def test_a_callback_that_does_not_take_its_state_is_named():
+    """What it has to be is known to the callback alone."""
+
+    class Counting(keras.callbacks.Callback):
+        state = {}
+
+        def __setattr__(self, name, value):
+            super().__setattr__(name, value["seen"] if name == "state" else value)
+
+    with pytest.raises(ValueError, match="Counting does not take its state back: KeyError: 'seen'"):
+        restore_states([Counting()], {"Counting": {"own": {"lost": 1}}})
+
+
+def test_a_state_that_is_no_dict_is_left_alone():
+    """Somebody else's attribute has that name."""
+
+    class Machine(keras.callbacks.Callback):
+        state = "running"
+
+    restore_states([machine := Machine()], {"Machine": {"own": {"a": 1}}})
+    assert machine.state == "running" and states_of([machine]) == {}
+
+
+def test_other_versions_and_cores_are_said_in_one_line(begun, tmp_path, caplog):
+    """A run can go on, and its last bits may differ."""
+    tree = changed(begun[1], ("made_with", "TensorFlow"), "2.0.0")
+    tree = changed(tree, ("made_with", "cores"), 99)
+    assert resumed(tree, tmp_path / "run") is None
+    (line,) = [line for line in caplog.messages if "was saved with" in line]
+    assert "was saved with TensorFlow 2.0.0 and 99 cores, and here are TensorFlow 2." in line
+    assert begun[1]["made_with"].keys() == {
+        "Keras",
+        "TensorFlow",
+        "Python",
+        "keras_multigpu",
+        "cores",
+    }
+
+
+def without_held(tree):
+    """What the first versions noted of what a run is made of."""
+    if isinstance(tree, dict):
+        return {key: without_held(part) for key, part in tree.items() if key != "held"}
+    return [without_held(part) for part in tree] if isinstance(tree, list) else tree
+
+
+def test_a_checkpoint_of_the_first_versions_goes_on(begun, tmp_path, caplog):
+    """What it did not note is named, and compared from the next one on."""
+    tree = {name: part for name, part in begun[1].items() if name != "made_with"}
+    old = {**tree, "made": without_held(tree["made"]), "data": without_held(tree["data"])}
+    assert resumed(old, tmp_path / "run") is None
+    assert (
+        "before this package noted all that there is to layers[1], layers[2], layers[3], ...:"
+        in caplog.text
+    )
+    caplog.clear()
+    assert resumed(begun[1], tmp_path / "another") is None
+    assert "before this package noted" not in caplog.text
+    other = changed(old, ("made", "layers", 2, "units"), 7)
+    assert "units was 7 and is 4" in resumed(other, tmp_path / "other")
