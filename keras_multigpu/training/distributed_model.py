@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import compile_internals, dataset_internals, model_internals
 from keras_multigpu.replicas import default_strategy
-from keras_multigpu.training import fit_arguments, loops
+from keras_multigpu.training import fit_arguments, fit_data, loops
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import knows_epochs
 from keras_multigpu.training.logs import pythonic
@@ -153,6 +153,7 @@ class DistributedModel(keras.Model):
         require_same_call(self.replication.group, "fit")
         cutter = self.replication.cutter
         if validation_split and validation_data is None:
+            fit_data.require_tensors(x, y, sample_weight)
             (x, y, sample_weight), validation_data = dataset_internals.split_validation(
                 (x, y, sample_weight), validation_split
             )

@@ -115,51 +115,8 @@ def require_class_weights(
         )
 
 
-def require_batches(model: keras.Model, spec: Any) -> None:
-    """Raise a `ValueError` where a dataset's elements, of these specs, are single examples."""
-    inputs = keras.tree.flatten(getattr(model, "inputs", None) or [])
-    leaves = keras.tree.flatten(spec[0])
-    # Only a functional or Sequential model tells what it takes.
-    if len(inputs) != len(leaves):
-        return
-    for wanted, leaf in zip(inputs, leaves, strict=True):
-        # Keras itself adds a last axis of length 1.
-        if leaf is not None and leaf.shape.rank == len(wanted.shape) - 1 and wanted.shape[-1] != 1:
-            raise value_error(
-                "The dataset's elements are single examples.",
-                f"Expected batches of inputs of shape {tuple(wanted.shape)}.",
-                "Pass `dataset.batch(32)`, or make the data with "
-                "`kmg.data.from_dataset(dataset, global_batch_size=32)`.",
-                shape=tuple(leaf.shape),
-            )
-
-
-def require_axes(model: keras.Model, spec: Any, replicas: int) -> None:
-    """Raise a `ValueError` where a dataset does not tell how many axes its tensors have."""
-    # Without a graph one replica takes what comes, as Keras does.
-    if model.run_eagerly and replicas == 1:
-        return
-    for leaf in keras.tree.flatten(spec):
-        if leaf is not None and leaf.shape.rank is None:
-            raise value_error(
-                "The dataset does not say how many axes its tensors have.",
-                "Expected that of each one: `tf.numpy_function`, `tf.py_function` and "
-                "`from_generator` with `output_types` forget it.",
-                "Say it in a `map`, as `tf.ensure_shape(image, (224, 224, 3))` does for one "
-                "image, or pass `output_signature` to `from_generator`.",
-                spec=leaf,
-            )
-
-
 def require_fitting_labels(model: keras.Model, labels: Any, classes: int | None) -> None:
     """Raise a `ValueError` where the labels do not fit the loss and the units of the model."""
-    if labels is None and model.loss is not None:
-        raise value_error(
-            "The batches have no labels.",
-            "Expected some, which the loss compares the predictions with.",
-            'Read the data with labels, as `label_mode="int"` does, or compile without a loss.',
-            loss=model.loss,
-        )
     units, loss = units_of(model), name_of(model.loss)
     shape = getattr(labels, "shape", None)
     if units is None or loss is None or shape is None or shape.rank not in (1, 2):

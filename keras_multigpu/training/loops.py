@@ -17,12 +17,8 @@ from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import knows_epochs
-from keras_multigpu.training.fit_arguments import (
-    require_axes,
-    require_batches,
-    require_fitting_labels,
-    require_installed,
-)
+from keras_multigpu.training.fit_arguments import require_fitting_labels, require_installed
+from keras_multigpu.training.fit_data import require_axes, require_fitting_data
 from keras_multigpu.training.logs import flattened, numbers
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.replication import Replication
@@ -76,6 +72,8 @@ def train(
     if validate is not None:
         require_same_run(group, model, validate.feed)
         require_axes(model, validate.feed.source.spec, group.count)
+        if validate.feed.source.spec is not None:
+            require_fitting_data(model, validate.feed.source.spec, "test_step", validates=True)
         require_labels(model, validate.feed)
     replication.announce(model, verbose)
     callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches, epochs)
@@ -119,8 +117,8 @@ def train(
 def build(model: keras.Model, replication: Replication, feed: Feed, method: str) -> None:
     """Build the model for the data, which must fit it, and for the method that takes them."""
     require_axes(model, feed.source.spec, replication.group.count)
-    if feed.source.spec is not None and not overridden(model, method):
-        require_batches(model, feed.source.spec)
+    if feed.source.spec is not None:
+        require_fitting_data(model, feed.source.spec, method)
     replication.placement.prepare(model, feed.source.spec, method=method)
     require_labels(model, feed)
 
@@ -167,6 +165,9 @@ def run_epoch(
             begin(first)
         if run is not None:
             run.step_began = time.perf_counter()
+        if not first and feed.source.spec is None and group.shares[0].spec is not None:
+            # A generator's first batch.
+            require_fitting_data(model, group.shares[0].spec, f"{mode}_step")
         logs = replication.run(model, mode, group, feed.source.spec)
         if run is not None:
             run.in_calls += time.perf_counter() - run.step_began
@@ -244,8 +245,8 @@ def predict(
     group = replication.group
     require_same_run(group, model, feed)
     require_axes(model, feed.source.spec, group.count)
-    if feed.source.spec is not None and not overridden(model, "predict_step"):
-        require_batches(model, feed.source.spec)
+    if feed.source.spec is not None:
+        require_fitting_data(model, feed.source.spec, "predict_step")
     replication.placement.prepare(model, feed.source.spec)
     callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches)
     model.stop_predicting = False

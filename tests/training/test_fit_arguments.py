@@ -141,7 +141,6 @@ def classifier(units, loss):
         (2, "binary_crossentropy", BINARY, 2, "one unit, or use sparse_categorical_crossentropy"),
         (1, keras.losses.sparse_categorical_crossentropy, BINARY, 2, "2 classes.*1 unit\\."),
         (1, "binary_crossentropy", INT, 3, "3 classes.*1 unit.*Give .* 3 units, and use sparse"),
-        (1, "mse", None, None, "have no labels.*Received: loss='mse'"),
     ],
 )
 def test_what_cannot_fit_is_named(units, loss, labels, classes, message):

@@ -120,6 +120,10 @@ class Facts:
     @property
     def cause(self) -> str:
         """The kind of fact that explains the others."""
+        if self.what in ("gradient", "statistics"):
+            # Behind an activation that saturates, predictions do not show an infinite input.
+            bad = set(self.replicas(self.what))
+            return next((kind for kind in ROWS if bad <= {*self.replicas(kind)}), self.what)
         if self.what != "loss":
             return self.what
         wrong = [kind for kind in ROWS if self.replicas(kind)]

@@ -31,6 +31,7 @@ from keras_multigpu.training.feed.sources import (
     PythonSource,
     knows_epochs,
 )
+from keras_multigpu.training.fit_data import require_tensors
 from keras_multigpu.training.lengths import require_equal_lengths, unequal_lengths
 from keras_multigpu.training.shares import Batch, Shares
 
@@ -100,6 +101,7 @@ class Feed:
         if steps is None and is_generator(x) and hasattr(x, "__len__"):
             steps = len(x)
         self._steps = steps
+        require_tensors(x, y, sample_weight)
         self._brought = {"y": y, "sample_weight": sample_weight, "class_weight": class_weight}
         given = {"batch_size": batch_size, "steps_per_epoch": steps, "shuffle": shuffle}
         arguments = {"x": x, **self._brought, **given}

@@ -47,6 +47,22 @@ def test_a_bad_target_or_weight_is_named():
         assert (found.step, found.array, found.position, found.replicas) == (2, array, 5, (2,))
 
 
+@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize("activation", ["tanh", "sigmoid"])
+def test_an_infinite_input_behind_a_saturating_activation_is_named(replicas, activation):
+    """Prediction and loss are finite; the gradient is infinity times zero. The last of three."""
+    inputs = keras.Input((1,))
+    outputs = keras.layers.Dense(1, activation=activation, kernel_initializer="ones")(inputs)
+    model = kmg.distribute(keras.Model(inputs, outputs), replicas_of(replicas))
+    model.compile("sgd", "mse")
+    guard = NaNGuard()
+    fit(model, np.array([[1.0], [0.5], [np.inf]]), np.zeros((3, 1)), guard, 3)
+    (finding,) = guard.findings
+    assert (finding.what, finding.array, finding.position) == ("gradient", "x", 2)
+    assert finding.replicas == (replicas - 1,)
+    assert finding.cause == "An input is not finite: the data are at fault."
+
+
 @pytest.mark.slow
 def test_inputs_are_named_by_their_keys():
     """Of a dict of inputs, one bad leaf; a ragged last batch and a replica without examples."""
