@@ -32,6 +32,7 @@ from keras_multigpu.callbacks.resumable_checkpoint.format import (
     decoded,
 )
 from keras_multigpu.checks import os_error, value_error
+from keras_multigpu.writing import CAREFULLY
 
 _log = logging.getLogger("keras_multigpu")
 
@@ -44,8 +45,6 @@ NOTE = 200
 LOCKED = (errno.EACCES, errno.EAGAIN)
 """What the system says of a file that another one has locked."""
 
-# A link leads to files of others, and a pipe is waited for without an end.
-CAREFULLY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _held: dict[Path, int] = {}
 """The folders that this process holds, and their locks: its own would not keep it out."""
 
