@@ -11,6 +11,7 @@ notebook cell may run twice, and two models may train one after the other.
 
 import logging
 import os
+import platform
 import re
 import socket
 import sys
@@ -67,7 +68,8 @@ def strategy(
 
     Raises:
         ValueError: If an argument or a cluster variable of the environment makes no sense.
-        RuntimeError: If TensorFlow started too early, or another strategy's scope is open.
+        RuntimeError: If TensorFlow started too early, another strategy's scope is open, or the
+            workers of a cluster do not come together.
 
     Example:
 
@@ -207,14 +209,13 @@ def _build(kind: str, names: tuple[str, ...], resolver: Any) -> tf.distribute.St
             return tf.distribute.experimental.CentralStorageStrategy(compute_devices=names)
         case "multi_worker":
             cluster = _cluster()
-            if cluster and not cluster_internals.has_started():
-                meeting.meet(cluster.workers, cluster.index)
-            workers = _multi_worker(resolver)
+            if cluster is None or cluster_internals.has_started():
+                return _multi_worker(resolver)
+            lines = meeting.meet(cluster.workers, cluster.index, alike_on_all())
+            with lifelines.joining(cluster.workers, cluster.index, lines):
+                workers = _multi_worker(resolver)
             cluster_internals.heed_sigterm()
-            if cluster:
-                keep_to_loopback(cluster)  # Now that it listens.
-            if cluster and len(cluster.workers) > 1:
-                lifelines.hold(cluster.workers, cluster.index)
+            keep_to_loopback(cluster)  # Now that it listens.
             return workers
         case "parameter_server":
             if cluster_internals.has_started():
@@ -222,6 +223,23 @@ def _build(kind: str, names: tuple[str, ...], resolver: Any) -> tf.distribute.St
             return tf.distribute.ParameterServerStrategy(resolver)
         case _:
             return tf.distribute.TPUStrategy(resolver)
+
+
+def alike_on_all() -> dict[str, str]:
+    """What has to be the same on all workers before they join, by what it is called."""
+    import keras  # Only here, for whoever asks for a strategy alone.
+
+    gpus = device_count("GPU")
+    versions = {
+        "Python": platform.python_version().rpartition(".")[0],
+        "Keras": keras.__version__,
+        "TensorFlow": tf.__version__,
+        "keras_multigpu": sys.modules["keras_multigpu"].__version__,
+    }
+    return {
+        "the number of devices": f"{gpus} GPUs" if gpus else f"{settings().cpu_devices} CPUs",
+        "the versions of packages": ", ".join(map(" ".join, versions.items())),
+    }
 
 
 def _multi_worker(resolver: Any) -> tf.distribute.Strategy:

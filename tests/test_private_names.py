@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[1] / "keras_multigpu"
 PRIVATE_DOOR = "keras_internals"
 # Public, in spite of the underscore: it keeps a named tuple's methods apart from its fields, the
 # names by which notebooks ask for pictures apart from others, and warns of what is for experts.
-DOCUMENTED = {"_asdict", "_fields", "_make", "_replace", "_repr_png_", "_current_frames"}
+DOCUMENTED = {"_asdict", "_fields", "_make", "_replace", "_repr_png_", "_current_frames", "_exit"}
 PRIVATE_MODULES = ("keras.src", "tensorflow.python", "tf.__internal__")
 
 

@@ -35,8 +35,7 @@ def fresh_process(monkeypatch):
     monkeypatch.setattr(replicas, "_strategies", {})
     # This process is to stay alone.
     monkeypatch.setattr(replicas.cluster_internals, "watch_heartbeats", lambda *_: None)
-    monkeypatch.setattr(replicas.lifelines, "hold", lambda *_: None)
-    monkeypatch.setattr(replicas.meeting, "meet", lambda *_: None)
+    monkeypatch.setattr(replicas.meeting, "meet", lambda *_: {})
     for name in ("TF_CONFIG", "TPU_NAME", "TF_FORCE_GPU_ALLOW_GROWTH", *SLURM):
         monkeypatch.delenv(name, raising=False)
 

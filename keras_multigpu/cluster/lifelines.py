@@ -3,35 +3,35 @@
     worker 1 ──┐                  what a worker says before it fails, the chief passes on;
     worker 2 ──┴──> chief         a line that breaks before that, or before a goodbye: it is dead
 
-TensorFlow itself is sure to find a dead worker only when heartbeats are missing, after seconds; an
-exchange that is going on may break sooner. But a frozen worker, or one whose machine has lost its
-power, breaks no line and is found in no other way. Where only the cluster's own ports are open
-there are no lines, only heartbeats.
+They are those of the meeting. While TensorFlow joins the workers it waits for all of them, and
+hears no signal: a thread ends the process then, as soon as one of the others is gone or gives no
+sign of life.
+
+Later TensorFlow itself is sure to find a dead worker only when heartbeats are missing, after
+seconds; an exchange that is going on may break sooner. But a frozen worker, or one whose machine
+has lost its power, breaks no line and is found in no other way.
 """
 
 import atexit
 import contextlib
-import json
+import functools
 import logging
 import os
-import secrets
-import socket
+import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from keras_multigpu.cluster.loopback import is_loopback
+from keras_multigpu.checks import problem
+from keras_multigpu.cluster.lines import Line
 from keras_multigpu.cluster.settings import settings
 from keras_multigpu.keras_internals import cluster_internals
 
-KEY = "keras_multigpu/lifelines"
-"""Under which TensorFlow's coordination service keeps where the chief listens, and a password."""
-
-# Nothing to fail for; a line that breaks without it is that of a dead worker.
-GOODBYE = ""
+POLL = 0.1
+"""Seconds between two looks at the others while TensorFlow joins them."""
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -53,14 +53,22 @@ def in_words(error: BaseException) -> str:
 class Lifelines:
     """The lines of this process, to the chief or as the chief to all others; who said goodbye."""
 
-    def __init__(self, workers: Sequence[str], index: int) -> None:
+    def __init__(self, workers: Sequence[str], index: int, lines: Mapping[int, Line]) -> None:
         self._workers, self._index = list(workers), index
-        self._lines: dict[int, socket.socket] = {}
+        self._lines = dict(lines)
         self._is_over = False
+        # Who has not been joined by TensorFlow yet; and those who wait for that, with the time at
+        # which they were last heard of.
+        self._joining = {index, *lines}
+        self._heard_at: dict[int, float] = {}
         self.ended: list[int] = []
         self._lock = threading.Lock()
+        self._joins = threading.current_thread()
         self._process = os.getpid()
         atexit.register(self.say_goodbye)
+        for other, line in lines.items():
+            line.connection.settimeout(None)
+            in_background(self.listen, line, other)
 
     def fail(self, what: str, heard_from: int | None = None) -> None:
         """Let all workers fail for a reason, unless they fail already."""
@@ -68,8 +76,13 @@ class Lifelines:
             known, self._is_over = self._is_over, True
         if known:
             return
-        self.say(what, heard_from)
-        report(what)
+        for other, line in list(self._lines.items()):
+            if other != heard_from:
+                line.say(fails=what)
+        if self._index not in self._joining:
+            report(what)
+        elif threading.current_thread() is not self._joins:
+            end(what, self._workers, self._index)
 
     def say_goodbye(self) -> None:
         """Say that Python ends, and if that is so because of an error."""
@@ -82,80 +95,108 @@ class Lifelines:
             name = name_of(self._workers, self._index)
             self.fail(f"{name} failed: {in_words(error)}")
         self._is_over = True
-        self.say(GOODBYE)
+        self._say(goodbye=True)
 
-    def say(self, what: str, heard_from: int | None = None) -> None:
-        for other, line in list(self._lines.items()):
-            if other != heard_from:
-                with contextlib.suppress(OSError):
-                    line.sendall(json.dumps(what).encode() + b"\n")
+    def joined(self) -> None:
+        """TensorFlow has joined the workers."""
+        self._joining.discard(self._index)
+        self._say(joined=True)
 
-    def accept(self, server: socket.socket, password: str) -> None:
-        """Listen to all who know the password, each in a thread of its own."""
-        with contextlib.suppress(OSError):  # The socket is closed where a process ends.
-            while True:
-                line, _ = server.accept()
-                in_background(self.greet, line, password)
+    def watch(self) -> None:
+        """While TensorFlow joins the workers, see that all others live, and heed SIGTERM."""
+        wanted, latest = settings(), time.monotonic() + settings().exchange_timeout
+        # Until now no thread could run, and what others say has not been read.
+        self._heard_at = dict.fromkeys(self._heard_at, time.monotonic())
+        while self._index in self._joining and not self._is_over:
+            cluster_internals.let_sigterm_end()
+            self._say(joins=True)
+            now = time.monotonic()
+            names = [name_of(self._workers, other) for other in self._joining - {self._index}]
+            for other in self._joining & {*self._heard_at}:
+                if now - self._heard_at[other] > wanted.heartbeat_timeout:
+                    self.fail(f"{name_of(self._workers, other)} gave no sign of life")
+            if now > latest:
+                who = " and ".join(names) or "the workers"
+                self.fail(
+                    f"TensorFlow has not joined {who} within {wanted.exchange_timeout} seconds"
+                )
+            time.sleep(POLL)
 
-    def greet(self, line: socket.socket, password: str) -> None:
-        """Listen to who says the password and a worker's number; hang up on others."""
-        line.settimeout(settings().heartbeat_timeout)
-        with contextlib.suppress(OSError, ValueError), line, line.makefile("rb") as words:
-            # Whoever is not a worker may send a line without an end.
-            said, number = words.readline(100).decode().split()
-            # A comparison that takes the same time wherever the first wrong letter is.
-            if secrets.compare_digest(said, password) and 0 < int(number) < len(self._workers):
-                self.listen(line, words, int(number))
-
-    def connect(self, port: int, password: str) -> None:
-        """Call the chief and listen."""
-        try:
-            chief = host_of(self._workers[0]), port
-            line = socket.create_connection(chief, settings().heartbeat_timeout)
-            line.sendall(f"{password} {self._index}\n".encode())
-        except OSError as error:
-            logger.debug("The chief cannot be called at port %d: %s", port, error)
-            return
-        with line, line.makefile("rb") as words:
-            self.listen(line, words, 0)
-
-    def listen(self, line: socket.socket, words: Any, other: int) -> None:
-        """Listen to a worker until it says something or its line breaks."""
-        line.settimeout(None)
-        self._lines[other] = line
-        # Unless it says something: the system closes the lines of a process that is killed.
+    def listen(self, line: Line, other: int) -> None:
+        """Listen to a worker until it says that it ends, or its line breaks."""
+        # The system closes the lines of a process that is killed.
         what = f"{name_of(self._workers, other)} is gone"
-        with contextlib.suppress(OSError, ValueError):
-            if said := words.readline():
-                what = json.loads(said)
+        with contextlib.suppress(EOFError), contextlib.closing(line):
+            while (message := line.next()) is not None:
+                match message:
+                    case {"joins": True}:
+                        self._heard_at[other] = time.monotonic()
+                    case {"joined": True}:
+                        self._joining.discard(other)
+                    case {"fails": str(what)}:
+                        break
+                    case {"goodbye": True}:
+                        what = ""
+                        break
         del self._lines[other]
         if what:
             self.fail(what, heard_from=other)
         else:
             self.ended.append(other)
 
+    def _say(self, **message: object) -> None:
+        for line in list(self._lines.values()):
+            line.say(**message)
+
 
 _held: Lifelines | None = None
 
 
-def hold(workers: Sequence[str], index: int) -> None:
-    """Hold the lines of this process until Python ends. All have joined the cluster by now."""
+@contextlib.contextmanager
+def joining(workers: Sequence[str], index: int, lines: Mapping[int, Line]) -> Iterator[None]:
+    """Hold the lines of this process until Python ends; in this context TensorFlow joins it."""
     global _held
-    _held = lifelines = Lifelines(workers, index)
-    if index == 0:
-        server, password = listening(workers), secrets.token_hex(16)
-        port = 0 if server is None else server.getsockname()[1]
-        cluster_internals.publish(KEY, f"{port} {password}")
-        if server is not None:
-            in_background(lifelines.accept, server, password)
+    if not lines:
+        yield
         return
+    held = _held = Lifelines(workers, index, lines)
     try:
-        port, password = cluster_internals.published(KEY, settings().heartbeat_timeout).split()
-    except tf.errors.OpError as error:
-        logger.debug("The chief does not say where it listens: %s", error)
+        begin = functools.partial(in_background, held.watch)
+        with cluster_internals.threads_run_while_joining(begin), interrupted_at_once():
+            yield
+    except BaseException as error:
+        held.fail(f"{name_of(workers, index)} failed: {in_words(error)}")
+        raise
+    held.joined()
+
+
+@contextlib.contextmanager
+def interrupted_at_once() -> Iterator[None]:
+    """Let Ctrl-C end this process though it is inside of TensorFlow, unless a handler does more."""
+    is_usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not is_usual or threading.current_thread() is not threading.main_thread():
+        yield
         return
-    if int(port):
-        in_background(lifelines.connect, int(port), password)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def end(what: str, workers: Sequence[str], index: int) -> None:
+    """End this process, which is inside of TensorFlow, with a sentence."""
+    text = problem(
+        f"{what}.",
+        "Expected all workers to join.",
+        "Look at what that worker has printed last, then start all of them again.",
+        worker=name_of(workers, index),
+    )
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.write(f"keras_multigpu.cluster.failures.WorkerFailure: {text}\n")
+        sys.stderr.flush()
+    os._exit(1)
 
 
 def ended() -> list[int]:
@@ -173,21 +214,6 @@ def report(what: str) -> None:
     # Where the cluster has failed already, there is nothing left to tell.
     with contextlib.suppress(tf.errors.OpError):
         cluster_internals.report_error(told(what))
-
-
-def listening(workers: Sequence[str], port: int = 0) -> socket.socket | None:
-    """Where the chief listens, by default at any port: for this machine alone, if all are on it."""
-    hosts = [*map(host_of, workers)]
-    try:
-        if all(map(is_loopback, hosts)):
-            family = socket.getaddrinfo(hosts[0], 0)[0][0]
-            return socket.create_server((hosts[0], port), family=family)
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        return socket.create_server(("", port))
-    except OSError as error:
-        logger.debug("The chief cannot listen: %s", error)
-        return None
 
 
 def host_of(address: str) -> str:

@@ -1,130 +1,415 @@
 """Workers wait here until all have begun: TensorFlow would wait silently, and hear no Ctrl-C then.
 
-The chief listens at the port that it has in the cluster, says "go" when all others have called, and
-leaves the port to TensorFlow.
+    worker 1 ── hello: who I am, what I have ──┐
+    worker 2 ── hello ─────────────────────────┴──> chief, at its port of the cluster
+    worker 1 <─ I wait for worker 2 ─ ... ─ go ──── chief, once all have called and are alike
+
+Each holds its own port meanwhile, and leaves it to TensorFlow then. The lines stay, see
+`lifelines`. A line that ends before "go" is dropped: its worker may have been started again.
 """
 
 import contextlib
-import json
 import logging
+import os
+import secrets
+import selectors
 import socket
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from keras_multigpu.checks import problem
-from keras_multigpu.cluster import lifelines
+from keras_multigpu.checks import problem, runtime_error
 from keras_multigpu.cluster.lifelines import host_of, name_of
+from keras_multigpu.cluster.lines import Line
+from keras_multigpu.cluster.loopback import is_loopback
+from keras_multigpu.cluster.settings import settings
 
-GO = "go"
 LATE = 10.0
 """After so many seconds, and again and again, a worker says whom it waits for."""
 
+SILENT = 3 * LATE
+"""After so many seconds without a word from whoever has the chief's port another call is made."""
+
 POLL = 0.1
-LONGEST = 10_000
-"""Bytes of a line; whoever is not a worker may send one without an end."""
+
+FREED = 2.0
+"""Within so many seconds a worker that is started again finds its port free."""
+
+GUESTS = 100
+"""So many may be connected who have not said yet that they are workers."""
 
 logger = logging.getLogger("keras_multigpu")
 
 
+class Hello(NamedTuple):
+    """What a worker says first.
+
+    Attributes:
+        worker: Which one it is.
+        ports: Those of its list of workers.
+        alike: What has to be the same on all workers, by what it is called.
+        process: Where it runs, for people.
+        key: Tells processes apart that call themselves the same.
+        failure: Why it cannot take part, or nothing.
+    """
+
+    worker: int
+    ports: list[int]
+    alike: dict[str, str]
+    process: str
+    key: str
+    failure: str = ""
+
+    @classmethod
+    def own(cls, workers: Sequence[str], index: int, alike: Mapping[str, str]) -> "Hello":
+        process = f"process {os.getpid()} on {socket.gethostname()}"
+        ports = [*map(port_of, workers)]
+        return cls(index, ports, dict(alike), process, secrets.token_hex(8))
+
+    @classmethod
+    def of(cls, message: Any) -> "Hello":
+        """What somebody has said; an `EOFError` if it was something else."""
+        said = message.get("hello")
+        kinds = [int, list, dict, str, str, str]
+        if not isinstance(said, list) or [*map(type, said)] != kinds:
+            raise EOFError("It is not a worker.")
+        return cls(*said)
+
+
 class Patience:
-    """Says from time to time that a worker waits, and for whom."""
+    """Says from time to time that a worker waits, and for whom; and ends that at last."""
 
     def __init__(self, workers: Sequence[str], index: int) -> None:
         self._workers, self._index = workers, index
         self._began = self._said_at = time.monotonic()
 
-    def tell(self, missing: Sequence[int]) -> None:
-        now = time.monotonic()
-        if now - self._said_at > LATE:
-            self._said_at = now
-            names = " and ".join(name_of(self._workers, other) for other in missing)
-            logger.warning(
-                "%s has waited %d s for %s to start. Start the same script there, with the same "
-                "`cluster` in TF_CONFIG.",
-                name_of(self._workers, self._index).capitalize(),
-                now - self._began,
-                names or "others, of which the chief knows,",
+    def tell(self, missing: Sequence[int], hint: str = "") -> bool:
+        """Whether it was time to say so; a `RuntimeError` if there is no more."""
+        now, most = time.monotonic(), settings().exchange_timeout
+        names = " and ".join(name_of(self._workers, other) for other in missing)
+        what = f"{name_of(self._workers, self._index).capitalize()} has waited"
+        if now - self._began > most:
+            raise runtime_error(
+                f"{what} {most} s for {names} to start.{hint}",
+                "Expected all workers to be started within that time.",
+                "Start the same script there, with the same `cluster` in TF_CONFIG; if it takes "
+                "longer, set KERAS_MULTIGPU_EXCHANGE_TIMEOUT to more seconds.",
+                workers=list(self._workers),
             )
+        if now - self._said_at <= LATE:
+            return False
+        self._said_at = now
+        logger.warning(
+            "%s %d s for %s to start. Start the same script there, with the same `cluster` in "
+            "TF_CONFIG.%s",
+            what,
+            now - self._began,
+            names,
+            hint,
+        )
+        return True
 
 
-def meet(workers: Sequence[str], index: int) -> None:
-    """Wait until all workers are there; a `ValueError` where they speak of different clusters."""
-    if len(workers) > 1:
-        (call if index else receive)(workers, index)
+def meet(workers: Sequence[str], index: int, alike: Mapping[str, str]) -> dict[int, Line]:
+    """Wait until all workers are there; the lines to them, or as another than the chief to it.
+
+    Args:
+        workers: Their addresses, the chief's first.
+        index: Which of them this process is.
+        alike: What has to be the same on all of them, by what it is called.
+
+    Raises:
+        RuntimeError: On all of them, if they do not belong together, the port of one is taken, or
+            one does not come.
+    """
+    if len(workers) == 1:
+        return {}
+    own = Hello.own(workers, index, alike)
+    return call(workers, own) if index else Reception(workers, own).all_called()
 
 
-def receive(workers: Sequence[str], index: int) -> None:
-    """Wait, as the chief, until all others have called."""
-    server = lifelines.listening(workers, port_of(workers[0]))
-    if server is None:  # TensorFlow says what is wrong with the port.
-        return
-    lines: dict[int, socket.socket] = {}
-    patience, strange = Patience(workers, index), ""
-    with server, contextlib.ExitStack() as open_lines:
-        server.settimeout(POLL)
-        while not strange and (missing := {*range(1, len(workers))} - {*lines}):
-            patience.tell(sorted(missing))
-            # Whoever calls need not be a worker.
-            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-                line = open_lines.enter_context(server.accept()[0])
-                line.settimeout(1)
-                said = line_from(line)
-                lines[int(said["index"])] = line
-                strange = difference(workers, said)
-        for line in lines.values():
-            with contextlib.suppress(OSError):
-                line.sendall(json.dumps(strange or GO).encode() + b"\n")
-                line.recv(1)  # Who hangs up first keeps the port for a while.
-    if strange:
-        raise ValueError(strange)
+class Reception:
+    """Where the chief waits for all others to call."""
 
+    def __init__(self, workers: Sequence[str], own: Hello) -> None:
+        self._workers, self._own = workers, own
+        self._ready = selectors.DefaultSelector()
+        self._guests: dict[Line, float] = {}
+        self._hellos: dict[int, Hello] = {}
+        self._lines: dict[int, Line] = {}
 
-def call(workers: Sequence[str], index: int) -> None:
-    """Call the chief until it says that all are there."""
-    patience = Patience(workers, index)
-    chief = host_of(workers[0]), port_of(workers[0])
-    hello = json.dumps({"index": index, "ports": [*map(port_of, workers)]}) + "\n"
-    said = None
-    while said is None:
-        patience.tell([0])
-        with contextlib.suppress(OSError, ValueError):
-            with socket.create_connection(chief, timeout=1) as line:
-                line.sendall(hello.encode())
-                line.settimeout(LATE)
-                said = answer(line, patience)
-        time.sleep(0 if said else POLL)
-    if said != GO:
-        raise ValueError(said)
-
-
-def answer(line: socket.socket, patience: Patience) -> Any:
-    """What the chief says, once all have called."""
-    while True:
+    def all_called(self) -> dict[int, Line]:
+        """The line of each, once all others are there and told so."""
         try:
-            return line_from(line)
-        except TimeoutError:
-            patience.tell([])
+            server = self._server()
+        except OSError as error:
+            what = said_at_port(self._workers, self._own) or port_is_taken(self._workers, 0, error)
+            raise RuntimeError(what) from error
+        with self._ready, server:
+            server.setblocking(False)
+            self._ready.register(server, selectors.EVENT_READ)
+            try:
+                self._wait()
+            except BaseException as error:
+                # A Ctrl-C ends the chief alone, which may be started again.
+                if isinstance(error, RuntimeError):
+                    self._refuse_all(str(error))
+                for line in [*self._lines.values()]:
+                    self._drop(line)
+                raise
+            finally:
+                for line in [*self._guests]:
+                    self._drop(line)
+        for line in self._lines.values():
+            line.say(go=True)
+        return self._lines
+
+    def _server(self) -> socket.socket:
+        port = port_of(self._workers[0])
+        # TensorFlow will listen at every address; here only those that workers call will do.
+        bound(port).close()
+        return listening(self._workers, port)
+
+    def _wait(self) -> None:
+        patience = Patience(self._workers, 0)
+        while missing := self._missing():
+            if patience.tell(missing):
+                # Where all were given the same TF_CONFIG each takes itself for the chief, and the
+                # address says who is.
+                is_far = not all(map(is_loopback, map(host_of, self._workers)))
+                if is_far and (what := said_at_port(self._workers, self._own)):
+                    raise RuntimeError(what)
+                self._tell_missing(self._lines.values())
+            self._listen(self._greet)
+
+    def _refuse_all(self, what: str) -> None:
+        """Tell all workers why nobody goes on, those as well that come a little later."""
+        told = {*self._lines}
+
+        def refuse(line: Line, hello: Hello) -> None:
+            line.say(end=what)
+            told.add(hello.worker)
+            self._drop(line)
+
+        for line in self._lines.values():
+            line.say(end=what)
+        latest = time.monotonic() + LATE
+        while not told >= {*range(1, len(self._workers))} and time.monotonic() < latest:
+            self._listen(refuse)
+
+    def _listen(self, greet: Callable[[Line, Hello], None]) -> None:
+        """Hear what there is to hear, for a moment."""
+        for key, _ in self._ready.select(POLL):
+            line = key.data
+            if line is None:
+                self._accept(key.fileobj)
+                continue
+            try:
+                # What a worker says after its hello is of no interest, only whether it is there.
+                if (message := line.next()) and line in self._guests:
+                    greet(line, Hello.of(message))
+            except EOFError:
+                self._drop(line)
+        latest = time.monotonic() - LATE
+        for line in [line for line, since in self._guests.items() if since < latest]:
+            self._drop(line)
+
+    def _missing(self) -> list[int]:
+        return [index for index in range(1, len(self._workers)) if index not in self._lines]
+
+    def _tell_missing(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            line.say(waits_for=self._missing())
+
+    def _accept(self, server: Any) -> None:
+        with contextlib.suppress(OSError):
+            connection, _ = server.accept()
+            connection.setblocking(False)
+            line = Line(connection)
+            self._ready.register(connection, selectors.EVENT_READ, line)
+            self._guests[line] = time.monotonic()
+            if len(self._guests) > GUESTS:
+                self._drop(next(iter(self._guests)))
+
+    def _greet(self, line: Line, hello: Hello) -> None:
+        if hello.key == self._own.key:  # The chief has called itself.
+            raise EOFError
+        known = self._own if hello.worker == 0 else self._hellos.get(hello.worker)
+        before = self._lines.get(hello.worker)
+        if before and known and (hello.key == known.key or before.has_ended()):
+            self._drop(before)
+            known = None
+        del self._guests[line]
+        self._lines[hello.worker], self._hellos[hello.worker] = line, hello
+        if known:
+            what = twins(self._workers, known, hello)
+            if before:
+                before.say(end=what)
+                self._drop(before)
+        else:
+            what = difference(self._workers, self._own, hello) or hello.failure
+        if what:
+            raise RuntimeError(what)
+        self._tell_missing([line])
+
+    def _drop(self, line: Line) -> None:
+        with contextlib.suppress(KeyError):
+            self._ready.unregister(line.connection)
+        line.close()
+        self._guests.pop(line, None)
+        for index in [index for index, each in self._lines.items() if each is line]:
+            del self._lines[index], self._hellos[index]
 
 
-def difference(workers: Sequence[str], said: Any) -> str:
-    """A sentence where a worker has another list than the chief; their names may differ."""
-    ports = [*map(port_of, workers)]
-    if said["ports"] == ports and 0 < said["index"] < len(ports):
-        return ""
+def call(workers: Sequence[str], own: Hello) -> dict[int, Line]:
+    """Call the chief until it says that all are there; the line to it."""
+    patience, began = Patience(workers, own.worker), time.monotonic()
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(bound(port_of(workers[own.worker])))
+        except OSError as error:
+            own = own._replace(failure=port_is_taken(workers, own.worker, error))
+        while True:
+            hint = ""
+            with contextlib.suppress(OSError):
+                if line := answered(workers, own, patience):
+                    return {0: line}
+                hint = NOT_THE_CHIEF.format(workers[0])
+            if own.failure and time.monotonic() - began > LATE:
+                raise RuntimeError(own.failure)
+            patience.tell([0], hint)
+            time.sleep(POLL)
+
+
+def answered(workers: Sequence[str], own: Hello, patience: Patience) -> Line | None:
+    """A line to the chief, once it says that all are there; None if somebody else answers."""
+    missing, hint, heard_at = [0], "", time.monotonic()
+    indices = range(len(workers))
+    with contextlib.ExitStack() as until_go:
+        line = Line(called(workers))
+        until_go.callback(line.close)
+        line.say(hello=own)
+        while time.monotonic() - heard_at < SILENT:
+            patience.tell(missing, hint)
+            try:
+                message = line.next()
+            except EOFError:
+                return None
+            match message:
+                case None:
+                    # The chief says at once whom it waits for.
+                    hint = "" if missing != [0] else NOT_THE_CHIEF.format(workers[0])
+                    continue
+                case {"go": True}:
+                    until_go.pop_all()
+                    return line
+                case {"end": str(what)}:
+                    raise RuntimeError(what)
+                case {"waits_for": [*others]} if all(each in indices for each in others):
+                    missing, hint = others, ""
+            heard_at = time.monotonic()
+    return None
+
+
+NOT_THE_CHIEF = (
+    " Somebody else answers at {}, or the chief is in a training already, from which it has to be "
+    "started again, too."
+)
+
+
+def called(workers: Sequence[str]) -> socket.socket:
+    """A connection to whoever has the chief's port."""
+    return socket.create_connection((host_of(workers[0]), port_of(workers[0])), timeout=1)
+
+
+def said_at_port(workers: Sequence[str], own: Hello) -> str:
+    """Why this process is not the chief, if another one at its address says so."""
+    with contextlib.suppress(OSError, EOFError), called(workers) as connection:
+        line = Line(connection)
+        line.say(hello=own)
+        for _ in range(3):
+            match line.next():
+                case {"end": str(what)}:
+                    return what
+                case None:
+                    break
+    return ""
+
+
+def twins(workers: Sequence[str], one: Hello, other: Hello) -> str:
+    """A sentence where two processes take themselves for the same worker."""
     return problem(
-        f"Worker {said['index']} and the chief have different clusters in TF_CONFIG.",
-        "Expected the same list of workers, in the same order, on all of them.",
-        "Write the list once, and give each worker its own `index`.",
-        ports_of_chief=ports,
-        ports_of_worker=said["ports"],
+        f"Two processes call themselves {name_of(workers, one.worker)}: {one.process} and "
+        f"{other.process}.",
+        "Expected one process for each worker.",
+        "Give each its own `index` in TF_CONFIG, and end what is left of an earlier run.",
+        index=one.worker,
     )
 
 
-def line_from(line: socket.socket) -> Any:
-    # Left to be collected, it would close inside of a destructor, where a Ctrl-C is lost.
-    with line.makefile("rb") as file:
-        return json.loads(file.readline(LONGEST))
+def difference(workers: Sequence[str], own: Hello, said: Hello) -> str:
+    """A sentence where a worker does not belong to the chief; the names of hosts may differ."""
+    if said.ports != own.ports or not 0 < said.worker < len(workers):
+        return problem(
+            f"Worker {said.worker} and the chief have different clusters in TF_CONFIG.",
+            "Expected the same list of workers, in the same order, on all of them.",
+            "Write the list once, and give each worker its own `index`.",
+            ports_of_chief=own.ports,
+            ports_of_worker=said.ports,
+        )
+    differing = [name for name, value in own.alike.items() if said.alike.get(name) != value]
+    if differing:
+        return problem(
+            f"{name_of(workers, said.worker).capitalize()} and the chief differ in "
+            f"{' and '.join(differing)}.",
+            "Expected the same on all workers.",
+            "Give each as many devices, and install the same packages on all machines.",
+            of_chief=[own.alike[name] for name in differing],
+            of_worker=[said.alike.get(name) for name in differing],
+        )
+    return ""
+
+
+def port_is_taken(workers: Sequence[str], index: int, error: OSError) -> str:
+    return problem(
+        f"{name_of(workers, index).capitalize()} cannot have its port: {error.strerror}.",
+        "Expected that nobody else listens there, on the machine of that worker.",
+        "End the process that has it (`ss -ltnp` names it), or choose another port in TF_CONFIG, "
+        "on all workers.",
+        address=workers[index],
+    )
+
+
+def bound(port: int) -> socket.socket:
+    """Holds a port as TensorFlow will, at every address, and does not listen."""
+    latest = time.monotonic() + FREED
+    while True:
+        held = socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET)
+        try:
+            # Otherwise a port whose connections have just ended counts as taken.
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if held.family == socket.AF_INET6:
+                held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            held.bind(("", port))
+            # And with it another process could have the port as well.
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+            return held
+        except OSError:
+            held.close()
+            if time.monotonic() > latest:
+                raise
+        time.sleep(POLL)
+
+
+def listening(workers: Sequence[str], port: int = 0) -> socket.socket:
+    """Where the chief listens: for this machine alone, if all workers are on it."""
+    hosts = [*map(host_of, workers)]
+    if all(map(is_loopback, hosts)):
+        family = socket.getaddrinfo(hosts[0], 0)[0][0]
+        return socket.create_server((hosts[0], port), family=family)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
 
 
 def port_of(address: str) -> int:

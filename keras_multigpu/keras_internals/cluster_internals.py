@@ -5,11 +5,14 @@ but with a heartbeat that nobody can set, and gives a worker without GPUs one de
 """
 
 import contextlib
+import ctypes
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.python.distribute.collective_all_reduce_strategy import (
     CollectiveAllReduceExtended as Extended,
@@ -50,6 +53,66 @@ def cpu_devices(count: int) -> Iterator[None]:
         yield
     finally:
         Extended._initialize_local_devices = original
+
+
+@contextlib.contextmanager
+def threads_run_while_joining(begin: Callable[[], None]) -> Iterator[None]:
+    """Let other threads of Python run while a strategy that is made here waits for its workers.
+
+    TensorFlow keeps Python's lock meanwhile, though it runs no Python. Called by `ctypes` it does
+    not. `begin` is called just before. Where TensorFlow's library has another name nothing changes.
+    """
+    functions, original = context.pywrap_tfe, context.pywrap_tfe.TFE_EnableCollectiveOps
+    try:
+        library = ctypes.CDLL(os.path.join(tf.sysconfig.get_lib(), "libtensorflow_cc.so.2"))
+        enable = enabling(library)
+    except (OSError, AttributeError):
+        yield
+        return
+
+    def without_lock(handle: Any, server: bytes) -> None:
+        begin()
+        enable(handle, server)
+
+    functions.TFE_EnableCollectiveOps = without_lock
+    try:
+        yield
+    finally:
+        functions.TFE_EnableCollectiveOps = original
+
+
+def enabling(library: Any) -> Callable[[Any, bytes], None]:
+    """TensorFlow's C function that joins the workers; an `AttributeError` if it is not there."""
+    pointer_in = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_in.restype, pointer_in.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    pointer, text = ctypes.c_void_p, ctypes.c_char_p
+    enable = library.TFE_EnableCollectiveOps
+    enable.restype, enable.argtypes = None, [pointer, text, ctypes.c_size_t, pointer]
+    library.TF_NewStatus.restype = pointer
+    for name, kind in (("GetCode", ctypes.c_int), ("Message", text), ("DeleteStatus", None)):
+        function = getattr(library, f"TF_{name}")
+        function.restype, function.argtypes = kind, [pointer]
+
+    def enabled(handle: Any, server: bytes) -> None:
+        status = library.TF_NewStatus()
+        try:
+            enable(pointer_in(handle, None), server, len(server), status)
+            if code := library.TF_GetCode(status):
+                message = library.TF_Message(status).decode(errors="replace")
+                raise tf.errors.exception_type_from_error_code(code)(None, None, message)
+        finally:
+            library.TF_DeleteStatus(status)
+
+    return enabled
+
+
+def let_sigterm_end() -> None:
+    """Let SIGTERM end this process from any thread, unless Python has a handler for it."""
+    # As `heed_sigterm`, which has to wait until TensorFlow returns.
+    if os.name == "posix" and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        set_handler = ctypes.CDLL(None).signal
+        set_handler.restype, set_handler.argtypes = ctypes.c_void_p, [ctypes.c_int, ctypes.c_void_p]
+        set_handler(signal.SIGTERM, None)
 
 
 def heed_sigterm() -> None:

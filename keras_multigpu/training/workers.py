@@ -7,7 +7,6 @@ Logs and weights are the same on all workers, so callbacks that steer by them (`
 import contextlib
 import hashlib
 import json
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,8 +47,6 @@ SHOWN = ("verbose", "path", "picture", "folder", "backup_dir")
 """Arguments of callbacks that say what is shown and where it is written, on this worker."""
 
 KNOWN = ("keras", "keras_multigpu")
-
-VERSIONS = [sys.version_info[:2], keras.__version__, tf.__version__]
 
 HOW = ("steps_per_execution", "run_eagerly", "jit_compile")
 
@@ -119,7 +116,6 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
     with identities.with_all_code():
         parts = {"class": identities.of_class(type(model)), **identity_of_model(model)}
         settings = {
-            "the versions of Python, Keras and TensorFlow": VERSIONS,
             **{f"the model's {name}": part for name, part in parts.items()},
             "the learning rate": rates_of(model),
             **{f"`{name}`": getattr(model, name) for name in HOW},

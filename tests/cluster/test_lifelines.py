@@ -8,38 +8,37 @@ from processes_left import wait_until
 
 from keras_multigpu.cluster import lifelines
 from keras_multigpu.cluster.lifelines import Lifelines
+from keras_multigpu.cluster.lines import Line
 
 ADDRESSES = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]
-PASSWORD = "open"
 
 
 @pytest.fixture
 def workers(monkeypatch):
-    """A chief and two others, with their lines."""
+    """A chief and two others that have joined, with their lines."""
     told = []
     monkeypatch.delattr(sys, "last_value", raising=False)  # Of another test.
     monkeypatch.setattr(lifelines, "report", told.append)
-    chief, *others = made = [Lifelines(ADDRESSES, index) for index in range(3)]
-    with lifelines.listening(ADDRESSES) as server:
-        lifelines.in_background(chief.accept, server, PASSWORD)
-        for other in others:
-            lifelines.in_background(other.connect, server.getsockname()[1], PASSWORD)
-        wait_until(lambda: [len(each._lines) for each in made] == [2, 1, 1])
-        yield made, told, server.getsockname()
-        for each in made:
-            each.say_goodbye()
+    pairs = [tuple(map(Line, socket.socketpair())) for _ in range(2)]
+    lines = [{1: pairs[0][0], 2: pairs[1][0]}, {0: pairs[0][1]}, {0: pairs[1][1]}]
+    made = [Lifelines(ADDRESSES, index, own) for index, own in enumerate(lines)]
+    for each in made:
+        each.joined()
+    yield made, told
+    for each in made:
+        each.say_goodbye()
 
 
 def hang_up(worker):
     """What the system does for a process that dies."""
     for line in list(worker._lines.values()):
-        line.shutdown(socket.SHUT_RDWR)
+        line.connection.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.mark.parametrize("dead", [1, 2])
 def test_a_dead_worker_is_named_by_all_others(workers, dead):
     """Also by those that have no line to it."""
-    made, told, _ = workers
+    made, told = workers
     made[dead]._is_over = True  # It says nothing any more.
     hang_up(made[dead])
     wait_until(lambda: len(told) == 2)
@@ -48,7 +47,7 @@ def test_a_dead_worker_is_named_by_all_others(workers, dead):
 
 def test_a_dead_chief_is_named(workers):
     """By each of the others."""
-    made, told, _ = workers
+    made, told = workers
     made[0]._is_over = True
     hang_up(made[0])
     wait_until(lambda: len(told) == 2)
@@ -57,7 +56,7 @@ def test_a_dead_chief_is_named(workers):
 
 def test_what_a_worker_says_before_it_ends_is_what_counts(workers):
     """And not that its line is broken then."""
-    made, told, _ = workers
+    made, told = workers
     made[2].fail("worker 2 failed: a\nbug")
     hang_up(made[2])
     wait_until(lambda: len(told) == 3)
@@ -66,7 +65,7 @@ def test_what_a_worker_says_before_it_ends_is_what_counts(workers):
 
 def test_an_error_that_ends_python_is_told(workers, monkeypatch):
     """Wherever in the script it was."""
-    made, told, _ = workers
+    made, told = workers
     monkeypatch.setattr(sys, "last_value", ZeroDivisionError("a bug"), raising=False)
     made[1].say_goodbye()
     wait_until(lambda: len(told) == 3)
@@ -76,7 +75,7 @@ def test_an_error_that_ends_python_is_told(workers, monkeypatch):
 
 def test_who_says_goodbye_is_not_dead(workers):
     """Its script has come to its end."""
-    made, told, _ = workers
+    made, told = workers
     made[1].say_goodbye()
     wait_until(lambda: made[0].ended == [1])
     made[0].fail("the end")
@@ -84,13 +83,18 @@ def test_who_says_goodbye_is_not_dead(workers):
     assert told == ["the end"] * 2
 
 
-@pytest.mark.parametrize("hello", [b"wrong 1\n", b"open 7\n", b"open\n", b"\xff\n", b""])
-def test_a_stranger_is_not_listened_to(workers, hello):
-    """Nothing that it says counts, nor that it goes."""
-    made, told, address = workers
-    with socket.create_connection(address) as stranger:
-        stranger.sendall(hello + b'"all is lost"\n')
-        stranger.shutdown(socket.SHUT_WR)
-        assert stranger.recv(100) == b""
-    assert len(made[0]._lines) == 2
-    assert told == []
+def test_nonsense_on_a_line_is_its_end(workers):
+    """As where somebody has taken it over."""
+    made, told = workers
+    next(iter(made[1]._lines.values())).connection.sendall(b"{" * 10 + b"\n")
+    wait_until(lambda: len(told) == 3)
+    assert told[0] == f"worker 1 ({ADDRESSES[1]}) is gone"
+
+
+def test_a_long_reason_travels_whole(workers):
+    """Whatever letters it is written in."""
+    made, told = workers
+    what = lifelines.in_words(ValueError("\N{SNOWMAN}" * 5000))
+    made[2].fail(what)
+    wait_until(lambda: len(told) == 3)
+    assert told == [what] * 3

@@ -12,10 +12,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from processes_left import PATIENCE, python_path, start_process, wait_until
+from processes_left import PATIENCE, python_path, wait_until
 from worker_processes import free_ports
 
 from keras_multigpu.cluster import meeting
+from keras_multigpu.cluster.lines import LONGEST, Line
+
+ALIKE = {"the number of devices": "1 CPUs", "the versions of packages": "Keras 3"}
 
 
 @pytest.fixture
@@ -24,80 +27,283 @@ def addresses():
     return [f"127.0.0.1:{port}" for port in free_ports(3)]
 
 
-def started(workers, index, ended):
-    """A worker in a thread that notes how its waiting has ended."""
+@pytest.fixture
+def started(monkeypatch):
+    """Starts a worker in a thread; how its waiting has ended is found under its number."""
+    ended, lines = {}, []
 
-    def wait():
+    def wait(workers, index, alike, name):
         try:
-            meeting.meet(workers, index)
-            ended[index] = "all are there"
-        except ValueError as error:
-            ended[index] = str(error)
+            lines.extend(meeting.meet(workers, index, alike).values())
+            ended[name] = "all are there"
+        except RuntimeError as error:
+            ended[name] = str(error)
 
-    threading.Thread(target=wait, daemon=True).start()
+    def start(workers, index, alike=ALIKE, name=None):
+        name = index if name is None else name
+        threading.Thread(target=wait, args=(workers, index, alike, name), daemon=True).start()
+        return ended
+
+    yield start
+    # Whoever waits still is not left to the next test.
+    monkeypatch.setenv("KERAS_MULTIGPU_EXCHANGE_TIMEOUT", "1")
+    for each in [*lines, *VISITORS]:
+        each.close()
+    VISITORS.clear()
 
 
-def test_nobody_goes_on_before_all_are_there(addresses, monkeypatch, caplog):
-    """In whatever order they come; who is late is named, and strangers count for nothing."""
-    monkeypatch.setattr(meeting, "LATE", 0.2)
-    ended = {}
-    started(addresses, 2, ended)
-    started(addresses, 0, ended)
+VISITORS = []
+"""The connections of a test."""
+
+
+def visitor(address):
+    """A connection to whoever listens there, who is waited for."""
+
+    def connects():
+        with contextlib.suppress(OSError):
+            where = "127.0.0.1", meeting.port_of(address)
+            VISITORS.append(socket.create_connection(where))
+            return True
+        return False
+
+    wait_until(connects)
+    return VISITORS[-1]
+
+
+def hello(addresses, index, key="another", **changed):
+    """Says what a worker says, and nothing more."""
+    own = meeting.Hello.own(addresses, index, ALIKE)._replace(key=key, **changed)
+    line = Line(visitor(addresses[0]))
+    line.say(hello=own)
+    return line
+
+
+def said(line):
+    """The next message of a line that tells more than whom the chief waits for."""
+    line.connection.settimeout(PATIENCE)
+    while "waits_for" in (message := line.next()):
+        pass
+    return message
+
+
+def test_nobody_goes_on_before_all_are_there(addresses, started, monkeypatch, caplog):
+    """Whatever strangers say meanwhile; each worker says for whom it waits."""
+    monkeypatch.setattr(meeting, "LATE", 0.3)
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
-        wait_until(lambda: f"for worker 1 ({addresses[1]}) to start" in caplog.text)
-        for said in (b"\xff\n", b"{}\n", b"[1]\n", b""):
-            with socket.create_connection(("127.0.0.1", meeting.port_of(addresses[0]))) as line:
-                line.sendall(said)
-        wait_until(lambda: "for others, of which the chief knows, to start" in caplog.text)
+        started(addresses, 2)
+        ended = started(addresses, 0)
+        missing = f"for worker 1 ({addresses[1]}) to start"
+        for index in (0, 2):
+            waits = f"Worker {index} ({addresses[index]}) has waited"
+            wait_until(
+                lambda waits=waits: any(
+                    waits in each and missing in each for each in caplog.messages
+                )
+            )
     assert ended == {}
-    started(addresses, 1, ended)
+    started(addresses, 1)
     wait_until(lambda: len(ended) == 3)
     assert set(ended.values()) == {"all are there"}
 
 
-def test_the_port_is_left_to_tensorflow(addresses):
-    """Nobody holds it afterwards."""
+STRANGE = {
+    "not text": b"\xff\n",
+    "nothing": b"{}\n",
+    "a list": b"[1]\n",
+    "HTTP": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+    "nested": b"[" * 50_000 + b"\n",
+    "a long number": b"9" * 50_000 + b"\n",
+    "without an end": b"a" * (3 * LONGEST),
+    "other types": b'{"hello": ["1", {}, [], 1, 2, 3]}\n',
+    "a truth": b'{"hello": [true, [], {}, "", "", ""]}\n',
+    "too few": b'{"hello": [1]}\n',
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("words", STRANGE.values(), ids=STRANGE)
+def test_a_stranger_ends_nobody(addresses, started, words):
+    """And is hung up on."""
+    ended = started(addresses[:2], 0)
+    with visitor(addresses[0]) as stranger:
+        with contextlib.suppress(OSError):
+            stranger.sendall(words)
+            stranger.shutdown(socket.SHUT_WR)
+        stranger.settimeout(PATIENCE)
+        with contextlib.suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    started(addresses[:2], 1)
+    wait_until(lambda: len(ended) == 2)
+    assert set(ended.values()) == {"all are there"}
+
+
+def test_a_slow_stranger_keeps_nobody_waiting(addresses, started, monkeypatch):
+    """However many there are, each with a letter from time to time; they are hung up on."""
+    monkeypatch.setattr(meeting, "LATE", 0.5)
+    monkeypatch.setattr(meeting, "GUESTS", 5)
+    ended = started(addresses[:2], 0)
+    strangers = [visitor(addresses[0]) for _ in range(8)]
+    for each in strangers:
+        with contextlib.suppress(OSError):
+            each.sendall(b"{")
+    for each in strangers:
+        each.settimeout(PATIENCE)
+        with contextlib.suppress(ConnectionResetError):
+            assert each.recv(1) == b""
+        each.close()
+    started(addresses[:2], 1)
+    wait_until(lambda: len(ended) == 2)
+    assert set(ended.values()) == {"all are there"}
+
+
+def test_a_worker_that_died_after_its_hello_is_waited_for_again(addresses, started, caplog):
+    """While others still come. The chief said "go" to a dead line, and TensorFlow waited."""
+    ended = started(addresses, 0)
+    dead = hello(addresses, 1)
+    assert dead.next() == {"waits_for": [2]}
+    dead.close()
+    other = hello(addresses, 2)
+    wait_until(lambda: other.next() == {"waits_for": [1]})
+    assert ended == {}
+    again = hello(addresses, 1, key="again")
+    assert said(other) == said(again) == {"go": True}
+    wait_until(lambda: ended == {0: "all are there"})
+
+
+def test_two_processes_of_one_number_are_named(addresses, started):
+    """On all workers, wherever they run, and though one comes later."""
+    ended = started(addresses, 0)
+    first = hello(addresses, 1, key="1", process="process 7 on node1")
+    assert "waits_for" in first.next()
+    second = hello(addresses, 1, key="2", process="process 9 on node2")
+    what = said(first)["end"]
+    assert said(second)["end"] == what
+    started(addresses, 2)
+    wait_until(lambda: ended == {0: what, 2: what})
+    assert what.startswith(
+        f"Two processes call themselves worker 1 ({addresses[1]}): process 7 on node1 and "
+        "process 9 on node2. Expected one process for each worker. Give each its own `index`"
+    )
+
+
+def test_two_chiefs_are_named(addresses, started, monkeypatch):
+    """The second finds the port taken, and asks there whose it is."""
+    monkeypatch.setattr(meeting, "LATE", 0.1)
+    ended = started(addresses, 0)
+    visitor(addresses[0]).close()
+    started(addresses, 0, name="again")
+    wait_until(lambda: len(ended) == 2)
+    assert ended[0] == ended["again"]
+    assert ended[0].startswith(f"Two processes call themselves worker 0 ({addresses[0]})")
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_port_that_is_taken_is_named(addresses, started, monkeypatch, index):
+    """That of a worker on all of them, before TensorFlow starts; the chief waited for ever."""
+    monkeypatch.setattr(meeting, "FREED", 0)
+    with socket.create_server(("", meeting.port_of(addresses[index]))):
+        ended = started(addresses, index)
+        if index:
+            started(addresses, 0)
+            started(addresses, 2)
+        wait_until(lambda: len(ended) == (3 if index else 1))
+    (what,) = set(ended.values())
+    assert what.startswith(
+        f"Worker {index} ({addresses[index]}) cannot have its port: Address already in use. "
+    )
+    assert what.endswith(f"Received: address='{addresses[index]}'")
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_nobody_waits_longer_than_for_an_exchange(addresses, started, monkeypatch, index):
+    """Whoever is missing is named."""
+    monkeypatch.setattr(meeting, "LATE", 0.1)
+    monkeypatch.setenv("KERAS_MULTIGPU_EXCHANGE_TIMEOUT", "1")
+    ended = started(addresses[:2], index)
+    wait_until(lambda: ended)
+    other = f"worker {1 - index} ({addresses[1 - index]})"
+    assert f"has waited 1 s for {other} to start. Expected all" in ended[index]
+
+
+def test_somebody_else_at_the_port_of_the_chief_is_not_waited_for(addresses, started, caplog):
+    """A worker that is started again says that the others may have to be, too."""
+    with socket.create_server(("127.0.0.1", meeting.port_of(addresses[0]))) as stranger:
+        with caplog.at_level(logging.WARNING, "keras_multigpu"), pytest.MonkeyPatch.context() as m:
+            m.setattr(meeting, "LATE", 1.5)
+            m.setattr(meeting, "SILENT", 3)
+            ended = started(addresses[:2], 1)
+            silent = stranger.accept()[0]
+            wait_until(lambda: "the chief is in a training already" in caplog.text)
+            strange = stranger.accept()[0]
+            strange.sendall(b"\0\0\x12\4\0\n")
+    silent.close()
+    strange.close()
+    started(addresses[:2], 0)
+    wait_until(lambda: len(ended) == 2)
+    assert set(ended.values()) == {"all are there"}
+
+
+def test_the_port_is_left_to_tensorflow(addresses, started):
+    """Nobody listens afterwards, though the lines stay."""
     ended = {}
     for index in range(3):
-        started(addresses, index, ended)
+        ended = started(addresses, index)
     wait_until(lambda: len(ended) == 3)
-    socket.create_server(("127.0.0.1", meeting.port_of(addresses[0])), reuse_port=True).close()
+    for address in addresses:
+        socket.create_server(("", meeting.port_of(address)), reuse_port=True).close()
 
 
-def test_other_clusters_are_named(addresses):
+def test_a_worker_holds_its_port_while_it_waits(addresses, started):
+    """Nobody takes it meanwhile."""
+    ended = started(addresses[:2], 1)
+
+    def is_held():
+        with contextlib.suppress(OSError):
+            socket.create_server(("", meeting.port_of(addresses[1]))).close()
+            return False
+        return True
+
+    wait_until(is_held)
+    started(addresses[:2], 0)
+    wait_until(lambda: len(ended) == 2)
+    assert not is_held()
+
+
+def test_other_clusters_are_named(addresses, started):
     """On all workers; names of hosts may differ, as `localhost` and `127.0.0.1` do."""
-    ended = {}
     local = [each.replace("127.0.0.1", "localhost") for each in addresses]
-    started(local, 1, ended)
-    started([*addresses, "127.0.0.1:1"], 2, ended)
-    started(addresses, 0, ended)
-    wait_until(lambda: 0 in ended and 2 in ended)
-    assert ended[0] == ended[2]
+    started(local, 1)
+    started([*addresses, "127.0.0.1:1"], 2)
+    ended = started(addresses, 0)
+    wait_until(lambda: len(ended) == 3)
+    assert ended[0] == ended[1] == ended[2]
     assert ended[0].startswith("Worker 2 and the chief have different clusters in TF_CONFIG.")
 
 
+def test_workers_that_are_not_alike_are_named(addresses, started):
+    """With 1 and 2 devices they waited for ever."""
+    ended = started(addresses, 0)
+    started(addresses, 1)
+    started(addresses, 2, ALIKE | {"the number of devices": "2 CPUs"})
+    wait_until(lambda: len(ended) == 3)
+    assert ended[0] == ended[1] == ended[2]
+    assert ended[0].startswith(
+        f"Worker 2 ({addresses[2]}) and the chief differ in the number of devices. Expected"
+    )
+    assert ended[0].endswith("Received: of_chief=['1 CPUs'], of_worker=['2 CPUs']")
+
+
 def test_one_worker_waits_for_nobody():
-    meeting.meet(["127.0.0.1:1"], 0)
-
-
-def calls(address):
-    """Whether somebody listens there."""
-    with contextlib.suppress(OSError):
-        socket.create_connection(("127.0.0.1", meeting.port_of(address))).close()
-        return True
-    return False
+    assert meeting.meet(["127.0.0.1:1"], 0, ALIKE) == {}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("index", "number", "ignores"), [(0, signal.SIGTERM, [signal.SIGINT]), (1, signal.SIGINT, [])]
-)
-def test_a_worker_that_waits_can_be_ended(addresses, index, number, ignores):
-    """Inside TensorFlow neither signal reached it; what it ignores from the start does nothing."""
+@pytest.mark.parametrize(("index", "number"), [(0, signal.SIGTERM), (1, signal.SIGINT)])
+def test_a_worker_that_waits_can_be_ended(addresses, index, number):
+    """Inside TensorFlow neither signal reached it."""
     config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-    waits = start_process(
+    waits = subprocess.Popen(
         [sys.executable, "-c", "import keras_multigpu"],
-        ignores,
         env={
             **os.environ,
             "PYTHONPATH": python_path(Path(__file__).parents[2]),
@@ -110,7 +316,6 @@ def test_a_worker_that_waits_can_be_ended(addresses, index, number, ignores):
         with socket.create_server(("127.0.0.1", meeting.port_of(addresses[0]))) as chief:
             chief.accept()[0].close()
     else:
-        wait_until(lambda: calls(addresses[0]))
-    for each in [*ignores, number]:
-        waits.send_signal(each)
+        visitor(addresses[0]).close()
+    waits.send_signal(number)
     assert waits.wait(timeout=PATIENCE) == -number

@@ -1,6 +1,8 @@
 """What TensorFlow says of several workers under private names."""
 
+import ctypes
 import inspect
+import os
 
 import tensorflow as tf
 
@@ -24,6 +26,7 @@ def test_a_worker_may_have_several_cpus():
         devices, kind = cluster_internals.Extended._initialize_local_devices(None, resolver, "")
     assert (kind, list(devices)) == ("CPU", ["/device:CPU:0", "/device:CPU:1"])
     assert cluster_internals.Extended._initialize_local_devices is local_devices
+    tf.zeros(())
     assert cluster_internals.has_started()
     for name in (
         "configure_coordination_service",
@@ -32,3 +35,11 @@ def test_a_worker_may_have_several_cpus():
         "get_config_key_value",
     ):
         assert hasattr(cluster_internals.context.context(), name)
+
+
+def test_the_function_that_joins_can_be_called_without_pythons_lock():
+    """A context calls it by this name, and the library has it; tests/cluster/test_join.py waits."""
+    called = inspect.getsource(cluster_internals.context.Context.ensure_initialized)
+    assert "pywrap_tfe.TFE_EnableCollectiveOps(context_handle, server_def_str)" in called
+    path = os.path.join(tf.sysconfig.get_lib(), "libtensorflow_cc.so.2")
+    assert callable(cluster_internals.enabling(ctypes.CDLL(path)))

@@ -1,0 +1,59 @@
+"""A line between two workers: a message is an object of JSON, in a line of text.
+
+Whoever is at the other end need not be a worker. What is too long, nested without an end or not
+JSON is taken for the end of the line.
+"""
+
+import contextlib
+import json
+import socket
+from typing import Any
+
+LONGEST = 100_000
+"""Bytes of a message."""
+
+
+class Line:
+    """One end of a line, by the rules of its socket: with or without waiting for what comes."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._rest = b""
+
+    def say(self, **message: Any) -> None:
+        """Say something; to one that has hung up it is lost."""
+        with contextlib.suppress(OSError):
+            self.connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def next(self) -> dict[str, Any] | None:
+        """The next message; None if it is not there in time, and an `EOFError` at the end."""
+        try:
+            while b"\n" not in self._rest:
+                if len(self._rest) > LONGEST:
+                    raise EOFError("A message has no end.")
+                got = self.connection.recv(LONGEST)
+                if not got:
+                    raise EOFError("The line has ended.")
+                self._rest += got
+            said, self._rest = self._rest.split(b"\n", 1)
+            message = json.loads(said)
+        except (BlockingIOError, TimeoutError):
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            raise EOFError(str(error)) from error
+        if not isinstance(message, dict):
+            raise EOFError("A message is not an object.")
+        return message
+
+    def has_ended(self) -> bool:
+        """Whether the other end has hung up, as far as this one can know without waiting."""
+        try:
+            flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
+            return not self.connection.recv(1, flags)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        self.connection.close()

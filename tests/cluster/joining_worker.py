@@ -1,0 +1,16 @@
+"""A worker that joins the others, and says before what it has in common with them."""
+
+import json
+import os
+import signal
+import sys
+
+# Processes that were started in the background may ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+config = os.environ.pop("TF_CONFIG")
+from keras_multigpu import replicas  # noqa: E402
+
+os.environ["TF_CONFIG"] = config
+sys.stdout.write(f"alike {json.dumps(replicas.alike_on_all())}\n")
+sys.stdout.flush()
+replicas.strategy()

@@ -1,0 +1,116 @@
+"""While TensorFlow joins workers it hears nothing; whoever waits there is ended with a sentence.
+
+One worker is real. The others are sockets that say what workers say, and then do what they may.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from processes_left import PATIENCE, wait_until
+from worker_processes import Workers, free_ports
+
+from keras_multigpu.cluster import meeting
+from keras_multigpu.cluster.lines import Line
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).with_name("joining_worker.py")
+
+
+@contextlib.contextmanager
+def joining(index, **settings):
+    """A real worker inside of TensorFlow, its address, and the line of the other one to it."""
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
+    variables = {f"KERAS_MULTIGPU_{name}": str(value) for name, value in settings.items()}
+    with contextlib.ExitStack() as ends:
+        if index:
+            where = "127.0.0.1", meeting.port_of(addresses[0])
+            server = ends.enter_context(socket.create_server(where))
+        worker = ends.enter_context(
+            Workers(SCRIPT, 1, (), {**variables, "TF_CONFIG": json.dumps(config)})
+        )
+        if index:
+            server.settimeout(PATIENCE)
+            connection = server.accept()[0]
+            server.close()
+        else:
+            wait_until(worker.outputs[0].exists)
+            wait_until(lambda: "alike" in worker.output(0))
+            connection = connected(addresses[0])
+        ends.callback(connection.close)
+        connection.settimeout(PATIENCE)
+        line = Line(connection)
+        if not index:
+            alike = json.loads(worker.output(0).split("alike ")[1].splitlines()[0])
+            line.say(hello=meeting.Hello.own(addresses, 1, alike))
+        else:
+            line.say(go=True)
+        while line.next() != {"joins": True}:
+            pass
+        yield worker, addresses, line
+
+
+def connected(address):
+    """A connection to a worker, once it listens."""
+    found = []
+
+    def connects():
+        with contextlib.suppress(OSError):
+            where = "127.0.0.1", meeting.port_of(address)
+            found.append(socket.create_connection(where))
+        return found
+
+    wait_until(connects)
+    return found[0]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_worker_that_dies_while_it_joins_is_named(index):
+    """TensorFlow waited for it without end, and heard neither Ctrl-C nor SIGTERM."""
+    with joining(index) as (worker, addresses, line):
+        line.close()
+        assert worker.wait() == [1]
+        other = f"worker {1 - index} ({addresses[1 - index]})"
+        assert f"WorkerFailure: {other} is gone. Expected all workers to join." in worker.output(0)
+
+
+def test_a_worker_that_freezes_while_it_joins_is_named():
+    """Its line does not break."""
+    with joining(0, HEARTBEAT_TIMEOUT=1) as (worker, addresses, line):
+        line.say(joins=True)
+        assert worker.wait() == [1]
+        what = f"WorkerFailure: worker 1 ({addresses[1]}) gave no sign of life."
+        assert what in worker.output(0)
+
+
+def test_a_worker_that_does_not_come_to_join_is_named():
+    """After as long as an exchange may take."""
+    with joining(1, EXCHANGE_TIMEOUT=3) as (worker, addresses, _):
+        assert worker.wait() == [1]
+        what = f"TensorFlow has not joined worker 0 ({addresses[0]}) within 3 seconds."
+        assert what in worker.output(0)
+
+
+def test_what_ends_a_worker_that_joins_is_told():
+    """Such as that TensorFlow cannot have its port."""
+    with joining(0) as (worker, _, line):
+        line.say(fails="worker 1 (b:2) failed: it has no port")
+        assert worker.wait() == [1]
+        assert "WorkerFailure: worker 1 (b:2) failed: it has no port." in worker.output(0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_joins_can_be_ended(number):
+    """As any process; the other one sees its line break."""
+    with joining(0) as (worker, _, line):
+        # TensorFlow has taken SIGTERM for itself by now.
+        for _ in range(5):
+            assert line.next() == {"joins": True}
+        os.kill(worker.processes[0].pid, number)
+        assert worker.wait() == [-number]
