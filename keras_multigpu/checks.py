@@ -4,6 +4,7 @@ import functools
 import logging
 import math
 import numbers
+import os
 import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -76,7 +77,7 @@ def require_choice(name: str, value: object, choices: Iterable[object]) -> None:
 
 
 def require_ending(path: str | Path, ending: str, otherwise: str) -> Path:
-    path = Path(path)
+    path = Path(os.path.expanduser(path))
     if path.suffix.lower() != ending:
         raise value_error(
             otherwise,

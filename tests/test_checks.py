@@ -2,7 +2,12 @@
 
 import pytest
 
-from keras_multigpu.checks import problem, require_choice, require_positive_integer
+from keras_multigpu.checks import (
+    problem,
+    require_choice,
+    require_ending,
+    require_positive_integer,
+)
 
 
 def test_a_problem_has_three_parts_and_the_values_received():
@@ -38,3 +43,10 @@ def test_anything_else_is_refused_by_name(value):
     """Zero, fractions, texts and booleans are refused, and the message names the argument."""
     with pytest.raises(ValueError, match="`devices` is not a positive integer.*Received: devices="):
         require_positive_integer("devices", value)
+
+
+def test_the_home_folder_can_be_named(tmp_path, monkeypatch):
+    """In the paths of files to write, of which no user has an unknown name."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert require_ending("~/a.PNG", ".png", "No PNG.") == tmp_path / "a.PNG"
+    assert str(require_ending("~nobody_/a.png", ".png", "No PNG.")) == "~nobody_/a.png"

@@ -71,9 +71,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check the images; 0 if all are intact, 1 if not, 2 if they could not be checked."""
-    folder = Path(arguments.folder)
-    check = checker(arguments.max_pixels)
-    target = None if arguments.move_to is None else Path(arguments.move_to)
+    folder = Path(os.path.expanduser(arguments.folder))
+    target = None if arguments.move_to is None else Path(os.path.expanduser(arguments.move_to))
     require_usable(folder, target)
     contents = contents_of(folder)
     if not contents.images and not contents.folders:
@@ -83,6 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
             "Check the path.",
             folder=str(folder),
         )
+    # Behind what may be wrong with the folder: TensorFlow takes seconds to start.
+    check = checker(arguments.max_pixels)
     with without_library_messages() as terminal:
         found = checked(folder, contents.images, check, arguments.jobs, terminal)
     verdicts = [*contents.folders, *found]

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_type_hints
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -42,7 +43,7 @@ PASSED_ON = "        **batching: Arguments of `Batches`."
 Maker = TypeVar("Maker", bound=Callable[..., Any])
 
 
-class Batches:
+class Batches(keras.utils.PyDataset):
     """Global batches of examples, in an order that (seed, epoch) alone decides.
 
     The `from_*` functions make them; `DistributedModel`'s `fit`, `evaluate` and `predict` take
@@ -138,6 +139,24 @@ class Batches:
             "`Batches` cannot be iterated over: each epoch has an order of its own.",
             "Expected one epoch of them.",
             "Write `batches.epoch(0)`.",
+            batches=self,
+        )
+
+    def __getitem__(self, index: Any) -> Any:
+        """Batches are not numbered: each epoch has its own order."""
+        return iter(self)
+
+    @property
+    def workers(self) -> int:
+        """Keras asks for them where a model that is not distributed is to read batches: an error.
+
+        It is to make this error that Keras takes batches for a `PyDataset`.
+        """
+        raise type_error(
+            "`Batches` came to a model that is not distributed.",
+            "Expected a model that `keras_multigpu.distribute` has returned.",
+            "Write `model = keras_multigpu.distribute(model)` before `compile`; plain Keras reads "
+            "`batches.epoch(k)`, a `tf.data.Dataset`.",
             batches=self,
         )
 

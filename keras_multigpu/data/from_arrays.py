@@ -81,6 +81,7 @@ def as_array(leaf: Any) -> np.ndarray | None:
     if array.dtype == object or array.dtype.kind in "US":
         # TensorFlow knows one type of text.
         array = array.astype(object)
+        require_texts(array)
     if array.ndim == 0:
         raise value_error(
             "A single number came as an array.",
@@ -89,6 +90,20 @@ def as_array(leaf: Any) -> np.ndarray | None:
             array=leaf,
         )
     return array
+
+
+def require_texts(array: np.ndarray) -> None:
+    """Raise a `ValueError` where an array of Python's objects holds anything but texts."""
+    for entry in array.flat:
+        if not isinstance(entry, str | bytes):
+            raise value_error(
+                "An array of objects holds something other than texts.",
+                "Expected texts, or numbers in an array whose examples all have one shape.",
+                "Pad examples of different lengths, turn numbers into `numpy.asarray(array, "
+                "float)`, or pass a `tf.data.Dataset` to `from_dataset`.",
+                shape=array.shape,
+                type=type(entry).__name__,
+            )
 
 
 def spec_of(leaf: np.ndarray | None) -> tf.TensorSpec | None:

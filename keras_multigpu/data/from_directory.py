@@ -119,7 +119,7 @@ def from_directory(
         max_pixels=max_pixels,
     )
     source = image_folder(
-        os.fspath(path), labels, label_mode, class_names, decoder, follow_links, verbose
+        os.path.expanduser(path), labels, label_mode, class_names, decoder, follow_links, verbose
     )
     if validation_split is None:
         return Batches(source, **batching)

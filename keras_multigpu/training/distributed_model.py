@@ -141,6 +141,7 @@ class DistributedModel(keras.Model):
         """Train the model, as `keras.Model.fit`."""
         require_compiled(self)
         fit_arguments.require_of_fit(
+            x,
             epochs,
             validation_split,
             (class_weight, y, self.loss),

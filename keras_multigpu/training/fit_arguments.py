@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import error_of, real_number, value_error
+from keras_multigpu.training.feed.sources import knows_epochs
 
 SPARSE = "sparse_categorical_crossentropy"
 
@@ -24,11 +25,24 @@ LOSSES = {
 
 
 def require_of_fit(
-    epochs: Any, validation_split: Any, class_weight: tuple[Any, Any, Any], **whole_numbers: Any
+    x: Any,
+    epochs: Any,
+    validation_split: Any,
+    class_weight: tuple[Any, Any, Any],
+    **whole_numbers: Any,
 ) -> None:
     """Raise a `ValueError` for arguments of `fit`; class weights come with labels and loss."""
     require_whole_number("epochs", epochs)
     require_fraction(validation_split)
+    if validation_split and knows_epochs(x):
+        raise value_error(
+            "`validation_split` came with `Batches`.",
+            "Expected it with arrays only, as in Keras.",
+            f"Write `train, validation = batches.split({validation_split})`, and pass "
+            "`validation_data=validation`.",
+            x=x,
+            validation_split=validation_split,
+        )
     require_class_weights(*class_weight, most_axes=2)
     require_whole_numbers(**whole_numbers)
 

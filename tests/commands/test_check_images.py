@@ -10,7 +10,7 @@ import tempfile
 import pytest
 from picture_files import animation, encoded, picture
 
-from keras_multigpu.commands import main
+from keras_multigpu.commands import check_images, main
 from keras_multigpu.commands.check_images import SUFFIXES
 from keras_multigpu.data.files.scanning import EXTENSIONS
 
@@ -59,6 +59,22 @@ def test_intact_images_exit_with_zero(photos, capfd):
         == f"{photos}: 6 images checked, 0 damaged, 0 warnings; 1 other file not looked at.\n"
     )
     assert output.err == ""
+
+
+@pytest.mark.parametrize("folder", ["nowhere", "empty"])
+def test_what_is_no_folder_of_images_is_said_before_anything_starts(folder, tmp_path, monkeypatch):
+    """TensorFlow takes seconds."""
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setattr(check_images, "checker", None)
+    assert main(["check-images", str(tmp_path / folder)]) == 2
+
+
+def test_the_home_folder_can_be_named(photos, capfd, monkeypatch):
+    """Shells leave it as it is behind a "="."""
+    monkeypatch.setenv("HOME", str(photos.parent))
+    damage(photos)
+    assert main(["check-images", "~/photos", "--move-to=~/damaged"]) == 1
+    assert (photos.parent / "damaged" / "cats" / "a.jpg").exists()
 
 
 @pytest.mark.parametrize("jobs", ["1", "5"])

@@ -256,3 +256,21 @@ def test_quarantine_lists_each_damaged_example_once():
     assert sorted(batches.quarantine) == [("page 3", "torn in two"), ("page 7", "torn in two")]
     first = [str(w.message) for w in warned if "Epoch 1 went without 2 damaged" in str(w.message)]
     assert "page 3 (torn in two), page 7 (torn in two)" in first[0]
+
+
+@pytest.mark.parametrize("method", ["fit", "evaluate", "predict"])
+def test_a_model_that_is_not_distributed_says_what_is_missing(method):
+    """Keras alone would say that it does not know the type."""
+    batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
+    with pytest.raises(
+        TypeError, match=r"model = keras_multigpu\.distribute\(model\).*Received: batches=Batches\("
+    ):
+        getattr(compiled(), method)(batches, verbose=0)
+    with pytest.raises(TypeError, match=r"cannot be iterated over.*Write `batches\.epoch\(0\)`"):
+        batches[0]
+
+
+def test_a_validation_split_of_batches_is_their_own_method():
+    batches = kmg.data.from_arrays(X, Y, global_batch_size=8)
+    with pytest.raises(ValueError, match=r"train, validation = batches\.split\(0\.25\).*Received"):
+        compiled(1).fit(batches, validation_split=0.25, verbose=0)

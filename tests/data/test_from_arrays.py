@@ -1,6 +1,7 @@
 """Arrays as `Batches`: structures, types and memory."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import tensorflow as tf
 
@@ -94,6 +95,10 @@ def test_classes_are_found_where_there_are_some(y, expected):
         assert list(counts.values()) == np.bincount(expected).tolist()
 
 
+RAGGED = np.empty(2, object)
+RAGGED[:] = [[1], [1, 2]]
+
+
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
@@ -101,6 +106,11 @@ def test_classes_are_found_where_there_are_some(y, expected):
         (np.zeros((0, 1)), None, "There are no examples"),
         (np.float32(1), None, "A single number"),
         (tf.ragged.constant([[1], [1, 2]]), None, "ragged or sparse"),
+        (RAGGED, None, "other than texts.*Pad .* Received: shape=.2,., type='list'"),
+        (np.zeros((2, 1)), RAGGED, "other than texts.*list"),
+        (np.array(["a", None]), None, "other than texts.*NoneType"),
+        (pd.DataFrame({"a": [1, 2], "b": ["c", "d"]}), None, "other than texts.*int"),
+        (np.zeros((2, 1)), {"a": np.array([1, 2], object)}, "texts.*asarray.array, float.*int"),
     ],
 )
 def test_bad_arrays_are_named(x, y, message):

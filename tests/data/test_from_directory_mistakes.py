@@ -123,6 +123,25 @@ def test_images_beside_the_class_folders_give_a_warning(tmp_path):
     assert given[0].filename == __file__
 
 
+def test_classes_without_images_give_a_warning(tmp_path):
+    """They count, as in Keras; nobody may have wanted it."""
+    write_images(tmp_path, ["cat/1.png", "dog/2.png"])
+    (tmp_path / "cow").mkdir()
+    (tmp_path / "cow" / "3.tif").write_bytes(b"II*")
+    with pytest.warns(UserWarning, match="1 of 3 class folders .* no images: cow. They") as given:
+        assert from_directory(tmp_path, **SMALL).class_names == ["cat", "cow", "dog"]
+    assert given[0].filename == __file__
+    # Without classes, and without that one, there is nothing to say.
+    assert from_directory(tmp_path, labels=None, **SMALL).num_examples == 2
+    assert from_directory(tmp_path, class_names=["cat", "dog"], **SMALL).num_examples == 2
+
+
+def test_the_home_folder_can_be_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write_images(tmp_path, ["photos/cat/1.png"])
+    assert from_directory("~/photos", **SMALL).file_paths == [str(tmp_path / "photos/cat/1.png")]
+
+
 def test_folders_without_images_are_explained(tmp_path):
     (tmp_path / "file.txt").write_text("no folder")
     with pytest.raises(ValueError, match="no subfolders"):

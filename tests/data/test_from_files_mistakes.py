@@ -99,6 +99,45 @@ def test_mistakes_in_tables_are_named(folder, text, arguments, message):
         from_files(path, **SMALL, **arguments)
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("path,label\n00.png,1\n".encode("utf-16"), "not text in UTF-8: it holds zero bytes"),
+        ("path,label\n00.png,1\n".encode("utf-16-le"), "not text in UTF-8: it holds zero bytes"),
+        ("path,label\n00.png,Möwe\n".encode("latin-1"), "not text in UTF-8: 'utf-8' codec can't"),
+        (b"path,l\xf6we\n00.png,1\n", "not text in UTF-8: 'utf-8' codec can't"),
+        (
+            b'path,label\n00.png,1\n01.png,"' + b"2\n" * 70_000,
+            "The row of line 3 cannot be read: field larger than field limit",
+        ),
+        (
+            b"x" * 131_073 + b",label\n00.png,1\n",
+            "The row of line 1 cannot be read: field",
+        ),
+    ],
+    ids=["UTF-16", "UTF-16 without a mark", "Latin-1", "header", "quotation mark", "large header"],
+)
+def test_tables_that_cannot_be_read_are_named(folder, content, message):
+    path = folder / "mistakes.csv"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"(?s){message}.*Received: path=.*mistakes"):
+        from_files(path, **SMALL)
+
+
+def test_the_home_folder_can_be_named(folder, monkeypatch):
+    """In the path of a table, in paths, and in `root`; not in the name of a draft."""
+    monkeypatch.setenv("HOME", str(folder))
+    (folder / "home.csv").write_text("path,label\n~/00.png,1\n01.png,1\n")
+    draft = folder / "~02.png"
+    draft.write_bytes((folder / "02.png").read_bytes())
+    expected = [str(folder / name) for name in ("00.png", "01.png")]
+    assert from_files("~/home.csv", **SMALL).file_paths == expected
+    assert from_files(["~/00.png", "01.png"], root="~", **SMALL).file_paths == expected
+    assert from_files([draft.name], root=folder, **SMALL).file_paths == [str(draft)]
+    masks = from_files(["~/00.png"], ["~/01.png"], **SMALL)
+    assert len(list(masks.epoch(0))) == 1
+
+
 def test_paths_that_are_no_list_are_explained(folder, tmp_path):
     with pytest.raises(ValueError, match="`paths` is a folder.*from_directory"):
         from_files(folder)

@@ -80,7 +80,7 @@ class ResumableCheckpoint(keras.callbacks.Callback):
             fix = "Pass for example 10, or 0.5."
             require_number("every_minutes", every_minutes, lambda n: n > 0, "above zero", fix)
         require_signals(signals)
-        self.folder = Path(folder)
+        self.folder = Path(os.path.expanduser(folder))
         self.every_steps = every_steps
         self.every_minutes = every_minutes
         self.every_epochs = every_epochs

@@ -5,6 +5,7 @@ copies and parts of some batches (`with_`, `evaluation`, `split`, `take`) share 
 example is decoded once, and a part fills in no more than its own examples.
 """
 
+import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -48,7 +49,7 @@ def cached(source: Source, where: str | Path) -> Source:
             "such as with `keras.layers.RandomCrop`.",
             cache=where,
         )
-    place = None if where == "memory" else Path(where).expanduser().absolute()
+    place = None if where == "memory" else Path(os.path.expanduser(where)).absolute()
     with _lock:
         caches = _caches.setdefault(source, {})
         cache = caches.get(place)

@@ -35,6 +35,8 @@ def image_folder(
         raise ValueError(no_images(path, classes))
     if inferred:
         warn_of_images_outside(path)
+    if classes is not None:
+        warn_of_empty_classes(path, classes, found.counts)
     targets = None
     if classes is not None and label_mode is not None:
         numbers = np.repeat(np.arange(len(classes), dtype=np.int32), found.counts)
@@ -159,6 +161,18 @@ def warn_of_images_outside(path: str) -> None:
         warn(
             f"{count} images lie directly in {path} and belong to no class, so they are not used: "
             "only its subfolders are classes.",
+            stacklevel=4,
+        )
+
+
+def warn_of_empty_classes(path: str, classes: list[str], counts: np.ndarray) -> None:
+    """Give a warning where a class has no images, which a wrong folder or format may mean."""
+    empty = [name for name, count in zip(classes, counts, strict=True) if not count]
+    if empty:
+        warn(
+            f"{len(empty)} of {len(classes)} class folders in {path} hold no images: "
+            f"{', '.join(empty[:5])}{' ...' * (len(empty) > 5)}. They count as classes all the "
+            f"same. Files that end in {', '.join(EXTENSIONS)} are images.",
             stacklevel=4,
         )
 

@@ -1,8 +1,9 @@
 """Lists of image files with labels: Python lists, CSV files and tables of pandas."""
 
 import csv
+import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +38,7 @@ class FileList(NamedTuple):
     def table(self, paths: Sequence[Any] | None = None) -> FileTable:
         """A table of the files, or of others that are relative to the same folder."""
         paths = self.paths if paths is None else paths
-        table = FileTable(os.path.split(os.path.join(self.root, path)) for path in paths)
+        table = FileTable(os.path.split(os.path.join(self.root, at_home(path))) for path in paths)
         require_found(table, paths, self.root)
         return table
 
@@ -52,9 +53,9 @@ class Columns(NamedTuple):
 
 def listed(paths: Any, labels: Any, weights: Any, columns: Columns, root: Any) -> FileList:
     """The files of a list or a table; the arguments are those of `from_files`."""
-    root = None if root is None else os.fspath(root)
+    root = None if root is None else os.path.expanduser(root)
     if isinstance(paths, str | os.PathLike):
-        path = os.fspath(paths)
+        path = os.path.expanduser(paths)
         require_table_file(path)
         root = os.path.dirname(path) if root is None else root
         return from_table(CsvTable(path), labels, weights, columns, root, path)
@@ -80,30 +81,58 @@ class CsvTable:
     def __init__(self, path: str) -> None:
         self._path = path
         self._delimiter = _DELIMITERS[os.path.splitext(path)[1].lower()]
-        # With a byte order mark, as Excel writes it, or without.
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            self.columns = next(csv.reader(file, delimiter=self._delimiter), [])
+        with open(path, "rb") as start:
+            # Texts of 16 bits a letter, which can pass for UTF-8.
+            if b"\0" in start.read(4096):
+                raise self._no_text("it holds zero bytes, as UTF-16 does")
+        self.columns = next((row for _, row in self._rows()), [])
 
     def read(self, names: list[str]) -> dict[str, Any]:
         places = [self.columns.index(name) for name in names]
         values: list[list[str]] = [[] for _ in names]
+        for line, row in itertools.islice(self._rows(), 1, None):
+            if not row:
+                continue
+            if len(row) != len(self.columns):
+                raise value_error(
+                    f"Line {line} has {len(row)} fields.",
+                    f"Expected {len(self.columns)}, as in the header.",
+                    "Put fields that hold a comma in quotation marks.",
+                    path=self._path,
+                    line=row,
+                )
+            for column, place in zip(values, places, strict=True):
+                column.append(row[place])
+        return dict(zip(names, values, strict=True))
+
+    def _rows(self) -> Iterator[tuple[int, list[str]]]:
+        """The rows, each with the line that it begins in; errors name the table."""
+        line = 1
+        # With a byte order mark, as Excel writes it, or without.
         with open(self._path, newline="", encoding="utf-8-sig") as file:
             rows = csv.reader(file, delimiter=self._delimiter)
-            next(rows)
-            for row in rows:
-                if not row:
-                    continue
-                if len(row) != len(self.columns):
-                    raise value_error(
-                        f"Line {rows.line_num} has {len(row)} fields.",
-                        f"Expected {len(self.columns)}, as in the header.",
-                        "Put fields that hold a comma in quotation marks.",
-                        path=self._path,
-                        line=row,
-                    )
-                for column, place in zip(values, places, strict=True):
-                    column.append(row[place])
-        return dict(zip(names, values, strict=True))
+            try:
+                for row in rows:
+                    yield line, row
+                    line = rows.line_num + 1
+            except UnicodeDecodeError as error:
+                raise self._no_text(str(error)) from None
+            except csv.Error as error:
+                raise value_error(
+                    f"The row of line {line} cannot be read: {error}.",
+                    "Expected fields of a few words, and a closing quotation mark for each that "
+                    "opens one.",
+                    "Look for a quotation mark too many in that row.",
+                    path=self._path,
+                ) from None
+
+    def _no_text(self, cause: str) -> ValueError:
+        return value_error(
+            f"The table is not text in UTF-8: {cause}.",
+            "Expected a file in UTF-8.",
+            "Save it as UTF-8, or read it with pandas and its `encoding`, and pass the table.",
+            path=self._path,
+        )
 
 
 def from_table(
@@ -207,6 +236,11 @@ def texts_of(paths: Iterable[Any], name: str) -> list[str]:
             )
         texts.append(os.fsdecode(path))
     return texts
+
+
+def at_home(path: str) -> str:
+    """A path with the home folder in the place of `~/`; a name such as `~draft.jpg` stays."""
+    return os.path.expanduser(path) if path.startswith("~/") else path
 
 
 def require_table_file(path: str) -> None:

@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from keras_multigpu.callbacks import ResumableCheckpoint
 from keras_multigpu.callbacks.resumable_checkpoint.folder import BackgroundWriter, CheckpointFolder
 from keras_multigpu.callbacks.resumable_checkpoint.format import Damaged, Encoded
 from keras_multigpu.callbacks.resumable_checkpoint.format import decoded as decoded_file
@@ -530,3 +531,8 @@ def test_without_locks_it_still_works(tmp_path, monkeypatch, caplog):
     with caplog.at_level(logging.INFO, "keras_multigpu"):
         folder(tmp_path).close()
     assert "two runs in one folder are not noticed" in caplog.text
+
+
+def test_the_home_folder_can_be_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert ResumableCheckpoint("~/run").folder == tmp_path / "run"
