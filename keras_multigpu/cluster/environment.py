@@ -9,13 +9,18 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import shortened, value_error
 
 CHIEFS = ("chief", "master")
 """The roles of a first worker that has a name of its own; Kubeflow has both."""
 
 EVALUATOR = "evaluator"
 """A process that evaluates beside the training, and belongs to no role's list of addresses."""
+
+LAST_PORT = 65_535
+
+LONGEST = 2_000
+"""So many letters of TF_CONFIG are shown in an error."""
 
 EXAMPLE = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
 
@@ -50,8 +55,9 @@ def tf_config() -> TFConfig | None:
     text = os.environ.get("TF_CONFIG") or "{}"
     try:
         config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise _error(f"is not JSON ({error})", text) from error
+    # A number of thousands of digits is a `ValueError` of its own.
+    except (ValueError, RecursionError) as error:
+        raise _error(f"is not JSON that can be read ({error})", text) from error
     cluster = config.get("cluster", {}) if isinstance(config, dict) else None
     if not isinstance(cluster, dict):
         raise _error("has no object as its `cluster`", text)
@@ -73,15 +79,21 @@ def _addresses(role: str, addresses: Any, text: str) -> tuple[str, ...]:
     if not isinstance(addresses, list):
         raise _error(f"has no list of addresses for {role!r}", text)
     for address in addresses:
-        if not isinstance(address, str) or not re.fullmatch(r".+:\d+", address):
-            raise _error(f"names {address!r}, which is not `host:port`", text)
+        if isinstance(address, str) and "://" in address:
+            raise _error(f"names {address!r}, an address with a scheme", text)
+        match = re.fullmatch(r"[^\s/]+:([0-9]{1,9})", address) if isinstance(address, str) else None
+        if match is None:
+            raise _error(f"names {shortened(address, 80)}, which is not `host:port`", text)
+        if not 0 < int(match[1]) <= LAST_PORT:
+            raise _error(f"names {address!r}, whose port is not from 1 to {LAST_PORT}", text)
     return tuple(addresses)
 
 
 def _task(task: Any, addresses: dict[str, tuple[str, ...]], text: str) -> tuple[str, int]:
     role = task.get("type") if isinstance(task, dict) else None
     index = task.get("index") if isinstance(task, dict) else None
-    if isinstance(index, str) and index.isdecimal():  # As scripts of shells write it.
+    # As scripts of shells write it.
+    if isinstance(index, str) and re.fullmatch("[0-9]{1,9}", index):
         index = int(index)
     if not isinstance(role, str) or isinstance(index, bool) or not isinstance(index, int):
         raise _error("does not say with `type` and `index` which `task` this process is", text)
@@ -95,5 +107,5 @@ def _error(what: str, text: str) -> ValueError:
         f"The environment variable TF_CONFIG {what}.",
         f"Expected JSON such as {EXAMPLE}.",
         "Correct TF_CONFIG, or unset it to use this machine alone.",
-        TF_CONFIG=text,
+        TF_CONFIG=text if len(text) <= LONGEST else f"{text[:LONGEST]}...",
     )

@@ -1,6 +1,7 @@
 """The environment -> how long workers wait for each other, and what devices they have."""
 
 import os
+import re
 from typing import NamedTuple
 
 from keras_multigpu.checks import value_error
@@ -31,7 +32,7 @@ def settings() -> Settings:
 def _number(setting: str, usual: int) -> int:
     name = f"KERAS_MULTIGPU_{setting.upper()}"
     text = os.environ.get(name, str(usual))
-    if not text.isdecimal() or int(text) == 0:
+    if not re.fullmatch("[0-9]{1,9}", text) or int(text) == 0:
         raise value_error(
             f"The environment variable {name} is not a positive whole number.",
             f"Expected for example {usual}.",

@@ -146,7 +146,7 @@ def numbers_of(ranges: str, word: str) -> list[str]:
 
 def number(variables: Mapping[str, str], name: str, missing: int | None = None) -> int:
     text = variables.get(name, "" if missing is None else str(missing))
-    if not text.isdecimal():
+    if not re.fullmatch("[0-9]{1,18}", text):
         raise slurm_error("it is not a whole number", name, variables)
     return int(text)
 

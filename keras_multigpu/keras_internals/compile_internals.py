@@ -22,10 +22,10 @@ def compiled_metric(metric: Any, y: Any, y_pred: Any) -> keras.metrics.Metric:
 
 
 def compile_arguments(model: keras.Model) -> dict[str, Any]:
-    """The arguments of `compile` as they came."""
+    """The arguments of `compile` as they came; none before it."""
     # `get_compile_config` serializes them, and a loss function of the user's own does not come
     # back.
-    return model._compile_config.config
+    return model._compile_config.config if model.compiled else {}
 
 
 def compile_loss(model: keras.Model) -> Any:

@@ -35,7 +35,9 @@ from keras_multigpu.training.workers import (
     together,
 )
 
-HOOKS = {mode: (f"on_{mode}_batch_begin", f"on_{mode}_batch_end") for mode in ("train", "test")}
+MODES = ("train", "test", "predict")
+
+HOOKS = {mode: (f"on_{mode}_batch_begin", f"on_{mode}_batch_end") for mode in MODES}
 
 HEARD = {**HOOKS, "train": (*HOOKS["train"], "on_batch_begin", "on_batch_end")}
 """What a callback may define to hear of single batches; the last two are Keras's old names."""
@@ -158,7 +160,7 @@ def run_epoch(
     logs: dict[str, Any] = {} if run is None or not run.step else run.logs
     workers = replication.group
     # The chief may have callbacks that others have not, and all must ask or none.
-    asks = workers.agree(listened and any(map(may_stop_alone, callbacks.callbacks)))
+    asks = workers.agree(listened and may_stop(callbacks))
     groups = feed.epoch(model.steps_per_execution, replication.reads_in_graph(model))
     for first, group in in_step(workers, feed, groups):
         if listened:
@@ -253,6 +255,7 @@ def predict(
     outputs: list[Any] = []
     with together(group):
         callbacks.on_predict_begin()
+        asks = group.agree(listens(callbacks, "predict") and may_stop(callbacks))
         with feed.reading():
             for first, some in in_step(group, feed, feed.epoch(model.steps_per_execution)):
                 callbacks.on_predict_batch_begin(first)
@@ -263,7 +266,8 @@ def predict(
                     parts = list(map(with_gaps, parts, present))
                 outputs += parts
                 callbacks.on_predict_batch_end(first + some.size - 1, {"outputs": joined(parts)})
-                if model.stop_predicting:
+                stops = bool(model.stop_predicting)
+                if group.agree(stops) if asks else stops:
                     break
         callbacks.on_predict_end()
     if not outputs:
@@ -328,6 +332,11 @@ def listens(callbacks: keras.callbacks.CallbackList, mode: str, bars: bool = Tru
         # Keras's progress bar, where it shows no single batches.
         if type(callback) is not keras.callbacks.ProgbarLogger or (bars and callback.verbose == 1)
     )
+
+
+def may_stop(callbacks: keras.callbacks.CallbackList) -> bool:
+    """Whether any callback may stop this worker alone."""
+    return any(map(may_stop_alone, callbacks.callbacks))
 
 
 def is_changed(callback: Any, base: type, mode: str) -> bool:

@@ -44,6 +44,11 @@ class Acts(keras.callbacks.Callback):
         if ALONE and WHAT == "other rate" and epoch == 1:
             self.model.optimizer.learning_rate = 0.5
 
+    def on_predict_batch_end(self, batch, logs=None):
+        """As many batches for all of them."""
+        if ALONE and WHAT == "predict, stop" and batch == 1:
+            self.model.stop_predicting = True
+
     def on_predict_end(self, logs=None):
         """After the last exchange of `predict`; the others go on to `fit`."""
         if ALONE and WHAT == "predict, raise":
@@ -96,6 +101,12 @@ def main():
     code = OtherCode if ALONE and WHAT == "other code" else Code
     layers = [keras.Input((4,)), code(), keras.layers.Dense(2), keras.layers.Dense(1)]
     model = kmg.distribute(keras.Sequential(layers))
+    if WHAT == "predict, stop":
+        # What only predicts is not compiled.
+        predicted = model.predict(x, batch_size=4, verbose=0, callbacks=[Acts()])
+        again = model.predict(x, batch_size=4, verbose=0)
+        sys.stdout.write(f"ended after predictions: {len(predicted)} and {len(again)}\n")
+        return
     model.compile("sgd" if WHAT != "other optimizer" or not ALONE else "adam", "mse")
     data = {"x": x, "y": y, "batch_size": 4}
     if WHAT == "short generator":

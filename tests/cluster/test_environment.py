@@ -84,7 +84,18 @@ def test_no_cluster_is_no_error(config, value):
         ({"cluster": ["a:1"]}, "no object as its `cluster`"),
         (task("worker", 0, worker="a:1"), "no list of addresses for 'worker'"),
         (task("worker", 0, worker={"0": "a:1"}), "enableDynamicWorker"),
+        ('{"cluster": ' * 20_000 + "{}" + "}" * 20_000, "is not JSON that can be read"),
+        ('{"cluster": {"worker": ["a:1"]}, "x": ' + "9" * 5_000 + "}", "is not JSON that can be"),
+        (task("worker", "9" * 5_000, worker=["a:1"]), "which `task` this process is"),
         (task("worker", 0, worker=["a"]), "'a', which is not `host:port`"),
+        (task("worker", 0, worker=["a:b c:1"]), "'a:b c:1', which is not `host:port`"),
+        (task("worker", 0, worker=["a:1/"]), "'a:1/', which is not `host:port`"),
+        (task("worker", 0, worker=["a:1\n"]), "which is not `host:port`"),
+        (task("worker", 0, worker=["a:" + "9" * 5_000]), "which is not `host:port`"),
+        (task("worker", 0, worker=["a:99999"]), "'a:99999', whose port is not from 1 to 65535"),
+        (task("worker", 0, worker=["a:0"]), "'a:0', whose port is not from 1 to 65535"),
+        (task("worker", 0, worker=["http://a:1"]), "'http://a:1', an address with a scheme"),
+        (task("worker", 0, worker=["grpc://a:1"]), "'grpc://a:1', an address with a scheme"),
         (task("worker", 0, worker=[1]), "1, which is not `host:port`"),
         (task("worker", 0, worker=["a:1", "a:1"]), "an address twice"),
         (task("chief", 0, chief=["a:1", "b:2"]), "more than one chief"),
@@ -99,5 +110,7 @@ def test_no_cluster_is_no_error(config, value):
 )
 def test_what_makes_no_sense_is_named(config, value, what):
     """Not taken for a machine that is alone."""
-    with pytest.raises(ValueError, match=f"TF_CONFIG .*{what}.* Expected JSON.* Received: TF_C"):
+    expected = f"TF_CONFIG .*{what}.* Expected JSON.* Received: TF_C"
+    with pytest.raises(ValueError, match=expected) as error:
         config(value)
+    assert len(str(error.value)) < 3_000

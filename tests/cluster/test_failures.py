@@ -106,6 +106,13 @@ def test_who_stops_stops_all():
     assert codes == [0, 0]
 
 
+def test_who_stops_predicting_stops_all():
+    """Of a model that was never compiled, too."""
+    printed, codes, _ = outcome("predict, stop")
+    assert "ended after predictions: 8 and 16" in printed, printed
+    assert codes == [0, 0]
+
+
 def in_slow_motion(process):
     """Let a process run for a moment at a time, as on a machine with much to do."""
     with contextlib.suppress(ProcessLookupError):

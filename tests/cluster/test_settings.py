@@ -12,7 +12,7 @@ def test_the_environment_changes_what_is_usual(monkeypatch):
     assert settings() == Settings(10, 30, 1)
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "soon"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "soon", "9" * 5000])
 def test_a_wrong_number_is_named(monkeypatch, text):
     """By the name of its variable."""
     monkeypatch.setenv("KERAS_MULTIGPU_HEARTBEAT_TIMEOUT", text)
