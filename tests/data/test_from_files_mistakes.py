@@ -30,6 +30,7 @@ def paths(folder):
         (["a", "", "b"], {}, "1 of 3 labels are missing"),
         (["a", float("nan"), "b"], {}, "1 of 3 labels are missing"),
         ([0.5, float("nan"), 1], {}, "1 of 3 labels are missing"),
+        ([0.5, 1, float("inf")], {}, "1 of 3 labels are infinite, the first that of .*02.png"),
         ([[1, 2], [3], [4]], {}, "The labels cannot be put into one array"),
         ([["a"], [1], ["b"]], {}, "The labels cannot be put into one array"),
         ([0, -1, 1], {}, "not numbers of classes"),
@@ -81,6 +82,7 @@ def test_sets_have_no_order(paths):
         ("path,species\n00.png,1\n", {}, 'no column "label".*`label_columns`'),
         ("path,label\n00.png,1,2\n", {}, "Line 2 has 3 fields"),
         ("path,label\n00.png,1\n01.png,\n", {}, "1 of 2 labels are missing, .*01.png"),
+        ("path,label\n00.png," + "9" * 5000 + "\n", {}, "1 of 1 labels are infinite, .*00.png"),
         ("path,label\n", {}, "There are no files"),
         ("", {}, "no column, or several columns, of the name 'path'"),
         (

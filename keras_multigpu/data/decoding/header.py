@@ -33,6 +33,9 @@ MOST_SCANS = 100
 # Metadata come in pieces of up to 64 kB each.
 MOST_SEGMENTS = 10_000
 
+# Up to here the first frame of a GIF begins, and so much more than two bytes a pixel it may take.
+GIF_SPARE = 2**22
+
 KINDS = "JPEG, PNG, GIF, BMP or WebP"
 
 # The last chunk: no content, its name, and the checksum of that.
@@ -192,24 +195,28 @@ def gif(data: bytes) -> Header:
     while data[place] != 0x2C:
         if data[place] != 0x21:
             raise DamagedExample("it is a GIF without a frame")
-        place = after_blocks(data, place + 2)
+        place = after_blocks(data, place + 2, GIF_SPARE)
     left, top, columns, rows, flags = struct.unpack_from("<HHHHB", data, place + 1)
     place += 11 + colors(flags)
     return Header("GIF", max(height, top + rows), max(width, left + columns), end=place)
 
 
 def whole_gif(data: bytes, header: Header) -> Header:
-    return header._replace(end=after_blocks(data, header.end))
+    most = GIF_SPARE + 2 * header.height * header.width
+    return header._replace(end=after_blocks(data, header.end, most))
 
 
 def colors(flags: int) -> int:
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0
 
 
-def after_blocks(data: bytes, place: int) -> int:
-    while data[place]:
+def after_blocks(data: bytes, place: int, most: int) -> int:
+    """Where blocks end that begin at a place; one of them may hold a single byte."""
+    while place <= most:
+        if not data[place]:
+            return place + 1
         place += 1 + data[place]
-    return place + 1
+    raise DamagedExample("it is a GIF of more bytes than its pixels need")
 
 
 def webp(data: bytes) -> Header:

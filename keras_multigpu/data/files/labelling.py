@@ -70,8 +70,10 @@ def as_array(
     missing = missing_in(array, may_be_empty)
     if np.any(missing):
         row = int(np.argmax(missing))
+        is_number = array.dtype != object and not np.isnan(array[row]).any()
+        what = "infinite" if is_number else "missing"
         raise value_error(
-            f"{int(np.sum(missing))} of {len(array)} labels are missing, the first that of "
+            f"{int(np.sum(missing))} of {len(array)} labels are {what}, the first that of "
             f"{paths[row]!r}.",
             "Expected a label for each file.",
             "Fill them in, or leave these files out.",
@@ -82,7 +84,7 @@ def as_array(
 
 
 def missing_in(labels: np.ndarray, may_be_empty: bool) -> np.ndarray:
-    """Which labels are NaN, None or an empty text."""
+    """Which labels are NaN, infinite, None or an empty text."""
     if labels.dtype == object:
         return np.array(
             [
@@ -91,7 +93,7 @@ def missing_in(labels: np.ndarray, may_be_empty: bool) -> np.ndarray:
             ],
             bool,
         )
-    return np.isnan(labels).reshape(len(labels), -1).any(axis=1)
+    return ~np.isfinite(labels).reshape(len(labels), -1).any(axis=1)
 
 
 def plain_array(labels: Any) -> np.ndarray:

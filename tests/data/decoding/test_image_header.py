@@ -214,6 +214,19 @@ def test_a_jpeg_of_many_segments_is_refused(any_backend):
         ImageDecoder((8, 8)).decode(start + 10**6 * b"\xff\xfe\0\2" + rest, SEED)
 
 
+@pytest.mark.parametrize("piece", [b"\x21\xfe\x00", b"\x21\xfe" + 1000 * b"\1a" + b"\0"])
+def test_a_gif_of_many_pieces_is_refused(piece):
+    """Each takes a step in Python: before the first frame, and in it."""
+    content = encoded(picture(8, 8), "GIF", optimize=False)
+    start = content.index(b"\x2c\0\0\0\0")
+    some, many = (count // len(piece) * piece for count in (2**20, 2**23))
+    assert read_header(content[:start] + some + content[start:]).width == 8
+    frame = read_header(content).end - 1
+    for broken in (content[:start] + many + content[start:], content[:frame] + 2**22 * b"\1a"):
+        with pytest.raises(DamagedExample, match="is a GIF of more bytes than its pixels need"):
+            read_header(broken)
+
+
 def test_scans_behind_the_end_do_not_count(any_backend):
     """A film behind a photograph may hold anything."""
     content = encoded(picture(), "JPEG", progressive=True) + 200 * b"\xff\xda\0\2"
