@@ -1,6 +1,7 @@
 """How a `tf.data.Dataset` was made. TensorFlow offers its elements' spec and their number only."""
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,8 @@ from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 from tensorflow.python.data.ops.multi_device_iterator_ops import OwnedMultiDeviceIterator
+
+_exchanging = threading.RLock()
 
 BATCHES = {"_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_RebatchDataset"}
 """Each element is a batch."""
@@ -151,13 +154,15 @@ def multi_device_iterator(
 @contextlib.contextmanager
 def shuffled_by(shuffle: Callable[[tf.Tensor], tf.Tensor]) -> Iterator[None]:
     """Let Keras's adapter of arrays shuffle with another function than `tf.random.shuffle`."""
-    original = tf.random.shuffle
-    # Keras calls that one without a seed while it makes the dataset, and offers no choice.
-    tf.random.shuffle = shuffle
-    try:
-        yield
-    finally:
-        tf.random.shuffle = original
+    # Keras calls that one without a seed while it makes the dataset, and offers no choice. A model
+    # in another thread, with data of its own, waits.
+    with _exchanging:
+        original = tf.random.shuffle
+        tf.random.shuffle = shuffle
+        try:
+            yield
+        finally:
+            tf.random.shuffle = original
 
 
 data_adapter = data_adapters.get_data_adapter

@@ -11,6 +11,7 @@ the lists in which an optimizer keeps its slots know which slot is whose, and th
 
 import contextlib
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,8 @@ import keras
 import tensorflow as tf
 from keras.src.backend.tensorflow.optimizer import TFOptimizer
 from keras.src.optimizers.base_optimizer import BaseOptimizer
+
+_exchanging = threading.RLock()
 
 # Variables with fewer elements are joined; larger ones are worth operations of their own.
 SMALL = 2**16
@@ -351,11 +354,12 @@ def before_moving(
 @contextlib.contextmanager
 def variables_anywhere() -> Iterator[None]:
     """Let optimizers create their variables for a model that lives under any strategy."""
-    checked = TFOptimizer.add_variable_from_reference
     # Keras insists that both were made in one scope. Optimizers may make others while they are
-    # built, so the rule is lifted for all and not for one.
-    TFOptimizer.add_variable_from_reference = BaseOptimizer.add_variable_from_reference
-    try:
-        yield
-    finally:
-        TFOptimizer.add_variable_from_reference = checked
+    # built, so the rule is lifted for all and not for one: also for other threads, which wait.
+    with _exchanging:
+        checked = TFOptimizer.add_variable_from_reference
+        TFOptimizer.add_variable_from_reference = BaseOptimizer.add_variable_from_reference
+        try:
+            yield
+        finally:
+            TFOptimizer.add_variable_from_reference = checked

@@ -18,6 +18,7 @@ from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import Batch, normalized, wide
 from keras_multigpu.training.steps.custom_step import share_of_loss
 from keras_multigpu.training.steps.present_step import present_rows
+from keras_multigpu.training.threads import alone
 from keras_multigpu.training.variables.placement import build_optimizer
 from keras_multigpu.training.workers import agreed_seed, require_same_call, together
 
@@ -181,9 +182,10 @@ class DistributedModel(keras.Model):
             given = dict(zip(("x", "y", "sample_weight"), parts, strict=True))
             given |= {"batch_size": size, "steps": validation_steps}
             validation = loops.Validation(Feed(cutter, **given), validation_freq, **given)
-        return loops.train(
-            self, self.replication, feed, validation, callbacks, verbose, epochs, initial_epoch
-        )
+        with alone(self, "fit"):
+            return loops.train(
+                self, self.replication, feed, validation, callbacks, verbose, epochs, initial_epoch
+            )
 
     def evaluate(
         self,
@@ -207,7 +209,8 @@ class DistributedModel(keras.Model):
             fit_arguments.require_whole_numbers(batch_size=batch_size, steps=steps)
             require_same_call(self.replication.group, "evaluate")
             feed = Feed(self.replication.cutter, x, y, sample_weight, batch_size, steps)
-        logs = loops.evaluate(self, self.replication, feed, callbacks, verbose)
+        with alone(self, "evaluate"):
+            logs = loops.evaluate(self, self.replication, feed, callbacks, verbose)
         return logs if return_dict else compile_internals.flatten_metrics(self, logs)
 
     def predict(
@@ -249,8 +252,8 @@ class DistributedModel(keras.Model):
             fit_arguments.require_class_weights(class_weight, y, self.loss, most_axes=2)
             sample_weight = dataset_internals.class_weights_of_labels(y, class_weight)
         batch = normalized((x, y, sample_weight))
-        self.reset_metrics()
-        with together(self.replication.group):
+        with alone(self, "train_on_batch"), together(self.replication.group):
+            self.reset_metrics()
             logs = pythonic(self.train_on(batch))
         return logs if return_dict else compile_internals.flatten_metrics(self, logs)
 
@@ -260,9 +263,10 @@ class DistributedModel(keras.Model):
         """Evaluate one global batch, as `keras.Model.test_on_batch`."""
         require_compiled(self)
         batch = normalized((x, y, sample_weight))
-        self.reset_metrics()
-        steps, shares = self.replication.evaluation(self), self.replication.cutter(batch)
-        with together(self.replication.group):
+        shares = self.replication.cutter(batch)
+        with alone(self, "test_on_batch"), together(self.replication.group):
+            self.reset_metrics()
+            steps = self.replication.evaluation(self)
             logs = pythonic(steps.run_one(shares))
         return logs if return_dict else compile_internals.flatten_metrics(self, logs)
 

@@ -1,0 +1,109 @@
+"""One thread at a time changes a model, and models of several threads leave each other alone."""
+
+import threading
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from cpu_replicas import replicas_of
+from keras.src.backend.tensorflow.optimizer import TFOptimizer  # noqa: TID251 (what is exchanged)
+from processes_left import PATIENCE
+
+import keras_multigpu as kmg
+from keras_multigpu.keras_internals.dataset_internals import shuffled_by
+from keras_multigpu.keras_internals.optimizer_internals import variables_anywhere
+
+X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
+
+
+def compiled():
+    model = kmg.distribute(keras.Sequential([keras.layers.Dense(1)]), replicas_of(2))
+    model.compile("adam", "mse")
+    return model
+
+
+class Asks(keras.callbacks.Callback):
+    """Calls methods of the model in another thread while `fit` runs, and keeps their errors."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.calls = calls
+        self.errors = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        if not self.errors:
+            thread = threading.Thread(target=self.ask, name="other")
+            thread.start()
+            thread.join(PATIENCE)
+
+    def ask(self):
+        """Each of them, one after another."""
+        for call in self.calls:
+            try:
+                call()
+            except RuntimeError as error:
+                self.errors.append(str(error))
+
+
+def test_another_thread_is_named_and_training_goes_on():
+    """`predict` may be called meanwhile, and all may when `fit` is over."""
+    model = compiled()
+    model.predict(X, verbose=0)
+    calls = {
+        "fit": lambda: model.fit(X, Y, verbose=0),
+        "evaluate": lambda: model.evaluate(X, Y, verbose=0),
+        "train_on_batch": lambda: model.train_on_batch(X, Y),
+        "test_on_batch": lambda: model.test_on_batch(X, Y),
+    }
+    asks = Asks([*calls.values(), lambda: model.predict(X, verbose=0)])
+    model.fit(X, Y, batch_size=2, verbose=0, callbacks=[asks])
+    assert int(model.optimizer.iterations) == 4
+    for method, error in zip(calls, asks.errors, strict=True):
+        assert error.startswith(f"`{method}` was called while another thread is in `fit` of the")
+        assert "Expected one thread at a time" in error and "thread='other'" in error
+    for call in calls.values():
+        call()
+
+
+class Evaluates(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        logs["seen"] = self.model.evaluate(X, Y, verbose=0)
+
+
+def test_a_callback_of_the_same_thread_may_evaluate():
+    """As in Keras; what fails gives the model back."""
+    model = compiled()
+    assert "seen" in model.fit(X, Y, verbose=0, callbacks=[Evaluates()]).history
+    broken = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.fit(X, Y, verbose=0, callbacks=[broken])
+    thread = Asks([lambda: model.fit(X, Y, verbose=0)])
+    thread.on_train_batch_end(0)
+    assert thread.errors == []
+
+
+@pytest.mark.parametrize(
+    ("exchanging", "owner", "name"),
+    [
+        (variables_anywhere, TFOptimizer, "add_variable_from_reference"),
+        (lambda: shuffled_by(tf.identity), tf.random, "shuffle"),
+    ],
+)
+def test_what_is_exchanged_for_a_while_comes_back(exchanging, owner, name):
+    """Though a thread begins before another one has ended."""
+    original, entered, left = getattr(owner, name), threading.Event(), threading.Event()
+
+    def overlap():
+        with exchanging():
+            entered.set()
+            left.wait(PATIENCE)
+
+    thread = threading.Thread(target=overlap)
+    with exchanging():
+        thread.start()
+        # It waits its turn.
+        assert not entered.wait(0.2)
+    left.set()
+    thread.join(PATIENCE)
+    assert getattr(owner, name) is original
