@@ -27,7 +27,7 @@ from keras_multigpu.checks import (
     runtime_error,
     value_error,
 )
-from keras_multigpu.cluster import environment, lifelines, meeting, slurm
+from keras_multigpu.cluster import apart, environment, lifelines, meeting, slurm
 from keras_multigpu.cluster.environment import Cluster
 from keras_multigpu.cluster.loopback import keep_to_loopback
 from keras_multigpu.cluster.settings import settings
@@ -193,6 +193,8 @@ def _choose(names: tuple[str, ...] | None) -> tuple[str, str]:
     if cluster and len(cluster.workers) > 1:
         source = "TF_CONFIG names" if config else "SLURM started"
         return "multi_worker", f"{source} {len(cluster.workers)} workers"
+    if config is None and cluster is None:
+        apart.warn()
     gpus = device_count("GPU")
     if gpus:
         return ("mirrored" if gpus > 1 else "one_device"), f"GPUs found: {gpus}"

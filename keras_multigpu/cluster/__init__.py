@@ -7,6 +7,7 @@ settings           how long workers wait for each other, from the environment
 meeting            all wait until all have begun
 failures           what happened to a worker, in a sentence, on every other one
 lifelines          a dead worker is missed at once
+apart              processes that torchrun, MPI or Kubernetes has started, which train apart
 slurm              the workers from SLURM's variables
 launcher           starts the workers of a training, watches them, ends them together
 worker_commands    what starts each of them, here or on other machines

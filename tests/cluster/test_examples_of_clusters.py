@@ -80,6 +80,33 @@ def test_each_container_of_the_job_is_one_worker(manifests, monkeypatch):
         assert environment.tf_config().cluster == Cluster(hosts, index)
 
 
+def test_each_pod_of_the_indexed_job_is_one_worker(tmp_path, monkeypatch):
+    """By the TF_CONFIG that its command makes of the number that Kubernetes gives it."""
+    with (EXAMPLES / "indexed_job.yaml").open() as file:
+        service, job = yaml.safe_load_all(file)
+    pods = job["spec"]["template"]["spec"]
+    assert (job["spec"]["completionMode"], service["spec"]["clusterIP"]) == ("Indexed", "None")
+    assert pods["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"] == {"job-name": job["metadata"]["name"]}
+    (container,) = pods["containers"]
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nprintf %s "$TF_CONFIG"\n')
+    python.chmod(0o755)
+    count = job["spec"]["completions"]
+    assert count == job["spec"]["parallelism"] > 1
+    hosts = tuple(f"train-{index}.workers:2222" for index in range(count))
+    for index in range(count):
+        said = subprocess.run(
+            [*container["command"], *container["args"]],
+            env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "JOB_COMPLETION_INDEX": str(index)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        monkeypatch.setenv("TF_CONFIG", said.stdout)
+        assert environment.tf_config().cluster == Cluster(hosts, index)
+
+
 def test_the_batch_script_is_one():
     """Its options stand before the first command; `srun` starts the tasks."""
     path = EXAMPLES / "train.sbatch"

@@ -1,0 +1,103 @@
+"""Processes that find no cluster in the variables of their launcher: the first says so, once."""
+
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes_left import PATIENCE, python_path
+
+from keras_multigpu.cluster import apart
+
+TORCH = {"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+BATCH = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_JOB_NUM_NODES": "2"}
+
+# What each sets, as its manual says.
+WARNED = {
+    "torchrun": (TORCH, "Torchrun, or what sets its variables, has started 4 processes, of which"),
+    "Open MPI": (
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
+        "Open MPI has started 2 processes",
+    ),
+    "MPICH": ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "MPI has started 2 processes"),
+    "MVAPICH": ({"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "8"}, "MVAPICH has started 8"),
+    "Indexed Job": (
+        {"JOB_COMPLETION_INDEX": "0"},
+        "An Indexed Job or a JobSet has started several processes",
+    ),
+    "JobSet of torchrun": (TORCH | {"JOB_COMPLETION_INDEX": "0"}, "Torchrun"),
+    "sbatch": (BATCH, "SLURM has reserved several tasks or nodes, and this process trains alone."),
+    "mpirun in sbatch": (
+        BATCH | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"},
+        "Open MPI",
+    ),
+}
+
+SILENT = {
+    "alone": {},
+    "another rank": TORCH | {"RANK": "1"},
+    "a world of one": TORCH | {"WORLD_SIZE": "1"},
+    "a variable of that name": {"RANK": "0", "WORLD_SIZE": "4"},
+    "one task": BATCH | {"SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1"},
+    "a task of srun": BATCH | {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_ID": "0"},
+    "another pod": {"JOB_COMPLETION_INDEX": "2"},
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_said():
+    """So far."""
+    apart.say_once.cache_clear()
+
+
+def said(variables, caplog):
+    """What is logged where the strategy is chosen several times."""
+    with caplog.at_level(logging.WARNING, "keras_multigpu"):
+        for _ in range(3):
+            apart.warn(variables)
+    return caplog.messages
+
+
+@pytest.mark.parametrize(("variables", "what"), WARNED.values(), ids=WARNED)
+def test_processes_that_train_apart_are_told_so(variables, what, caplog):
+    """By one warning of the first, which names what to do."""
+    (message,) = said(variables, caplog)
+    assert message.startswith(what)
+    assert " Expected " in message
+
+
+@pytest.mark.parametrize("variables", SILENT.values(), ids=SILENT)
+def test_others_are_told_nothing(variables, caplog):
+    assert said(variables, caplog) == []
+
+
+SCRIPT = """
+import keras_multigpu as kmg
+kmg.strategy({arguments})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "variables", "warned"),
+    [("", {}, 1), ("devices=1", {}, 0), ("", {"TF_CONFIG": '{"cluster": {}}'}, 1)],
+)
+def test_a_script_is_told_so(arguments, variables, warned):
+    """On its terminal, without logging switched on; not where it has chosen its devices."""
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT.format(arguments=arguments)],
+        env={
+            **os.environ,
+            **TORCH,
+            **variables,
+            "PYTHONPATH": python_path(Path(__file__).parents[2]),
+            "CUDA_VISIBLE_DEVICES": "-1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    assert ended.stderr.count("has started 4 processes") == warned, ended.stderr
