@@ -77,7 +77,15 @@ def as_array(leaf: Any) -> np.ndarray | None:
             "Pad it, or pass a `tf.data.Dataset` to `from_dataset`.",
             type=type(leaf).__name__,
         )
-    array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
+    try:
+        array = leaf if isinstance(leaf, np.ndarray) else np.asarray(leaf)
+    except (TypeError, ValueError) as error:
+        raise value_error(
+            f"What came is not an array, and cannot become one: {error}.",
+            "Expected arrays, tensors or tables, with the examples along the first axis.",
+            "Convert it with `numpy.stack`, for example.",
+            type=type(leaf).__name__,
+        ) from error
     if array.dtype == object or array.dtype.kind in "US":
         # TensorFlow knows one type of text.
         array = array.astype(object)

@@ -108,6 +108,7 @@ RAGGED[:] = [[1], [1, 2]]
         (tf.ragged.constant([[1], [1, 2]]), None, "ragged or sparse"),
         (RAGGED, None, "other than texts.*Pad .* Received: shape=.2,., type='list'"),
         (np.zeros((2, 1)), RAGGED, "other than texts.*list"),
+        (kmg.data.from_arrays(np.ones(2)), None, "is not an array.*Received: type='Batches'"),
         (np.array(["a", None]), None, "other than texts.*NoneType"),
         (pd.DataFrame({"a": [1, 2], "b": ["c", "d"]}), None, "other than texts.*int"),
         (np.zeros((2, 1)), {"a": np.array([1, 2], object)}, "texts.*asarray.array, float.*int"),
