@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import tensorflow as tf
 
 from keras_multigpu.checks import problem
-from keras_multigpu.cluster import lifelines
+from keras_multigpu.cluster import environment, lifelines
 from keras_multigpu.cluster.lifelines import name_of
 from keras_multigpu.cluster.settings import settings
 from keras_multigpu.keras_internals import cluster_internals
@@ -41,6 +41,8 @@ OTHER_EXCHANGES = (
     "example in a callback that it alone has"
 )
 
+SERVER = re.compile(r"/job:ps/(?:replica:\d+/)?task:(\d+)")
+
 TASK = re.compile(r"/job:worker/(?:replica:\d+/)?task:(\d+)")
 
 
@@ -63,6 +65,27 @@ def ending_together(workers: Sequence[str], index: int) -> Iterator[None]:
             lifelines.fail(f"{name_of(workers, index)} failed: {lifelines.in_words(error)}")
             raise
         raise WorkerFailure(sentence(str(error), workers, index)) from error
+
+
+@contextlib.contextmanager
+def naming_servers() -> Iterator[None]:
+    """Let an error of TensorFlow's that tells of a parameter server name it in a sentence."""
+    try:
+        yield
+    except GONE as error:
+        found, config = SERVER.search(str(error)), environment.tf_config()
+        servers = config.addresses.get("ps", ()) if config else ()
+        if found is None or int(found[1]) >= len(servers):
+            raise
+        raise WorkerFailure(
+            problem(
+                f"Parameter server {found[1]} ({servers[int(found[1])]}) is gone.",
+                "Expected it to hold its weights until training ends.",
+                "Look at what it has printed last, then start all processes again: "
+                "`kmg.callbacks.ResumableCheckpoint` goes on where they were.",
+                servers=list(servers),
+            )
+        ) from error
 
 
 def sentence(error: str, workers: Sequence[str], index: int) -> str:

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_multigpu import identities
 from keras_multigpu.checks import value_error
-from keras_multigpu.cluster.failures import ending_together
+from keras_multigpu.cluster.failures import ending_together, naming_servers
 from keras_multigpu.cluster.lifelines import name_of
 from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.training.feed.feed import Feed, Group
@@ -55,7 +55,8 @@ HOW = ("steps_per_execution", "run_eagerly", "jit_compile")
 def together(group: ReplicaGroup) -> Iterator[None]:
     """Let a failure of one process end all of them, each with a sentence that names it."""
     if not group.is_spread:
-        yield
+        with naming_servers():
+            yield
         return
     with ending_together(group.workers, group.worker), left_to_another(not group.is_chief):
         try:

@@ -66,6 +66,26 @@ def test_asynchronous_workers_lose_no_step_though_one_is_killed(left_behind):
     assert found["losses"][-1] < found["losses"][0] / 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["synchronous", "asynchronous"])
+def test_a_dead_parameter_server_is_named(kind, tmp_path):
+    """Not by lines of TensorFlow's about tensors that could not be copied."""
+    ports = free_ports(3)
+    addresses = [f"127.0.0.1:{port}" for port in ports]
+    cluster = {
+        role: [each] for role, each in zip(("chief", "ps", "worker"), addresses, strict=True)
+    }
+    of_each = [
+        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": role, "index": 0}})}
+        for role in cluster
+    ]
+    script = Path(__file__).with_name("dying_server.py")
+    with Workers(script, 3, (tmp_path, kind), of_each=of_each) as processes:
+        processes.processes[0].join(PATIENCE)
+        output = processes.output(0)
+    assert f"WorkerFailure: Parameter server 0 ({addresses[1]}) is gone. Expected" in output, output
+
+
 def served(model, asynchronous):
     """Let a model have two workers, as far as its step is made before they are asked."""
     strategy = model.distribute_strategy
