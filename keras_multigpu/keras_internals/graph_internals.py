@@ -10,6 +10,7 @@ from tensorflow.python.eager import context
 from tensorflow.python.framework import op_def_library
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.grappler.cluster import Cluster
+from tensorflow.python.ops import control_flow_util_v2, handle_data_util
 
 
 @contextlib.contextmanager
@@ -38,6 +39,23 @@ def add_function(definition: Any) -> None:
 def remove_function(name: str) -> None:
     """Let TensorFlow forget a function."""
     context.context().remove_function(name)
+
+
+def called_graph(op: tf.Operation, name: str, shapes: list[tf.TensorShape]) -> Any:
+    """The graph of a function that an operation calls, with inputs of these shapes."""
+    # The graph as Python traced it: one that is made from the function's definition has lost what
+    # resources and lists hold, and with it the shapes of whatever is read from them.
+    return control_flow_util_v2.get_func_graph(op, shapes, name)
+
+
+def held_shape(handle: tf.Tensor) -> list[int | None] | None:
+    """The shape of the variable that a handle stands for; None if it is not known."""
+    # The handle's own shape says nothing, and no public function gives the variable's.
+    data = handle_data_util.get_resource_handle_data(handle)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    shape = tf.TensorShape(data.shape_and_type[0].shape)
+    return None if shape.rank is None else shape.as_list()
 
 
 def optimized_functions(functions: list[Any], graph: Any) -> list[Any]:

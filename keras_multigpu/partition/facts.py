@@ -1,0 +1,261 @@
+"""What is known of a step's graph before it runs: the lengths of axes, and the values of shapes.
+
+TensorFlow knows an axis either as a number or not at all. Here an axis of the batch has the length
+`batch`, and what is computed from it, `2 * batch` or `batch * time`. What follows from no number
+stays unknown, and then nothing is concluded from it.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.keras_internals import graph_internals
+from keras_multigpu.partition.layouts import Block
+from keras_multigpu.partition.lengths import LENGTHS, elements_after
+from keras_multigpu.partition.sizes import AnySize
+from keras_multigpu.partition.values import VALUES
+
+# More numbers than any shape or list of axes has.
+SMALL = 64
+INTEGERS = (tf.int32, tf.int64, tf.bool)
+LOOPS = ("While", "StatelessWhile")
+BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
+Dims = list[AnySize | None] | None
+
+
+class GraphFacts:
+    """What is known of the tensors of one graph.
+
+    Args:
+        graph: The graph of a function.
+        dims: The lengths of the axes of its inputs, each None where TensorFlow knows best.
+        batches: What the sizes of batches are, by name: a number where the graph was traced for it.
+        values: What is known of the values of inputs, by their places.
+        elements: The lengths of axes of the elements of inputs that are lists, by their places.
+    """
+
+    def __init__(
+        self,
+        graph: Any,
+        dims: Sequence[Dims],
+        batches: Mapping[str, AnySize],
+        values: Mapping[int, np.ndarray] | None = None,
+        elements: Mapping[int, Any] | None = None,
+    ) -> None:
+        self.graph = graph
+        self.batches = batches
+        self.inner: dict[str, list[GraphFacts]] = {}
+        """The facts of the functions that an operation calls, by the operation's name."""
+        self._dims: dict[str, Dims] = {}
+        self._values: dict[str, np.ndarray] = {}
+        self.elements: dict[str, Any] = {}
+        """What is known of the elements of lists."""
+        for place, (tensor, own) in enumerate(zip(graph.inputs, dims, strict=True)):
+            self.note(tensor, own)
+            if values and values.get(place) is not None:
+                self._values[tensor.name] = values[place]
+            if elements and elements.get(place) is not None:
+                self.elements[tensor.name] = elements[place]
+        self.operations = list(needed(graph))
+        """What results and side effects need, each after what it needs itself."""
+        for op in self.operations:
+            self._find(op)
+
+    def dims(self, tensor: tf.Tensor) -> Dims:
+        """The length of each axis; None where it is not known, or nothing is."""
+        if tensor.name not in self._dims:
+            self.note(tensor, None)
+        return self._dims[tensor.name]
+
+    def value(self, tensor: tf.Tensor) -> np.ndarray | None:
+        """The value of a small tensor of integers, as an array of objects; None if not known."""
+        return self._values.get(tensor.name)
+
+    def length(self, blocks: tuple[Block, ...]) -> AnySize:
+        """The global length of an axis of such blocks."""
+        lengths = [self.batches[batch] * factor for batch, factor in blocks]
+        return functools.reduce(lambda one, two: one + two, lengths, 0)
+
+    def note(self, tensor: tf.Tensor, dims: Dims) -> None:
+        """Keep what is known of a tensor's axes, with what TensorFlow knows.
+
+        Of a variable's handle these are the axes of its value.
+        """
+        if tensor.dtype == tf.resource:
+            held = graph_internals.held_shape(tensor) if dims is None else dims
+            self._dims[tensor.name] = None if held is None else list(held)
+            return
+        rank = tensor.shape.rank
+        if rank is None:
+            self._dims[tensor.name] = None if dims is None else list(dims)
+            return
+        known = tensor.shape.as_list()
+        if dims is not None and len(dims) == rank:
+            known = [dim if own is None else own for own, dim in zip(known, dims, strict=True)]
+        self._dims[tensor.name] = known
+
+    def note_value(self, tensor: tf.Tensor, value: np.ndarray) -> None:
+        """Keep what is known of a tensor's value."""
+        self._values[tensor.name] = np.asarray(value, object)
+
+    def _find(self, op: tf.Operation) -> None:
+        """Find out what is known of the outputs of an operation."""
+        if op.type == "Placeholder":
+            return
+        if op.type in LOOPS:
+            self._find_loop(op)
+            return
+        if op.type in (*BRANCHES, *CALLS):
+            self._find_called(op)
+            return
+        found: Sequence[Dims] | None = None
+        if op.type in LENGTHS and any(not t.shape.is_fully_defined() for t in op.outputs):
+            found = LENGTHS[op.type](op, self)
+        for place, tensor in enumerate(op.outputs):
+            self.note(tensor, found[place] if found and place < len(found) else None)
+        elements_after(op, self)
+        if op.outputs and op.outputs[0].dtype in INTEGERS and op.type in VALUES:
+            for tensor, value in zip(op.outputs, VALUES[op.type](op, self) or (), strict=False):
+                if value is not None and np.size(value) <= SMALL:
+                    self.note_value(tensor, value)
+
+    def _called(self, op: tf.Operation, name: str, inputs: Sequence[tf.Tensor]) -> "GraphFacts":
+        return GraphFacts(
+            graph_internals.called_graph(op, name, [tensor.shape for tensor in inputs]),
+            [self.dims(tensor) for tensor in inputs],
+            self.batches,
+            {place: self._values.get(t.name) for place, t in enumerate(inputs)},
+            {place: self.elements.get(t.name) for place, t in enumerate(inputs)},
+        )
+
+    def _find_called(self, op: tf.Operation) -> None:
+        if op.type in CALLS:
+            inner = [self._called(op, op.get_attr("f").name, op.inputs)]
+        else:
+            attributes = ["then_branch", "else_branch"]
+            if "Case" in op.type:
+                names = [function.name for function in op.get_attr("branches")]
+            else:
+                names = [op.get_attr(attribute).name for attribute in attributes]
+            inner = [self._called(op, name, op.inputs[1:]) for name in names]
+        self.inner[op.name] = inner
+        for place, tensor in enumerate(op.outputs):
+            results = [(each, each.graph.outputs[place]) for each in inner]
+            self.note(tensor, common([each.dims(result) for each, result in results]))
+            if len(inner) == 1 and results[0][1].name in inner[0]._values:
+                self._values[tensor.name] = inner[0]._values[results[0][1].name]
+            elements = [each.elements.get(result.name) for each, result in results]
+            if elements[0] is not None and all(same(e, elements[0]) for e in elements):
+                self.elements[tensor.name] = elements[0]
+
+    def _find_loop(self, op: tf.Operation) -> None:
+        shapes = [tf.TensorShape(shape) for shape in op.get_attr("output_shapes")]
+        graphs = [
+            graph_internals.called_graph(op, op.get_attr(which).name, shapes)
+            for which in ("cond", "body")
+        ]
+        kept = [
+            passed_on(out) is given
+            for out, given in zip(graphs[1].outputs, graphs[1].inputs, strict=True)
+        ]
+        dims = [self.dims(tensor) for tensor in op.inputs]
+        inputs = list(enumerate(op.inputs))
+        values = {n: self._values[t.name] for n, t in inputs if kept[n] and t.name in self._values}
+        elements = {n: self.elements[t.name] for n, t in inputs if t.name in self.elements}
+        while True:
+            body = GraphFacts(graphs[1], dims, self.batches, values, elements)
+            wider = [
+                common([own, body.dims(out)])
+                for own, out in zip(dims, graphs[1].outputs, strict=True)
+            ]
+            after = {
+                n: joined_elements(elements.get(n), body.elements.get(out.name))
+                for n, out in enumerate(graphs[1].outputs)
+                if n in elements or out.name in body.elements
+            }
+            if wider == dims and all(same(after[n], elements.get(n)) for n in after):
+                break
+            dims, elements = wider, {n: each for n, each in after.items() if each is not None}
+        self.inner[op.name] = [GraphFacts(graphs[0], dims, self.batches, values, elements), body]
+        for place, tensor in enumerate(op.outputs):
+            self.note(tensor, dims[place])
+            if place in values:
+                self._values[tensor.name] = values[place]
+            if place in elements:
+                self.elements[tensor.name] = elements[place]
+
+
+def common(found: Sequence[Dims]) -> Dims:
+    """What several tensors' axes have in common."""
+    first = found[0]
+    if any(dims is None or first is None or len(dims) != len(first) for dims in found):
+        return None
+    return [
+        each[0] if all(dim == each[0] for dim in each) else None for each in zip(*found, strict=True)
+    ]
+
+
+def same(one: Any, other: Any) -> bool:
+    return one is other or one == other
+
+
+def joined_elements(one: Any, other: Any) -> Any:
+    """What is known of the elements of a list that is the one or the other."""
+    if one is None or other is None:
+        return one or other
+    return one.joined(other)
+
+
+def passed_on(tensor: tf.Tensor) -> tf.Tensor:
+    """What a tensor is an identity of."""
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def needed(graph: Any) -> Iterator[tf.Operation]:
+    """The operations that results and side effects need, each after what it needs itself."""
+    operations = graph.get_operations()
+    wanted = [tensor.op for tensor in graph.outputs]
+    wanted += [op for op in operations if has_effect(op)]
+    # TensorFlow adds to loops when it differentiates them, so the order in which operations were
+    # made is not the order in which they need each other.
+    seen: set[str] = set()
+    order = {op.name: number for number, op in enumerate(operations)}
+    for start in sorted(wanted, key=lambda op: order[op.name]):
+        stack = [start]
+        while stack:
+            op = stack[-1]
+            before = [t.op for t in op.inputs if t.op.name not in seen]
+            if op.name in seen or not before:
+                stack.pop()
+                if op.name not in seen:
+                    seen.add(op.name)
+                    yield op
+            else:
+                stack += before
+
+
+EFFECTLESS = {
+    "Placeholder",
+    "ReadVariableOp",
+    "VariableShape",
+    "VarIsInitializedOp",
+    "ResourceGather",
+    "ResourceGatherNd",
+    "StatelessWhile",
+    "StatelessIf",
+    "StatelessCase",
+}
+
+
+def has_effect(op: tf.Operation) -> bool:
+    """Whether an operation does something besides its results."""
+    return bool(
+        op.op_def.is_stateful and op.type not in EFFECTLESS and not op.type.startswith("TensorList")
+    )

@@ -1,0 +1,678 @@
+"""How long the axes of an operation's outputs are, where TensorFlow knows no number.
+
+Operations that are not named here have outputs of unknown lengths, and so take whole tensors.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.partition.sizes import AnySize, product, quotient
+from keras_multigpu.partition.values import broadcast_dims, is_number, numbers
+
+Dims = list[AnySize | None] | None
+LENGTHS: dict[str, Callable[[tf.Operation, Any], Sequence[Dims] | None]] = {}
+"""The lengths of an operation's outputs, by its type."""
+
+
+def lengths_of(types: str) -> Callable[[Any], Any]:
+    def enter(function: Any) -> Any:
+        LENGTHS.update(dict.fromkeys(types.split(), function))
+        return function
+
+    return enter
+
+
+def static_axes(op: tf.Operation, facts: Any, place: int = 1) -> list[int] | None:
+    found, dims = numbers(facts.value(op.inputs[place])), facts.dims(op.inputs[0])
+    if found is None or dims is None:
+        return None
+    return [int(axis) % max(len(dims), 1) for axis in np.ravel(found)]
+
+
+@lengths_of(
+    "Identity StopGradient PreventGradient Snapshot Neg Abs Exp Expm1 Log Log1p Sqrt Rsqrt Square "
+    "Reciprocal Inv Sign Floor Ceil Round Rint Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh "
+    "Acosh Atanh Sigmoid Relu Relu6 Elu Selu Softplus Softsign LeakyRelu Erf Erfc Erfinv Ndtri "
+    "Lgamma Digamma IsNan IsInf IsFinite LogicalNot Cast CheckNumerics CheckNumericsV2 ZerosLike "
+    "OnesLike Real Imag Conj Angle ComplexAbs Invert AsString StringLower StringUpper StringStrip "
+    "StringToHashBucketFast StaticRegexReplace BesselI0e BesselI1e Softmax LogSoftmax Cumsum "
+    "Cumprod ReverseV2 MatrixBandPart Cholesky MatrixInverse FFT IFFT FFT2D IFFT2D BiasAdd Bitcast "
+    "LRN Roll FakeQuantWithMinMaxVars FakeQuantWithMinMaxArgs MatrixSetDiagV3 Bucketize EnsureShape "
+    "ReluGrad Relu6Grad EluGrad SeluGrad SoftplusGrad SoftsignGrad LeakyReluGrad TanhGrad "
+    "SigmoidGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad AddN AdjustHue AdjustSaturation "
+    "AdjustContrastv2 RGBToHSV HSVToRGB TensorScatterAdd TensorScatterUpdate TensorScatterSub "
+    "StringToNumber"
+)
+def as_first(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    return [facts.dims(op.inputs[0])]
+
+
+@lengths_of("ReadVariableOp")
+def read(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    return [facts.dims(op.inputs[0])]
+
+
+@lengths_of("IdentityN")
+def each_its_own(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    return [facts.dims(tensor) for tensor in op.inputs]
+
+
+@lengths_of(
+    "Add AddV2 Sub Mul MulNoNan RealDiv Div DivNoNan FloorDiv FloorMod Mod TruncateMod TruncateDiv "
+    "Maximum Minimum Pow SquaredDifference Greater GreaterEqual Less LessEqual Equal NotEqual "
+    "ApproximateEqual LogicalAnd LogicalOr Xlogy Xlog1py Xdivy Atan2 Igamma Igammac Zeta Polygamma "
+    "BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift NextAfter Complex SelectV2 ClipByValue"
+)
+def broadcast(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims = [facts.dims(tensor) for tensor in op.inputs]
+    return None if any(own is None for own in dims) else [broadcast_dims(dims)]
+
+
+@lengths_of("Select")
+def select(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    return [facts.dims(op.inputs[1])]
+
+
+# Of which input each output has the first axis.
+FIRST_AXIS = {
+    "Conv2D": 0,
+    "Conv3D": 0,
+    "DepthwiseConv2dNative": 0,
+    "MaxPool": 0,
+    "MaxPoolV2": 0,
+    "MaxPool3D": 0,
+    "AvgPool": 0,
+    "AvgPool3D": 0,
+    "MaxPoolGrad": 0,
+    "MaxPool3DGrad": 0,
+    "MaxPoolGradGrad": 0,
+    "ResizeBilinear": 0,
+    "ResizeNearestNeighbor": 0,
+    "ResizeBicubic": 0,
+    "ResizeArea": 0,
+    "ResizeBilinearGrad": 0,
+    "ResizeBicubicGrad": 0,
+    "ResizeNearestNeighborGrad": 0,
+    "ScaleAndTranslate": 0,
+    "ScaleAndTranslateGrad": 0,
+    "ImageProjectiveTransformV2": 0,
+    "ImageProjectiveTransformV3": 0,
+    "SpaceToDepth": 0,
+    "DepthToSpace": 0,
+    "ExtractImagePatches": 0,
+    "Dilation2D": 0,
+}
+
+
+@lengths_of(" ".join(FIRST_AXIS))
+def first_axis(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims = facts.dims(op.inputs[FIRST_AXIS[op.type]])
+    rank = op.outputs[0].shape.rank
+    if not dims or not rank:
+        return None
+    return [[dims[0], *[None] * (rank - 1)]] * len(op.outputs)
+
+
+@lengths_of("AvgPoolGrad AvgPool3DGrad")
+def pool_gradient(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    return [shaped(facts, op.inputs[0])]
+
+
+@lengths_of("Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput")
+def convolution_gradient(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    return [shaped(facts, op.inputs[0])]
+
+
+@lengths_of("SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits")
+def cross_entropy(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims = facts.dims(op.inputs[0])
+    return None if dims is None else [dims[:1], dims]
+
+
+@lengths_of("LookupTableFindV2")
+def lookup(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    return [facts.dims(op.inputs[1])]
+
+
+@lengths_of("RFFT RFFT2D IRFFT IRFFT2D Svd SelfAdjointEigV2 Qr MatrixDeterminant")
+def leading_axes(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims = facts.dims(op.inputs[0])
+    if dims is None:
+        return None
+    kept = len(dims) - (1 if op.type in ("RFFT", "IRFFT") else 2)
+    found: list[Dims] = []
+    for tensor in op.outputs:
+        rank = tensor.shape.rank
+        found.append(None if rank is None else [*dims[:kept], *[None] * (rank - kept)][:rank])
+    return found
+
+
+@lengths_of("TopKV2 TopK InTopKV2 InTopK")
+def top(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    if op.type.startswith("In"):
+        return [facts.dims(op.inputs[1])]
+    dims = facts.dims(op.inputs[0])
+    return None if dims is None else [[*dims[:-1], None]] * 2
+
+
+@lengths_of("MatrixSolve MatrixTriangularSolve")
+def solved(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    return [facts.dims(op.inputs[1])]
+
+
+@lengths_of("MatMul")
+def matmul(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    one, two = (facts.dims(tensor) for tensor in op.inputs)
+    if one is None or two is None:
+        return None
+    return [[one[op.get_attr("transpose_a")], two[1 - op.get_attr("transpose_b")]]]
+
+
+@lengths_of("BatchMatMul BatchMatMulV2 BatchMatMulV3")
+def batch_matmul(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    one, two = (facts.dims(tensor) for tensor in op.inputs)
+    if one is None or two is None:
+        return None
+    rows, columns = (
+        one[-1 if op.get_attr("adj_x") else -2],
+        two[-2 if op.get_attr("adj_y") else -1],
+    )
+    return [[*broadcast_dims([one[:-2], two[:-2]]), rows, columns]]
+
+
+@lengths_of("Einsum")
+def einsum(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    labels, out = einsum_labels(op)
+    if labels is None:
+        return None
+    known: dict[str, list[Any]] = {}
+    for own, tensor in zip(labels, op.inputs, strict=True):
+        dims = facts.dims(tensor)
+        if dims is None or len(dims) != len(own):
+            return None
+        for label, dim in zip(own, dims, strict=True):
+            known.setdefault(label, []).append([dim])
+    return [[broadcast_dims(known[label])[0] for label in out]]
+
+
+def einsum_labels(op: tf.Operation) -> tuple[list[str] | None, str]:
+    """The labels of the inputs' axes and of the output's, without dots; None if ranks differ."""
+    equation = op.get_attr("equation").decode().replace(" ", "")
+    left, out = equation.split("->")
+    labels = left.split(",")
+    if "." in equation:
+        if any(tensor.shape.rank is None for tensor in op.inputs):
+            return None, ""
+        ranks = [
+            tensor.shape.rank - len(own.replace("...", ""))
+            for tensor, own in zip(op.inputs, labels, strict=True)
+            if "..." in own
+        ]
+        if len(set(ranks)) != 1:
+            return None, ""
+        letters = [chr(c) for c in (*range(65, 91), *range(97, 123)) if chr(c) not in equation]
+        more = "".join(letters[: ranks[0]])
+        labels = [own.replace("...", more) for own in labels]
+        out = out.replace("...", more)
+    return labels, out
+
+
+def shaped(facts: Any, tensor: tf.Tensor) -> Dims:
+    """The dims that a tensor gives as a shape."""
+    value = facts.value(tensor)
+    if value is None or np.ndim(value) != 1:
+        return None
+    return [None if is_number(entry) and entry < 0 else entry for entry in value]
+
+
+@lengths_of("Reshape")
+def reshape(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    value, dims = facts.value(op.inputs[1]), facts.dims(op.inputs[0])
+    if value is None:
+        return None
+    found: list[AnySize | None] = list(value)
+    open_axes = [place for place, entry in enumerate(found) if is_number(entry) and entry == -1]
+    if open_axes:
+        rest = [entry for place, entry in enumerate(found) if place != open_axes[0]]
+        found[open_axes[0]] = None
+        if dims is not None and None not in dims and None not in rest:
+            found[open_axes[0]] = quotient(product(dims), product(rest))  # type: ignore[arg-type]
+        elif dims is not None:
+            # What is unknown stands on both sides.
+            before, after = list(dims), list(rest)
+            for entry in rest:
+                if entry in before and entry is not None:
+                    before.remove(entry)
+                    after.remove(entry)
+            if None not in before and None not in after:
+                found[open_axes[0]] = quotient(product(before), product(after))  # type: ignore[arg-type]
+    return [found]
+
+
+@lengths_of("ExpandDims")
+def expand(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims, axis = facts.dims(op.inputs[0]), numbers(facts.value(op.inputs[1]))
+    if dims is None or axis is None:
+        return None
+    place = int(np.ravel(axis)[0]) % (len(dims) + 1)
+    return [[*dims[:place], 1, *dims[place:]]]
+
+
+@lengths_of("Squeeze")
+def squeeze(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims, axes = facts.dims(op.inputs[0]), op.get_attr("squeeze_dims")
+    if dims is None or not axes:
+        return None
+    gone = {axis % len(dims) for axis in axes}
+    return [[dim for place, dim in enumerate(dims) if place not in gone]]
+
+
+@lengths_of("Transpose ConjugateTranspose")
+def transpose(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims, order = facts.dims(op.inputs[0]), numbers(facts.value(op.inputs[1]))
+    return None if dims is None or order is None else [[dims[int(place)] for place in order]]
+
+
+@lengths_of("Pack")
+def pack(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    found = [facts.dims(tensor) for tensor in op.inputs]
+    if any(dims is None for dims in found):
+        return None
+    dims = [entries[0] if all(e == entries[0] for e in entries) else None for entries in zip(*found)]
+    place = op.get_attr("axis") % (len(dims) + 1)
+    return [[*dims[:place], len(op.inputs), *dims[place:]]]
+
+
+@lengths_of("Unpack")
+def unpack(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims = facts.dims(op.inputs[0])
+    if dims is None:
+        return None
+    axis = op.get_attr("axis") % len(dims)
+    return [[*dims[:axis], *dims[axis + 1 :]]] * len(op.outputs)
+
+
+@lengths_of("ConcatV2")
+def concat(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    found = [facts.dims(tensor) for tensor in op.inputs[:-1]]
+    axis = numbers(facts.value(op.inputs[-1]))
+    if axis is None or any(dims is None for dims in found):
+        return None
+    place = int(axis) % len(found[0])
+    result: list[AnySize | None] = []
+    for at, entries in enumerate(zip(*found, strict=True)):
+        if at == place:
+            result.append(None if None in entries else added(entries))
+        else:
+            known = [entry for entry in entries if entry is not None]
+            result.append(known[0] if known else None)
+    return [result]
+
+
+def added(sizes: Sequence[Any]) -> Any:
+    total: Any = 0
+    for size in sizes:
+        total = total + size
+    return total
+
+
+@lengths_of("Split")
+def split(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims, axis = facts.dims(op.inputs[1]), numbers(facts.value(op.inputs[0]))
+    if dims is None or axis is None:
+        return None
+    place, found = int(axis) % len(dims), list(dims)
+    if dims[place] is not None:
+        found[place] = quotient(dims[place], len(op.outputs))  # type: ignore[arg-type]
+    return [found] * len(op.outputs)
+
+
+@lengths_of("SplitV")
+def split_to_sizes(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims, parts, axis = (
+        facts.dims(op.inputs[0]),
+        facts.value(op.inputs[1]),
+        numbers(facts.value(op.inputs[2])),
+    )
+    if dims is None or parts is None or axis is None:
+        return None
+    place = int(axis) % len(dims)
+    lengths = [None if is_number(part) and part < 0 else part for part in parts]
+    return [[*dims[:place], length, *dims[place + 1 :]] for length in lengths]
+
+
+@lengths_of("Slice")
+def cut(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims = facts.dims(op.inputs[0])
+    begin, length = (facts.value(tensor) for tensor in op.inputs[1:])
+    if dims is None or length is None:
+        return None
+    found: list[AnySize | None] = []
+    for place, entry in enumerate(length):
+        if is_number(entry) and entry < 0:
+            first = None if begin is None else begin[place]
+            known = dims[place] is not None and first is not None
+            found.append(dims[place] - first if known else None)  # type: ignore[operator]
+        else:
+            found.append(entry)
+    return [found]
+
+
+class Entry:
+    """One entry of a strided slice: an axis of the input, of the output, or of both.
+
+    Args:
+        axis: The input's axis; None for a new one.
+        begin: Where it begins; None where that is the start.
+        end: Where it ends; None where that is the end.
+        stride: Its stride; None where it is not known.
+        shrinks: Whether the axis is gone in the output.
+    """
+
+    def __init__(
+        self, axis: int | None, begin: Any, end: Any, stride: Any, shrinks: bool = False
+    ) -> None:
+        self.axis, self.begin, self.end, self.stride = axis, begin, end, stride
+        self.shrinks = shrinks
+
+
+def strided_entries(op: tf.Operation, facts: Any, rank: int, first: int = 1) -> list[Entry] | None:
+    """The entries of a strided slice for an input of this rank, one for each axis or new axis.
+
+    Args:
+        op: The operation.
+        facts: What is known.
+        rank: How many axes the input has.
+        first: At which place its bounds begin among the operation's inputs.
+    """
+    bounds = [facts.value(tensor) for tensor in op.inputs[first : first + 3]]
+    counts = [tensor.shape.num_elements() for tensor in op.inputs[first : first + 3]]
+    if counts[0] is None:
+        return None
+    begins, ends, strides = (
+        [None] * counts[0] if bound is None else list(bound) for bound in bounds
+    )
+    mask = {
+        name: op.get_attr(f"{name}_mask")
+        for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+    used = sum(
+        not (mask["new_axis"] >> place & 1) and not (mask["ellipsis"] >> place & 1)
+        for place in range(counts[0])
+    )
+    entries: list[Entry] = []
+    axis = 0
+    whole = (0, WHOLE, 1)
+    for place in range(counts[0]):
+        if mask["ellipsis"] >> place & 1:
+            for _ in range(rank - used):
+                entries.append(Entry(axis, *whole))
+                axis += 1
+        elif mask["new_axis"] >> place & 1:
+            entries.append(Entry(None, *whole))
+        else:
+            begin = 0 if mask["begin"] >> place & 1 else begins[place]
+            end = WHOLE if mask["end"] >> place & 1 else ends[place]
+            shrinks = bool(mask["shrink_axis"] >> place & 1)
+            entries.append(Entry(axis, begin, end, strides[place], shrinks))
+            axis += 1
+    entries += [Entry(each, *whole) for each in range(axis, rank)]
+    return entries
+
+
+WHOLE = "end"
+"""Where a slice ends that ends with the axis."""
+
+
+def bounds_of(entry: Entry, dim: AnySize | None) -> tuple[Any, Any] | None:
+    """Where a slice without stride begins and ends; None if that is not known.
+
+    Bounds that lie beyond an axis, as TensorFlow allows, are known only where all are numbers.
+    """
+    if entry.stride != 1 or entry.begin is None or entry.end is None or dim is None:
+        return None
+    begin, end = entry.begin, dim if entry.end is WHOLE else entry.end
+    if all(is_number(each) for each in (begin, end, dim)):
+        first, last, _ = slice(int(begin), int(end)).indices(int(dim))
+        return first, max(first, last)
+    begin = dim + begin if is_number(begin) and begin < 0 else begin
+    end = dim + end if is_number(end) and end < 0 else end
+    if begin == 0 and end == dim:
+        return begin, end
+    if not sure_between(begin, dim) or not sure_between(end, dim) or not sure_between(begin, end):
+        return None
+    return begin, end
+
+
+def sure_between(size: Any, most: Any) -> bool:
+    """Whether a size is surely between 0 and another: each name stands for 1 at least."""
+    if is_number(size) and is_number(most):
+        return 0 <= size <= most
+    gap = most - size
+    return smallest(size) >= 0 and smallest(gap) >= 0
+
+
+def smallest(size: Any) -> int:
+    """A lower bound of a size; below zero where nothing is sure."""
+    if is_number(size):
+        return int(size)
+    if any(coefficient < 0 for names, coefficient in size.terms if names):
+        return -1
+    return sum(coefficient for _, coefficient in size.terms)
+
+
+@lengths_of("StridedSlice")
+def strided_slice(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims = facts.dims(op.inputs[0])
+    entries = None if dims is None else strided_entries(op, facts, len(dims))
+    if entries is None:
+        return None
+    found: list[AnySize | None] = []
+    for entry in entries:
+        if entry.axis is None:
+            found.append(1)
+        elif not entry.shrinks:
+            dim = dims[entry.axis]  # type: ignore[index]
+            whole = entry.begin == 0 and entry.end is WHOLE and entry.stride in (1, -1)
+            bounds = None if whole else bounds_of(entry, dim)
+            found.append(dim if whole else None if bounds is None else bounds[1] - bounds[0])
+    return [found]
+
+
+@lengths_of("StridedSliceGrad")
+def strided_slice_gradient(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    return [shaped(facts, op.inputs[0])]
+
+
+@lengths_of("Tile")
+def tile(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims, times = facts.dims(op.inputs[0]), facts.value(op.inputs[1])
+    if dims is None or times is None:
+        return None
+    pairs = zip(dims, times, strict=True)
+    return [[None if dim is None or n is None else dim * n for dim, n in pairs]]
+
+
+@lengths_of("Pad PadV2 MirrorPad")
+def pad(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims, pads = facts.dims(op.inputs[0]), facts.value(op.inputs[1])
+    if dims is None or pads is None:
+        return None
+    return [
+        [
+            None if dim is None or None in (before, after) else dim + before + after
+            for dim, (before, after) in zip(dims, pads, strict=True)
+        ]
+    ]
+
+
+@lengths_of("BroadcastTo")
+def broadcast_to(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    return [shaped(facts, op.inputs[1])]
+
+
+@lengths_of(
+    "Fill Empty RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt "
+    "StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessTruncatedNormalV2 "
+    "StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2 StatelessRandomUniform "
+    "StatelessRandomNormal StatelessRandomUniformInt StatelessTruncatedNormal "
+    "StatelessRandomGammaV3 StatelessRandomGammaV2 StatelessRandomBinomial"
+)
+def made(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    return [shaped(facts, op.inputs[0])]
+
+
+@lengths_of("ScatterNd")
+def scatter(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    return [shaped(facts, op.inputs[2])]
+
+
+@lengths_of("Range")
+def ranged(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    start, limit, delta = (facts.value(tensor) for tensor in op.inputs)
+    if start is None or limit is None or delta is None or delta[()] != 1:
+        return None
+    if start[()] is None or limit[()] is None:
+        return None
+    length = limit[()] - start[()]
+    return [[length if smallest(length) >= 0 else None]]
+
+
+@lengths_of("OneHot")
+def one_hot(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims, depth = facts.dims(op.inputs[0]), facts.value(op.inputs[1])
+    if dims is None:
+        return None
+    axis = op.get_attr("axis") % (len(dims) + 1)
+    return [[*dims[:axis], None if depth is None else depth[()], *dims[axis:]]]
+
+
+@lengths_of("Sum Mean Max Min Prod All Any ArgMax ArgMin EuclideanNorm")
+def reduced(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims, axes = facts.dims(op.inputs[0]), static_axes(op, facts)
+    if dims is None or axes is None:
+        return None
+    kept = op.type not in ("ArgMax", "ArgMin") and op.get_attr("keep_dims")
+    return [
+        [1 if at in axes else dim for at, dim in enumerate(dims) if kept or at not in axes]
+    ]
+
+
+@lengths_of("GatherV2 ResourceGather")
+def gather(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    places = facts.dims(op.inputs[1])
+    if places is None:
+        return None
+    of_variable = op.type == "ResourceGather"
+    dims, axis = facts.dims(op.inputs[0]), None if of_variable else facts.value(op.inputs[2])
+    axis = np.array(0) if of_variable else numbers(axis)
+    if dims is None or axis is None:
+        return None
+    at, batch = int(axis) % len(dims), op.get_attr("batch_dims")
+    batch = batch % len(places) if batch < 0 else batch
+    return [[*dims[:at], *places[batch:], *dims[at + 1 :]]]
+
+
+@lengths_of("GatherNd")
+def gather_nd(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims, places = (facts.dims(tensor) for tensor in op.inputs)
+    if dims is None or not places or not is_number(places[-1]):
+        return None
+    return [[*places[:-1], *dims[int(places[-1]) :]]]  # type: ignore[arg-type]
+
+
+@lengths_of("UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd")
+def segments(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims, places, count = facts.dims(op.inputs[0]), facts.dims(op.inputs[1]), facts.value(op.inputs[2])
+    if dims is None or places is None:
+        return None
+    return [[None if count is None else count[()], *dims[len(places) :]]]
+
+
+# Lists of tensors: what is known of their elements.
+
+
+NOTHING = "nothing"
+"""The value of the elements of a list to which nothing has been written."""
+
+
+@dataclass(frozen=True)
+class Elements:
+    """What is known of all elements of a list.
+
+    Args:
+        dims: The lengths of their axes; None where these are not known.
+        value: Their value, its shape and its entries, where all have the same; else None.
+        count: How many there are; None where that is not known.
+    """
+
+    dims: tuple[Any, ...] | None = None
+    value: Any = NOTHING
+    count: Any = None
+
+    def joined(self, other: "Elements") -> "Elements":
+        """What is known of a list that is the one or the other."""
+        count = self.count if self.count == other.count else None
+        for one, two in ((self, other), (other, self)):
+            if one.value == NOTHING:
+                return Elements(two.dims or one.dims, two.value, count)
+        pairs = zip(self.dims or (), other.dims or (), strict=False)
+        alike = self.dims is not None and len(self.dims) == len(other.dims or ())
+        dims = tuple(a if a == b else None for a, b in pairs) if alike else None
+        return Elements(dims, self.value if self.value == other.value else None, count)
+
+
+WRITTEN = {"TensorListSetItem": 2, "TensorListPushBack": 1}
+
+
+def elements_after(op: tf.Operation, facts: Any) -> None:
+    """Note what is known of the elements of lists after an operation."""
+    if not any(t.dtype == tf.variant for t in (*op.inputs, *op.outputs)):
+        return
+    have = facts.elements.get(op.inputs[0].name) if op.inputs else None
+    found: Elements | None = None
+    if op.type == "TensorListFromTensor":
+        dims = facts.dims(op.inputs[0])
+        found = None if dims is None else Elements(tuple(dims[1:]), None, dims[0])
+    elif op.type in ("TensorListReserve", "EmptyTensorList"):
+        shape, count = shaped(facts, op.inputs[0]), facts.value(op.inputs[1])
+        reserved = op.type == "TensorListReserve" and count is not None
+        found = Elements(
+            None if shape is None or None in shape else tuple(shape),
+            count=count[()] if reserved and count is not None else None,
+        )
+    elif op.type in WRITTEN and have is not None:
+        item = op.inputs[WRITTEN[op.type]]
+        dims, value = facts.dims(item), facts.value(item)
+        count = have.count if op.type == "TensorListSetItem" else None
+        found = have.joined(
+            Elements(
+                None if dims is None else tuple(dims),
+                None if value is None else (np.shape(value), tuple(np.ravel(value))),
+                have.count,
+            )
+        )
+        found = Elements(found.dims, found.value, count)
+    elif op.type in ("Identity", "TensorListPopBack", "TensorListResize"):
+        found = have
+    if found is not None and op.outputs[0].dtype == tf.variant:
+        facts.elements[op.outputs[0].name] = found
+    if have is None:
+        return
+    if op.type in READ and have.dims is not None:
+        stacked = [have.count] if op.type == "TensorListStack" else []
+        facts.note(op.outputs[-1], [*stacked, *have.dims])
+    if op.type == "TensorListPopBack" and have.value not in (None, NOTHING):
+        shape, entries = have.value
+        array = np.empty(len(entries), object)
+        array[:] = entries
+        facts.note_value(op.outputs[1], array.reshape(shape))
+    if op.type == "TensorListElementShape" and have.dims is not None:
+        facts.note_value(op.outputs[0], np.array([*have.dims, None], object)[:-1])
+
+
+READ = ("TensorListGetItem", "TensorListPopBack", "TensorListStack")

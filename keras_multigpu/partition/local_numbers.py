@@ -1,0 +1,72 @@
+"""What a replica knows, when a step runs, of its rows and of the batch's sizes."""
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from keras_multigpu.partition.layouts import Block
+from keras_multigpu.partition.sizes import AnySize, terms_of
+
+
+class LocalNumbers:
+    """The numbers of one replica, as int32 scalars of the graph that all replicas run.
+
+    Args:
+        replica: Which replica this is.
+        own: How many examples it has, by batch.
+        before: How many examples those before it have, by batch.
+        sizes: How large the sizes are that have names; for batches, of all replicas together.
+        batches: The size of each batch: a name, or a number where the graph was traced for it.
+    """
+
+    def __init__(
+        self,
+        replica: tf.Tensor,
+        own: Mapping[str, tf.Tensor],
+        before: Mapping[str, tf.Tensor],
+        sizes: Mapping[str, tf.Tensor],
+        batches: Mapping[str, AnySize],
+    ) -> None:
+        self.replica, self.own, self.before = replica, own, before
+        self.sizes, self.batches = sizes, batches
+        self.is_first = tf.equal(replica, 0)
+        self._graph = tf.compat.v1.get_default_graph()
+        self._known: dict[AnySize | tuple[Block, ...], tf.Tensor] = {}
+
+    def number(self, size: AnySize) -> tf.Tensor:
+        """A size when the step runs."""
+        if isinstance(size, int):
+            return tf.constant(size, tf.int32)
+        if size not in self._known:
+            # Where all graphs inside of loops and conditions see it.
+            with self._graph.as_default():
+                terms = []
+                for names, coefficient in terms_of(size):
+                    term = tf.constant(coefficient, tf.int32)
+                    for place, name in enumerate(names):
+                        first = place == 0 and coefficient == 1
+                        term = self.sizes[name] if first else term * self.sizes[name]
+                    terms.append(term)
+                self._known[size] = terms[0] if len(terms) == 1 else tf.add_n(terms)
+        return self._known[size]
+
+    def local_length(self, blocks: tuple[Block, ...]) -> tf.Tensor:
+        """How many rows of such an axis this replica has."""
+        if blocks not in self._known:
+            with self._graph.as_default():
+                lengths = [self._times(self.own[batch], factor) for batch, factor in blocks]
+                self._known[blocks] = lengths[0] if len(lengths) == 1 else tf.add_n(lengths)
+        return self._known[blocks]
+
+    def ranges(self, blocks: tuple[Block, ...]) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """Where this replica's rows of each block begin in the whole axis, and how many they are."""
+        found, start = [], tf.constant(0, tf.int32)
+        for batch, factor in blocks:
+            first = start + self._times(self.before[batch], factor)
+            found.append((first, self._times(self.own[batch], factor)))
+            if len(blocks) > 1:
+                start = start + self.number(self.batches[batch] * factor)
+        return found
+
+    def _times(self, count: tf.Tensor, factor: AnySize) -> tf.Tensor:
+        return count if factor == 1 else count * self.number(factor)

@@ -1,0 +1,124 @@
+"""One replica's part of a step that was traced for one device."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
+from keras_multigpu.partition.local_numbers import LocalNumbers
+from keras_multigpu.partition.sizes import AnySize, Size
+from keras_multigpu.partition.splitter import Exchange, Scope, Splitter, Value
+
+
+class Leaf(NamedTuple):
+    """A tensor of the batch.
+
+    Args:
+        dims: The lengths of its axes.
+        layout: How it comes to the replicas.
+    """
+
+    dims: list[AnySize | None] | None
+    layout: Layout = REPLICATED
+
+
+class Outcome(NamedTuple):
+    """What a replica's part of a step yields.
+
+    Args:
+        outputs: The step's results; None where the step has None.
+        layouts: How they lie.
+        assigned: The new values of variables, by their numbers.
+    """
+
+    outputs: list[tf.Tensor | None]
+    layouts: list[Layout]
+    assigned: dict[int, tf.Tensor]
+
+
+class LocalStep:
+    """What a replica does of a step.
+
+    Args:
+        whole: The step as one device runs it: a traced function of the batch's tensors.
+        leaves: What these are, in their order.
+        handles: The handles of the variables that the step may use, by number.
+        batches: The size of each batch, by name: a number where the step was traced for it.
+        exchange: How replicas exchange values.
+    """
+
+    def __init__(
+        self,
+        whole: Any,
+        leaves: Sequence[Leaf],
+        handles: Sequence[tf.Tensor],
+        batches: Mapping[str, AnySize],
+        exchange: Exchange,
+    ) -> None:
+        self._whole = whole
+        self._leaves, self._batches, self._exchange = leaves, dict(batches), exchange
+        self._numbers_of = {id(handle): number for number, handle in enumerate(handles)}
+        captured = whole.captured_inputs
+        dims = [*(leaf.dims for leaf in leaves), *(None for _ in captured)]
+        self.facts = GraphFacts(whole.graph, dims, self._batches)
+        self.splitter: Splitter | None = None
+        """What split the step last, with its counts."""
+
+    def __call__(
+        self,
+        replica: tf.Tensor,
+        counts: tf.Tensor,
+        leaves: Sequence[tf.Tensor],
+        values: Sequence[tf.Tensor],
+    ) -> Outcome:
+        """Add a replica's part to the graph that is being traced.
+
+        Args:
+            replica: The replica's number.
+            counts: For each batch how many examples it has, how many those before it, and how
+                many all of them together.
+            leaves: Its rows of the batch's tensors.
+            values: The values of the variables.
+        """
+        numbers = self._numbers(replica, counts, leaves)
+        splitter = self.splitter = Splitter(self._exchange, numbers)
+        state = {number: Value(REPLICATED, value) for number, value in enumerate(values)}
+        scope = Scope(self.facts, dict(state))
+        graph_inputs = self._whole.graph.inputs
+        inputs = [
+            Value(leaf.layout, tensor, source)
+            for leaf, tensor, source in zip(self._leaves, leaves, graph_inputs, strict=False)
+        ]
+        for outer, inner in zip(
+            self._whole.captured_inputs, graph_inputs[len(leaves) :], strict=True
+        ):
+            variable = self._numbers_of.get(id(outer))
+            inputs.append(Value(REPLICATED, outer, inner, variable=variable))
+        found = splitter.add(scope, inputs)
+        layouts = [REPLICATED if v.layout == PARTIAL else v.layout for v in found]
+        outputs = [
+            splitter.convert(value, layout) for value, layout in zip(found, layouts, strict=True)
+        ]
+        assigned = {
+            number: splitter.convert(value, REPLICATED)
+            for number, value in scope.state.items()
+            if value is not state[number]
+        }
+        return Outcome(list(outputs), layouts, assigned)
+
+    def _numbers(
+        self, replica: tf.Tensor, counts: tf.Tensor, leaves: Sequence[tf.Tensor]
+    ) -> LocalNumbers:
+        own, before, sizes = {}, {}, {}
+        for place, name in enumerate(self._batches):
+            own[name], before[name], sizes[name] = (counts[place, n] for n in range(3))
+        for leaf, tensor in zip(self._leaves, leaves, strict=True):
+            for axis, dim in enumerate(leaf.dims or ()):
+                is_own = isinstance(leaf.layout, Rows) and leaf.layout.axis == axis
+                if isinstance(dim, Size) and len(dim.terms) == 1 and not is_own:
+                    ((names, coefficient),) = dim.terms
+                    if len(names) == 1 and coefficient == 1 and names[0] not in sizes:
+                        sizes[names[0]] = tf.shape(tensor)[axis]
+        return LocalNumbers(replica, own, before, sizes, self._batches)

@@ -1,0 +1,70 @@
+"""A replica's rows of random numbers: those that one device draws, without drawing the others.
+
+TensorFlow's stateless generators run Philox with a counter: block n of a draw follows from the
+counter's start plus n. So a draw can begin in the middle, to the bit. What rejects samples, such as a
+truncated normal or a gamma, takes an unknown number of blocks, and is drawn whole.
+"""
+
+import tensorflow as tf
+
+from keras_multigpu.partition.layouts import Rows
+from keras_multigpu.partition.local_numbers import LocalNumbers
+
+# The place of the counter and of the algorithm among their inputs is 2 and 3.
+SLICED = {
+    "StatelessRandomUniformV2",
+    "StatelessRandomNormalV2",
+    "StatelessRandomUniformIntV2",
+    "StatelessRandomUniformFullIntV2",
+}
+PHILOX, CHOSEN_BY_DEVICE = 1, 3
+
+
+def has_slices(op: tf.Operation) -> bool:
+    """Whether an operation can draw a part of its random numbers."""
+    if op.type not in SLICED:
+        return False
+    algorithm = tf.get_static_value(op.inputs[3])
+    if algorithm is None:
+        # What a device chooses is Philox, unless XLA compiles for a TPU.
+        return op.inputs[3].op.type == "StatelessRandomGetAlg"
+    return int(algorithm) in (PHILOX, CHOSEN_BY_DEVICE)
+
+
+def drawn(
+    op: tf.Operation, inputs: list[tf.Tensor], rows: Rows, numbers: LocalNumbers
+) -> tf.Tensor:
+    """A replica's rows of the first axis of a draw.
+
+    Args:
+        op: The operation that draws all.
+        inputs: Its inputs.
+        rows: The layout that is wanted, on the first axis.
+        numbers: What the replica knows of its rows.
+    """
+    shape, key, counter, algorithm, *bounds = inputs
+    dtype = op.outputs[0].dtype
+    # A block makes four values of 32 bits or fewer, or two of 64.
+    values = 2 if dtype.size == 8 else 4
+    rest = shape[1:]
+    width = tf.reduce_prod(tf.cast(rest, tf.int64))
+    parts = []
+    for start, length in numbers.ranges(rows.blocks):
+        first = tf.cast(start, tf.int64) * width
+        block = first // values
+        surplus = first - block * values
+        count = tf.cast(length, tf.int64) * width
+        attributes = {"minval": bounds[0], "maxval": bounds[1]} if bounds else {"dtype": dtype}
+        drawn_from = tf.stack([counter[0] + tf.cast(block, tf.uint64), counter[1]])
+        if op.type == "StatelessRandomUniformFullIntV2":
+            attributes = {"dtype": dtype}
+        flat = getattr(tf.raw_ops, op.type)(
+            shape=tf.reshape(surplus + count, [1]),
+            key=key,
+            counter=drawn_from,
+            alg=algorithm,
+            **attributes,
+        )
+        own = tf.concat([[tf.cast(length, rest.dtype)], rest], axis=0)
+        parts.append(tf.reshape(flat[surplus:], own))
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)

@@ -1,0 +1,146 @@
+"""Replicas of one process and one device, which run a split step one after another."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.partition.layouts import Block, Rows
+from keras_multigpu.partition.local_step import Leaf, LocalStep
+from keras_multigpu.partition.sizes import Size
+from keras_multigpu.training.exchange import stages
+
+
+class Sums:
+    """Exchanges by sums, at which the local graph is cut."""
+
+    def __init__(self, replicas: int) -> None:
+        self.replicas = replicas
+
+    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
+        return stages.totals([tensor])[0]
+
+
+class Simulation:
+    """A step on simulated replicas.
+
+    Args:
+        function: The step, for one device.
+        specs: The specs of its arguments; an open first axis is the batch's.
+        replicas: How many there are.
+        variables: Those that it may use.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        specs: Sequence[tf.TensorSpec],
+        replicas: int,
+        variables: Sequence[tf.Variable] = (),
+    ) -> None:
+        self.whole = tf.function(function, autograph=False).get_concrete_function(*specs)
+        self.replicas, self.variables = replicas, list(variables)
+        leaves = []
+        for number, spec in enumerate(specs):
+            dims: list[Any] = [
+                Size.of(f"open_{number}_{axis}") if dim is None else dim
+                for axis, dim in enumerate(spec.shape)
+            ]
+            layout = Rows(0, (Block("batch"),))
+            if spec.shape.rank and spec.shape[0] is None:
+                dims[0] = Size.of("batch")
+                leaves.append(Leaf(dims, layout))
+            else:
+                leaves.append(Leaf(dims))
+        self.leaves = leaves
+        self.step = LocalStep(
+            self.whole,
+            leaves,
+            [variable.handle for variable in self.variables],
+            {"batch": Size.of("batch")},
+            Sums(replicas),
+        )
+        outcomes = []
+
+        def local(replica: Any, counts: Any, *tensors: Any) -> Any:
+            outcome = self.step(
+                replica, counts, tensors[: len(specs)], tensors[len(specs) :]
+            )
+            outcomes.append(outcome)
+            assigned = [outcome.assigned[number] for number in sorted(outcome.assigned)]
+            return [*outcome.outputs, *assigned]
+
+        own = [tf.TensorSpec((), tf.int32), tf.TensorSpec((1, 3), tf.int32), *specs]
+        own += [tf.TensorSpec(v.shape, v.dtype) for v in self.variables]
+        self.local = stages.traced(local, own, False)
+        self.outcome = outcomes[-1]
+
+    def __call__(self, counts: Sequence[int], *arrays: Any) -> list[np.ndarray]:
+        """The step's results, joined; variables get their new values."""
+        given = []
+        total = sum(counts)
+        for replica, count in enumerate(counts):
+            first = sum(counts[:replica])
+            own = [
+                tf.convert_to_tensor(array[first : first + count])
+                if isinstance(leaf.layout, Rows)
+                else tf.convert_to_tensor(array)
+                for leaf, array in zip(self.leaves, arrays, strict=True)
+            ]
+            numbers = tf.constant([[count, first, total]], tf.int32)
+            values = [variable.read_value() for variable in self.variables]
+            given.append([tf.constant(replica), numbers, *own, *values])
+        results = run_together(self.local, given)
+        outputs = []
+        for place, layout in enumerate(self.outcome.layouts):
+            parts = [result[place].numpy() for result in results]
+            outputs.append(joined(parts, layout, counts))
+        count = len(self.outcome.layouts)
+        for place, number in enumerate(sorted(self.outcome.assigned)):
+            self.variables[number].assign(results[0][count + place])
+        return outputs
+
+
+def joined(parts: list[np.ndarray], layout: Any, counts: Sequence[int]) -> np.ndarray:
+    if not isinstance(layout, Rows):
+        return parts[0]
+    total = sum(counts)
+    pieces: list[np.ndarray] = []
+    offsets = [0] * len(parts)
+    for block in layout.blocks:
+        factor = block.factor if isinstance(block.factor, int) else None
+        for replica, part in enumerate(parts):
+            length = counts[replica] * factor if factor else None
+            if length is None:
+                length = part.shape[layout.axis] * 1
+            index = [slice(None)] * part.ndim
+            index[layout.axis] = slice(offsets[replica], offsets[replica] + length)
+            pieces.append(part[tuple(index)])
+            offsets[replica] += length
+    del total
+    return np.concatenate(pieces, layout.axis)
+
+
+def run_together(local: Any, given: Sequence[Sequence[tf.Tensor]]) -> list[list[tf.Tensor]]:
+    """What replicas return that run one stage after another."""
+    if not isinstance(local, stages.Stages):
+        return [tf.nest.flatten(local(*own)) for own in given]
+    known = [
+        {
+            placeholder.name: value
+            for placeholder, value in zip(
+                local.graph.inputs, [*own, *local._whole.captured_inputs], strict=True
+            )
+        }
+        for own in given
+    ]
+    for part in local._parts:
+        for own in known:
+            own |= part(own)
+        for cut in part.cuts:
+            total = tf.add_n([own[cut.inputs[0].name] for own in known])
+            for own in known:
+                own[cut.outputs[0].name] = total
+    outputs = tf.nest.flatten(local.graph.structured_outputs)
+    return [[own[tensor.name] for tensor in outputs] for own in known]
