@@ -608,22 +608,26 @@ class Elements:
         dims: The lengths of their axes; None where these are not known.
         value: Their value, its shape and its entries, where all have the same; else None.
         count: How many there are; None where that is not known.
+        dtype: Their type.
     """
 
     dims: tuple[Any, ...] | None = None
     value: Any = NOTHING
     count: Any = None
+    dtype: tf.DType | None = None
 
     def joined(self, other: "Elements") -> "Elements":
         """What is known of a list that is the one or the other."""
         count = self.count if self.count == other.count else None
         for one, two in ((self, other), (other, self)):
             if one.value == NOTHING:
-                return Elements(two.dims or one.dims, two.value, count)
+                dims = one.dims if two.dims is None else two.dims
+                return Elements(dims, two.value, count, one.dtype or two.dtype)
         pairs = zip(self.dims or (), other.dims or (), strict=False)
         alike = self.dims is not None and len(self.dims) == len(other.dims or ())
         dims = tuple(a if a == b else None for a, b in pairs) if alike else None
-        return Elements(dims, self.value if self.value == other.value else None, count)
+        value = self.value if self.value == other.value else None
+        return Elements(dims, value, count, self.dtype or other.dtype)
 
 
 WRITTEN = {"TensorListSetItem": 2, "TensorListPushBack": 1}
@@ -637,13 +641,14 @@ def elements_after(op: tf.Operation, facts: Any) -> None:
     found: Elements | None = None
     if op.type == "TensorListFromTensor":
         dims = facts.dims(op.inputs[0])
-        found = None if dims is None else Elements(tuple(dims[1:]), None, dims[0])
+        found = None if dims is None else Elements(tuple(dims[1:]), None, dims[0], op.inputs[0].dtype)
     elif op.type in ("TensorListReserve", "EmptyTensorList"):
         shape, count = shaped(facts, op.inputs[0]), facts.value(op.inputs[1])
         reserved = op.type == "TensorListReserve" and count is not None
         found = Elements(
             None if shape is None or None in shape else tuple(shape),
             count=count[()] if reserved and count is not None else None,
+            dtype=op.get_attr("element_dtype"),
         )
     elif op.type in WRITTEN and have is not None:
         item = op.inputs[WRITTEN[op.type]]
@@ -656,7 +661,7 @@ def elements_after(op: tf.Operation, facts: Any) -> None:
                 have.count,
             )
         )
-        found = Elements(found.dims, found.value, count)
+        found = Elements(found.dims, found.value, count, item.dtype)
     elif op.type in ("Identity", "TensorListPopBack", "TensorListResize"):
         found = have
     if found is not None and op.outputs[0].dtype == tf.variant:

@@ -52,6 +52,8 @@ class LocalNumbers:
 
     def local_length(self, blocks: tuple[Block, ...]) -> tf.Tensor:
         """How many rows of such an axis this replica has."""
+        if not blocks:
+            return tf.constant(0, tf.int32)
         if blocks not in self._known:
             with self._graph.as_default():
                 lengths = [self._times(self.own[batch], factor) for batch, factor in blocks]

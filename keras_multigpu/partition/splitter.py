@@ -64,10 +64,12 @@ SCATTERED = {
 }
 WRITES = {*ASSIGNMENTS, *SCATTERED}
 # All that may stand between an open sum and the place where it is taken.
-OPEN = {*LINEAR, *LINEAR_IN_FLOATS, *SCALED, "Cast", *WRITES, *LOOPS, *CALLS}
+OPEN = {*LINEAR, *LINEAR_IN_FLOATS, *SCALED, "Cast", *WRITES, *CALLS}
 SHAPES = {"Shape", "ShapeN", "Size", "Rank"}
 # What runs once and not on each replica: it has effects, or draws from a state of its own.
 COUNTED_AS_EFFECTS = {"PrintV2", "Print", "PyFunc", "EagerPyFunc", "PyFuncStateless"}
+# As many as a tensor has at most in TensorFlow's kernels.
+AXES = 8
 UNSENT = (tf.string, tf.resource, tf.variant)
 SENT_AS = {
     **dict.fromkeys([tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16], tf.int32),
@@ -291,6 +293,8 @@ class Splitter:
     ) -> tuple[Plan, bool]:
         condition, body = scope.facts.inner[op.name]
         fixed = passed_through(body.graph)
+        # A sum that comes in open is taken first: what the body does with it may not be linear.
+        ins = tuple(REPLICATED if layout == PARTIAL else layout for layout in ins)
         present, pinned = list(ins), set()
         while True:
             inner = Scope(body, {}, in_loop=True)
@@ -483,22 +487,34 @@ class Splitter:
                 lambda: tf.constant(False),
             )
             return []
-        shapes = []
-        for tensor in op.outputs:
-            dims = scope.facts.dims(tensor)
-            if dims is None or None in dims or tensor.dtype in UNSENT:
-                raise CannotSplit("its result cannot be sent to the other replicas", op)
-            shapes.append([self.numbers.number(dim) for dim in dims])  # type: ignore[arg-type]
-        zeros = [
-            (tf.stack(shape) if shape else [], tensor.dtype)
-            for shape, tensor in zip(shapes, op.outputs, strict=True)
-        ]
-        outs = tf.cond(
-            self.numbers.is_first,
-            lambda: site.run(given),
-            lambda: [tf.zeros(shape, dtype) for shape, dtype in zeros],
-        )
-        return [self._sum(tensor) for tensor in tf.nest.flatten(outs)]
+        if any(tensor.dtype in UNSENT for tensor in op.outputs):
+            raise CannotSplit("its result cannot be sent to the other replicas", op)
+        first = self.numbers.is_first
+
+        def run() -> list[tf.Tensor]:
+            found = site.run(given)
+            shapes = [tf.shape(tensor) for tensor in found]
+            padded = [tf.pad(shape, [[0, AXES - tf.size(shape)]]) for shape in shapes]
+            ranks = [tf.size(shape) for shape in shapes]
+            return [tf.reshape(tensor, [-1]) for tensor in found] + padded + ranks
+
+        def nothing() -> list[tf.Tensor]:
+            count = len(op.outputs)
+            flat = [tf.zeros([0], tensor.dtype) for tensor in op.outputs]
+            return flat + [tf.zeros([AXES], tf.int32)] * count + [tf.constant(0)] * count
+
+        outs = list(tf.cond(first, run, nothing))
+        count, results = len(op.outputs), []
+        for place, tensor in enumerate(op.outputs):
+            # The others do not know how large it is.
+            shape, rank = self._sum(outs[count + place]), self._sum(outs[2 * count + place])
+            size = tf.reduce_prod(tf.where(tf.range(AXES) < rank, shape, 1))
+            flat = outs[place]
+            flat = tf.cond(first, lambda f=flat: f, lambda f=flat, n=size: tf.zeros([n], f.dtype))
+            whole = tf.reshape(self._sum(flat), shape[:rank])
+            whole.set_shape(tensor.shape)
+            results.append(whole)
+        return results
 
     # Variables.
 
@@ -843,9 +859,22 @@ class Splitter:
         known = None
         if value.scope is not None and value.source is not None:
             known = value.scope.facts.elements.get(value.source.name)
-        if known is None or known.dims is None or None in known.dims:
+        if known is None or known.dims is None or None in known.dims or known.dtype is None:
             raise CannotSplit(f"a list of {have.element} cannot become one of {layout.element}")
-        raise CannotSplit(f"a list of {have.element} cannot become one of {layout.element}")
+
+        def shape(element: Layout | None) -> tf.Tensor:
+            whole = [self.numbers.number(dim) for dim in known.dims]
+            if isinstance(element, Rows):
+                whole[element.axis] = self.numbers.local_length(element.blocks)
+            return tf.stack(whole) if whole else tf.zeros([0], tf.int32)
+
+        stacked = tf.raw_ops.TensorListStack(
+            input_handle=value.local, element_shape=shape(have.element), element_dtype=known.dtype
+        )
+        stacked.set_shape([None] * (1 + len(known.dims)))
+        own = Value(stacked_layout(have.element), stacked)
+        tensor = self.convert(own, stacked_layout(layout.element))
+        return tf.raw_ops.TensorListFromTensor(tensor=tensor, element_shape=shape(layout.element))
 
     def _combined(self, kind: str, local: tf.Tensor) -> tf.Tensor:
         """What all replicas' results of a reduction are together."""
@@ -886,6 +915,11 @@ def element_shape(site: LocalSite, shape: tf.Tensor, element: Layout | None) -> 
     if known is not None and known[element.axis] < 0:
         return shape
     return site.local_shape(shape, element)
+
+
+def stacked_layout(element: Layout | None) -> Layout:
+    """How the elements of a list lie as one tensor."""
+    return element.at(element.axis + 1) if isinstance(element, Rows) else REPLICATED
 
 
 def is_exchange(have: Layout, need: Layout) -> bool:

@@ -1,0 +1,144 @@
+"""Operations that work element by element: the rows of the result are those of the inputs."""
+
+import collections
+
+import tensorflow as tf
+
+from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
+from keras_multigpu.partition.plan import Facts, Plan, only, rows_of, rule
+from keras_multigpu.partition.rules.entering import rows_rule, words
+from keras_multigpu.partition.sizes import AnySize, product, value_of
+
+UNARY = words(
+    "Identity StopGradient PreventGradient Snapshot Neg Abs Exp Expm1 Log Log1p Sqrt Rsqrt Square "
+    "Reciprocal Inv Sign Floor Ceil Round Rint Sin Cos Tan Asin Acos Atan Sinh Cosh Tanh Asinh "
+    "Acosh Atanh Sigmoid Relu Relu6 Elu Selu Softplus Softsign LeakyRelu Erf Erfc Erfinv Ndtri "
+    "Lgamma Digamma IsNan IsInf IsFinite LogicalNot Cast CheckNumerics CheckNumericsV2 ZerosLike "
+    "OnesLike Real Imag Conj Angle ComplexAbs Invert PopulationCount BesselI0 BesselI0e BesselI1 "
+    "BesselI1e Bucketize FakeQuantWithMinMaxArgs AsString StringLower StringUpper StringStrip "
+    "StringLength StringToNumber StringToHashBucket StringToHashBucketFast StringToHashBucketStrong "
+    "StaticRegexReplace StaticRegexFullMatch EncodeBase64 DecodeBase64 UnicodeScript "
+    "UnicodeTranscode"
+)
+BROADCASTING = words(
+    "Add AddV2 Sub Mul MulNoNan RealDiv Div DivNoNan FloorDiv FloorMod Mod TruncateMod TruncateDiv "
+    "Maximum Minimum Pow SquaredDifference Greater GreaterEqual Less LessEqual Equal NotEqual "
+    "ApproximateEqual LogicalAnd LogicalOr Xlogy Xlog1py Xdivy Atan2 Igamma Igammac Betainc Zeta "
+    "Polygamma BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift NextAfter Complex SelectV2 "
+    "ClipByValue Substr StringJoin RegexReplace RegexFullMatch"
+)
+SAME_SHAPES = words(
+    "AddN ReluGrad Relu6Grad EluGrad SeluGrad SoftplusGrad SoftsignGrad LeakyReluGrad TanhGrad "
+    "SigmoidGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad FakeQuantWithMinMaxArgsGradient"
+)
+
+
+@rows_rule(*UNARY)
+def unary(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    return Plan(ins, ins)
+
+
+@rows_rule(*BROADCASTING, *SAME_SHAPES)
+def elementwise(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    out = facts.dims(op.outputs[0])
+    dims = [facts.dims(tensor) for tensor in op.inputs]
+    if out is None or any(own is None for own in dims):
+        return None
+    shapes = [own for own in dims if own is not None]
+    found = largest(ins, shapes, out, facts)
+    if found is None:
+        return None
+    length, need = facts.length(found.blocks), []
+    for own in shapes:
+        place = found.axis - (len(out) - len(own))
+        if place >= 0 and own[place] == length:
+            need.append(found.at(place))
+        elif place < 0 or own[place] == 1:
+            need.append(REPLICATED)
+        else:
+            return None
+    return Plan(tuple(need), (found,) * len(op.outputs))
+
+
+def largest(
+    ins: tuple[Layout, ...],
+    shapes: list[list[AnySize | None]],
+    out: list[AnySize | None],
+    facts: Facts,
+) -> Rows | None:
+    """How the result lies: as most of what comes in."""
+    best = 0, None
+    for own, layout in zip(shapes, ins, strict=True):
+        if isinstance(layout, Rows):
+            axis = layout.axis + len(out) - len(own)
+            # A single row, of all replicas together, may be broadcast to many.
+            if out[axis] == facts.length(layout.blocks) and elements(own) > best[0]:
+                best = elements(own), layout.at(axis)
+    return best[1]
+
+
+def elements(dims: list[AnySize | None]) -> int:
+    """About how many elements a tensor has: sizes that are not known count as 32."""
+    guess: dict[str, int] = collections.defaultdict(lambda: 32)
+    return max(1, value_of(product([32 if dim is None else dim for dim in dims]), guess))
+
+
+@rows_rule("Select")
+def select(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    condition, rank = op.inputs[0].shape.rank, op.outputs[0].shape.rank
+    found = rows_of(ins, 1, 2) or rows_of(ins)
+    if condition is None or rank is None or found is None:
+        return None
+    if condition == rank:
+        return Plan((found,) * 3, (found,))
+    # A scalar, or one entry for each of the first axis.
+    if condition == 1 and found.axis == 0:
+        return Plan((found,) * 3, (found,))
+    return Plan((REPLICATED, found, found), (found,))
+
+
+@rule("IdentityN")
+def identity_n(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    return Plan(ins, ins)
+
+
+@rows_rule("Bitcast")
+def bitcast(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    found, rank = rows_of(ins), op.inputs[0].shape.rank
+    larger = op.outputs[0].dtype.size > op.inputs[0].dtype.size
+    # The bytes of a larger type come from the last axis.
+    if rank is None or found is None or (larger and found.axis == rank - 1):
+        return None
+    return Plan(ins, ins)
+
+
+@rows_rule("BiasAdd")
+def bias_add(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    found, channels = rows_of(ins), channel_axis(op)
+    if found is None or channels is None:
+        return None
+    if isinstance(ins[0], Rows):
+        bias = found.at(0) if found.axis == channels else REPLICATED
+        return Plan((found, bias), (found,))
+    return Plan((found.at(channels), found), (found.at(channels),))
+
+
+@rows_rule("FakeQuantWithMinMaxVars")
+def fake_quantized(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    found = rows_of(ins, 0)
+    return found and Plan(only({0: found}, 3), (found,))
+
+
+@rows_rule("LookupTableFindV2")
+def lookup(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    found = rows_of(ins, 1)
+    # Else the table has vectors as keys or values.
+    return Plan(only({1: found}, 3), (found,)) if found and op.inputs[2].shape.rank == 0 else None
+
+
+def channel_axis(op: tf.Operation) -> int | None:
+    """The axis that an operation's `data_format` names."""
+    rank = op.inputs[0].shape.rank
+    if rank is None:
+        return None
+    return 1 if op.get_attr("data_format") == b"NCHW" else rank - 1

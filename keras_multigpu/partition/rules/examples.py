@@ -1,0 +1,102 @@
+"""Operations with a result for each example, where examples are the first axis."""
+
+import tensorflow as tf
+
+from keras_multigpu.partition.layouts import PARTIAL, Layout, Rows
+from keras_multigpu.partition.plan import Facts, Plan, Site, attribute, only, rows_of
+from keras_multigpu.partition.rules.entering import rows_rule, table, words
+
+# Which inputs have the examples as their first axis. Where one of them has a single entry for all,
+# every replica takes that.
+EXAMPLES: dict[str, tuple[int, ...]] = table(
+    {
+        "Conv Conv2D Conv3D DepthwiseConv2dNative Dilation2D": (0,),
+        "MaxPool MaxPoolV2 MaxPool3D AvgPool AvgPool3D LRN": (0,),
+        "MaxPoolGrad MaxPoolGradV2 MaxPoolGradGrad MaxPoolGradGradV2": (0, 1, 2),
+        "MaxPool3DGrad MaxPool3DGradGrad LRNGrad": (0, 1, 2),
+        "MaxPoolWithArgmax": (0,),
+        "MaxPoolGradWithArgmax MaxPoolGradGradWithArgmax": (0, 1, 2),
+        "AvgPoolGrad AvgPool3DGrad": (1,),
+        "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput": (2,),
+        "Dilation2DBackpropInput": (0, 2),
+        "SpaceToDepth DepthToSpace ExtractImagePatches ExtractVolumePatches": (0,),
+        "ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea": (0,),
+        "ResizeNearestNeighborGrad ScaleAndTranslate": (0,),
+        "ResizeBilinearGrad ResizeBicubicGrad ScaleAndTranslateGrad": (0, 1),
+        "ImageProjectiveTransformV2 ImageProjectiveTransformV3": (0, 1),
+        "CropAndResize": (1, 2),
+        "DrawBoundingBoxes DrawBoundingBoxesV2": (0, 1),
+        "SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits": (0, 1),
+    }
+)
+# Which input is a shape that begins with the number of examples.
+SHAPES = dict.fromkeys(
+    words(
+        "AvgPoolGrad AvgPool3DGrad Conv2DBackpropInput Conv3DBackpropInputV2 "
+        "DepthwiseConv2dNativeBackpropInput"
+    ),
+    0,
+)
+
+
+@rows_rule(*EXAMPLES)
+def each_example(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    places = EXAMPLES[op.type]
+    found = next((ins[n] for n in places if isinstance(ins[n], Rows) and ins[n].axis == 0), None)
+    if not isinstance(found, Rows) or not each_has_its_own(op):
+        return None
+    need: dict[int, Layout] = {}
+    for place in places:
+        dims = facts.dims(op.inputs[place])
+        if dims is None or (dims[0] != facts.length(found.blocks) and dims[0] != 1):
+            return None
+        if dims[0] == facts.length(found.blocks):
+            need[place] = found
+    shape = SHAPES.get(op.type)
+    if shape is None or op.inputs[shape].shape.as_list() == [2]:
+        # Else height and width only.
+        return Plan(only(need, len(ins)), (found,) * len(op.outputs))
+
+    def emit(site: Site, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+        return site.run([site.local_shape(inputs[0], found), *inputs[1:]])
+
+    return Plan(only(need, len(ins)), (found,), emit)
+
+
+def each_has_its_own(op: tf.Operation) -> bool:
+    """Whether the results for an example are its own alone."""
+    if "Argmax" in op.type:
+        # The places of the largest are counted in one example.
+        return not attribute(op, "include_batch_in_index")
+    if op.type == "MaxPool" or "Pool" not in op.type:
+        return True
+    # Pools may also be taken over the first axis.
+    for name in ("ksize", "strides"):
+        if name in op.node_def.attr and attribute(op, name)[0] != 1:
+            return False
+    return True
+
+
+@rows_rule(
+    "Conv2DBackpropFilter",
+    "Conv3DBackpropFilterV2",
+    "DepthwiseConv2dNativeBackpropFilter",
+    "Dilation2DBackpropFilter",
+)
+def filter_gradient(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    found = rows_of(ins, 0) or rows_of(ins, 2)
+    if found is None or found.axis:
+        return None
+    return Plan(only({0: found, 2: found}, 3), (PARTIAL,))
+
+
+@rows_rule("FakeQuantWithMinMaxVarsGradient", "FakeQuantWithMinMaxVarsPerChannelGradient")
+def quantization_gradient(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    """The gradient of each entry, and those of the bounds, which are sums over all."""
+    found, rank = rows_of(ins, 0, 1), op.inputs[0].shape.rank
+    per_channel = "PerChannel" in op.type
+    if found is None or rank is None or (per_channel and found.axis == rank - 1):
+        return None
+    return Plan(only({0: found, 1: found}, 4), (found, PARTIAL, PARTIAL))
+
+

@@ -1,0 +1,110 @@
+"""Products of matrices: rows of an axis that stays are rows of the result, else it is a sum."""
+
+import string
+
+import tensorflow as tf
+
+from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
+from keras_multigpu.partition.plan import Facts, Plan, attribute
+from keras_multigpu.partition.rules.elementwise import elements
+from keras_multigpu.partition.rules.entering import rows_rule
+from keras_multigpu.partition.rules.sums import SUMMED
+from keras_multigpu.partition.sizes import AnySize
+
+Labels = list[str | None]
+
+
+def contraction(
+    op: tf.Operation, ins: tuple[Layout, ...], labels: list[Labels], out: list[str], facts: Facts
+) -> Plan | None:
+    """The plan of a sum of products.
+
+    Args:
+        labels: As in `tf.einsum`, one for each axis of an input; None where one entry is broadcast.
+        out: Those of the result.
+    """
+    plans = []
+    for layout, own in zip(ins, labels, strict=True):
+        label = own[layout.axis] if isinstance(layout, Rows) else None
+        if label is None or any(each.count(label) > 1 for each in (*labels, out)):
+            continue
+        assert isinstance(layout, Rows)
+        need = tuple(layout.at(each.index(label)) if label in each else REPLICATED for each in labels)
+        if label not in out and op.outputs[0].dtype not in SUMMED:
+            continue
+        result = layout.at(out.index(label)) if label in out else PARTIAL
+        moved = sum(
+            elements(facts.dims(tensor) or [])
+            for tensor, given, wanted in zip(op.inputs, ins, need, strict=True)
+            if isinstance(given, Rows) and given != wanted
+        )
+        plans.append((moved, result != PARTIAL, Plan(need, (result,))))
+    return min(plans, key=lambda plan: plan[:2])[2] if plans else None
+
+
+@rows_rule("MatMul")
+def matmul(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    one = "km" if attribute(op, "transpose_a") else "mk"
+    two = "nk" if attribute(op, "transpose_b") else "kn"
+    return contraction(op, ins, [list(one), list(two)], list("mn"), facts)
+
+
+@rows_rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
+def batch_matmul(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    dims = [facts.dims(tensor) for tensor in (*op.inputs, op.outputs[0])]
+    if dims[0] is None or dims[1] is None or dims[2] is None:
+        return None
+    before = list(string.ascii_uppercase[: len(dims[2]) - 2])
+    labels = [broadcast(own[:-2], before, dims[2][:-2]) for own in (dims[0], dims[1])]
+    if labels[0] is None or labels[1] is None:
+        return None
+    one = "km" if attribute(op, "adj_x") else "mk"
+    two = "nk" if attribute(op, "adj_y") else "kn"
+    return contraction(
+        op, ins, [[*labels[0], *one], [*labels[1], *two]], [*before, *"mn"], facts
+    )
+
+
+def broadcast(
+    own: list[AnySize | None], labels: list[str], out: list[AnySize | None]
+) -> Labels | None:
+    """The labels of axes that are broadcast to others; None if it is not known which are."""
+    first = len(out) - len(own)
+    found: Labels = []
+    for dim, label, whole in zip(own, labels[first:], out[first:], strict=True):
+        if dim is None or whole is None or dim not in (1, whole):
+            return None
+        found.append(label if dim == whole else None)
+    return found
+
+
+@rows_rule("Einsum")
+def einsum(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    left, right = attribute(op, "equation").decode().replace(" ", "").split("->")
+    terms, dims = left.split(","), [facts.dims(tensor) for tensor in op.inputs]
+    if any(own is None for own in dims):
+        return None
+    shapes = [own for own in dims if own is not None]
+    counts = [len(own) - len(term.replace("...", "")) for own, term in zip(shapes, terms, strict=True)]
+    most = max((n for n, term in zip(counts, terms, strict=True) if "..." in term), default=0)
+    spare = [each for each in string.ascii_letters if each not in left][:most]
+    labels: list[Labels] = []
+    widest = [1] * most
+    for own, term, count in zip(shapes, terms, counts, strict=True):
+        first = term.find("...")
+        for n, dim in enumerate(own[first : first + count] if first >= 0 else []):
+            place = most - count + n
+            if widest[place] == 1:
+                widest[place] = dim  # type: ignore[call-overload]
+    for own, term, count in zip(shapes, terms, counts, strict=True):
+        first = term.find("...")
+        if first < 0:
+            labels.append(list(term))
+            continue
+        middle = broadcast(own[first : first + count], spare, widest)  # type: ignore[arg-type]
+        if middle is None:
+            return None
+        labels.append([*term[:first], *middle, *term[first + 3 :]])
+    first = right.find("...")
+    out = [*right] if first < 0 else [*right[:first], *spare, *right[first + 3 :]]
+    return contraction(op, ins, labels, out, facts)

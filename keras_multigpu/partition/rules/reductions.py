@@ -1,0 +1,175 @@
+"""Operations along some axes: reductions, and what works for each entry of the others.
+
+What is known of axes may differ from what an operation is told when the step runs: for the sum that
+turns a gradient into the shape of what was broadcast, TensorFlow names other axes where a batch has
+one row. So the axes that a rule has reckoned with are written into the replicas' operations.
+"""
+
+import tensorflow as tf
+
+from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
+from keras_multigpu.partition.plan import (
+    Emit,
+    Facts,
+    Plan,
+    Site,
+    attribute,
+    only,
+    rows_of,
+    static_axes,
+)
+from keras_multigpu.partition.rules.elementwise import channel_axis
+from keras_multigpu.partition.rules.entering import rows_rule, words
+from keras_multigpu.partition.rules.sums import FLOATS, SUMMED
+
+COMBINED = ("Max", "Min", "Prod", "All", "Any")
+
+
+def rank_of(facts: Facts, tensor: tf.Tensor) -> int | None:
+    dims = facts.dims(tensor)
+    return tensor.shape.rank if dims is None else len(dims)
+
+
+@rows_rule("Sum", "Mean", "EuclideanNorm", *COMBINED)
+def reduction(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    found, rank = rows_of(ins, 0), rank_of(facts, op.inputs[0])
+    axes = static_axes(facts, op.inputs[1], rank)
+    if axes is None or found is None:
+        return None
+    need = only({0: found}, 2)
+    if found.axis not in axes:
+        gone = 0 if attribute(op, "keep_dims") else len({a for a in axes if a < found.axis})
+        return Plan(need, (found.at(found.axis - gone),), along(axes))
+    dtype = op.outputs[0].dtype
+    if op.type in COMBINED:
+        return Plan(need, (REPLICATED,), along(axes), combine=op.type)
+    if op.type == "Sum" and dtype in SUMMED:
+        return Plan(need, (PARTIAL,), along(axes))
+    if op.type == "Mean" and dtype in FLOATS:
+        return Plan(need, (PARTIAL,), share_of_mean(op, found, sorted(set(axes)), facts))
+    return None
+
+
+def along(axes: list[int]) -> Emit:
+    """The operation itself, along these axes."""
+
+    def emit(site: Site, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+        dtype = inputs[1].dtype
+        shape = site.op.inputs[1].shape.as_list() if site.op.inputs[1].shape.rank == 0 else [-1]
+        return site.run([inputs[0], tf.reshape(tf.constant(axes, dtype), shape), *inputs[2:]])
+
+    return emit
+
+
+def share_of_mean(op: tf.Operation, found: Rows, axes: list[int], facts: Facts) -> Emit:
+    """The sum of a replica's rows, divided by how many entries all replicas have."""
+    dims = facts.dims(op.inputs[0]) or [None] * (max(axes) + 1)
+    lengths = [facts.length(found.blocks) if axis == found.axis else dims[axis] for axis in axes]
+
+    def emit(site: Site, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+        value = inputs[0]
+        # As TensorFlow does: sums of small floats are made in larger ones.
+        wide = value.dtype if value.dtype.size > 2 else tf.float32
+        sum_ = tf.reduce_sum(tf.cast(value, wide), axes, keepdims=attribute(op, "keep_dims"))
+        # The product of several lengths may be larger than an int32.
+        count = tf.constant(1.0, tf.float64)
+        for axis, length in zip(axes, lengths, strict=True):
+            entries = tf.shape(value)[axis] if length is None else site.number(length)
+            count *= tf.cast(entries, tf.float64)
+        return [tf.cast(sum_ / tf.cast(count, wide), value.dtype)]
+
+    return emit
+
+
+@rows_rule("BiasAddGrad")
+def bias_gradient(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    found, channels = rows_of(ins), channel_axis(op)
+    if found is None or channels is None:
+        return None
+    return Plan(ins, (found.at(0) if found.axis == channels else PARTIAL,))
+
+
+@rows_rule("L2Loss")
+def l2_loss(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    return Plan(ins, (PARTIAL,))
+
+
+@rows_rule("ArgMax", "ArgMin", "Cumsum", "Cumprod", "CumulativeLogsumexp", "ReverseV2")
+def along_axes(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    found, rank = rows_of(ins, 0), rank_of(facts, op.inputs[0])
+    axes = static_axes(facts, op.inputs[1], rank)
+    if axes is None or found is None or found.axis in axes:
+        return None
+    gone = op.type in ("ArgMax", "ArgMin") and axes[0] < found.axis
+    return Plan(only({0: found}, 2), (found.at(found.axis - gone),), along(axes))
+
+
+@rows_rule("Roll")
+def roll(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    found, rank = rows_of(ins, 0), rank_of(facts, op.inputs[0])
+    axes = static_axes(facts, op.inputs[2], rank)
+    if axes is None or found is None or found.axis in axes:
+        return None
+    return Plan(only({0: found}, 3), (found,))
+
+
+# How many of the last axes belong together, and which inputs share the other axes.
+LAST_AXES: dict[str, tuple[int, tuple[int, ...]]] = {
+    **dict.fromkeys(
+        words("Softmax LogSoftmax TopK TopKV2 NthElement FFT IFFT RFFT IRFFT RGBToHSV HSVToRGB"),
+        (1, (0,)),
+    ),
+    **dict.fromkeys(words("InTopK InTopKV2 Cross LowerBound UpperBound"), (1, (0, 1))),
+    **dict.fromkeys(words("AdjustHue AdjustSaturation"), (1, (0,))),
+    "AdjustContrastv2": (3, (0,)),
+    "FakeQuantWithMinMaxVarsPerChannel": (1, (0,)),
+    **dict.fromkeys(
+        words(
+            "MatrixBandPart MatrixDiagPartV3 Cholesky MatrixInverse MatrixDeterminant "
+            "LogMatrixDeterminant MatrixExponential MatrixLogarithm MatrixSquareRoot "
+            "SelfAdjointEigV2 Svd Qr Lu FFT2D IFFT2D RFFT2D IRFFT2D"
+        ),
+        (2, (0,)),
+    ),
+    "CholeskyGrad": (2, (0, 1)),
+    "MatrixSolve": (2, (0, 1)),
+    "MatrixTriangularSolve": (2, (0, 1)),
+    **dict.fromkeys(words("FFT3D IFFT3D RFFT3D IRFFT3D"), (3, (0,))),
+}
+
+
+@rows_rule(*LAST_AXES)
+def last_axes(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    spared, places = LAST_AXES[op.type]
+    found, rank = rows_of(ins, *places), rank_of(facts, op.inputs[0])
+    if found is None or rank is None or found.axis >= rank - spared:
+        return None
+    if op.type == "MatrixTriangularSolve":
+        # Its other axes may be broadcast.
+        dims = [facts.dims(tensor) for tensor in op.inputs]
+        if dims[0] is None or dims[1] is None or dims[0][:-2] != dims[1][:-2]:
+            return None
+    return Plan(only(dict.fromkeys(places, found), len(ins)), (found,) * len(op.outputs))
+
+
+@rows_rule("MatrixDiagV3", "MatrixSetDiagV3")
+def diagonal(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    """One diagonal, or a band of them, for each entry of the axes before."""
+    places = (0,) if op.type == "MatrixDiagV3" else (0, 1)
+    found, rank = rows_of(ins, *places), rank_of(facts, op.outputs[0])
+    # The first axis of a band says which diagonal.
+    if found is None or rank is None or found.axis >= rank - 2:
+        return None
+    return Plan(only(dict.fromkeys(places, found), len(ins)), (found,))
+
+
+@rows_rule("ReverseSequence")
+def reverse_sequence(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    found, examples = rows_of(ins, 0), attribute(op, "batch_dim")
+    if found is None:
+        found = rows_of(ins)
+        found = found and found.at(examples)
+    if found is None or found.axis == attribute(op, "seq_dim"):
+        return None
+    lengths = found.at(0) if found.axis == examples else REPLICATED
+    return Plan((found, lengths), (found,))

@@ -1,0 +1,529 @@
+"""Whether a rule says the truth: the whole of an operation against its parts, by numbers.
+
+An operation is tried with every combination of layouts of its inputs. Where its rule has a plan, the
+parts of several simulated replicas, with uneven and empty shares, are computed as the plan says and
+put together as it claims; where that is not what the whole operation gives, the plan is false. Where
+the rule has none, but the operation on the parts gives the parts of the whole, one is missing.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.partition.facts import GraphFacts
+from keras_multigpu.partition.layouts import (
+    PARTIAL,
+    REPLICATED,
+    Block,
+    Items,
+    Layout,
+    Rows,
+)
+from keras_multigpu.partition.plan import Plan
+from keras_multigpu.partition.rules import FAILS_EMPTY, RULES
+from keras_multigpu.partition.rules.sums import SUMMED
+from keras_multigpu.partition.site import LocalSite
+from keras_multigpu.partition.sizes import AnySize, Size, value_of
+
+Values = Callable[[np.random.Generator, tuple[int, ...]], Any]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An input of an operation that is tried.
+
+    Args:
+        dims: The lengths of its axes.
+        dtype: Its type.
+        values: Makes a whole value.
+        special: Whether one row may be NaN, and another infinite.
+        is_list: Whether it is a list of what its first axis is made of.
+    """
+
+    dims: tuple[AnySize, ...]
+    dtype: tf.DType
+    values: Values
+    special: bool = False
+    is_list: bool = False
+
+
+@dataclass(frozen=True)
+class Sample:
+    """An operation to try.
+
+    Args:
+        function: Makes it of its operands, and gives its results. What they have besides is constant.
+        operands: What lies on the replicas.
+        modes: Which lengths are known before a step runs: those that are "static", all but those
+            that change from batch to batch ("open"), or of these only the batch's ("unknown").
+        tolerance: How much of a difference is rounding.
+    """
+
+    function: Callable[..., Any]
+    operands: tuple[Operand, ...]
+    modes: tuple[str, ...] = ("open", "static", "unknown")
+    tolerance: float = 1e-6
+
+
+@dataclass
+class Findings:
+    """What was found out of a rule.
+
+    Args:
+        type: Of which operation.
+    """
+
+    type: str
+    checked: int = 0
+    plans: int = 0
+    false: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    dear: list[str] = field(default_factory=list)
+    """Where the rule has an input summed or gathered that could stay as it is."""
+    empty: list[str] = field(default_factory=list)
+    """Where the operation fails for no rows."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Sizes for which an operation is tried, and how many examples replicas have of each batch."""
+
+    numbers: Mapping[str, int]
+    shares: tuple[Mapping[str, tuple[int, ...]], ...]
+    special: bool = False
+
+
+def shares(*each: tuple[tuple[int, ...], tuple[int, ...]]) -> tuple[Mapping[str, Any], ...]:
+    return tuple({"batch": batch, "other": other} for batch, other in each)
+
+
+SIX = {"batch": 6, "other": 5, "time": 3}
+USUAL = (
+    Run(SIX, shares(((4, 2), (1, 4)), ((3, 2, 1), (0, 5, 0)), ((3, 2, 1, 0), (2, 0, 2, 1)))),
+    Run(SIX, shares(((0, 6), (5, 0)), ((1, 0, 5), (1, 1, 3))), special=True),
+)
+ONE = (Run({"batch": 1, "other": 2, "time": 1}, shares(((1, 0), (0, 2)), ((0, 0, 1), (1, 1, 0)))),)
+RUNS = {"static": USUAL[:1], "open": (*USUAL, *ONE), "unknown": (*USUAL[:1], *ONE)}
+BATCHES = ("batch", "other")
+
+
+class Trial:
+    """One operation, with what is known in one of the modes.
+
+    Args:
+        sample: What makes it.
+        mode: Which lengths are known.
+    """
+
+    def __init__(self, sample: Sample, mode: str) -> None:
+        self.sample, self.mode, self.runs = sample, mode, RUNS[mode]
+        self._wholes: dict[int, tuple[list[Any], list[Any]]] = {}
+        made: list[tf.Operation] = []
+
+        def traced(*operands: tf.Tensor) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+            given = [
+                as_list(tensor) if operand.is_list else tensor
+                for tensor, operand in zip(operands, sample.operands, strict=True)
+            ]
+            results = tf.nest.flatten(sample.function(*given))
+            op = results[0].op
+            made.append(op)
+            # Those that a function does not give are outputs none the less.
+            return [shown(tensor) for tensor in op.outputs], [shown(t) for t in op.inputs]
+
+        specs = [
+            tf.TensorSpec([dim if isinstance(dim, int) else None for dim in dims], operand.dtype)
+            for dims, operand in zip(self._dims(), sample.operands, strict=True)
+        ]
+        self.whole = tf.function(traced, autograph=False).get_concrete_function(*specs)
+        graph, self.op = self.whole.graph, made[-1]
+        batches = {b: SIX[b] if mode == "static" else Size.of(b) for b in BATCHES}
+        self.facts = GraphFacts(graph, self._dims(), batches)
+        operands = [
+            (tensor.consumers()[0].outputs[0] if operand.is_list else tensor).name
+            for tensor, operand in zip(graph.inputs, sample.operands, strict=True)
+        ]
+        self.places = [
+            operands.index(tensor.name) if tensor.name in operands else None
+            for tensor in self.op.inputs
+        ]
+
+    def _dims(self) -> list[list[AnySize | None]]:
+        """The lengths of operands, as they are known in this mode."""
+        return [[self._known(dim) for dim in operand.dims] for operand in self.sample.operands]
+
+    def _known(self, dim: AnySize) -> AnySize | None:
+        if self.mode == "static":
+            return value_of(dim, SIX)
+        if self.mode == "unknown" and isinstance(dim, Size) and not dim.names <= {*BATCHES}:
+            return None
+        return dim
+
+    def layouts(self) -> Iterator[tuple[Layout, ...]]:
+        """All combinations of how inputs may lie."""
+        each: list[list[Layout]] = []
+        for place in self.places:
+            if place is None:
+                each.append([REPLICATED])
+                continue
+            operand = self.sample.operands[place]
+            dims = operand.dims[1:] if operand.is_list else operand.dims
+            ways: list[Layout] = [REPLICATED]
+            if operand.dtype in SUMMED:
+                ways.append(PARTIAL)
+            for axis, dim in enumerate(dims):
+                ways += [Rows(axis, self._blocks(blocks)) for blocks in blocks_of(dim)]
+            each.append([Items(way) for way in ways] if operand.is_list else ways)
+        yield from itertools.product(*each)
+
+    def _blocks(self, blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+        if self.mode != "static":
+            return blocks
+        return tuple(Block(batch, value_of(factor, SIX)) for batch, factor in blocks)
+
+    def truth(self, number: int) -> tuple[list[Any], list[Any]]:
+        """The results of the whole operation in a run, and its inputs."""
+        if number not in self._wholes:
+            run, random = self.runs[number], np.random.default_rng(number)
+            values = []
+            for operand in self.sample.operands:
+                shape = tuple(value_of(dim, run.numbers) for dim in operand.dims)
+                value = np.asarray(operand.values(random, shape), operand.dtype.as_numpy_dtype)
+                if run.special and operand.special and value.ndim and len(value) > 2:
+                    value[1], value[2] = np.nan, np.inf
+                values.append(tf.constant(value, operand.dtype))
+            results, inputs = self.whole(*values)
+            self._wholes[number] = [numpy(t) for t in results], [numpy(t) for t in inputs]
+        return self._wholes[number]
+
+    def local(self, plan: Plan) -> Any:
+        """The function that computes a replica's part."""
+        specs = []
+        for tensor, layout in zip(self.op.inputs, plan.need, strict=True):
+            operand = isinstance(layout, Items)
+            dims = tensor.shape.as_list() if tensor.shape.rank is not None and not operand else None
+            if isinstance(layout, Rows) and dims is not None:
+                dims[layout.axis] = None
+            specs.append(tf.TensorSpec(dims, shown_type(tensor)))
+        constants = [constant(tensor) for tensor in self.op.inputs]
+        names = [*self.runs[0].numbers]
+        scalars = [tf.TensorSpec((), tf.int32)] * len(names)
+
+        def part(
+            inputs: list[tf.Tensor], numbers: list[tf.Tensor], own: list[tf.Tensor]
+        ) -> list[tf.Tensor]:
+            given = [
+                tf.constant(known, tensor.dtype)
+                if known is not None
+                else as_list(value)
+                if tensor.dtype == tf.variant
+                else value
+                for known, value, tensor in zip(constants, inputs, self.op.inputs, strict=True)
+            ]
+            site = LocalSite(
+                self.op, dict(zip(names, numbers, strict=True)), dict(zip(names, own, strict=True))
+            )
+            results = site.run(given) if plan.emit is None else plan.emit(site, given)
+            return [shown(tensor) for tensor in results]
+
+        return tf.function(part, autograph=False).get_concrete_function(specs, scalars, scalars)
+
+    def parts(self, plan: Plan, number: int, share: Mapping[str, Any], local: Any) -> Any:
+        """What each replica has as results."""
+        run, (results, inputs) = self.runs[number], self.truth(number)
+        count = len(share["batch"])
+        names = [*run.numbers]
+        numbers = [tf.constant(run.numbers[name]) for name in names]
+        given = [
+            split(value, layout, run.numbers, share, place)
+            for place, (value, layout) in enumerate(zip(inputs, plan.need, strict=True))
+        ]
+        found = []
+        for replica in range(count):
+            own = [tf.constant(share[name][replica] if name in share else 0) for name in names]
+            values = [
+                tf.constant(parts[replica], shown_type(tensor))
+                for parts, tensor in zip(given, self.op.inputs, strict=True)
+            ]
+            if self.op.type in FAILS_EMPTY and not has_rows(plan, share, replica):
+                found.append(
+                    [
+                        nothing(result, layout)
+                        for result, layout in zip(results, plan.out, strict=True)
+                    ]
+                )
+                continue
+            found.append([numpy(tensor) for tensor in local(values, numbers, own)])
+        return found
+
+    def fault(self, plan: Plan) -> str | None:
+        """What is wrong with a plan; None if its parts are those of the whole."""
+        if len(plan.need) != len(self.op.inputs) or len(plan.out) != len(self.op.outputs):
+            return "wrong number of layouts"
+        try:
+            local = self.local(plan)
+        except Exception as error:
+            return f"cannot be traced: {short(error)}"
+        for number, run in enumerate(self.runs):
+            if run.special and PARTIAL in plan.need:
+                # A part may be zero where the sum is infinite.
+                continue
+            for share in run.shares:
+                try:
+                    found = self.parts(plan, number, share, local)
+                    results = [
+                        together(parts, layout, run.numbers, share, plan.combine)
+                        for parts, layout in zip(zip(*found, strict=True), plan.out, strict=True)
+                    ]
+                except Exception as error:
+                    return f"fails for {share['batch']} of {run.numbers}: {short(error)}"
+                for place, (one, other) in enumerate(
+                    zip(results, self.truth(number)[0], strict=True)
+                ):
+                    wrong = difference(one, other, self.sample.tolerance)
+                    if wrong:
+                        return f"result {place} for {share['batch']} of {run.numbers}: {wrong}"
+        return None
+
+    def as_it_is(self, ins: tuple[Layout, ...]) -> str | None:
+        """How the results lie where the operation itself runs on parts; None if it cannot."""
+        plan = Plan(ins, (REPLICATED,) * len(self.op.outputs))
+        ways: list[list[Layout]] = []
+        for result in self.truth(0)[0]:
+            if getattr(result, "ndim", None) is None or not np.size(result):
+                return None
+            rows = {layout.blocks: None for layout in ins if isinstance(layout, Rows)}
+            ways.append([
+                REPLICATED,
+                PARTIAL,
+                *(Rows(axis, blocks) for axis in range(result.ndim) for blocks in rows),
+            ])
+        try:
+            local = self.local(plan)
+        except Exception:
+            return None
+        for number, run in enumerate(self.runs):
+            if run.special and PARTIAL in ins:
+                continue
+            for share in run.shares:
+                try:
+                    found = self.parts(plan, number, share, local)
+                except Exception:
+                    return None
+                truth = self.truth(number)[0]
+                for place, parts in enumerate(zip(*found, strict=True)):
+                    ways[place] = [
+                        way
+                        for way in ways[place]
+                        if lies_so(parts, way, truth[place], run, share, self.sample.tolerance)
+                    ]
+                    if not ways[place]:
+                        return None
+        if all(not np.any(result) for result in self.truth(0)[0] if result.dtype != object):
+            return None
+        return str([way[0] for way in ways])
+
+
+def validate(sample: Sample, wishes: bool = True) -> Findings:
+    """Try an operation in every way.
+
+    Args:
+        wishes: Whether to look for rules that are missing too.
+    """
+    findings = None
+    for mode in sample.modes:
+        trial = Trial(sample, mode)
+        findings = findings or Findings(trial.op.type)
+        verdicts: dict[Any, str | None] = {}
+        for ins in trial.layouts():
+            if all(layout in (REPLICATED, Items(REPLICATED)) for layout in ins):
+                continue
+            findings.checked += 1
+            told = f"{mode} {ins}"
+            rule = RULES.get(trial.op.type)
+            plan = rule(trial.op, ins, trial.facts) if rule else None
+            if plan is not None:
+                key = plan.need, plan.out, plan.combine
+                if key not in verdicts:
+                    findings.plans += 1
+                    verdicts[key] = trial.fault(plan)
+                    if verdicts[key]:
+                        findings.false.append(f"{told} -> {plan.out}: {verdicts[key]}")
+            dear = plan is not None and any(
+                have not in (REPLICATED, need) for have, need in zip(ins, plan.need, strict=True)
+            )
+            if wishes and (plan is None or dear):
+                way = trial.as_it_is(ins)
+                if way:
+                    (findings.dear if dear else findings.missing).append(f"{told} -> {way}")
+    assert findings is not None
+    return findings
+
+
+def blocks_of(dim: AnySize) -> Iterator[tuple[Block, ...]]:
+    """The ways to see an axis of this length as blocks of examples."""
+    if not isinstance(dim, Size):
+        return
+    blocks = []
+    for names, coefficient in dim.terms:
+        batches = [name for name in names if name in BATCHES]
+        if len(batches) != 1:
+            return
+        rest = [name for name in names if name not in BATCHES]
+        factor: AnySize = coefficient
+        for name in rest:
+            factor = factor * Size.of(name)
+        blocks.append((batches[0], factor, coefficient if not rest else 1))
+    for order in {tuple(blocks), tuple(reversed(blocks))}:
+        yield tuple(Block(batch, factor) for batch, factor, _ in order)
+    if len(blocks) == 1 and blocks[0][2] > 1:
+        yield (Block(blocks[0][0], 1),) * blocks[0][2]
+
+
+def as_list(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.TensorListFromTensor(tensor=tensor, element_shape=tf.constant(-1))
+
+
+def shown(tensor: tf.Tensor) -> tf.Tensor:
+    """A tensor that can be looked at: of a list, all elements one upon another."""
+    if tensor.dtype != tf.variant:
+        return tf.identity(tensor)
+    return tf.raw_ops.TensorListStack(
+        input_handle=tensor, element_shape=tf.constant(-1), element_dtype=tf.float64
+    )
+
+
+def shown_type(tensor: tf.Tensor) -> tf.DType:
+    return tf.float64 if tensor.dtype == tf.variant else tensor.dtype
+
+
+def numpy(tensor: tf.Tensor) -> Any:
+    return tensor if tensor.dtype == tf.resource else tensor.numpy()
+
+
+def constant(tensor: tf.Tensor) -> Any:
+    return None if tensor.dtype in (tf.variant, tf.resource) else tf.get_static_value(tensor)
+
+
+def pieces(
+    layout: Rows, numbers: Mapping[str, int], share: Mapping[str, Any]
+) -> list[list[int]]:
+    """How many rows of each block each replica has."""
+    return [
+        [own * value_of(factor, numbers) for own in share[batch]] for batch, factor in layout.blocks
+    ]
+
+
+def split(
+    value: Any, layout: Layout, numbers: Mapping[str, int], share: Mapping[str, Any], seed: int
+) -> list[Any]:
+    """A replica's part of a value, for each."""
+    count = len(share["batch"])
+    if isinstance(layout, Items):
+        inner = layout.element or REPLICATED
+        layout = inner.at(inner.axis + 1) if isinstance(inner, Rows) else inner
+    if isinstance(layout, Rows):
+        lengths = pieces(layout, numbers, share)
+        if sum(map(sum, lengths)) != value.shape[layout.axis]:
+            raise ValueError(f"{layout} of {value.shape}")
+        cuts = np.cumsum([n for block in lengths for n in block])[:-1]
+        found = np.split(value, cuts, layout.axis)
+        return [np.concatenate(found[n::count], layout.axis) for n in range(count)]
+    if layout == PARTIAL:
+        random = np.random.default_rng(seed)
+        parts = []
+        for place in range(count - 1):
+            part = random.normal(place - 1, 2, value.shape)
+            if value.dtype.kind == "c":
+                part = part + 1j * random.normal(size=value.shape)
+            parts.append((part * 3).astype(value.dtype) if value.dtype.kind == "i" else part)
+        return [*(part.astype(value.dtype) for part in parts), value - sum(parts).astype(value.dtype)]
+    return [value] * count
+
+
+def together(
+    parts: Sequence[Any],
+    layout: Layout,
+    numbers: Mapping[str, int],
+    share: Mapping[str, Any],
+    combine: str | None = None,
+) -> Any:
+    """The whole value of parts that lie so."""
+    count = len(parts)
+    if isinstance(layout, Items):
+        inner = layout.element or REPLICATED
+        layout = inner.at(inner.axis + 1) if isinstance(inner, Rows) else inner
+    if isinstance(layout, Rows):
+        lengths = pieces(layout, numbers, share)
+        own = [
+            np.split(part, np.cumsum([block[n] for block in lengths])[:-1], layout.axis)
+            for n, part in enumerate(parts)
+        ]
+        for n, found in enumerate(own):
+            if [piece.shape[layout.axis] for piece in found] != [block[n] for block in lengths]:
+                raise ValueError(f"{layout} of {parts[n].shape}")
+        blocks = [own[n][block] for block in range(len(lengths)) for n in range(count)]
+        return np.concatenate(blocks, layout.axis)
+    if layout == PARTIAL:
+        return np.sum(np.stack(parts), 0, dtype=parts[0].dtype)
+    if combine:
+        # As replicas' values are combined.
+        return getattr(tf.raw_ops, combine)(input=tf.stack(parts), axis=0).numpy()
+    for part in parts[1:]:
+        if difference(part, parts[0], 1e-6):
+            raise ValueError("replicas have different wholes")
+    return parts[0]
+
+
+def has_rows(plan: Plan, share: Mapping[str, Any], replica: int) -> bool:
+    return any(
+        share[batch][replica]
+        for layout in plan.need
+        if isinstance(layout, Rows)
+        for batch, _ in layout.blocks
+    )
+
+
+def nothing(result: Any, layout: Layout) -> Any:
+    """What a replica without rows has of a result."""
+    if isinstance(layout, Rows):
+        return np.take(result, [], layout.axis)
+    return np.zeros_like(result)
+
+
+def lies_so(
+    parts: Sequence[Any], way: Layout, truth: Any, run: Run, share: Mapping[str, Any], limit: float
+) -> bool:
+    if way == PARTIAL and (truth.dtype.kind not in "fci" or truth.dtype == object):
+        return False
+    try:
+        found = together(parts, way, run.numbers, share)
+    except ValueError:
+        return False
+    return not difference(found, truth, limit)
+
+
+def difference(one: Any, other: Any, limit: float) -> str | None:
+    """What two values differ by, beyond rounding."""
+    if not isinstance(one, (np.ndarray, np.generic, bytes, int)):
+        return None
+    one, other = np.asarray(one), np.asarray(other)
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return f"{one.dtype} {one.shape} for {other.dtype} {other.shape}"
+    if other.dtype.kind in "fc" or other.dtype.name == "bfloat16":
+        wide = complex if other.dtype.kind == "c" else float
+        with np.errstate(all="ignore"):
+            equal = np.allclose(
+                one.astype(wide), other.astype(wide), limit, limit, equal_nan=True
+            )
+    else:
+        equal = np.array_equal(one, other)
+    return None if equal else f"{one.ravel()[:6]} for {other.ravel()[:6]}"
+
+
+def short(error: Exception) -> str:
+    return f"{type(error).__name__} {' '.join(str(error).split())[:240]}"
