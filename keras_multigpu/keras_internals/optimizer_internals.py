@@ -363,3 +363,31 @@ def variables_anywhere() -> Iterator[None]:
             yield
         finally:
             TFOptimizer.add_variable_from_reference = checked
+
+
+@contextlib.contextmanager
+def on_one_device(optimizers: Sequence[keras.optimizers.Optimizer]) -> Iterator[None]:
+    """Let optimizers update plain variables, outside of any strategy, while the context lasts.
+
+    The variables that they know have been given plain storages before.
+    """
+    saved = []
+    for optimizer in optimizers:
+        own = vars(optimizer)
+        changed = {"_distribution_strategy": tf.distribute.get_strategy()}
+        for name, table in own.get("_tables_by_identity", {}).items():
+            known = [v for v in optimizer._trainable_variables if id(v) in table]
+            # Keras looks variables up by their storage, and these are other ones now.
+            if isinstance(table, dict):
+                changed[name] = {optimizer._var_key(v): table[id(v)] for v in known}
+            else:
+                changed[name] = {optimizer._var_key(v) for v in known}
+        if "_exclude_from_weight_decay_cache" in changed:
+            changed["_exclude_from_weight_decay_cache"] = {}
+        saved.append((own, {name: own[name] for name in changed}))
+        own.update(changed)
+    try:
+        yield
+    finally:
+        for own, before in saved:
+            own.update(before)

@@ -18,6 +18,7 @@ from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import Batch, normalized, wide
 from keras_multigpu.training.steps.custom_step import share_of_loss
 from keras_multigpu.training.steps.present_step import present_rows
+from keras_multigpu.training.steps.split_step import traces_one_device
 from keras_multigpu.training.threads import alone
 from keras_multigpu.training.variables.placement import build_optimizer
 from keras_multigpu.training.workers import agreed_seed, require_same_call, together
@@ -302,6 +303,8 @@ class DistributedModel(keras.Model):
 
         Without an override, `fit` runs a faster step of the same arithmetic.
         """
+        if traces_one_device():
+            return super().train_step(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         with tf.GradientTape() as tape:
             y_pred = model_internals.called(self, x, training=True)
@@ -315,6 +318,8 @@ class DistributedModel(keras.Model):
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """One evaluation step on a replica's rows; call it from an override."""
+        if traces_one_device():
+            return super().test_step(data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         y_pred = model_internals.called(self, x, training=False)
         loss = self.compute_loss(x, y, y_pred, sample_weight, training=False)
@@ -342,7 +347,7 @@ class DistributedModel(keras.Model):
 
         Called in a `train_step` of your own it is the loss of the global batch.
         """
-        if present_rows() is None:
+        if traces_one_device() or present_rows() is None:
             return super().compute_loss(x, y, y_pred, sample_weight, training)
         return share_of_loss(self, y, y_pred, sample_weight)
 

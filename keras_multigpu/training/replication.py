@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import logging
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -208,6 +209,7 @@ class Replication:
     ) -> StepFunctions:
         # Metrics live where the step that comes next updates them.
         in_parts = bool(overridden(model, method)) or method in self._on_variables
+        in_parts = in_parts and not self.splits(model)
         self.placement.arrange_metrics(model, in_parts)
         eager = bool(model.run_eagerly)
         # Without a graph Keras asks in each step what is frozen.
@@ -226,6 +228,11 @@ class Replication:
             direct = eager or (self.elsewhere is not None and method == "train_step")
             self._functions[key] = StepFunctions(step, replicas, direct, data_wait)
         return self._functions[key]
+
+    def splits(self, model: keras.Model) -> bool:
+        """Whether the step of one device is split; a private switch until all steps are."""
+        supported = self.elsewhere is None and not self.probes and self.pieces == 1
+        return supported and not model.run_eagerly and os.environ.get("KMG_SPLIT") == "1"
 
     def reads_in_graph(self, model: keras.Model) -> bool:
         """Whether a graph of steps may read the batches itself."""

@@ -337,8 +337,23 @@ def summed_together(own: list[tf.Tensor]) -> list[tf.Tensor]:
     """The sums of tensors over replicas, in one pack; one alone needs none."""
     if len(own) < 2:
         return list(_thread.sum(own)) if own else []
-    packing = Packing(own)
-    return packing.unpack(_thread.sum(packing.pack(own)))
+    # Where a tensor is as long as the batch, its size is known only when the step runs.
+    is_open = [not tensor.shape.is_fully_defined() for tensor in own]
+    sizes = {place: tf.shape(own[place]) for place, is_so in enumerate(is_open) if is_so}
+    summed: dict[int, tf.Tensor] = {}
+    for dtype in {own[place].dtype for place in sizes}:
+        members = [place for place in sizes if own[place].dtype == dtype]
+        flat = tf.concat([tf.reshape(own[place], [-1]) for place in members], axis=0)
+        parts = tf.split(_thread.sum([flat])[0], [tf.size(own[place]) for place in members])
+        for place, part in zip(members, parts, strict=True):
+            summed[place] = tf.reshape(part, sizes[place])
+            summed[place].set_shape(own[place].shape)
+    fixed = [place for place, is_so in enumerate(is_open) if not is_so]
+    if fixed:
+        packing = Packing([own[place] for place in fixed])
+        packs = _thread.sum(packing.pack([own[place] for place in fixed]))
+        summed.update(zip(fixed, packing.unpack(packs), strict=True))
+    return [summed[place] for place in range(len(own))]
 
 
 def called(kind: Any, name: str, types: Sequence[tf.DType], *tensors: tf.Tensor) -> Any:

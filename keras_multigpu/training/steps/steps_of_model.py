@@ -35,6 +35,7 @@ from keras_multigpu.training.shares import (
 )
 from keras_multigpu.training.steps.custom_step import CustomPrediction, CustomStep
 from keras_multigpu.training.steps.evaluation_step import EvaluationPass, EvaluationStep
+from keras_multigpu.training.steps.split_step import SplitStep
 from keras_multigpu.training.steps.step import TrainStep
 from keras_multigpu.training.steps.whole_batch_step import WholeBatchTrainStep
 from keras_multigpu.training.variables.catching_scope import AssignsWeights
@@ -56,6 +57,9 @@ def training_step(
 ) -> RunStep:
     """The training step for batches of these specs; with the first of them, if it is at hand."""
     replication.placement.prepare(model, spec, batch, "train_step")
+    if replication.splits(model):
+        replication.placement.make_ready(model, spec, batch, model.train_step)
+        return SplitStep(model, replication, spec, model.train_step)
     # One replica has the whole batch: Keras's own moments are those of all.
     several = replication.shares_of_batch > 1
     layers = synchronized_layers(model, replication.sync_batch_norm) if several else []
@@ -132,6 +136,9 @@ def evaluation_step(
     model: keras.Model, replication: "Replication", spec: Batch, batch: Batch | None
 ) -> RunStep:
     replication.placement.prepare(model, spec, batch, "test_step")
+    if replication.splits(model):
+        replication.placement.make_ready(model, spec, batch, model.test_step)
+        return SplitStep(model, replication, spec, model.test_step)
     if overridden(model, "test_step"):
         replication.placement.make_ready(model, spec, batch, model.test_step)
         return CustomStep(model, replication.group, model.test_step)
@@ -148,6 +155,8 @@ def prediction_step(
     model: keras.Model, replication: "Replication", spec: Batch, batch: Batch | None
 ) -> RunStep:
     replication.placement.prepare(model, spec, batch)
+    if replication.splits(model):
+        return SplitStep(model, replication, spec, model.predict_step)
     if overridden(model, "predict_step"):
         return CustomPrediction(model, replication.group, model.predict_step, spec)
     return EvaluationStep(EvaluationPass(model, replication, spec, predicts=True)).predict
