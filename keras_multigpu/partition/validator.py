@@ -24,7 +24,7 @@ from keras_multigpu.partition.layouts import (
     Rows,
 )
 from keras_multigpu.partition.plan import Plan
-from keras_multigpu.partition.rules import FAILS_EMPTY, RULES
+from keras_multigpu.partition.rules import RULES, skipped_empty
 from keras_multigpu.partition.rules.sums import SUMMED
 from keras_multigpu.partition.site import LocalSite
 from keras_multigpu.partition.sizes import AnySize, Size, value_of
@@ -61,12 +61,14 @@ class Sample:
         modes: Which lengths are known before a step runs: those that are "static", all but those
             that change from batch to batch ("open"), or of these only the batch's ("unknown").
         tolerance: How much of a difference is rounding.
+        one_row: Whether to try it for a batch of one row too.
     """
 
     function: Callable[..., Any]
     operands: tuple[Operand, ...]
     modes: tuple[str, ...] = ("open", "static", "unknown")
     tolerance: float = 1e-6
+    one_row: bool = True
 
 
 @dataclass
@@ -107,7 +109,6 @@ USUAL = (
     Run(SIX, shares(((0, 6), (5, 0)), ((1, 0, 5), (1, 1, 3))), special=True),
 )
 ONE = (Run({"batch": 1, "other": 2, "time": 1}, shares(((1, 0), (0, 2)), ((0, 0, 1), (1, 1, 0)))),)
-RUNS = {"static": USUAL[:1], "open": (*USUAL, *ONE), "unknown": (*USUAL[:1], *ONE)}
 BATCHES = ("batch", "other")
 
 
@@ -120,7 +121,11 @@ class Trial:
     """
 
     def __init__(self, sample: Sample, mode: str) -> None:
-        self.sample, self.mode, self.runs = sample, mode, RUNS[mode]
+        self.sample, self.mode, self.runs = sample, mode, USUAL
+        if mode == "open" and sample.one_row:
+            self.runs += ONE
+        elif mode == "unknown":
+            self.runs = USUAL[:1]
         self._wholes: dict[int, tuple[list[Any], list[Any]]] = {}
         made: list[tf.Operation] = []
 
@@ -141,11 +146,13 @@ class Trial:
         ]
         self.whole = tf.function(traced, autograph=False).get_concrete_function(*specs)
         graph, self.op = self.whole.graph, made[-1]
+        inputs = graph.inputs[: len(sample.operands)]
+        captured = [None] * (len(graph.inputs) - len(inputs))
         batches = {b: SIX[b] if mode == "static" else Size.of(b) for b in BATCHES}
-        self.facts = GraphFacts(graph, self._dims(), batches)
+        self.facts = GraphFacts(graph, [*self._dims(), *captured], batches)
         operands = [
             (tensor.consumers()[0].outputs[0] if operand.is_list else tensor).name
-            for tensor, operand in zip(graph.inputs, sample.operands, strict=True)
+            for tensor, operand in zip(inputs, sample.operands, strict=True)
         ]
         self.places = [
             operands.index(tensor.name) if tensor.name in operands else None
@@ -209,7 +216,7 @@ class Trial:
             if isinstance(layout, Rows) and dims is not None:
                 dims[layout.axis] = None
             specs.append(tf.TensorSpec(dims, shown_type(tensor)))
-        constants = [constant(tensor) for tensor in self.op.inputs]
+        constants = [self._constant(tensor) for tensor in self.op.inputs]
         names = [*self.runs[0].numbers]
         scalars = [tf.TensorSpec((), tf.int32)] * len(names)
 
@@ -217,7 +224,9 @@ class Trial:
             inputs: list[tf.Tensor], numbers: list[tf.Tensor], own: list[tf.Tensor]
         ) -> list[tf.Tensor]:
             given = [
-                tf.constant(known, tensor.dtype)
+                known
+                if tensor.dtype == tf.resource
+                else tf.constant(known, tensor.dtype)
                 if known is not None
                 else as_list(value)
                 if tensor.dtype == tf.variant
@@ -231,6 +240,12 @@ class Trial:
             return [shown(tensor) for tensor in results]
 
         return tf.function(part, autograph=False).get_concrete_function(specs, scalars, scalars)
+
+    def _constant(self, tensor: tf.Tensor) -> Any:
+        """What is the same for every run: a constant, or a resource."""
+        if tensor.dtype == tf.resource:
+            return next(own for own, inner in self.whole.graph.captures if inner is tensor)
+        return None if tensor.dtype == tf.variant else tf.get_static_value(tensor)
 
     def parts(self, plan: Plan, number: int, share: Mapping[str, Any], local: Any) -> Any:
         """What each replica has as results."""
@@ -246,10 +261,12 @@ class Trial:
         for replica in range(count):
             own = [tf.constant(share[name][replica] if name in share else 0) for name in names]
             values = [
-                tf.constant(parts[replica], shown_type(tensor))
+                parts[replica]
+                if tensor.dtype == tf.resource
+                else tf.constant(parts[replica], shown_type(tensor))
                 for parts, tensor in zip(given, self.op.inputs, strict=True)
             ]
-            if self.op.type in FAILS_EMPTY and not has_rows(plan, share, replica):
+            if skipped_empty(self.op, plan) and not has_rows(plan, share, replica):
                 found.append(
                     [
                         nothing(result, layout)
@@ -297,11 +314,13 @@ class Trial:
             if getattr(result, "ndim", None) is None or not np.size(result):
                 return None
             rows = {layout.blocks: None for layout in ins if isinstance(layout, Rows)}
-            ways.append([
-                REPLICATED,
-                PARTIAL,
-                *(Rows(axis, blocks) for axis in range(result.ndim) for blocks in rows),
-            ])
+            ways.append(
+                [
+                    REPLICATED,
+                    PARTIAL,
+                    *(Rows(axis, blocks) for axis in range(result.ndim) for blocks in rows),
+                ]
+            )
         try:
             local = self.local(plan)
         except Exception:
@@ -405,13 +424,7 @@ def numpy(tensor: tf.Tensor) -> Any:
     return tensor if tensor.dtype == tf.resource else tensor.numpy()
 
 
-def constant(tensor: tf.Tensor) -> Any:
-    return None if tensor.dtype in (tf.variant, tf.resource) else tf.get_static_value(tensor)
-
-
-def pieces(
-    layout: Rows, numbers: Mapping[str, int], share: Mapping[str, Any]
-) -> list[list[int]]:
+def pieces(layout: Rows, numbers: Mapping[str, int], share: Mapping[str, Any]) -> list[list[int]]:
     """How many rows of each block each replica has."""
     return [
         [own * value_of(factor, numbers) for own in share[batch]] for batch, factor in layout.blocks
@@ -441,7 +454,10 @@ def split(
             if value.dtype.kind == "c":
                 part = part + 1j * random.normal(size=value.shape)
             parts.append((part * 3).astype(value.dtype) if value.dtype.kind == "i" else part)
-        return [*(part.astype(value.dtype) for part in parts), value - sum(parts).astype(value.dtype)]
+        return [
+            *(part.astype(value.dtype) for part in parts),
+            value - sum(parts).astype(value.dtype),
+        ]
     return [value] * count
 
 
@@ -517,9 +533,7 @@ def difference(one: Any, other: Any, limit: float) -> str | None:
     if other.dtype.kind in "fc" or other.dtype.name == "bfloat16":
         wide = complex if other.dtype.kind == "c" else float
         with np.errstate(all="ignore"):
-            equal = np.allclose(
-                one.astype(wide), other.astype(wide), limit, limit, equal_nan=True
-            )
+            equal = np.allclose(one.astype(wide), other.astype(wide), limit, limit, equal_nan=True)
     else:
         equal = np.array_equal(one, other)
     return None if equal else f"{one.ravel()[:6]} for {other.ravel()[:6]}"

@@ -13,7 +13,10 @@
 Importing this enters them all into `plan.RULES`.
 """
 
-from keras_multigpu.partition.plan import RULES
+import tensorflow as tf
+
+from keras_multigpu.partition.layouts import PARTIAL, Rows
+from keras_multigpu.partition.plan import RULES, Plan
 from keras_multigpu.partition.rules import (
     elementwise,
     examples,
@@ -25,9 +28,32 @@ from keras_multigpu.partition.rules import (
     strided,
 )
 
-FAILS_EMPTY: set[str] = set()
+FAILS_EMPTY = {
+    "DepthwiseConv2dNativeBackpropFilter",
+    "GatherNd",
+    "MaxPool3DGradGrad",
+    "MaxPoolWithArgmax",
+    "MirrorPad",
+    "MirrorPadGrad",
+    "ScatterNd",
+    "TensorScatterAdd",
+    "TensorScatterMax",
+    "TensorScatterMin",
+    "TensorScatterSub",
+    "TensorScatterUpdate",
+}
 """Operations that fail, or are wrong, where a replica has no rows."""
 
 lists.for_lists_too("Identity", "ZerosLike", "AddN")
 
-__all__ = ["FAILS_EMPTY", "RULES"]
+
+def skipped_empty(op: tf.Operation, plan: Plan) -> bool:
+    """Whether a replica without rows must leave an operation out.
+
+    Its results have no rows, or are zeros to add.
+    """
+    rows = any(isinstance(layout, Rows) for layout in plan.need)
+    return op.type in FAILS_EMPTY and rows and not plan.combine and PARTIAL not in plan.need
+
+
+__all__ = ["FAILS_EMPTY", "RULES", "skipped_empty"]

@@ -31,7 +31,9 @@ def as_blocks(facts: Facts, length: AnySize | None, rows: Rows) -> Blocks | None
     return (Block(rows.blocks[0].batch, factor),)
 
 
-def between(facts: Facts, before: AnySize, rows: Rows, after: AnySize) -> tuple[Blocks, Rows] | None:
+def between(
+    facts: Facts, before: AnySize, rows: Rows, after: AnySize
+) -> tuple[Blocks, Rows] | None:
     """The blocks of what is put before rows, and those rows with what is put before and after."""
     first, last = as_blocks(facts, before, rows), as_blocks(facts, after, rows)
     if first is None or last is None:

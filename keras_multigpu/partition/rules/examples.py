@@ -15,7 +15,7 @@ EXAMPLES: dict[str, tuple[int, ...]] = table(
         "MaxPoolGrad MaxPoolGradV2 MaxPoolGradGrad MaxPoolGradGradV2": (0, 1, 2),
         "MaxPool3DGrad MaxPool3DGradGrad LRNGrad": (0, 1, 2),
         "MaxPoolWithArgmax": (0,),
-        "MaxPoolGradWithArgmax MaxPoolGradGradWithArgmax": (0, 1, 2),
+        "MaxPoolGradWithArgmax": (0, 1, 2),
         "AvgPoolGrad AvgPool3DGrad": (1,),
         "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput": (2,),
         "Dilation2DBackpropInput": (0, 2),
@@ -98,5 +98,3 @@ def quantization_gradient(op: tf.Operation, ins: tuple[Layout, ...], facts: Fact
     if found is None or rank is None or (per_channel and found.axis == rank - 1):
         return None
     return Plan(only({0: found, 1: found}, 4), (found, PARTIAL, PARTIAL))
-
-

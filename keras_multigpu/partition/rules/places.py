@@ -164,7 +164,11 @@ def segments(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | 
 
 @rows_rule("DenseBincount", "Bincount")
 def bincount(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
-    found, rank, weights = rows_of(ins, 0, 2), rank_of(facts, op.inputs[0]), facts.dims(op.inputs[2])
+    found, rank, weights = (
+        rows_of(ins, 0, 2),
+        rank_of(facts, op.inputs[0]),
+        facts.dims(op.inputs[2]),
+    )
     if found is None or rank is None or weights is None or None in weights:
         return None
     need = only({0: found}, 3) if weights == [0] else only({0: found, 2: found}, 3)

@@ -29,7 +29,9 @@ def contraction(
         if label is None or any(each.count(label) > 1 for each in (*labels, out)):
             continue
         assert isinstance(layout, Rows)
-        need = tuple(layout.at(each.index(label)) if label in each else REPLICATED for each in labels)
+        need = tuple(
+            layout.at(each.index(label)) if label in each else REPLICATED for each in labels
+        )
         if label not in out and op.outputs[0].dtype not in SUMMED:
             continue
         result = layout.at(out.index(label)) if label in out else PARTIAL
@@ -60,9 +62,7 @@ def batch_matmul(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Pla
         return None
     one = "km" if attribute(op, "adj_x") else "mk"
     two = "nk" if attribute(op, "adj_y") else "kn"
-    return contraction(
-        op, ins, [[*labels[0], *one], [*labels[1], *two]], [*before, *"mn"], facts
-    )
+    return contraction(op, ins, [[*labels[0], *one], [*labels[1], *two]], [*before, *"mn"], facts)
 
 
 def broadcast(
@@ -85,7 +85,9 @@ def einsum(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | No
     if any(own is None for own in dims):
         return None
     shapes = [own for own in dims if own is not None]
-    counts = [len(own) - len(term.replace("...", "")) for own, term in zip(shapes, terms, strict=True)]
+    counts = [
+        len(own) - len(term.replace("...", "")) for own, term in zip(shapes, terms, strict=True)
+    ]
     most = max((n for n, term in zip(counts, terms, strict=True) if "..." in term), default=0)
     spare = [each for each in string.ascii_letters if each not in left][:most]
     labels: list[Labels] = []

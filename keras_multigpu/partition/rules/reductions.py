@@ -116,7 +116,7 @@ def roll(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None
 # How many of the last axes belong together, and which inputs share the other axes.
 LAST_AXES: dict[str, tuple[int, tuple[int, ...]]] = {
     **dict.fromkeys(
-        words("Softmax LogSoftmax TopK TopKV2 NthElement FFT IFFT RFFT IRFFT RGBToHSV HSVToRGB"),
+        words("Softmax LogSoftmax TopKV2 NthElement FFT IFFT RFFT IRFFT RGBToHSV HSVToRGB"),
         (1, (0,)),
     ),
     **dict.fromkeys(words("InTopK InTopKV2 Cross LowerBound UpperBound"), (1, (0, 1))),
@@ -126,7 +126,7 @@ LAST_AXES: dict[str, tuple[int, tuple[int, ...]]] = {
     **dict.fromkeys(
         words(
             "MatrixBandPart MatrixDiagPartV3 Cholesky MatrixInverse MatrixDeterminant "
-            "LogMatrixDeterminant MatrixExponential MatrixLogarithm MatrixSquareRoot "
+            "LogMatrixDeterminant MatrixLogarithm MatrixSquareRoot "
             "SelfAdjointEigV2 Svd Qr Lu FFT2D IFFT2D RFFT2D IRFFT2D"
         ),
         (2, (0,)),

@@ -323,5 +323,3 @@ def shape(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | Non
         return [tf.reduce_prod(found[0])] if op.type == "Size" else found
 
     return Plan(ins, (REPLICATED,) * len(op.outputs), emit)
-
-

@@ -60,7 +60,12 @@ def steps_by_one(op: tf.Operation, facts: Facts, entry: int) -> bool:
 
 
 def masked(
-    op: tf.Operation, site: Site, inputs: list[tf.Tensor], entry: int, before: Blocks | None, kept: Blocks
+    op: tf.Operation,
+    site: Site,
+    inputs: list[tf.Tensor],
+    entry: int,
+    before: Blocks | None,
+    kept: Blocks,
 ) -> dict[str, object]:
     """The arguments of a slice whose entry takes these rows; all that there are, without `before`."""
     masks = {name: attribute(op, name) for name in MASKS}
@@ -141,5 +146,3 @@ def strided_slice_gradient(op: tf.Operation, ins: tuple[Layout, ...], facts: Fac
         return [tf.raw_ops.StridedSliceGrad(shape=shape, dy=inputs[4], **arguments)]
 
     return Plan(need, (rows,), emit)
-
-

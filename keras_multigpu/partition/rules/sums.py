@@ -70,10 +70,11 @@ def open_sum(op: tf.Operation, ins: tuple[Layout, ...]) -> Plan | None:
         return plan if widened(types[0], op.outputs[0].dtype) else None
     if kind in SCALED:
         (place,) = summed if len(summed) == 1 else (None,)
-        whole = types[0] not in (*FLOATS, *COMPLEX) and kind != "Mul"
-        return plan if place in SCALED[kind] and not whole else None
+        fits = types[0] in (*FLOATS, *COMPLEX) or kind == "Mul"
+        return plan if place in SCALED[kind] and fits else None
     if kind in ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"):
-        return plan if len(summed) == 1 and finite(op.inputs[1 - min(summed)]) else None
+        whole = [tensor for place, tensor in enumerate(op.inputs) if place not in summed]
+        return plan if len(summed) == 1 and all(finite(tensor) for tensor in whole) else None
     if kind in LINEAR_IN_FLOATS and types[0] not in FLOATS:
         return None
     places = LINEAR.get(kind, LINEAR_IN_FLOATS.get(kind))
