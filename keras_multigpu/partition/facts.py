@@ -196,7 +196,8 @@ def common(found: Sequence[Dims]) -> Dims:
     if any(dims is None or first is None or len(dims) != len(first) for dims in found):
         return None
     return [
-        each[0] if all(dim == each[0] for dim in each) else None for each in zip(*found, strict=True)
+        each[0] if all(dim == each[0] for dim in each) else None
+        for each in zip(*found, strict=True)
     ]
 
 

@@ -282,7 +282,9 @@ def pack(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     found = [facts.dims(tensor) for tensor in op.inputs]
     if any(dims is None for dims in found):
         return None
-    dims = [entries[0] if all(e == entries[0] for e in entries) else None for entries in zip(*found)]
+    dims = [
+        entries[0] if all(e == entries[0] for e in entries) else None for entries in zip(*found)
+    ]
     place = op.get_attr("axis") % (len(dims) + 1)
     return [[*dims[:place], len(op.inputs), *dims[place:]]]
 
@@ -557,9 +559,7 @@ def reduced(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     if dims is None or axes is None:
         return None
     kept = op.type not in ("ArgMax", "ArgMin") and op.get_attr("keep_dims")
-    return [
-        [1 if at in axes else dim for at, dim in enumerate(dims) if kept or at not in axes]
-    ]
+    return [[1 if at in axes else dim for at, dim in enumerate(dims) if kept or at not in axes]]
 
 
 @lengths_of("GatherV2 ResourceGather")
@@ -587,7 +587,11 @@ def gather_nd(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
 
 @lengths_of("UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd")
 def segments(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    dims, places, count = facts.dims(op.inputs[0]), facts.dims(op.inputs[1]), facts.value(op.inputs[2])
+    dims, places, count = (
+        facts.dims(op.inputs[0]),
+        facts.dims(op.inputs[1]),
+        facts.value(op.inputs[2]),
+    )
     if dims is None or places is None:
         return None
     return [[None if count is None else count[()], *dims[len(places) :]]]
@@ -641,7 +645,9 @@ def elements_after(op: tf.Operation, facts: Any) -> None:
     found: Elements | None = None
     if op.type == "TensorListFromTensor":
         dims = facts.dims(op.inputs[0])
-        found = None if dims is None else Elements(tuple(dims[1:]), None, dims[0], op.inputs[0].dtype)
+        found = (
+            None if dims is None else Elements(tuple(dims[1:]), None, dims[0], op.inputs[0].dtype)
+        )
     elif op.type in ("TensorListReserve", "EmptyTensorList"):
         shape, count = shaped(facts, op.inputs[0]), facts.value(op.inputs[1])
         reserved = op.type == "TensorListReserve" and count is not None

@@ -203,9 +203,7 @@ class Splitter:
         )
         return plan
 
-    def _plan(
-        self, op: tf.Operation, ins: tuple[Layout, ...], scope: Scope
-    ) -> tuple[Plan, bool]:
+    def _plan(self, op: tf.Operation, ins: tuple[Layout, ...], scope: Scope) -> tuple[Plan, bool]:
         """The plan of an operation, and whether replicas exchange something inside of it."""
         if op.type in LOOPS or op.type in BRANCHES:
             key = (id(op.graph), op.name, ins, scope.in_loop)
@@ -219,9 +217,7 @@ class Splitter:
             return Plan(ins, out), inner.exchanges
         return self._plan_operation(op, ins, scope), False
 
-    def _plan_operation(
-        self, op: tf.Operation, ins: tuple[Layout, ...], scope: Scope
-    ) -> Plan:
+    def _plan_operation(self, op: tf.Operation, ins: tuple[Layout, ...], scope: Scope) -> Plan:
         whole = Plan(
             tuple(layout if isinstance(layout, Items) else REPLICATED for layout in ins),
             tuple(REPLICATED for _ in op.outputs),
@@ -234,13 +230,19 @@ class Splitter:
             if rows is not None and not batch:
                 return Plan((REPLICATED, rows), (rows,))
             return whole
-        if op.type in WRITES or (op.inputs and op.inputs[0].dtype == tf.resource and
-                                 op.type == "ReadVariableOp"):
+        if op.type in WRITES or (
+            op.inputs and op.inputs[0].dtype == tf.resource and op.type == "ReadVariableOp"
+        ):
             return whole
         if set(ins) <= {REPLICATED}:
             return whole
-        if all(scope.facts.value(tensor) is not None and is_known(scope.facts.value(tensor))
-               for tensor in op.outputs) and op.outputs:
+        if (
+            all(
+                scope.facts.value(tensor) is not None and is_known(scope.facts.value(tensor))
+                for tensor in op.outputs
+            )
+            and op.outputs
+        ):
             return Plan(ins, whole.out)
         if op.type in SHAPES:
             return Plan(ins, whole.out, emit=global_shape(ins))
@@ -268,10 +270,16 @@ class Splitter:
             return plan
         if any(isinstance(i, Items) and i.element not in (None, REPLICATED) for i in ins):
             need = tuple(Items(REPLICATED) if isinstance(i, Items) else REPLICATED for i in ins)
-            return Plan(need, tuple(
-                Items(REPLICATED) if t.dtype == tf.variant else REPLICATED for t in op.outputs))
-        return Plan(whole.need, tuple(
-            Items(REPLICATED) if t.dtype == tf.variant else REPLICATED for t in op.outputs))
+            return Plan(
+                need,
+                tuple(
+                    Items(REPLICATED) if t.dtype == tf.variant else REPLICATED for t in op.outputs
+                ),
+            )
+        return Plan(
+            whole.need,
+            tuple(Items(REPLICATED) if t.dtype == tf.variant else REPLICATED for t in op.outputs),
+        )
 
     def _open(self, op: tf.Operation, ins: tuple[Layout, ...], scope: Scope) -> Plan | None:
         """The plan of an operation that passes a sum on that is still to come."""
@@ -308,26 +316,29 @@ class Splitter:
             if after == present:
                 break
             if any(
-                a != b and not isinstance(b, Items)
-                for a, b in zip(after, present, strict=True)
+                a != b and not isinstance(b, Items) for a, b in zip(after, present, strict=True)
             ):
                 # What was written to a list while its writer lay otherwise does not count.
-                after = [
-                    i if isinstance(i, Items) else a for i, a in zip(ins, after, strict=True)
-                ]
+                after = [i if isinstance(i, Items) else a for i, a in zip(ins, after, strict=True)]
             present = after
         again = Scope(condition, {})
         self.lay_out(again, present)
-        exchanges = inner.exchanges or again.exchanges or any(
-            is_exchange(out, need)
-            for place, (out, need) in enumerate(zip(outs, present, strict=True))
-            if not fixed[place]
+        exchanges = (
+            inner.exchanges
+            or again.exchanges
+            or any(
+                is_exchange(out, need)
+                for place, (out, need) in enumerate(zip(outs, present, strict=True))
+                if not fixed[place]
+            )
         )
         if exchanges and any(layout != REPLICATED for layout in present):
             # Each replica runs the loop whole.
             whole = tuple(
                 Items(REPLICATED if layout.element is not None else None)
-                if isinstance(layout, Items) else REPLICATED for layout in ins
+                if isinstance(layout, Items)
+                else REPLICATED
+                for layout in ins
             )
             if whole == ins:
                 raise CannotSplit("a loop exchanges values although all are whole", op)
@@ -347,9 +358,9 @@ class Splitter:
             found = self.lay_out(inner, need[1:])
             each.append(found)
             exchanges |= inner.exchanges
-            outs = found if outs is None else [
-                joined(a, b) for a, b in zip(outs, found, strict=True)
-            ]
+            outs = (
+                found if outs is None else [joined(a, b) for a, b in zip(outs, found, strict=True)]
+            )
         out = tuple(REPLICATED if layout == PARTIAL else layout for layout in outs or [])
         exchanges |= any(
             is_exchange(a, b) for found in each for a, b in zip(found, out, strict=True)
@@ -411,9 +422,7 @@ class Splitter:
         for tensor, layout, local in zip(op.outputs, plan.out, outs, strict=True):
             scope.values[tensor.name] = Value(layout, local, tensor, scope, inputs)
 
-    def _add_plain(
-        self, op: tf.Operation, plan: Plan, inputs: list[Value], scope: Scope
-    ) -> None:
+    def _add_plain(self, op: tf.Operation, plan: Plan, inputs: list[Value], scope: Scope) -> None:
         facts = scope.facts
         known = [facts.value(tensor) for tensor in op.outputs]
         if op.type != "Const" and known and all(is_known(value) for value in known):
@@ -442,9 +451,7 @@ class Splitter:
     def _run(
         self, op: tf.Operation, plan: Plan, inputs: Sequence[Value], scope: Scope
     ) -> list[tf.Tensor]:
-        given = [
-            self.convert(value, need) for value, need in zip(inputs, plan.need, strict=True)
-        ]
+        given = [self.convert(value, need) for value, need in zip(inputs, plan.need, strict=True)]
         site = SplitSite(op, self.numbers)
         if runs_once(op):
             return self._once(op, site, given, scope)
@@ -609,9 +616,7 @@ class Splitter:
         """A value in another layout."""
         if value.variable is not None or value.layout == layout:
             return value
-        return Value(
-            layout, self.convert(value, layout), value.source, value.scope, value.made_of
-        )
+        return Value(layout, self.convert(value, layout), value.source, value.scope, value.made_of)
 
     def _add_loop(self, op: tf.Operation, plan: Plan, inputs: list[Value], scope: Scope) -> None:
         given = [self._laid(value, need) for value, need in zip(inputs, plan.need, strict=True)]
@@ -662,9 +667,7 @@ class Splitter:
         shapes = [
             tensor.shape if tensor.dtype == tf.variant else tf.TensorShape(None) for tensor in start
         ]
-        ended = (
-            list(tf.while_loop(test, turn, start, shape_invariants=shapes)) if start else []
-        )
+        ended = list(tf.while_loop(test, turn, start, shape_invariants=shapes)) if start else []
         for place, tensor in zip(moving, ended, strict=False):
             out = op.outputs[place]
             self._tell_shapes_of(out, plan.out[place], tensor, scope)
@@ -739,17 +742,19 @@ class Splitter:
         rank = local.shape.rank
         if rank is None:
             raise CannotSplit("rows of an unknown number of axes cannot be gathered", local.op)
-        sizes = [
-            length for _, length in self.numbers.ranges(layout.blocks)
-        ]
-        pieces = tf.split(local, tf.stack(sizes), axis, num=len(sizes)) if len(sizes) > 1 else [local]
+        sizes = [length for _, length in self.numbers.ranges(layout.blocks)]
+        pieces = (
+            tf.split(local, tf.stack(sizes), axis, num=len(sizes)) if len(sizes) > 1 else [local]
+        )
         placed, done = [], tf.constant(0, tf.int32)
         for piece, (first, length), block in zip(
             pieces, self.numbers.ranges(layout.blocks), layout.blocks, strict=True
         ):
             whole = self.numbers.number(self.numbers.batches[block.batch] * block.factor)
             before = first - done
-            pads = [[0, 0]] * axis + [[before, whole - before - length]] + [[0, 0]] * (rank - axis - 1)
+            pads = (
+                [[0, 0]] * axis + [[before, whole - before - length]] + [[0, 0]] * (rank - axis - 1)
+            )
             placed.append(tf.pad(piece, pads))
             done = done + whole
         full = placed[0] if len(placed) == 1 else tf.concat(placed, axis)
@@ -947,9 +952,7 @@ def runs_once(op: tf.Operation) -> bool:
 
 def passed_through(graph: Any) -> list[bool]:
     """Which variables of a loop its body hands on as they are."""
-    return [
-        passed_on(out) is given for out, given in zip(graph.outputs, graph.inputs, strict=True)
-    ]
+    return [passed_on(out) is given for out, given in zip(graph.outputs, graph.inputs, strict=True)]
 
 
 def written_inputs(facts: GraphFacts) -> set[int]:
@@ -982,9 +985,7 @@ def global_shape(ins: tuple[Layout, ...]) -> Any:
         if site.op.type == "Size":
             # The whole has as many times more elements as rows, but there may be none here.
             (layout,) = rows
-            shape = with_entry(
-                tf.shape(inputs[0]), layout.axis, whole_length(site, layout)
-            )
+            shape = with_entry(tf.shape(inputs[0]), layout.axis, whole_length(site, layout))
             return [tf.cast(tf.reduce_prod(shape), made[0].dtype)]
         return [
             with_entry(shape, layout.axis, whole_length(site, layout))

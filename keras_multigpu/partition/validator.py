@@ -62,6 +62,7 @@ class Sample:
             that change from batch to batch ("open"), or of these only the batch's ("unknown").
         tolerance: How much of a difference is rounding.
         one_row: Whether to try it for a batch of one row too.
+        wishes: Whether it can be tried on any parts: it does not end the process for some.
     """
 
     function: Callable[..., Any]
@@ -69,6 +70,7 @@ class Sample:
     modes: tuple[str, ...] = ("open", "static", "unknown")
     tolerance: float = 1e-6
     one_row: bool = True
+    wishes: bool = True
 
 
 @dataclass
@@ -375,7 +377,7 @@ def validate(sample: Sample, wishes: bool = True) -> Findings:
             dear = plan is not None and any(
                 have not in (REPLICATED, need) for have, need in zip(ins, plan.need, strict=True)
             )
-            if wishes and (plan is None or dear):
+            if wishes and sample.wishes and (plan is None or dear):
                 way = trial.as_it_is(ins)
                 if way:
                     (findings.dear if dear else findings.missing).append(f"{told} -> {way}")

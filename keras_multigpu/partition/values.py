@@ -71,8 +71,6 @@ def rank(op: tf.Operation, facts: Any) -> Any:
     return None if dims is None else [scalar(len(dims))]
 
 
-
-
 def scalar(entry: AnySize) -> np.ndarray:
     found = np.empty((), object)
     found[()] = entry
@@ -159,8 +157,14 @@ def selected(op: tf.Operation, facts: Any) -> Any:
     chosen, one, two = (facts.value(tensor) for tensor in op.inputs)
     if chosen is None or one is None or two is None:
         return None
-    return [np.asarray(np.frompyfunc(
-        lambda c, a, b: None if c is None else (a if c else b), 3, 1)(chosen, one, two), object)]
+    return [
+        np.asarray(
+            np.frompyfunc(lambda c, a, b: None if c is None else (a if c else b), 3, 1)(
+                chosen, one, two
+            ),
+            object,
+        )
+    ]
 
 
 @value_of("Pack")
@@ -262,15 +266,19 @@ def reduced(op: tf.Operation, facts: Any) -> Any:
         start = 1 if op.type == "Prod" else 0
         known = np.frompyfunc(lambda a, b: None if a is None or b is None else function(a, b), 2, 1)
         result = known.reduce(
-            found, tuple(int(a) for a in np.ravel(axes)), keepdims=op.get_attr("keep_dims"),
-            initial=start)
+            found,
+            tuple(int(a) for a in np.ravel(axes)),
+            keepdims=op.get_attr("keep_dims"),
+            initial=start,
+        )
     else:
         plain_ones = numbers(found)
         if plain_ones is None or not plain_ones.size:
             return None
         function = {"Max": np.max, "Min": np.min, "All": np.all, "Any": np.any}[op.type]
         result = function(
-            plain_ones, tuple(int(a) for a in np.ravel(axes)), keepdims=op.get_attr("keep_dims"))
+            plain_ones, tuple(int(a) for a in np.ravel(axes)), keepdims=op.get_attr("keep_dims")
+        )
         result = np.asarray(result).astype(object)
     return [result if isinstance(result, np.ndarray) else scalar(result)]
 

@@ -214,7 +214,14 @@ class ReplicaGroup:
             summed = total(list(tensors))
         else:
             # A gradient would cost four operations for each tensor and replica.
-            summed = list(context.merge_call(sums, args=tuple(tensors)))
+            # TensorFlow keeps int32 on the host, and sums it apart.
+            places = [place for place, tensor in enumerate(tensors) if tensor.dtype == tf.int32]
+            others = [place for place in range(len(tensors)) if place not in places]
+            found: dict[int, tf.Tensor] = {}
+            for group in filter(None, (others, places)):
+                args = tuple(tensors[place] for place in group)
+                found.update(zip(group, context.merge_call(sums, args=args), strict=True))
+            summed = [found[place] for place in range(len(tensors))]
         self._count_here("summed", summed)
         return summed
 

@@ -906,7 +906,7 @@ add(
     PLAIN_IMAGE,
     MAXED,
     ints(4, B, 2, 2, 2, dtype=tf.int64),
-    modes=OPEN,
+    wishes=False, modes=OPEN,
 )
 add(
     "AvgPoolGrad",

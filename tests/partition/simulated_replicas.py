@@ -64,9 +64,7 @@ class Simulation:
         outcomes = []
 
         def local(replica: Any, counts: Any, *tensors: Any) -> Any:
-            outcome = self.step(
-                replica, counts, tensors[: len(specs)], tensors[len(specs) :]
-            )
+            outcome = self.step(replica, counts, tensors[: len(specs)], tensors[len(specs) :])
             outcomes.append(outcome)
             assigned = [outcome.assigned[number] for number in sorted(outcome.assigned)]
             return [*outcome.outputs, *assigned]

@@ -8,6 +8,7 @@ from keras_multigpu.partition.layouts import REPLICATED, Layout, Rows
 from keras_multigpu.partition.plan import Facts, Plan, only, rows_of, rule
 from keras_multigpu.partition.rules.entering import rows_rule, words
 from keras_multigpu.partition.sizes import AnySize, product, value_of
+from keras_multigpu.partition.values import broadcast_dims
 
 UNARY = words(
     "Identity StopGradient PreventGradient Snapshot Neg Abs Exp Expm1 Log Log1p Sqrt Rsqrt Square "
@@ -40,11 +41,11 @@ def unary(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | Non
 
 @rows_rule(*BROADCASTING, *SAME_SHAPES)
 def elementwise(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
-    out = facts.dims(op.outputs[0])
     dims = [facts.dims(tensor) for tensor in op.inputs]
-    if out is None or any(own is None for own in dims):
+    if any(own is None for own in dims):
         return None
     shapes = [own for own in dims if own is not None]
+    out = broadcast_dims(shapes)
     found = largest(ins, shapes, out, facts)
     if found is None:
         return None

@@ -10,8 +10,10 @@ from keras_multigpu.partition.rules.elementwise import elements
 from keras_multigpu.partition.rules.entering import rows_rule
 from keras_multigpu.partition.rules.sums import SUMMED
 from keras_multigpu.partition.sizes import AnySize
+from keras_multigpu.partition.values import broadcast_dims
 
 Labels = list[str | None]
+Dims = list[AnySize | None]
 
 
 def contraction(
@@ -20,13 +22,17 @@ def contraction(
     """The plan of a sum of products.
 
     Args:
-        labels: As in `tf.einsum`, one for each axis of an input; None where one entry is broadcast.
+        labels: As in `tf.einsum`, one for each axis of an input; None where one entry is broadcast,
+            and with a question mark where one may be.
         out: Those of the result.
     """
     plans = []
     for layout, own in zip(ins, labels, strict=True):
         label = own[layout.axis] if isinstance(layout, Rows) else None
         if label is None or any(each.count(label) > 1 for each in (*labels, out)):
+            continue
+        # Whether another input has these rows, or one entry for all, is not known.
+        if any(f"?{label.lstrip('?')}" in each for each in labels):
             continue
         assert isinstance(layout, Rows)
         need = tuple(
@@ -58,55 +64,38 @@ def batch_matmul(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Pla
         return None
     before = list(string.ascii_uppercase[: len(dims[2]) - 2])
     labels = [broadcast(own[:-2], before, dims[2][:-2]) for own in (dims[0], dims[1])]
-    if labels[0] is None or labels[1] is None:
-        return None
     one = "km" if attribute(op, "adj_x") else "mk"
     two = "nk" if attribute(op, "adj_y") else "kn"
     return contraction(op, ins, [[*labels[0], *one], [*labels[1], *two]], [*before, *"mn"], facts)
 
 
-def broadcast(
-    own: list[AnySize | None], labels: list[str], out: list[AnySize | None]
-) -> Labels | None:
-    """The labels of axes that are broadcast to others; None if it is not known which are."""
+def broadcast(own: Dims, labels: list[str], out: Dims) -> Labels:
+    """The labels of axes that are broadcast to others."""
     first = len(out) - len(own)
-    found: Labels = []
-    for dim, label, whole in zip(own, labels[first:], out[first:], strict=True):
-        if dim is None or whole is None or dim not in (1, whole):
-            return None
-        found.append(label if dim == whole else None)
-    return found
+    return [
+        label if dim is not None and dim == whole else None if dim == 1 else f"?{label}"
+        for dim, label, whole in zip(own, labels[first:], out[first:], strict=True)
+    ]
 
 
 @rows_rule("Einsum")
 def einsum(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     left, right = attribute(op, "equation").decode().replace(" ", "").split("->")
     terms, dims = left.split(","), [facts.dims(tensor) for tensor in op.inputs]
-    if any(own is None for own in dims):
-        return None
     shapes = [own for own in dims if own is not None]
-    counts = [
-        len(own) - len(term.replace("...", "")) for own, term in zip(shapes, terms, strict=True)
-    ]
-    most = max((n for n, term in zip(counts, terms, strict=True) if "..." in term), default=0)
-    spare = [each for each in string.ascii_letters if each not in left][:most]
+    if len(shapes) < len(terms):
+        return None
+    # What stands for the dots is broadcast.
+    middles = []
+    for own, term in zip(shapes, terms, strict=True):
+        first = term.find("...")
+        count = len(own) - len(term) + 3
+        middles.append(own[first : first + count] if first >= 0 else [])
+    widest = broadcast_dims(middles)
+    spare = [each for each in string.ascii_letters if each not in left][: len(widest)]
     labels: list[Labels] = []
-    widest = [1] * most
-    for own, term, count in zip(shapes, terms, counts, strict=True):
-        first = term.find("...")
-        for n, dim in enumerate(own[first : first + count] if first >= 0 else []):
-            place = most - count + n
-            if widest[place] == 1:
-                widest[place] = dim  # type: ignore[call-overload]
-    for own, term, count in zip(shapes, terms, counts, strict=True):
-        first = term.find("...")
-        if first < 0:
-            labels.append(list(term))
-            continue
-        middle = broadcast(own[first : first + count], spare, widest)  # type: ignore[arg-type]
-        if middle is None:
-            return None
-        labels.append([*term[:first], *middle, *term[first + 3 :]])
-    first = right.find("...")
-    out = [*right] if first < 0 else [*right[:first], *spare, *right[first + 3 :]]
-    return contraction(op, ins, labels, out, facts)
+    for middle, term in zip(middles, terms, strict=True):
+        before, dots, after = term.partition("...")
+        labels.append([*before, *(broadcast(middle, spare, widest) if dots else []), *after])
+    before, dots, after = right.partition("...")
+    return contraction(op, ins, labels, [*before, *(spare if dots else []), *after], facts)

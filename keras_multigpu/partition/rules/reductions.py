@@ -119,7 +119,7 @@ LAST_AXES: dict[str, tuple[int, tuple[int, ...]]] = {
         words("Softmax LogSoftmax TopKV2 NthElement FFT IFFT RFFT IRFFT RGBToHSV HSVToRGB"),
         (1, (0,)),
     ),
-    **dict.fromkeys(words("InTopK InTopKV2 Cross LowerBound UpperBound"), (1, (0, 1))),
+    **dict.fromkeys(words("InTopK InTopKV2 Cross"), (1, (0, 1))),
     **dict.fromkeys(words("AdjustHue AdjustSaturation"), (1, (0,))),
     "AdjustContrastv2": (3, (0,)),
     "FakeQuantWithMinMaxVarsPerChannel": (1, (0,)),
@@ -133,7 +133,6 @@ LAST_AXES: dict[str, tuple[int, tuple[int, ...]]] = {
     ),
     "CholeskyGrad": (2, (0, 1)),
     "MatrixSolve": (2, (0, 1)),
-    "MatrixTriangularSolve": (2, (0, 1)),
     **dict.fromkeys(words("FFT3D IFFT3D RFFT3D IRFFT3D"), (3, (0,))),
 }
 
@@ -144,12 +143,27 @@ def last_axes(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan |
     found, rank = rows_of(ins, *places), rank_of(facts, op.inputs[0])
     if found is None or rank is None or found.axis >= rank - spared:
         return None
-    if op.type == "MatrixTriangularSolve":
-        # Its other axes may be broadcast.
-        dims = [facts.dims(tensor) for tensor in op.inputs]
-        if dims[0] is None or dims[1] is None or dims[0][:-2] != dims[1][:-2]:
-            return None
     return Plan(only(dict.fromkeys(places, found), len(ins)), (found,) * len(op.outputs))
+
+
+@rows_rule("MatrixTriangularSolve", "LowerBound", "UpperBound")
+def looked_up(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
+    """What the first input holds is used for each entry of the second."""
+    matrices = op.type == "MatrixTriangularSolve"
+    dims = [facts.dims(tensor) for tensor in op.inputs]
+    found, used = rows_of(ins, 1) or rows_of(ins, 0), dims[0]
+    if found is None or used is None or dims[1] is None or len(used) != len(dims[1]):
+        return None
+    if found.axis >= len(used) - (2 if matrices else 1):
+        # Of a matrix, columns; the places that are looked for.
+        last = isinstance(ins[1], Rows) and found.axis == len(used) - 1
+        return Plan((REPLICATED, found), (found,)) if last else None
+    if used[found.axis] != facts.length(found.blocks):
+        # One for all.
+        return Plan((REPLICATED, found), (found,)) if used[found.axis] == 1 else None
+    if dims[1][found.axis] != used[found.axis]:
+        return None
+    return Plan((found, found), (found,))
 
 
 @rows_rule("MatrixDiagV3", "MatrixSetDiagV3")

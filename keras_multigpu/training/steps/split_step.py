@@ -20,7 +20,8 @@ from keras_multigpu.keras_internals import (
     optimizer_internals,
     variable_internals,
 )
-from keras_multigpu.partition.layouts import REPLICATED, Block, Rows as InRows
+from keras_multigpu.partition.layouts import Block
+from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.partition.local_step import Leaf, LocalStep
 from keras_multigpu.partition.sizes import Size
 from keras_multigpu.training.exchange.stages import totals, traced
