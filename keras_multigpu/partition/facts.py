@@ -58,7 +58,7 @@ class GraphFacts:
         for place, (tensor, own) in enumerate(zip(graph.inputs, dims, strict=True)):
             self.note(tensor, own)
             if values and values.get(place) is not None:
-                self._values[tensor.name] = values[place]
+                self.note_value(tensor, values[place])
             if elements and elements.get(place) is not None:
                 self.elements[tensor.name] = elements[place]
         self.operations = list(needed(graph))
@@ -90,6 +90,9 @@ class GraphFacts:
             held = graph_internals.held_shape(tensor) if dims is None else dims
             self._dims[tensor.name] = None if held is None else list(held)
             return
+        if tensor.shape.rank is None and dims is not None and tensor.dtype != tf.variant:
+            # In the bodies of loops TensorFlow has often lost it, and rules look there.
+            tensor.set_shape([None] * len(dims))
         rank = tensor.shape.rank
         if rank is None:
             self._dims[tensor.name] = None if dims is None else list(dims)
@@ -101,7 +104,9 @@ class GraphFacts:
 
     def note_value(self, tensor: tf.Tensor, value: np.ndarray) -> None:
         """Keep what is known of a tensor's value."""
-        self._values[tensor.name] = np.asarray(value, object)
+        array = np.asarray(value, object)
+        self._values[tensor.name] = array
+        self._dims[tensor.name] = list(array.shape)
 
     def _find(self, op: tf.Operation) -> None:
         """Find out what is known of the outputs of an operation."""
@@ -147,8 +152,8 @@ class GraphFacts:
         for place, tensor in enumerate(op.outputs):
             results = [(each, each.graph.outputs[place]) for each in inner]
             self.note(tensor, common([each.dims(result) for each, result in results]))
-            if len(inner) == 1 and results[0][1].name in inner[0]._values:
-                self._values[tensor.name] = inner[0]._values[results[0][1].name]
+            if len(inner) == 1 and inner[0].value(results[0][1]) is not None:
+                self.note_value(tensor, inner[0].value(results[0][1]))
             elements = [each.elements.get(result.name) for each, result in results]
             if elements[0] is not None and all(same(e, elements[0]) for e in elements):
                 self.elements[tensor.name] = elements[0]
@@ -185,7 +190,7 @@ class GraphFacts:
         for place, tensor in enumerate(op.outputs):
             self.note(tensor, dims[place])
             if place in values:
-                self._values[tensor.name] = values[place]
+                self.note_value(tensor, values[place])
             if place in elements:
                 self.elements[tensor.name] = elements[place]
 

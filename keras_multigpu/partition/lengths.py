@@ -133,6 +133,14 @@ def cross_entropy(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     return None if dims is None else [dims[:1], dims]
 
 
+@lengths_of("BiasAddGrad")
+def bias_gradient(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims = facts.dims(op.inputs[0])
+    if dims is None:
+        return None
+    return [[dims[1 if op.get_attr("data_format") == b"NCHW" else -1]]]
+
+
 @lengths_of("LookupTableFindV2")
 def lookup(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     return [facts.dims(op.inputs[1])]
@@ -668,8 +676,10 @@ def elements_after(op: tf.Operation, facts: Any) -> None:
             )
         )
         found = Elements(found.dims, found.value, count, item.dtype)
-    elif op.type in ("Identity", "TensorListPopBack", "TensorListResize"):
+    elif op.type in ("Identity", "TensorListPopBack", "TensorListResize", "ZerosLike"):
         found = have
+        if have is not None and op.type == "ZerosLike":
+            found = Elements(have.dims, None, have.count, have.dtype)
     if found is not None and op.outputs[0].dtype == tf.variant:
         facts.elements[op.outputs[0].name] = found
     if have is None:

@@ -1,9 +1,9 @@
 """Whether a rule says the truth: the whole of an operation against its parts, by numbers.
 
-An operation is tried with every combination of layouts of its inputs. Where its rule has a plan, the
-parts of several simulated replicas, with uneven and empty shares, are computed as the plan says and
-put together as it claims; where that is not what the whole operation gives, the plan is false. Where
-the rule has none, but the operation on the parts gives the parts of the whole, one is missing.
+An operation is tried with every combination of layouts of its inputs. Where its rule has a plan,
+the parts of several simulated replicas, with uneven and empty shares, are computed as the plan says
+and put together as it claims; where that is not what the whole operation gives, the plan is false.
+Where the rule has none, but the operation on the parts gives the parts of the whole, one is missing.
 """
 
 import itertools
@@ -56,7 +56,7 @@ class Sample:
     """An operation to try.
 
     Args:
-        function: Makes it of its operands, and gives its results. What they have besides is constant.
+        function: Makes it of its operands, and gives its results.
         operands: What lies on the replicas.
         modes: Which lengths are known before a step runs: those that are "static", all but those
             that change from batch to batch ("open"), or of these only the batch's ("unknown").
@@ -123,7 +123,8 @@ class Trial:
     """
 
     def __init__(self, sample: Sample, mode: str) -> None:
-        self.sample, self.mode, self.runs = sample, mode, USUAL
+        self.sample, self.mode = sample, mode
+        self.runs: tuple[Run, ...] = USUAL
         if mode == "open" and sample.one_row:
             self.runs += ONE
         elif mode == "unknown":
@@ -349,11 +350,12 @@ class Trial:
         return str([way[0] for way in ways])
 
 
-def validate(sample: Sample, wishes: bool = True) -> Findings:
+def validate(sample: Sample, wishes: bool = True, sums: bool = False) -> Findings:
     """Try an operation in every way.
 
     Args:
         wishes: Whether to look for rules that are missing too.
+        sums: Whether to look for those of sums as well, most of which are left out on purpose.
     """
     findings = None
     for mode in sample.modes:
@@ -377,7 +379,8 @@ def validate(sample: Sample, wishes: bool = True) -> Findings:
             dear = plan is not None and any(
                 have not in (REPLICATED, need) for have, need in zip(ins, plan.need, strict=True)
             )
-            if wishes and sample.wishes and (plan is None or dear):
+            wanted = wishes and sample.wishes and (sums or PARTIAL not in ins)
+            if wanted and (plan is None or dear):
                 way = trial.as_it_is(ins)
                 if way:
                     (findings.dear if dear else findings.missing).append(f"{told} -> {way}")

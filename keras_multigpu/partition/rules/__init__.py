@@ -13,20 +13,17 @@
 Importing this enters them all into `plan.RULES`.
 """
 
+import importlib
+
 import tensorflow as tf
 
 from keras_multigpu.partition.layouts import PARTIAL, Rows
 from keras_multigpu.partition.plan import RULES, Plan
-from keras_multigpu.partition.rules import (
-    elementwise,
-    examples,
-    lists,
-    places,
-    products,
-    reductions,
-    shapes,
-    strided,
-)
+from keras_multigpu.partition.rules import lists
+
+for _name in ("elementwise", "reductions", "products", "examples", "shapes", "strided", "places"):
+    importlib.import_module(f"{__name__}.{_name}")
+lists.for_lists_too("Identity", "ZerosLike", "AddN")
 
 FAILS_EMPTY = {
     "DepthwiseConv2dNativeBackpropFilter",
@@ -43,8 +40,6 @@ FAILS_EMPTY = {
     "TensorScatterUpdate",
 }
 """Operations that fail, or are wrong, where a replica has no rows."""
-
-lists.for_lists_too("Identity", "ZerosLike", "AddN")
 
 
 def skipped_empty(op: tf.Operation, plan: Plan) -> bool:

@@ -49,7 +49,8 @@ def elementwise(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan
     found = largest(ins, shapes, out, facts)
     if found is None:
         return None
-    length, need = facts.length(found.blocks), []
+    length = facts.length(found.blocks)
+    need: list[Layout] = []
     for own in shapes:
         place = found.axis - (len(out) - len(own))
         if place >= 0 and own[place] == length:
@@ -68,7 +69,7 @@ def largest(
     facts: Facts,
 ) -> Rows | None:
     """How the result lies: as most of what comes in."""
-    best = 0, None
+    best: tuple[int, Rows | None] = 0, None
     for own, layout in zip(shapes, ins, strict=True):
         if isinstance(layout, Rows):
             axis = layout.axis + len(out) - len(own)
@@ -127,7 +128,7 @@ def bias_add(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | 
 @rows_rule("FakeQuantWithMinMaxVars")
 def fake_quantized(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     found = rows_of(ins, 0)
-    return found and Plan(only({0: found}, 3), (found,))
+    return Plan(only({0: found}, 3), (found,)) if found else None
 
 
 @rows_rule("LookupTableFindV2")

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from keras_multigpu.partition.layouts import PARTIAL, Layout, Rows
+from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout
 from keras_multigpu.partition.plan import Facts, Plan, Site, attribute, only, rows_of
 from keras_multigpu.partition.rules.entering import rows_rule, table, words
 
@@ -42,8 +42,8 @@ SHAPES = dict.fromkeys(
 @rows_rule(*EXAMPLES)
 def each_example(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
     places = EXAMPLES[op.type]
-    found = next((ins[n] for n in places if isinstance(ins[n], Rows) and ins[n].axis == 0), None)
-    if not isinstance(found, Rows) or not each_has_its_own(op):
+    found = rows_of([ins[n] for n in places if ins[n] != REPLICATED])
+    if found is None or found.axis or not each_has_its_own(op):
         return None
     need: dict[int, Layout] = {}
     for place in places:

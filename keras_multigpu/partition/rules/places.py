@@ -176,5 +176,5 @@ def bincount(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | 
         return Plan(need, (found,))
     if op.type == "DenseBincount" and attribute(op, "binary_output"):
         # Whether there are any.
-        return Plan(need, (REPLICATED,), combine="Max") if rank == 1 else None
-    return Plan(need, (PARTIAL,)) if rank == 1 else None
+        return Plan(need, (REPLICATED,), combine="Max")
+    return Plan(need, (PARTIAL,))

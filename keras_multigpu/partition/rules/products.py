@@ -17,7 +17,7 @@ Dims = list[AnySize | None]
 
 
 def contraction(
-    op: tf.Operation, ins: tuple[Layout, ...], labels: list[Labels], out: list[str], facts: Facts
+    op: tf.Operation, ins: tuple[Layout, ...], labels: list[Labels], out: Labels, facts: Facts
 ) -> Plan | None:
     """The plan of a sum of products.
 
@@ -29,7 +29,7 @@ def contraction(
     plans = []
     for layout, own in zip(ins, labels, strict=True):
         label = own[layout.axis] if isinstance(layout, Rows) else None
-        if label is None or any(each.count(label) > 1 for each in (*labels, out)):
+        if label is None or any(each.count(label) > 1 for each in [*labels, out]):
             continue
         # Whether another input has these rows, or one entry for all, is not known.
         if any(f"?{label.lstrip('?')}" in each for each in labels):

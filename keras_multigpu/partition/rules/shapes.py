@@ -14,7 +14,7 @@ from keras_multigpu.partition.plan import (
     rows_of,
     static_axes,
 )
-from keras_multigpu.partition.rules.blocks import MANY, as_blocks, between, cut, once, repeated
+from keras_multigpu.partition.rules.blocks import MANY, Blocks, as_blocks, between, cut, once, repeated
 from keras_multigpu.partition.rules.entering import rows_rule
 from keras_multigpu.partition.rules.reductions import rank_of
 from keras_multigpu.partition.site import with_entry
@@ -161,7 +161,7 @@ def tile(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None
     if found is None or times is None or not isinstance(times[found.axis], int):
         return None
     rows = repeated(found, times[found.axis])
-    return rows and Plan(only({0: found}, 2), (rows,))
+    return Plan(only({0: found}, 2), (rows,)) if rows else None
 
 
 @rows_rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
@@ -204,10 +204,10 @@ def concat(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | No
             continue
         # Of what is whole, each replica may take a share, if that is the same for each example.
         dims = facts.dims(tensor)
-        blocks = dims and as_blocks(facts, dims[axis], found)
-        if blocks is None or dims is None:
+        share = None if dims is None else as_blocks(facts, dims[axis], found)
+        if share is None:
             return None
-        need.append(Rows(axis, blocks))
+        need.append(Rows(axis, share))
     blocks = tuple(block for rows in need for block in rows.blocks)
     return Plan((*need, REPLICATED), (Rows(axis, blocks),)) if len(blocks) <= MANY else None
 
@@ -243,12 +243,14 @@ def split(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | Non
     (axis,) = axes
     if axis != found.axis:
         return Plan(need, (found,) * len(op.outputs))
-    parts, begin = [], 0
+    parts: list[Blocks] = []
+    begin: AnySize = 0
     for tensor in op.outputs:
         dims = facts.dims(tensor)
-        if dims is None or dims[axis] is None:
+        length = None if dims is None else dims[axis]
+        if length is None:
             return None
-        end = begin + dims[axis]
+        end = begin + length
         kept = cut(facts, found.blocks, begin, end)
         if kept is None or not kept[1]:
             return None
@@ -267,9 +269,9 @@ def slice_(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | No
     if found is None or after is None or after[found.axis] is None:
         return None
     axis, length = found.axis, after[found.axis]
-    if length == facts.length(found.blocks):
-        before, kept = (), found.blocks
-    else:
+    before: Blocks = ()
+    kept = found.blocks
+    if length != facts.length(found.blocks):
         if begins is None or begins[axis] is None:
             return None
         parts = cut(facts, found.blocks, begins[axis], begins[axis] + length)
@@ -305,7 +307,7 @@ def space_and_batch(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> 
         return Plan(only({0: found}, 3), (found,)) if found.axis > block.size else None
     times = math.prod(block.ravel().tolist())
     rows = repeated(found, times) if op.type == "SpaceToBatchND" else once(found, times)
-    return rows and Plan(only({0: found}, 3), (rows,))
+    return Plan(only({0: found}, 3), (rows,)) if rows else None
 
 
 @rows_rule("Shape", "ShapeN", "Size", "Rank")

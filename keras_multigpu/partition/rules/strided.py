@@ -111,8 +111,9 @@ def strided_slice(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Pl
 
 @rows_rule("StridedSliceGrad")
 def strided_slice_gradient(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | None:
-    found, rank, count = rows_of(ins[4:]), op.inputs[0].shape[0], op.inputs[1].shape[0]
-    if found is None or rank is None or count is None:
+    found, shape, count = rows_of(ins[4:]), facts.dims(op.inputs[0]), op.inputs[1].shape[0]
+    rank = shape[0] if shape else None
+    if found is None or not isinstance(rank, int) or count is None:
         return None
     entries, out = axes_of(op, rank, count)
     axis = out[found.axis]

@@ -1,7 +1,7 @@
 """What operations may do with a sum that is still to come.
 
-An operation may pass it on if it gives the sum of its results for the parts. Not so a cast to a type
-of fewer digits, nor anything that adds what is not a sum: each replica would add it.
+An operation may pass it on if its result is the sum of its results for the parts. Not so a cast to
+a type of fewer digits, nor anything that adds what is whole: each replica would add it.
 """
 
 import tensorflow as tf

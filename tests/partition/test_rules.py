@@ -1,0 +1,137 @@
+"""Each rule is true: its parts, put together as it claims, are the whole.
+
+And none is missing where an operation, run on rows as they lie, gives rows or a sum.
+"""
+
+import pytest
+import sample_operations
+import tensorflow as tf
+
+from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Rows
+from keras_multigpu.partition.plan import RULES, Plan
+from keras_multigpu.partition.rules import FAILS_EMPTY
+from keras_multigpu.partition.validator import Sample, Trial, validate
+
+SAMPLES = sample_operations.SAMPLES
+floats, ints, B = sample_operations.floats, sample_operations.ints, sample_operations.B
+# What has many samples takes half a second or more.
+LONG = {kind for kind, samples in SAMPLES.items() if len(samples) > 4}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(k, marks=[pytest.mark.slow] if k in LONG else []) for k in SAMPLES]
+)
+def test_rules_are_true_and_none_is_missing(kind):
+    """With every combination of layouts, uneven and empty shares, NaN in one row."""
+    for sample in SAMPLES[kind]:
+        findings = validate(sample)
+        assert findings.type == kind
+        assert findings.false == []
+        assert findings.missing == []
+
+
+def test_every_rule_has_a_sample():
+    """A rule that the validator has not seen cannot be used."""
+    assert RULES.keys() == SAMPLES.keys()
+
+
+@pytest.mark.parametrize("kind", sorted(FAILS_EMPTY))
+def test_what_is_left_out_without_rows_fails_there(kind, monkeypatch):
+    """Else it need not be left out."""
+    monkeypatch.setattr("keras_multigpu.partition.rules.FAILS_EMPTY", set())
+    found = [fault for sample in SAMPLES[kind] for fault in validate(sample, wishes=False).false]
+    assert found, "it works for no rows as well"
+
+
+def rows(ins):
+    return next(layout for layout in ins if isinstance(layout, Rows))
+
+
+# Rules that others had, or that one may believe: (operation, sample, what it claims).
+FALSE = {
+    "the absolute value of a sum": (
+        lambda x: tf.raw_ops.Abs(x=x),
+        (floats(B, 3),),
+        lambda op, ins, facts: Plan(ins, (PARTIAL,)) if PARTIAL in ins else None,
+    ),
+    "a sum of rounded parts": (
+        lambda x: tf.raw_ops.Round(x=x),
+        (floats(B, 3),),
+        lambda op, ins, facts: Plan(ins, (PARTIAL,)) if PARTIAL in ins else None,
+    ),
+    "parts cast to whole numbers": (
+        lambda x: tf.raw_ops.Cast(x=x, DstT=tf.int32),
+        (floats(B, 3, special=False),),
+        lambda op, ins, facts: Plan(ins, (PARTIAL,)) if PARTIAL in ins else None,
+    ),
+    "what is whole is added by each": (
+        lambda x, y: tf.raw_ops.AddV2(x=x, y=y),
+        (floats(B, 3), floats(B, 3)),
+        lambda op, ins, facts: Plan(ins, (PARTIAL,)) if set(ins) == {PARTIAL, REPLICATED} else None,
+    ),
+    "a sum of means": (
+        lambda x: tf.raw_ops.Mean(input=x, axis=[0]),
+        (floats(B, 3),),
+        lambda op, ins, facts: Plan(ins, (PARTIAL,)) if ins[0] != PARTIAL else None,
+    ),
+    "global places in local rows": (
+        lambda x, n: tf.raw_ops.GatherV2(params=x, indices=n, axis=0),
+        (floats(B, 3), ints(1, B)),
+        lambda op, ins, facts: Plan((ins[0], ins[0], REPLICATED), (ins[0],)),
+    ),
+    "the first rows of each": (
+        lambda x: tf.raw_ops.StridedSlice(input=x, begin=[0], end=[1], strides=[1]),
+        (floats(B, 3),),
+        lambda op, ins, facts: Plan((rows(ins), *ins[1:]), (rows(ins),)),
+    ),
+    "running sums of rows": (
+        lambda x: tf.raw_ops.Cumsum(x=x, axis=0),
+        (floats(B, 3),),
+        lambda op, ins, facts: Plan((rows(ins), REPLICATED), (rows(ins),)),
+    ),
+    "time before examples, flat": (
+        lambda x: tf.raw_ops.Reshape(tensor=x, shape=[-1, 3]),
+        (floats(2, B, 3),),
+        lambda op, ins, facts: Plan(ins, (rows(ins).at(0).scaled(2),)),
+    ),
+    "the largest of a replica": (
+        lambda x: tf.raw_ops.Max(input=x, axis=[0]),
+        (floats(B, 3),),
+        lambda op, ins, facts: Plan(ins, (REPLICATED,)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FALSE)
+def test_the_validator_finds_false_rules(name, monkeypatch):
+    """Among them those that others have had for years."""
+    function, operands, wrong = FALSE[name]
+    sample = Sample(function, operands, ("open",))
+    kind = Trial(sample, "open").op.type
+
+    def rule(op, ins, facts):
+        try:
+            return wrong(op, ins, facts)
+        except StopIteration:
+            return None
+
+    monkeypatch.setitem(RULES, kind, rule)
+    assert validate(sample, wishes=False).false
+
+
+@pytest.mark.parametrize(
+    ("kind", "function", "operands"),
+    [
+        ("Relu", lambda x: tf.raw_ops.Relu(features=x), (floats(B, 3),)),
+        ("Sum", lambda x: tf.raw_ops.Sum(input=x, axis=[0]), (floats(B, 3),)),
+        (
+            "UnsortedSegmentSum",
+            lambda x, n: tf.raw_ops.UnsortedSegmentSum(data=x, segment_ids=n, num_segments=3),
+            (floats(B, 3), ints(3, B)),
+        ),
+    ],
+)
+def test_the_validator_finds_missing_rules(kind, function, operands, monkeypatch):
+    """Of an operation whose rule is taken away."""
+    monkeypatch.delitem(RULES, kind)
+    assert validate(Sample(function, operands, ("open",))).missing
