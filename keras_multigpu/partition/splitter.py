@@ -487,6 +487,8 @@ class Splitter:
         self, op: tf.Operation, site: "SplitSite", given: list[tf.Tensor], scope: Scope
     ) -> list[tf.Tensor]:
         """What the first replica alone computes; the others get it."""
+        if self.exchange.replicas == 1:
+            return site.run(given)
         if not op.outputs:
             tf.cond(
                 self.numbers.is_first,

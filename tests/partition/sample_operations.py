@@ -1256,33 +1256,36 @@ add("Shape Size Rank", lambda op, x: op(input=x), floats(T, B))
 add("ShapeN", lambda op, x, y: op(input=[x, y]), floats(T, B), floats(2 * B), modes=OPEN)
 # What Python writes as x[...].
 for index in (
-    lambda x, n: x[:, 1],
-    lambda x, n: x[:, :1],
-    lambda x, n: x[..., None],
-    lambda x, n: x[:, None],
-    lambda x, n: x[None],
+    lambda x: x[:, 1],
+    lambda x: x[..., None],
+    lambda x: x[:, None],
+    lambda x: x[None],
+    lambda x: x[:1],
+    lambda x: x[::2],
+    lambda x: x[-1],
+    lambda x: x[1:],
+    lambda x: x[..., 0],
+    lambda x: x[:, ::-1],
+    lambda x: x[None, ..., None, 0],
+):
+    add("StridedSlice", index, floats(B, 2, 2), modes=NOT_KNOWN)
+add("StridedSlice", lambda x: x[::-1], floats(B, 2), modes=OPEN)
+add("StridedSlice", lambda x: x[:-1], floats(B, 2), modes=OPEN)
+for index in (
     lambda x, n: x[:n],
     lambda x, n: x[n:],
     lambda x, n: x[0:n, ..., 1:],
-    lambda x, n: x[:1],
-    lambda x, n: x[::2],
-    lambda x, n: x[::-1],
-    lambda x, n: x[-1],
-    lambda x, n: x[1:],
-    lambda x, n: x[:-1],
-    lambda x, n: x[..., 0],
-    lambda x, n: x[:, ::-1],
-    lambda x, n: x[None, ..., None, 0],
     lambda x, n: x[: n - 1],
     lambda x, n: x[n // 2 :],
+    lambda x, n: x[: 2 * n],
 ):
-    for rows in (B, 2 * B):
-        add(
-            "StridedSlice",
-            lambda x, y, i=index: i(x, tf.shape(y)[0]),
-            floats(rows, 2, 2),
-            floats(B),
-        )
+    add(
+        "StridedSlice",
+        lambda x, y, i=index: i(x, tf.shape(y)[0]),
+        floats(2 * B, 2, 2),
+        floats(B),
+        modes=NOT_KNOWN,
+    )
 add("StridedSlice", lambda x, y: x[:, tf.shape(y)[0] :], floats(2, 2 * B), floats(B))
 
 
@@ -1425,7 +1428,7 @@ add(
     modes=OPEN,
 )
 add(
-    "TensorScatterAdd TensorScatterUpdate",
+    "TensorScatterAdd TensorScatterSub TensorScatterMax TensorScatterMin TensorScatterUpdate",
     lambda op, t, n, x: op(tensor=t, indices=n, updates=x),
     floats(3, B, special=False),
     ints(3, 2, 1),

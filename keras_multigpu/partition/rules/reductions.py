@@ -5,6 +5,8 @@ turns a gradient into the shape of what was broadcast, TensorFlow names other ax
 one row. So the axes that a rule has reckoned with are written into the replicas' operations.
 """
 
+import math
+
 import tensorflow as tf
 
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
@@ -54,9 +56,8 @@ def along(axes: list[int]) -> Emit:
     """The operation itself, along these axes."""
 
     def emit(site: Site, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-        dtype = inputs[1].dtype
-        shape = site.op.inputs[1].shape.as_list() if site.op.inputs[1].shape.rank == 0 else [-1]
-        return site.run([inputs[0], tf.reshape(tf.constant(axes, dtype), shape), *inputs[2:]])
+        one = site.op.inputs[1].shape.rank == 0
+        return site.run([inputs[0], tf.constant(axes[0] if one else axes, inputs[1].dtype)])
 
     return emit
 
@@ -72,10 +73,11 @@ def share_of_mean(op: tf.Operation, found: Rows, axes: list[int], facts: Facts) 
         wide = value.dtype if value.dtype.size > 2 else tf.float32
         sum_ = tf.reduce_sum(tf.cast(value, wide), axes, keepdims=attribute(op, "keep_dims"))
         # The product of several lengths may be larger than an int32.
-        count = tf.constant(1.0, tf.float64)
+        count = math.prod(length for length in lengths if isinstance(length, int))
         for axis, length in zip(axes, lengths, strict=True):
-            entries = tf.shape(value)[axis] if length is None else site.number(length)
-            count *= tf.cast(entries, tf.float64)
+            if not isinstance(length, int):
+                entries = tf.shape(value)[axis] if length is None else site.number(length)
+                count *= tf.cast(entries, tf.float64)
         return [tf.cast(sum_ / tf.cast(count, wide), value.dtype)]
 
     return emit

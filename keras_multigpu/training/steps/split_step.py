@@ -8,6 +8,7 @@ What a replica needs of the others are sums between the stages of its graph; see
 """
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -24,20 +25,27 @@ from keras_multigpu.partition.layouts import Block
 from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.partition.local_step import Leaf, LocalStep
 from keras_multigpu.partition.sizes import Size
+from keras_multigpu.partition.splitter import CannotSplit
 from keras_multigpu.training.exchange.stages import totals, traced
 from keras_multigpu.training.replica_group import Copies, Replica, ReplicaGroup, copies_in
 from keras_multigpu.training.shares import (
     Batch,
     Rows,
     cut,
+    filled,
+    first_rows,
     gathered,
     is_one_row,
     present,
+    those_here,
 )
+from keras_multigpu.training.steps.same_batch import require_same_batch
 from keras_multigpu.training.variables.placement import optimizers_of
 
 if TYPE_CHECKING:
     from keras_multigpu.training.replication import Replication
+
+logger = logging.getLogger("keras_multigpu")
 
 BATCH = "batch"
 _thread = threading.local()
@@ -51,8 +59,8 @@ def traces_one_device() -> bool:
 class Sums:
     """Exchanges between replicas, at which their graph is cut into stages."""
 
-    def __init__(self, group: ReplicaGroup) -> None:
-        self.replicas = group.count
+    def __init__(self, replicas: int) -> None:
+        self.replicas = replicas
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         return tensor if self.replicas == 1 else totals([tensor])[0]
@@ -66,7 +74,6 @@ class SplitStep:
         replication: Its replicas.
         spec: The specs of a global batch.
         function: The model's step.
-        joins: Whether the results are rows, of which the whole is wanted.
     """
 
     def __init__(
@@ -80,15 +87,34 @@ class SplitStep:
         known = known_variables(model, replication)
         self._whole = traced_for_one_device(model, known, spec, function)
         self._copies = copies_of_captured(self._whole, known)
-        handles = [copies[0].handle for copies in self._copies]
         self._leaves = present(spec)
-        leaves, specs = [], []
+        self.alone: CannotSplit | None = None
+        """Why one replica takes the whole batch, if it does."""
+        try:
+            self._split(self._group.count)
+        except CannotSplit as reason:
+            if self._group.count == 1:
+                raise
+            self.alone = reason
+            logger.warning(
+                "One replica computes the whole of %s: %s. Its numbers are those of one device, "
+                "and it is no faster.",
+                getattr(function, "__name__", "the step"),
+                reason,
+            )
+            self._split(1)
+
+    def _split(self, replicas: int) -> None:
+        """Make the graph that each of so many replicas runs."""
+        leaves: list[Leaf] = []
+        specs = []
         for leaf in self._leaves:
             for tensor in tf.nest.flatten(leaf, expand_composites=True):
-                leaves.append(described(tensor, is_shared(leaf), len(leaves)))
+                leaves.append(described(tensor, replicas == 1 or is_shared(leaf), len(leaves)))
                 specs.append(tensor)
+        handles = [copies[0].handle for copies in self._copies]
         self._step = LocalStep(
-            self._whole, leaves, handles, {BATCH: Size.of(BATCH)}, Sums(self._group)
+            self._whole, leaves, handles, {BATCH: Size.of(BATCH)}, Sums(replicas)
         )
         outcomes = []
 
@@ -100,78 +126,82 @@ class SplitStep:
 
         values = [tf.TensorSpec(copies[0].shape, copies[0].dtype) for copies in self._copies]
         numbers = tf.TensorSpec((), tf.int32), tf.TensorSpec((1, 3), tf.int32)
-        jit = bool(model.jit_compile)
-        self._local = traced(local, (*numbers, specs, values), jit)
+        self._local = traced(local, (*numbers, specs, values), bool(self._model.jit_compile))
         self._layouts = outcomes[-1].layouts
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Run the step on a batch; its results, as one device gives them."""
-        results = self._run(shares)
-        joined = []
-        for place, layout in enumerate(self._layouts):
-            parts = [outputs[place] for outputs, _ in results]
-            if isinstance(layout, InRows):
-                joined.append(self._joined(parts, layout))
-            else:
-                joined.append(parts[0])
-        flat = iter(joined)
-        return tf.nest.map_structure(
-            lambda leaf: None if leaf is None else next(flat),
-            self._whole.structured_outputs,
-            expand_composites=True,
-        )
-
-    def _run(self, shares: Sequence[Rows]) -> Any:
-        examples = [tf.cast(rows.examples, tf.int32) for rows in shares]
-        total = tf.cast(shares[0].global_batch_size, tf.int32)
-        wholes = self._shared_leaves(shares)
-
-        def on_replica(replica: Replica) -> Any:
-            values = self._group.read(self._copies, replica)
-            rows = shares[replica.id]
-            own = examples[replica.id]
-            before = tf.add_n([tf.constant(0), *examples[: replica.id]])
-            data = []
-            for place, (leaf, tensor) in enumerate(
-                zip(self._leaves, present(rows.data), strict=True)
-            ):
-                if place in wholes:
-                    tensor = wholes[place]
-                elif not is_shared(leaf):
-                    tensor = cut(tensor, 0, rows.examples)
-                data += tf.nest.flatten(tensor, expand_composites=True)
-            numbers = tf.reshape(tf.stack([own, before, total]), [1, 3])
-            return self._local(tf.constant(replica.id), numbers, data, values)
-
-        results = self._group.run(on_replica)
+        if self._group.is_spread and not those_here(shares):
+            require_same_batch(self._group, shares)
+        results = self._run_alone(shares) if self.alone else self._run(shares)
         places = [self._copies[number] for number in self._assigned]
         # Nothing is assigned before every replica has computed all that it assigns.
         made = [tensor for _, assigned in results for tensor in assigned]
         with tf.control_dependencies([tf.identity(tensor) for tensor in made]):
             for replica, (_, assigned) in zip(self._group.replicas, results, strict=True):
                 self._group.assign(places, assigned, replica)
-        return results
+        flat = iter(self._joined([outputs for outputs, _ in results]))
+        return tf.nest.map_structure(
+            lambda leaf: None if leaf is None else next(flat),
+            self._whole.structured_outputs,
+            expand_composites=True,
+        )
 
-    def _shared_leaves(self, shares: Sequence[Rows]) -> dict[int, Any]:
-        """What every replica needs whole: tensors made of several, as ragged ones are."""
-        places = [n for n, leaf in enumerate(self._leaves) if is_composite(leaf)]
-        if not places or self._group.count == 1:
-            return {}
-        whole = present(gathered(shares, self._spec))
-        return {place: whole[place] for place in places}
+    def _run(self, shares: Sequence[Rows]) -> list[Any]:
+        """What each replica of this process returns."""
+        examples = [tf.cast(rows.examples, tf.int32) for rows in shares]
+        total = tf.cast(shares[0].global_batch_size, tf.int32)
+        composites = [n for n, leaf in enumerate(self._leaves) if is_composite(leaf)]
+        whole = None
+        if composites and len(shares) > 1:
+            whole = present(whole_batch(self._group, shares, self._spec))
 
-    def _joined(self, parts: list[tf.Tensor], layout: InRows) -> tf.Tensor:
-        if len(parts) == 1:
-            return parts[0]
-        if layout.axis:
-            order = [layout.axis, *(a for a in range(parts[0].shape.rank) if a != layout.axis)]
-            parts = [tf.transpose(part, order) for part in parts]
-        with tf.device(self._group.hub):
-            (whole,) = self._group.joined([[part] for part in parts])
-        if layout.axis:
-            back = [order.index(axis) for axis in range(len(order))]
-            whole = tf.transpose(whole, back)
-        return whole
+        def on_replica(replica: Replica) -> Any:
+            values = self._group.read(self._copies, replica)
+            rows = shares[replica.id]
+            before = tf.add_n([tf.constant(0), *examples[: replica.id]])
+            data = []
+            for place, tensor in enumerate(present(rows.data)):
+                if whole is not None and place in composites:
+                    tensor = whole[place]
+                elif not is_shared(self._leaves[place]):
+                    # A replica without examples has borrowed a row.
+                    tensor = cut(tensor, 0, rows.examples)
+                data += tf.nest.flatten(tensor, expand_composites=True)
+            numbers = tf.reshape(tf.stack([examples[replica.id], before, total]), [1, 3])
+            return self._local(tf.constant(replica.id), numbers, data, values)
+
+        return self._group.run(on_replica)
+
+    def _run_alone(self, shares: Sequence[Rows]) -> list[Any]:
+        """What one replica returns, for each of this process."""
+        total = tf.cast(shares[0].global_batch_size, tf.int32)
+        batch = whole_batch(self._group, shares, self._spec)
+        data = tf.nest.flatten(present(batch), expand_composites=True)
+        with graph_internals.single_device(), tf.device(self._group.hub):
+            values = self._group.read(self._copies, self._group.replicas[0])
+            numbers = tf.reshape(tf.stack([total, tf.zeros_like(total), total]), [1, 3])
+            result = self._local(tf.constant(0), numbers, data, values)
+        return [result] * len(self._group.replicas)
+
+    def _joined(self, parts: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+        """The results of all replicas: those that are alike once, and rows one after another."""
+        found = dict(enumerate(parts[0]))
+        rows = {n: at for n, at in enumerate(self._layouts) if isinstance(at, InRows)}
+        if self._group.count > 1 and not self.alone and rows:
+            own = [[led_by(each[n], at.axis) for n, at in rows.items()] for each in parts]
+            wholes = self._group.joined(own)
+            for (place, layout), whole in zip(rows.items(), wholes, strict=True):
+                found[place] = led_by(whole, layout.axis, back=True)
+        return [found[place] for place in range(len(found))]
+
+
+def led_by(tensor: tf.Tensor, axis: int, back: bool = False) -> tf.Tensor:
+    """A tensor with this axis as its first, or with its first one as this axis."""
+    if axis == 0:
+        return tensor
+    order = [axis, *(each for each in range(tensor.shape.rank) if each != axis)]
+    return tf.transpose(tensor, tf.math.invert_permutation(order) if back else order)
 
 
 def is_composite(leaf: Any) -> bool:
@@ -228,13 +258,30 @@ def traced_for_one_device(
     def step(*parts: Any) -> Any:
         return function(keras.utils.pack_x_y_sample_weight(*parts))
 
+    with one_device(model, variables):
+        return tf.function(step, autograph=False).get_concrete_function(*spec)
+
+
+@contextlib.contextmanager
+def one_device(model: keras.Model, variables: Sequence[keras.Variable]) -> Iterator[None]:
+    """Let the model's step be that of one device, whatever strategy its variables live under."""
     with graph_internals.single_device(), plain_storages(variables):
         with optimizer_internals.on_one_device(optimizers_of(model)):
-            _thread.traces = True
+            before, _thread.traces = traces_one_device(), True
             try:
-                return tf.function(step, autograph=False).get_concrete_function(*spec)
+                yield
             finally:
-                _thread.traces = False
+                _thread.traces = before
+
+
+def whole_batch(group: ReplicaGroup, shares: Sequence[Rows], spec: Batch) -> Batch:
+    """The global batch, of which processes that have read their own rows get the others'."""
+    if not those_here(shares):
+        return gathered(shares, spec)
+    own = [shares[replica.id] for replica in group.replicas]
+    parts = [present(first_rows(rows.data, rows.examples)) for rows in own]
+    batch: Batch = filled(spec, group.joined(parts))
+    return batch
 
 
 def copies_of_captured(whole: Any, known: Sequence[keras.Variable]) -> list[Copies]:
@@ -245,3 +292,50 @@ def copies_of_captured(whole: Any, known: Sequence[keras.Variable]) -> list[Copi
         by_handle.setdefault(id(variable.handle), (variable,))
     captured = [each for each in whole.captured_inputs if each.dtype == tf.resource]
     return [by_handle[id(handle)] for handle in captured if id(handle) in by_handle]
+
+
+class EagerStep:
+    """A step without a graph: Python runs it for the whole batch, and all replicas get its values.
+
+    Args:
+        model: The model, whose variables are where they belong.
+        replication: Its replicas.
+        spec: The specs of a global batch.
+        function: The model's step.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        replication: "Replication",
+        spec: Batch,
+        function: Callable[[Any], Any],
+    ) -> None:
+        self._model, self._replication, self._spec = model, replication, spec
+        self._function = function
+
+    def __call__(self, shares: Sequence[Rows]) -> Any:
+        """Run the step on a batch; its results."""
+        group = self._replication.group
+        if group.is_spread and not those_here(shares):
+            require_same_batch(group, shares)
+        parts = whole_batch(group, shares, self._spec)
+        variables = known_variables(self._model, self._replication)
+        with one_device(self._model, variables), tf.device(group.hub):
+            results = self._function(keras.utils.pack_x_y_sample_weight(*parts))
+        for storage in variable_internals.storages_of(variables):
+            first, *others = copies_in(storage)
+            for other in others:
+                other.assign(first)
+        return results
+
+
+def split_step(
+    model: keras.Model,
+    replication: "Replication",
+    spec: Batch,
+    function: Callable[[Any], Any],
+) -> Callable[[Sequence[Rows]], Any]:
+    """A step of the model, for batches of these specs."""
+    kind = EagerStep if model.run_eagerly else SplitStep
+    return kind(model, replication, spec, function)
