@@ -225,23 +225,31 @@ def passed_on(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def needed(graph: Any) -> Iterator[tf.Operation]:
-    """The operations that results and side effects need, each after what it needs itself."""
+    """The operations that results and side effects need, each after what it needs itself.
+
+    Otherwise they stand in the order in which they were made: a variable is read before it is
+    assigned if the program says so.
+    """
     operations = graph.get_operations()
     wanted = [tensor.op for tensor in graph.outputs]
     wanted += [op for op in operations if has_effect(op)]
-    # TensorFlow adds to loops when it differentiates them, so the order in which operations were
-    # made is not the order in which they need each other.
-    seen: set[str] = set()
-    order = {op.name: number for number, op in enumerate(operations)}
-    for start in sorted(wanted, key=lambda op: order[op.name]):
-        stack = [start]
+    names: set[str] = set()
+    while wanted:
+        op = wanted.pop()
+        if op.name not in names:
+            names.add(op.name)
+            wanted += [tensor.op for tensor in op.inputs]
+    # TensorFlow adds to loops when it differentiates them, so some need what was made later.
+    done: set[str] = set()
+    for start in operations:
+        stack = [start] if start.name in names else []
         while stack:
             op = stack[-1]
-            before = [t.op for t in op.inputs if t.op.name not in seen]
-            if op.name in seen or not before:
+            before = [t.op for t in op.inputs if t.op.name not in done]
+            if op.name in done or not before:
                 stack.pop()
-                if op.name not in seen:
-                    seen.add(op.name)
+                if op.name not in done:
+                    done.add(op.name)
                     yield op
             else:
                 stack += before

@@ -15,7 +15,7 @@ from keras_multigpu.partition.validator import Sample, Trial, validate
 SAMPLES = sample_operations.SAMPLES
 floats, ints, B = sample_operations.floats, sample_operations.ints, sample_operations.B
 # What has many samples takes half a second or more.
-LONG = {kind for kind, samples in SAMPLES.items() if len(samples) > 4}
+LONG = {kind for kind, samples in SAMPLES.items() if len(samples) > 3}
 
 
 @pytest.mark.parametrize(

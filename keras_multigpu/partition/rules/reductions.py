@@ -73,7 +73,7 @@ def share_of_mean(op: tf.Operation, found: Rows, axes: list[int], facts: Facts) 
         wide = value.dtype if value.dtype.size > 2 else tf.float32
         sum_ = tf.reduce_sum(tf.cast(value, wide), axes, keepdims=attribute(op, "keep_dims"))
         # The product of several lengths may be larger than an int32.
-        count = math.prod(length for length in lengths if isinstance(length, int))
+        count = float(math.prod(length for length in lengths if isinstance(length, int)))
         for axis, length in zip(axes, lengths, strict=True):
             if not isinstance(length, int):
                 entries = tf.shape(value)[axis] if length is None else site.number(length)

@@ -14,7 +14,15 @@ from keras_multigpu.partition.plan import (
     rows_of,
     static_axes,
 )
-from keras_multigpu.partition.rules.blocks import MANY, Blocks, as_blocks, between, cut, once, repeated
+from keras_multigpu.partition.rules.blocks import (
+    MANY,
+    Blocks,
+    as_blocks,
+    between,
+    cut,
+    once,
+    repeated,
+)
 from keras_multigpu.partition.rules.entering import rows_rule
 from keras_multigpu.partition.rules.reductions import rank_of
 from keras_multigpu.partition.site import with_entry
