@@ -3,7 +3,8 @@
 An operation is tried with every combination of layouts of its inputs. Where its rule has a plan,
 the parts of several simulated replicas, with uneven and empty shares, are computed as the plan says
 and put together as it claims; where that is not what the whole operation gives, the plan is false.
-Where the rule has none, but the operation on the parts gives the parts of the whole, one is missing.
+Where the rule has none, but the operation on the parts gives the parts of the whole, a plan is
+missing.
 """
 
 import itertools

@@ -98,8 +98,8 @@ OF_TEXT = (
     "StringLower StringUpper StringStrip StringLength StringToNumber EncodeBase64 UnicodeScript"
 )
 OWN = (
-    "Cast Acosh FakeQuantWithMinMaxArgs LogicalNot Bucketize AsString StringToHashBucket StringToHashBucketFast "
-    "StringToHashBucketStrong StaticRegexReplace StaticRegexFullMatch DecodeBase64 "
+    "Cast Acosh FakeQuantWithMinMaxArgs LogicalNot Bucketize AsString StringToHashBucket "
+    "StringToHashBucketFast StringToHashBucketStrong StaticRegexReplace StaticRegexFullMatch DecodeBase64 "
     f"UnicodeTranscode CheckNumerics CheckNumericsV2 UnicodeScript {IN_UNIT} {OF_INTS} "
     f"{OF_COMPLEX} {OF_TEXT}"
 ).split()
@@ -174,7 +174,10 @@ add("Cast", lambda op, x: op(x=x, DstT=tf.bool), ints(3, B, 2, low=-2), modes=OP
 add("Cast", lambda op, x: op(x=x, DstT=tf.float64), bools(B, 2), modes=OPEN)
 
 COMPARED = "Greater GreaterEqual Less LessEqual Equal NotEqual ApproximateEqual"
-PLAIN = "Add AddV2 Sub Mul MulNoNan RealDiv Div DivNoNan Maximum Minimum SquaredDifference Xdivy NextAfter Atan2 FloorDiv FloorMod"
+PLAIN = (
+    "Add AddV2 Sub Mul MulNoNan RealDiv Div DivNoNan Maximum Minimum SquaredDifference Xdivy "
+    "NextAfter Atan2 FloorDiv FloorMod"
+)
 POSITIVE = "Pow Xlogy Xlog1py Igamma Igammac"
 WHOLE = "FloorDiv FloorMod Mod TruncateDiv TruncateMod"
 add(

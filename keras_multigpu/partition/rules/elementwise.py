@@ -17,9 +17,9 @@ UNARY = words(
     "Lgamma Digamma IsNan IsInf IsFinite LogicalNot Cast CheckNumerics CheckNumericsV2 ZerosLike "
     "OnesLike Real Imag Conj Angle ComplexAbs Invert PopulationCount BesselI0 BesselI0e BesselI1 "
     "BesselI1e Bucketize FakeQuantWithMinMaxArgs AsString StringLower StringUpper StringStrip "
-    "StringLength StringToNumber StringToHashBucket StringToHashBucketFast StringToHashBucketStrong "
-    "StaticRegexReplace StaticRegexFullMatch EncodeBase64 DecodeBase64 UnicodeScript "
-    "UnicodeTranscode"
+    "StringLength StringToNumber StringToHashBucket StringToHashBucketFast "
+    "StringToHashBucketStrong StaticRegexReplace StaticRegexFullMatch EncodeBase64 DecodeBase64 "
+    "UnicodeScript UnicodeTranscode"
 )
 BROADCASTING = words(
     "Add AddV2 Sub Mul MulNoNan RealDiv Div DivNoNan FloorDiv FloorMod Mod TruncateMod TruncateDiv "

@@ -67,7 +67,7 @@ def masked(
     before: Blocks | None,
     kept: Blocks,
 ) -> dict[str, object]:
-    """The arguments of a slice whose entry takes these rows; all that there are, without `before`."""
+    """The arguments of a slice whose entry takes these rows; without `before`, all there are."""
     masks = {name: attribute(op, name) for name in MASKS}
     begin, end = inputs[1:3]
     if before is None:
