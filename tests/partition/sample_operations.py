@@ -100,8 +100,8 @@ OF_TEXT = (
 OWN = (
     "Cast Acosh FakeQuantWithMinMaxArgs LogicalNot Bucketize AsString StringToHashBucket "
     "StringToHashBucketFast StringToHashBucketStrong StaticRegexReplace StaticRegexFullMatch "
-    f"DecodeBase64 UnicodeTranscode CheckNumerics CheckNumericsV2 UnicodeScript {IN_UNIT} {OF_INTS} "
-    f"{OF_COMPLEX} {OF_TEXT}"
+    "DecodeBase64 UnicodeTranscode CheckNumerics CheckNumericsV2 UnicodeScript "
+    f"{IN_UNIT} {OF_INTS} {OF_COMPLEX} {OF_TEXT}"
 ).split()
 ANY_FLOAT = " ".join(kind for kind in elementwise.UNARY if kind not in OWN)
 
