@@ -544,12 +544,15 @@ def scatter(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
 @lengths_of("Range")
 def ranged(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     start, limit, delta = (facts.value(tensor) for tensor in op.inputs)
-    if start is None or limit is None or delta is None or delta[()] != 1:
+    if start is None or limit is None or delta is None:
         return None
-    if start[()] is None or limit[()] is None:
+    if start[()] is None or limit[()] is None or delta[()] is None:
         return None
     length = limit[()] - start[()]
-    return [[length if smallest(length) >= 0 else None]]
+    if smallest(length) < 0 or smallest(delta[()]) < 1:
+        return None
+    # Where it does not divide, the last step is shorter.
+    return [[quotient(length, delta[()])]]
 
 
 @lengths_of("OneHot")

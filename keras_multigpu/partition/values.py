@@ -197,6 +197,28 @@ def reshaped(op: tf.Operation, facts: Any) -> Any:
     return None if found is None or to is None else [found.reshape([int(n) for n in to])]
 
 
+@value_of("Transpose")
+def transposed(op: tf.Operation, facts: Any) -> Any:
+    found, order = facts.value(op.inputs[0]), numbers(facts.value(op.inputs[1]))
+    return None if found is None or order is None else [found.transpose(order.astype(int))]
+
+
+@value_of("ConcatOffset")
+def offsets(op: tf.Operation, facts: Any) -> Any:
+    """Where each of the shapes of what is concatenated begins."""
+    axis, *shapes = [facts.value(tensor) for tensor in op.inputs]
+    if numbers(axis) is None or any(own is None for own in shapes):
+        return None
+    place, begin, found = int(axis), 0, []
+    for own in shapes:
+        offset = np.zeros(len(own), object)
+        offset[place] = begin
+        found.append(offset)
+        unknown = begin is None or own[place] is None
+        begin = None if unknown else begin + own[place]
+    return found
+
+
 @value_of("ExpandDims")
 def expanded(op: tf.Operation, facts: Any) -> Any:
     found, axis = facts.value(op.inputs[0]), numbers(facts.value(op.inputs[1]))
