@@ -30,6 +30,7 @@ from keras_multigpu.partition.layouts import (
 )
 from keras_multigpu.partition.local_numbers import LocalNumbers
 from keras_multigpu.partition.plan import RULES, Plan
+from keras_multigpu.partition.rules import skipped_empty
 from keras_multigpu.partition.rules.elementwise import BROADCASTING, SAME_SHAPES, UNARY
 from keras_multigpu.partition.rules.sums import LINEAR, LINEAR_IN_FLOATS, SCALED, SUMMED
 from keras_multigpu.partition.site import LocalSite, with_entry
@@ -214,13 +215,17 @@ class Splitter:
         if op.type in CALLS:
             inner = Scope(scope.facts.inner[op.name][0], {}, scope.in_loop)
             out = tuple(self.lay_out(inner, ins))
+            if inner.exchanges and is_compiled(op):
+                # What XLA compiles cannot be cut.
+                whole = (REPLICATED,) * len(ins)
+                return Plan(whole, tuple(REPLICATED for _ in out)), False
             return Plan(ins, out), inner.exchanges
         return self._plan_operation(op, ins, scope), False
 
     def _plan_operation(self, op: tf.Operation, ins: tuple[Layout, ...], scope: Scope) -> Plan:
         whole = Plan(
             tuple(layout if isinstance(layout, Items) else REPLICATED for layout in ins),
-            tuple(REPLICATED for _ in op.outputs),
+            tuple(Items(REPLICATED) if t.dtype == tf.variant else REPLICATED for t in op.outputs),
         )
         if op.type in ("TensorListReserve", "EmptyTensorList"):
             return Plan(whole.need, (Items(),))
@@ -393,7 +398,12 @@ class Splitter:
         inputs = [scope.values[tensor.name] for tensor in op.inputs]
         if op.type in CALLS:
             inner = Scope(scope.facts.inner[op.name][0], scope.state, scope.in_loop)
-            outs = self.add(inner, inputs)
+            if is_compiled(op):
+                plan = self._plan_in(op, scope)
+                pairs = zip(inputs, plan.need, strict=True)
+                outs = self._add_compiled(inner, [self._laid(v, need) for v, need in pairs])
+            else:
+                outs = self.add(inner, inputs)
             for tensor, value in zip(op.outputs, outs, strict=True):
                 scope.values[tensor.name], scope.layouts[tensor.name] = value, value.layout
             return
@@ -407,6 +417,29 @@ class Splitter:
             self._add_branches(op, plan, inputs, scope)
         else:
             self._add_plain(op, plan, inputs, scope)
+
+    def _add_compiled(self, inner: Scope, inputs: Sequence[Value]) -> list[Value]:
+        """Add a function that XLA compiles, because TensorFlow has no kernels for it."""
+        layouts: list[Layout] = []
+        if written_inputs(inner.facts):
+            return self.add(inner, inputs)
+        moving = [value for value in inputs if value.variable is None]
+
+        def function(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            own = iter(tensors)
+            given = [
+                value
+                if value.variable is not None
+                else Value(value.layout, next(own), value.source)
+                for value in inputs
+            ]
+            outs = self.add(inner, given)
+            layouts.extend(value.layout for value in outs)
+            return [value.local for value in outs]
+
+        call = tf.function(function, autograph=False, jit_compile=True)
+        outs = call(*[value.local for value in moving])
+        return [Value(layout, out) for layout, out in zip(layouts, outs, strict=True)]
 
     def _count(self, op: tf.Operation, plan: Plan, inputs: Sequence[Value]) -> None:
         lies = (*plan.need, *plan.out)
@@ -455,11 +488,45 @@ class Splitter:
         site = SplitSite(op, self.numbers)
         if runs_once(op):
             return self._once(op, site, given, scope)
-        outs = plan.emit(site, given) if plan.emit else site.run(given)
+        outs = self._unless_empty(op, plan, site, given, scope)
         if plan.combine:
             outs = [self._combined(plan.combine, outs[0])]
         self._tell_shapes(op, plan, outs, scope)
         return list(outs)
+
+    def _unless_empty(
+        self,
+        op: tf.Operation,
+        plan: Plan,
+        site: "SplitSite",
+        given: list[tf.Tensor],
+        scope: Scope,
+    ) -> list[tf.Tensor]:
+        """A replica's part of an operation; nothing, where its kernel fails without rows."""
+
+        def run() -> list[tf.Tensor]:
+            return list(plan.emit(site, given) if plan.emit else site.run(given))
+
+        dims = [scope.facts.dims(tensor) for tensor in op.outputs]
+        known = all(own is not None and None not in own for own in dims)
+        if not skipped_empty(op, plan) or not known:
+            return run()
+        rows = next(layout for layout in plan.need if isinstance(layout, Rows))
+        shapes = []
+        for own, layout in zip(dims, plan.out, strict=True):
+            shape = [self.numbers.number(dim) for dim in own]  # type: ignore[union-attr,arg-type]
+            if isinstance(layout, Rows):
+                shape[layout.axis] = self.numbers.local_length(layout.blocks)
+            shapes.append(tf.stack(shape) if shape else tf.zeros([0], tf.int32))
+
+        def nothing() -> list[tf.Tensor]:
+            return [
+                tf.zeros(shape, tensor.dtype)
+                for shape, tensor in zip(shapes, op.outputs, strict=True)
+            ]
+
+        some = self.numbers.local_length(rows.blocks) > 0
+        return list(tf.nest.flatten(tf.cond(some, run, nothing)))
 
     def _tell_shapes(
         self, op: tf.Operation, plan: Plan, outs: Sequence[tf.Tensor], scope: Scope
@@ -912,6 +979,12 @@ class SplitSite(LocalSite):
         self.numbers = numbers
         self.number = numbers.number  # type: ignore[method-assign]
         self.local_length = numbers.local_length  # type: ignore[method-assign]
+
+
+def is_compiled(op: tf.Operation) -> bool:
+    """Whether XLA compiles a function that is called."""
+    attributes = op.node_def.attr
+    return "_XlaMustCompile" in attributes and attributes["_XlaMustCompile"].b
 
 
 def element_shape(site: LocalSite, shape: tf.Tensor, element: Layout | None) -> tf.Tensor:
