@@ -16,7 +16,7 @@ LAYERS = (
     {"batch_sizes", "checks", "keras_internals"},
     {"processes"},
     {"cluster"},
-    {"host_memory", "identities", "replicas", "seeded_layers", "writing"},
+    {"host_memory", "identities", "partition", "replicas", "seeded_layers", "writing"},
     {"pictures"},
     {"image_grid"},
     {"data", "augmentation", "training"},

@@ -5,7 +5,6 @@ TensorFlow knows an axis either as a number or not at all. Here an axis of the b
 stays unknown, and then nothing is concluded from it.
 """
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -78,8 +77,10 @@ class GraphFacts:
 
     def length(self, blocks: tuple[Block, ...]) -> AnySize:
         """The global length of an axis of such blocks."""
-        lengths = [self.batches[batch] * factor for batch, factor in blocks]
-        return functools.reduce(lambda one, two: one + two, lengths, 0)
+        total: AnySize = 0
+        for batch, factor in blocks:
+            total = total + self.batches[batch] * factor
+        return total
 
     def note(self, tensor: tf.Tensor, dims: Dims) -> None:
         """Keep what is known of a tensor's axes, with what TensorFlow knows.
@@ -134,7 +135,7 @@ class GraphFacts:
             graph_internals.called_graph(op, name, [tensor.shape for tensor in inputs]),
             [self.dims(tensor) for tensor in inputs],
             self.batches,
-            {place: self._values.get(t.name) for place, t in enumerate(inputs)},
+            {n: self._values[t.name] for n, t in enumerate(inputs) if t.name in self._values},
             {place: self.elements.get(t.name) for place, t in enumerate(inputs)},
         )
 
@@ -152,8 +153,9 @@ class GraphFacts:
         for place, tensor in enumerate(op.outputs):
             results = [(each, each.graph.outputs[place]) for each in inner]
             self.note(tensor, common([each.dims(result) for each, result in results]))
-            if len(inner) == 1 and inner[0].value(results[0][1]) is not None:
-                self.note_value(tensor, inner[0].value(results[0][1]))
+            value = inner[0].value(results[0][1]) if len(inner) == 1 else None
+            if value is not None:
+                self.note_value(tensor, value)
             elements = [each.elements.get(result.name) for each, result in results]
             if elements[0] is not None and all(same(e, elements[0]) for e in elements):
                 self.elements[tensor.name] = elements[0]

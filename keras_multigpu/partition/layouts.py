@@ -7,11 +7,11 @@
 
 Any of these is right for any tensor: the choice decides speed alone.
 
-The examples of a batch are numbered, and each replica has a range of the numbers, perhaps an
-empty one. An axis of which replicas have rows is made of blocks, one after another; in a block, each
-example has `factor` rows side by side. The images of a batch are one block with the factor 1; when
-two views of them are concatenated, these are two blocks; and where [batch, time, units] was reshaped
-to [batch * time, units], it is one block with the factor `time`.
+The examples of a batch are numbered, and each replica has a range of the numbers, perhaps an empty
+one. An axis in rows is made of blocks, one after another; in a block, each example has `factor`
+rows side by side. The images of a batch are one block with the factor 1; when two views of them are
+concatenated, these are two blocks; and where [batch, time, units] was reshaped to
+[batch * time, units], it is one block with the factor `time`.
 """
 
 from dataclasses import dataclass

@@ -40,8 +40,9 @@ def static_axes(op: tf.Operation, facts: Any, place: int = 1) -> list[int] | Non
     "Lgamma Digamma IsNan IsInf IsFinite LogicalNot Cast CheckNumerics CheckNumericsV2 ZerosLike "
     "OnesLike Real Imag Conj Angle ComplexAbs Invert AsString StringLower StringUpper StringStrip "
     "StringToHashBucketFast StaticRegexReplace BesselI0e BesselI1e Softmax LogSoftmax Cumsum "
-    "Cumprod ReverseV2 MatrixBandPart Cholesky MatrixInverse FFT IFFT FFT2D IFFT2D BiasAdd Bitcast "
-    "LRN Roll FakeQuantWithMinMaxVars FakeQuantWithMinMaxArgs MatrixSetDiagV3 Bucketize EnsureShape "
+    "Cumprod ReverseV2 MatrixBandPart Cholesky MatrixInverse FFT IFFT FFT2D IFFT2D BiasAdd LRN "
+    "Roll Bitcast "
+    "FakeQuantWithMinMaxVars FakeQuantWithMinMaxArgs MatrixSetDiagV3 Bucketize EnsureShape "
     "ReluGrad Relu6Grad EluGrad SeluGrad SoftplusGrad SoftsignGrad LeakyReluGrad TanhGrad "
     "SigmoidGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad AddN AdjustHue AdjustSaturation "
     "AdjustContrastv2 RGBToHSV HSVToRGB TensorScatterAdd TensorScatterUpdate TensorScatterSub "
@@ -291,7 +292,8 @@ def pack(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     if any(dims is None for dims in found):
         return None
     dims = [
-        entries[0] if all(e == entries[0] for e in entries) else None for entries in zip(*found)
+        entries[0] if all(e == entries[0] for e in entries) else None
+        for entries in zip(*found, strict=True)
     ]
     place = op.get_attr("axis") % (len(dims) + 1)
     return [[*dims[:place], len(op.inputs), *dims[place:]]]
@@ -337,7 +339,7 @@ def split(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
         return None
     place, found = int(axis) % len(dims), list(dims)
     if dims[place] is not None:
-        found[place] = quotient(dims[place], len(op.outputs))  # type: ignore[arg-type]
+        found[place] = quotient(dims[place], len(op.outputs))
     return [found] * len(op.outputs)
 
 
@@ -366,7 +368,7 @@ def cut(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
         if is_number(entry) and entry < 0:
             first = None if begin is None else begin[place]
             known = dims[place] is not None and first is not None
-            found.append(dims[place] - first if known else None)  # type: ignore[operator]
+            found.append(dims[place] - first if known else None)
         else:
             found.append(entry)
     return [found]
@@ -445,9 +447,10 @@ def bounds_of(entry: Entry, dim: AnySize | None) -> tuple[Any, Any] | None:
     """
     if entry.stride != 1 or entry.begin is None or entry.end is None or dim is None:
         return None
-    begin, end = entry.begin, dim if entry.end is WHOLE else entry.end
+    begin: Any = entry.begin
+    end: Any = dim if entry.end is WHOLE else entry.end
     if all(is_number(each) for each in (begin, end, dim)):
-        first, last, _ = slice(int(begin), int(end)).indices(int(dim))
+        first, last, _ = slice(int(begin), int(end)).indices(int(dim))  # type: ignore[arg-type]
         return first, max(first, last)
     begin = dim + begin if is_number(begin) and begin < 0 else begin
     end = dim + end if is_number(end) and end < 0 else end
@@ -486,7 +489,7 @@ def strided_slice(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
         if entry.axis is None:
             found.append(1)
         elif not entry.shrinks:
-            dim = dims[entry.axis]  # type: ignore[index]
+            dim = dims[entry.axis]
             whole = entry.begin == 0 and entry.end is WHOLE and entry.stride in (1, -1)
             bounds = None if whole else bounds_of(entry, dim)
             found.append(dim if whole else None if bounds is None else bounds[1] - bounds[0])
@@ -593,7 +596,7 @@ def gather_nd(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     dims, places = (facts.dims(tensor) for tensor in op.inputs)
     if dims is None or not places or not is_number(places[-1]):
         return None
-    return [[*places[:-1], *dims[int(places[-1]) :]]]  # type: ignore[arg-type]
+    return [[*places[:-1], *dims[int(places[-1]) :]]]
 
 
 @lengths_of("UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd")

@@ -61,7 +61,7 @@ class LocalNumbers:
         return self._known[blocks]
 
     def ranges(self, blocks: tuple[Block, ...]) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """Where this replica's rows of each block begin in the whole axis, and how many they are."""
+        """Where this replica's rows of each block begin in the axis, and how many they are."""
         found, start = [], tf.constant(0, tf.int32)
         for batch, factor in blocks:
             first = start + self._times(self.before[batch], factor)

@@ -1,8 +1,8 @@
 """What a rule says of an operation, and what it may ask.
 
-A rule is a function `rule(op, ins, facts) -> Plan | None`. It is asked where an input of the operation
-does not lie replicated; None means that it does not know, and then the inputs are gathered. A rule
-may not look at who uses the results.
+A rule is a function `rule(op, ins, facts) -> Plan | None`. It is asked where an input of the
+operation does not lie replicated; None means that it does not know, and then the inputs are
+gathered. A rule may not look at who uses the results.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,8 @@
 """A replica's rows of random numbers: those that one device draws, without drawing the others.
 
 TensorFlow's stateless generators run Philox with a counter: block n of a draw follows from the
-counter's start plus n. So a draw can begin in the middle, to the bit. What rejects samples, such as a
-truncated normal or a gamma, takes an unknown number of blocks, and is drawn whole.
+counter's start plus n. So a draw can begin in the middle, to the bit. What rejects samples, such as
+a truncated normal or a gamma, takes an unknown number of blocks, and is drawn whole.
 """
 
 import tensorflow as tf

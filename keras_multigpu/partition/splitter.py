@@ -130,6 +130,11 @@ class Value:
         self.converted: dict[Layout, tf.Tensor] = {}
 
     @property
+    def is_lazy(self) -> bool:
+        """Whether nobody has asked for it yet."""
+        return callable(self._local)
+
+    @property
     def local(self) -> tf.Tensor:
         if callable(self._local):
             with self.home.as_default():
@@ -467,9 +472,9 @@ class Splitter:
             return
         if set(plan.need) <= {REPLICATED} and (op.type in MAKERS or self._is_lazy(op, inputs)):
             out = op.outputs[0]
-            lazy = Value(REPLICATED, None, out, scope, inputs)
-            lazy._local = lambda: self._run(op, plan, inputs, scope)[0]
-            scope.values[out.name] = lazy
+            scope.values[out.name] = Value(
+                REPLICATED, lambda: self._run(op, plan, inputs, scope)[0], out, scope, inputs
+            )
             return
         self._set(op, plan, self._run(op, plan, inputs, scope), inputs, scope)
 
@@ -478,7 +483,7 @@ class Splitter:
         return (
             op.type in ELEMENTWISE
             and len(op.outputs) == 1
-            and any(callable(value._local) and value.layout == REPLICATED for value in inputs)
+            and any(value.is_lazy and value.layout == REPLICATED for value in inputs)
         )
 
     def _run(
@@ -644,14 +649,8 @@ class Splitter:
     ) -> None:
         given = [self._laid(value, need) for value, need in zip(inputs, plan.need, strict=True)]
         graphs = scope.facts.inner[op.name]
-        written = sorted(
-            {
-                given[1 + place].variable
-                for facts in graphs
-                for place in written_inputs(facts)
-                if given[1 + place].variable is not None
-            }
-        )
+        places = {place for facts in graphs for place in written_inputs(facts)}
+        written = variables_of([given[1 + place] for place in places])
         for number in written:
             scope.state[number] = self._laid(scope.state[number], REPLICATED)
 
@@ -692,13 +691,7 @@ class Splitter:
         condition, body = scope.facts.inner[op.name]
         fixed = passed_through(body.graph)
         moving = [place for place, is_fixed in enumerate(fixed) if not is_fixed]
-        written = sorted(
-            {
-                given[place].variable
-                for place in written_inputs(body)
-                if given[place].variable is not None
-            }
-        )
+        written = variables_of([given[place] for place in written_inputs(body)])
         start = [tf.identity(given[place].local) for place in moving]
         start += [tf.identity(self.convert(scope.state[n], REPLICATED)) for n in written]
 
@@ -979,6 +972,11 @@ class SplitSite(LocalSite):
         self.numbers = numbers
         self.number = numbers.number  # type: ignore[method-assign]
         self.local_length = numbers.local_length  # type: ignore[method-assign]
+
+
+def variables_of(handles: Sequence[Value]) -> list[int]:
+    """The numbers of the variables that handles stand for."""
+    return sorted({value.variable for value in handles if value.variable is not None})
 
 
 def is_compiled(op: tf.Operation) -> bool:

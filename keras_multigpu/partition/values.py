@@ -1,9 +1,10 @@
-"""What is known of the values of shapes, axes and counts: arithmetic with sizes, before a step runs.
+"""What is known of the values of shapes, axes and counts, before a step runs.
 
 Only what holds for batches of every size is concluded. Which of two sizes is the larger is not
 known, so a `Maximum` of them is not known either.
 """
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -209,7 +210,8 @@ def offsets(op: tf.Operation, facts: Any) -> Any:
     axis, *shapes = [facts.value(tensor) for tensor in op.inputs]
     if numbers(axis) is None or any(own is None for own in shapes):
         return None
-    place, begin, found = int(axis), 0, []
+    begin: Any = 0
+    place, found = int(axis), []
     for own in shapes:
         offset = np.zeros(len(own), object)
         offset[place] = begin
@@ -243,7 +245,7 @@ def sliced(op: tf.Operation, facts: Any) -> Any:
     masks = {name: op.get_attr(f"{name}_mask") for name in ("begin", "end", "ellipsis")}
     new, shrunk = op.get_attr("new_axis_mask"), op.get_attr("shrink_axis_mask")
     index: list[Any] = []
-    for place, (begin, end, stride) in enumerate(zip(*bounds, strict=True)):  # type: ignore[arg-type]
+    for place, (begin, end, stride) in enumerate(zip(*bounds, strict=True)):
         if masks["ellipsis"] >> place & 1:
             index.append(Ellipsis)
         elif new >> place & 1:
@@ -283,25 +285,26 @@ def reduced(op: tf.Operation, facts: Any) -> Any:
     found, axes = facts.value(op.inputs[0]), numbers(facts.value(op.inputs[1]))
     if found is None or axes is None:
         return None
+    over: Any = {"axis": tuple(map(int, np.ravel(axes))), "keepdims": op.get_attr("keep_dims")}
     if op.type in ("Prod", "Sum"):
-        function = (lambda a, b: a * b) if op.type == "Prod" else (lambda a, b: a + b)
-        start = 1 if op.type == "Prod" else 0
-        known = np.frompyfunc(lambda a, b: None if a is None or b is None else function(a, b), 2, 1)
-        result = known.reduce(
-            found,
-            tuple(int(a) for a in np.ravel(axes)),
-            keepdims=op.get_attr("keep_dims"),
-            initial=start,
-        )
+        function, start = (operator.mul, 1) if op.type == "Prod" else (operator.add, 0)
+
+        def known(one: Any, two: Any) -> Any:
+            return None if one is None or two is None else function(one, two)
+
+        every: Any = np.frompyfunc(known, 2, 1)
+        result = every.reduce(found, initial=start, **over)
     else:
-        plain_ones = numbers(found)
-        if plain_ones is None or not plain_ones.size:
+        whole = numbers(found)
+        if whole is None or not whole.size:
             return None
-        function = {"Max": np.max, "Min": np.min, "All": np.all, "Any": np.any}[op.type]
-        result = function(
-            plain_ones, tuple(int(a) for a in np.ravel(axes)), keepdims=op.get_attr("keep_dims")
-        )
-        result = np.asarray(result).astype(object)
+        plain_functions: dict[str, Any] = {
+            "Max": np.max,
+            "Min": np.min,
+            "All": np.all,
+            "Any": np.any,
+        }
+        result = np.asarray(plain_functions[op.type](whole, **over)).astype(object)
     return [result if isinstance(result, np.ndarray) else scalar(result)]
 
 

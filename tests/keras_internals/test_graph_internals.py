@@ -73,3 +73,25 @@ def test_variables_are_read_together():
     types = [operation.type for operation in graph.graph.get_operations()]
     assert types.count("_ReadVariablesOp") == 1 and "ReadVariableOp" not in types
     assert {id(v) for v in graph.variables} == {id(v) for v in variables}
+
+
+def test_functions_that_operations_call_have_their_graphs():
+    """A loop's body is the graph that Python traced, and knows its operations."""
+
+    def double(x):
+        return tf.while_loop(lambda n, y: n < 3, lambda n, y: (n + 1, y * 2.0), (0, x))[1]
+
+    graph = tf.function(double).get_concrete_function(tf.TensorSpec([None])).graph
+    (loop,) = [op for op in graph.get_operations() if "While" in op.type]
+    shapes = [tf.TensorShape(shape) for shape in loop.get_attr("output_shapes")]
+    body = graph_internals.called_graph(loop, loop.get_attr("body").name, shapes)
+    assert "Mul" in {op.type for op in body.get_operations()}
+
+
+def test_the_shape_of_a_variable_is_known_from_its_handle():
+    """In a graph its handle says what shape a variable has; another resource's says nothing."""
+    variable = tf.Variable(tf.zeros([2, 3]))
+    table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, -1)
+    graph = tf.function(lambda: (variable + 1.0, table.size())).get_concrete_function().graph
+    shapes = [graph_internals.held_shape(handle) for handle in graph.inputs]
+    assert shapes == [[2, 3], None]

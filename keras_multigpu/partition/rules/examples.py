@@ -47,6 +47,9 @@ def each_example(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Pla
         return None
     need: dict[int, Layout] = {}
     for place in places:
+        if ins[place] == found:
+            need[place] = found
+            continue
         dims = facts.dims(op.inputs[place])
         if dims is None or (dims[0] != facts.length(found.blocks) and dims[0] != 1):
             return None
