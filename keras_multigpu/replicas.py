@@ -211,8 +211,12 @@ def _build(kind: str, names: tuple[str, ...], resolver: Any) -> tf.distribute.St
             return tf.distribute.experimental.CentralStorageStrategy(compute_devices=names)
         case "multi_worker":
             cluster = _cluster()
-            if cluster is None or cluster_internals.has_started():
-                return _multi_worker(resolver)
+            assert cluster is not None
+            if cluster_internals.has_started():
+                error = _joined_too_late(cluster.workers)
+                # The others wait for this one.
+                meeting.meet(cluster.workers, cluster.index, {}, failure=str(error))
+                raise error
             lines = meeting.meet(cluster.workers, cluster.index, alike_on_all())
             with lifelines.joining(cluster.workers, cluster.index, lines):
                 workers = _multi_worker(resolver)
@@ -222,6 +226,9 @@ def _build(kind: str, names: tuple[str, ...], resolver: Any) -> tf.distribute.St
         case "parameter_server":
             if cluster_internals.has_started():
                 raise _joined_too_late(resolver.cluster_spec().as_dict())
+            config = environment.tf_config()
+            assert config is not None
+            meeting.wait_for_servers(config)
             return tf.distribute.ParameterServerStrategy(resolver)
         case _:
             return tf.distribute.TPUStrategy(resolver)

@@ -35,7 +35,10 @@ def fresh_process(monkeypatch):
     monkeypatch.setattr(replicas, "_strategies", {})
     # This process is to stay alone.
     monkeypatch.setattr(replicas.cluster_internals, "watch_heartbeats", lambda *_: None)
-    monkeypatch.setattr(replicas.meeting, "meet", lambda *_: {})
+    monkeypatch.setattr(replicas.cluster_internals, "has_started", lambda: False)
+    monkeypatch.setattr(replicas, "_let_sums_overlap", lambda: None)
+    monkeypatch.setattr(replicas.meeting, "meet", lambda *_, **__: {})
+    monkeypatch.setattr(replicas.meeting, "wait_for_servers", lambda _: None)
     for name in ("TF_CONFIG", "TPU_NAME", "TF_FORCE_GPU_ALLOW_GROWTH", *SLURM):
         monkeypatch.delenv(name, raising=False)
 
@@ -234,13 +237,16 @@ def test_tf_config_reaches_the_strategies_of_a_cluster(monkeypatch):
     """Workers and parameter servers are built by TensorFlow's classes, from TF_CONFIG."""
     for name in ("MultiWorkerMirroredStrategy", "ParameterServerStrategy"):
         monkeypatch.setattr(tf.distribute, name, fake_strategy(name))
+    for config, kind in ((TWO_WORKERS, "multi_worker"), (PARAMETER_SERVER, "parameter_server")):
+        monkeypatch.setenv("TF_CONFIG", json.dumps(config))
+        monkeypatch.setattr(replicas.cluster_internals, "has_started", lambda: True)
+        with pytest.raises(RuntimeError, match="TensorFlow started .*`import keras_multigpu`"):
+            replicas.strategy(kind)
+    monkeypatch.setattr(replicas.cluster_internals, "has_started", lambda: False)
     monkeypatch.setenv("TF_CONFIG", json.dumps(TWO_WORKERS))
     workers = replicas.strategy("multi_worker").kwargs["cluster_resolver"]
     assert workers.cluster_spec().as_dict() == TWO_WORKERS["cluster"]
     monkeypatch.setenv("TF_CONFIG", json.dumps(PARAMETER_SERVER))
-    with pytest.raises(RuntimeError, match="TensorFlow started before .*`import keras_multigpu`"):
-        replicas.strategy("parameter_server")
-    monkeypatch.setattr(replicas.cluster_internals, "has_started", lambda: False)
     servers = replicas.strategy("parameter_server").args[0]
     assert servers.cluster_spec().as_dict() == PARAMETER_SERVER["cluster"]
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from keras_multigpu.checks import problem, runtime_error
+from keras_multigpu.cluster.environment import TFConfig
 from keras_multigpu.cluster.lifelines import host_of, name_of
 from keras_multigpu.cluster.lines import Line
 from keras_multigpu.cluster.loopback import is_loopback
@@ -77,24 +78,34 @@ class Hello(NamedTuple):
 
 
 class Patience:
-    """Says from time to time that a worker waits, and for whom; and ends that at last."""
+    """Says from time to time that a process waits, and for whom; and ends that at last.
 
-    def __init__(self, workers: Sequence[str], index: int) -> None:
-        self._workers, self._index = workers, index
+    Args:
+        own: The name of this process.
+        names: Those of the processes that it may wait for.
+    """
+
+    def __init__(self, own: str, names: Sequence[str]) -> None:
+        self._own, self._names = own, names
         self._began = self._said_at = time.monotonic()
+
+    @classmethod
+    def of(cls, workers: Sequence[str], index: int) -> "Patience":
+        names = [name_of(workers, each) for each in range(len(workers))]
+        return cls(names[index], names)
 
     def tell(self, missing: Sequence[int], hint: str = "") -> bool:
         """Whether it was time to say so; a `RuntimeError` if there is no more."""
         now, most = time.monotonic(), settings().exchange_timeout
-        names = " and ".join(name_of(self._workers, other) for other in missing)
-        what = f"{name_of(self._workers, self._index).capitalize()} has waited"
+        names = " and ".join(self._names[other] for other in missing)
+        what = f"{self._own.capitalize()} has waited"
         if now - self._began > most:
             raise runtime_error(
                 f"{what} {most} s for {names} to start.{hint}",
                 "Expected all workers to be started within that time.",
                 "Start the same script there, with the same `cluster` in TF_CONFIG; if it takes "
                 "longer, set KERAS_MULTIGPU_EXCHANGE_TIMEOUT to more seconds.",
-                workers=list(self._workers),
+                KERAS_MULTIGPU_EXCHANGE_TIMEOUT=most,
             )
         if now - self._said_at <= LATE:
             return False
@@ -110,13 +121,16 @@ class Patience:
         return True
 
 
-def meet(workers: Sequence[str], index: int, alike: Mapping[str, str]) -> dict[int, Line]:
+def meet(
+    workers: Sequence[str], index: int, alike: Mapping[str, str], failure: str = ""
+) -> dict[int, Line]:
     """Wait until all workers are there; the lines to them, or as another than the chief to it.
 
     Args:
         workers: Their addresses, the chief's first.
         index: Which of them this process is.
         alike: What has to be the same on all of them, by what it is called.
+        failure: Why this one cannot take part, which all are told then.
 
     Raises:
         RuntimeError: On all of them, if they do not belong together, the port of one is taken, or
@@ -124,8 +138,26 @@ def meet(workers: Sequence[str], index: int, alike: Mapping[str, str]) -> dict[i
     """
     if len(workers) == 1:
         return {}
-    own = Hello.own(workers, index, alike)
+    own = Hello.own(workers, index, alike)._replace(failure=failure)
     return call(workers, own) if index else Reception(workers, own).all_called()
+
+
+def wait_for_servers(config: TFConfig) -> None:
+    """Wait, as their coordinator, until all workers and parameter servers listen."""
+    others = [
+        (f"{role} {index} ({address})", host_of(address), port_of(address))
+        for role in ("ps", "worker")
+        for index, address in enumerate(config.addresses.get(role, ()))
+    ]
+    patience = Patience("the coordinator", [name for name, *_ in others])
+    missing = list(range(len(others)))
+    while missing:
+        patience.tell(missing)
+        for each in list(missing):
+            with contextlib.suppress(OSError):
+                socket.create_connection(others[each][1:], timeout=1).close()
+                missing.remove(each)
+        time.sleep(POLL if missing else 0)
 
 
 class Reception:
@@ -171,7 +203,9 @@ class Reception:
         return listening(self._workers, port)
 
     def _wait(self) -> None:
-        patience = Patience(self._workers, 0)
+        if self._own.failure:
+            raise RuntimeError(self._own.failure)
+        patience = Patience.of(self._workers, 0)
         while missing := self._missing():
             if patience.tell(missing):
                 # Where all were given the same TF_CONFIG each takes itself for the chief, and the
@@ -247,7 +281,7 @@ class Reception:
                 before.say(end=what)
                 self._drop(before)
         else:
-            what = difference(self._workers, self._own, hello) or hello.failure
+            what = hello.failure or difference(self._workers, self._own, hello)
         if what:
             raise RuntimeError(what)
         self._tell_missing([line])
@@ -263,10 +297,11 @@ class Reception:
 
 def call(workers: Sequence[str], own: Hello) -> dict[int, Line]:
     """Call the chief until it says that all are there; the line to it."""
-    patience, began = Patience(workers, own.worker), time.monotonic()
+    patience, began = Patience.of(workers, own.worker), time.monotonic()
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(bound(port_of(workers[own.worker])))
+            if not own.failure:
+                held.enter_context(bound(port_of(workers[own.worker])))
         except OSError as error:
             own = own._replace(failure=port_is_taken(workers, own.worker, error))
         while True:

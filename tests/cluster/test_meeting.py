@@ -16,6 +16,7 @@ from processes_left import PATIENCE, python_path, wait_until
 from worker_processes import free_ports
 
 from keras_multigpu.cluster import meeting
+from keras_multigpu.cluster.environment import TFConfig
 from keras_multigpu.cluster.lines import LONGEST, Line
 
 ALIKE = {"the number of devices": "1 CPUs", "the versions of packages": "Keras 3"}
@@ -32,16 +33,17 @@ def started(monkeypatch):
     """Starts a worker in a thread; how its waiting has ended is found under its number."""
     ended, lines = {}, []
 
-    def wait(workers, index, alike, name):
+    def wait(workers, index, alike, name, failure):
         try:
-            lines.extend(meeting.meet(workers, index, alike).values())
+            lines.extend(meeting.meet(workers, index, alike, failure).values())
             ended[name] = "all are there"
         except RuntimeError as error:
             ended[name] = str(error)
 
-    def start(workers, index, alike=ALIKE, name=None):
+    def start(workers, index, alike=ALIKE, name=None, failure=""):
         name = index if name is None else name
-        threading.Thread(target=wait, args=(workers, index, alike, name), daemon=True).start()
+        arguments = workers, index, alike, name, failure
+        threading.Thread(target=wait, args=arguments, daemon=True).start()
         return ended
 
     yield start
@@ -291,6 +293,32 @@ def test_workers_that_are_not_alike_are_named(addresses, started):
         f"Worker 2 ({addresses[2]}) and the chief differ in the number of devices. Expected"
     )
     assert ended[0].endswith("Received: of_chief=['1 CPUs'], of_worker=['2 CPUs']")
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_why_one_cannot_take_part_is_told_to_all(addresses, started, index):
+    """As where it has started TensorFlow too early: the others waited for it."""
+    ended = started(addresses, index, {}, failure="it came too late")
+    for other in {0, 1, 2} - {index}:
+        started(addresses, other)
+    wait_until(lambda: len(ended) == 3)
+    assert set(ended.values()) == {"it came too late"}
+
+
+def test_servers_are_waited_for(addresses, monkeypatch, caplog):
+    """By their coordinator, which says for whom; TensorFlow heard no Ctrl-C meanwhile."""
+    monkeypatch.setattr(meeting, "LATE", 0.2)
+    monkeypatch.setenv("KERAS_MULTIGPU_EXCHANGE_TIMEOUT", "1")
+    roles = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
+    config = TFConfig(roles, "chief", 0)
+    with socket.create_server(("127.0.0.1", meeting.port_of(addresses[1]))):
+        with caplog.at_level(logging.WARNING, "keras_multigpu"):
+            missing = f"waited 1 s for worker 0 \\({addresses[2]}\\) to start"
+            with pytest.raises(RuntimeError, match=f"The coordinator has {missing}"):
+                meeting.wait_for_servers(config)
+        assert f"for worker 0 ({addresses[2]}) to start" in caplog.text
+        with socket.create_server(("127.0.0.1", meeting.port_of(addresses[2]))):
+            meeting.wait_for_servers(config)
 
 
 def test_one_worker_waits_for_nobody():
