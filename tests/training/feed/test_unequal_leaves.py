@@ -12,6 +12,7 @@ import tensorflow as tf
 from cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
+from keras_multigpu.training.feed import cutter
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.shares import joined_shares, normalized
@@ -112,8 +113,10 @@ def test_arrays_of_different_lengths_are_named_by_keras(model):
             each.fit(*batch(), verbose=0)
 
 
-def test_the_first_batch_with_other_lengths_is_named():
+@pytest.mark.parametrize("copied", [False, True])
+def test_the_first_batch_with_other_lengths_is_named(copied, monkeypatch):
     """Also where devices have memory of their own, and after batches that were in order."""
+    monkeypatch.setattr(cutter, "has_own_memory", lambda device: copied)
     rows = [(4, 4), (3, 3), (3, 2)]
     data = tf.data.Dataset.from_generator(
         lambda: ((np.ones((x, 1)), np.ones((y, 2))) for x, y in rows),
