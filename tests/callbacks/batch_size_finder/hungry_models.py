@@ -72,7 +72,8 @@ def batches(**settings):
 
 def search(model, finder, data=None, **arguments):
     """Only search."""
-    model.fit(batches() if data is None else data, epochs=0, callbacks=[finder], **arguments)
+    data = batches() if data is None else data
+    model.fit(data, epochs=0, callbacks=[finder], **{"verbose": 0, **arguments})
     return finder
 
 
