@@ -68,6 +68,15 @@ def ending_together(workers: Sequence[str], index: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def naming_others(workers: Sequence[str], index: int) -> Iterator[None]:
+    """Let an error of TensorFlow's that tells of another worker name it in a sentence."""
+    try:
+        yield
+    except GONE as error:
+        raise WorkerFailure(sentence(str(error), workers, index)) from error
+
+
+@contextlib.contextmanager
 def naming_servers() -> Iterator[None]:
     """Let an error of TensorFlow's that tells of a parameter server name it in a sentence."""
     try:

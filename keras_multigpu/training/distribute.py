@@ -10,6 +10,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training.distributed_model import DistributedModel, distributed_class
 from keras_multigpu.training.replication import Replication
+from keras_multigpu.training.workers import while_all_live
 
 
 def distribute(
@@ -101,7 +102,8 @@ def distribute(
     model.__class__ = distributed_class(type(model))
     model.replicate(replication)
     if model.built:
-        replication.placement.prepare(model)
+        with while_all_live(replication.group):
+            replication.placement.prepare(model)
     return model
 
 

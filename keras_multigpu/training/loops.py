@@ -33,6 +33,7 @@ from keras_multigpu.training.workers import (
     require_same_start,
     steering,
     together,
+    while_all_live,
 )
 
 MODES = ("train", "test", "predict")
@@ -121,7 +122,8 @@ def build(model: keras.Model, replication: Replication, feed: Feed, method: str)
     require_axes(model, feed.source.spec, replication.group.count)
     if feed.source.spec is not None:
         require_fitting_data(model, feed.source.spec, method)
-    replication.placement.prepare(model, feed.source.spec, method=method)
+    with while_all_live(replication.group):
+        replication.placement.prepare(model, feed.source.spec, method=method)
     require_labels(model, feed)
 
 
@@ -249,7 +251,8 @@ def predict(
     require_axes(model, feed.source.spec, group.count)
     if feed.source.spec is not None:
         require_fitting_data(model, feed.source.spec, "predict_step")
-    replication.placement.prepare(model, feed.source.spec)
+    with while_all_live(group):
+        replication.placement.prepare(model, feed.source.spec)
     callbacks = callback_list(model, group, callbacks, verbose, feed.num_batches)
     model.stop_predicting = False
     outputs: list[Any] = []

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from keras_multigpu import identities
 from keras_multigpu.checks import value_error
-from keras_multigpu.cluster.failures import ending_together, naming_servers
+from keras_multigpu.cluster.failures import ending_together, naming_others, naming_servers
 from keras_multigpu.cluster.lifelines import name_of
 from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.training.feed.feed import Feed, Group
@@ -67,6 +67,16 @@ def together(group: ReplicaGroup) -> Iterator[None]:
             raise
 
 
+@contextlib.contextmanager
+def while_all_live(group: ReplicaGroup) -> Iterator[None]:
+    """Name another process that fails while variables are made, which all do together.
+
+    What this one finds wrong itself the others find as well, and say it in their own words.
+    """
+    with naming_others(group.workers, group.worker) if group.is_spread else naming_servers():
+        yield
+
+
 def known_to_all(group: ReplicaGroup, error: ValueError) -> ValueError:
     """An error that every process has found, to raise once all of them have."""
     # Who ends first takes with it what others have still to receive: they would see only its end.
@@ -84,7 +94,8 @@ def agreed_seed(group: ReplicaGroup) -> int | None:
         return None
     state = variable_internals.global_seed_state()
     own = tf.random.uniform((), maxval=2**31 - 1, dtype=tf.int32)
-    seed, *of_chief = group.of_processes([int(own), *map(int, state.numpy())])[0]
+    with while_all_live(group):
+        seed, *of_chief = group.of_processes([int(own), *map(int, state.numpy())])[0]
     state.assign(of_chief)
     return seed
 

@@ -58,6 +58,7 @@ LONG = ["freeze", "sleep", "loop, sleep"]
 CASES = [
     ("raise", r"WorkerFailure: worker 1 \(.*\) failed: ZeroDivisionError: a bug in a callback"),
     ("kill", r"WorkerFailure: worker 1 \(.*\) is gone"),
+    ("kill first", r"WorkerFailure: worker 1 \(.*\) is gone"),
     ("other data", r"The workers read different batches"),
     ("loop, break", r"WorkerFailure: worker 1 \(.*\) has come to the end of its script"),
     ("other code", r"ValueError: Worker 1 \(.*\) and the chief differ in the model's layers"),
