@@ -32,7 +32,8 @@ def says_all(error: Exception) -> bool:
     A traceback of this package's lines would help nobody then.
     """
     frames = traceback.extract_tb(error.__traceback__)
-    ours = all(any(Path(each.filename).is_relative_to(o) for o in OURS) for each in frames)
+    files = [Path(each.filename) for each in frames if not each.filename.startswith("<frozen ")]
+    ours = all(any(file.is_relative_to(each) for each in OURS) for file in files)
     return isinstance(error, UsageError) or (ours and " Received: " in str(error))
 
 

@@ -31,8 +31,10 @@ def add_parser(subparsers: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the comparison; 0 if all agree, 1 if not, 2 if it could not be made."""
+    import keras_multigpu as kmg
+
+    verify = kmg.verify  # Which names a Keras that does not run on TensorFlow.
     from keras_multigpu.verification.in_this_process import devices_are_ready
-    from keras_multigpu.verification.verify import verify
 
     # First of all: importing the user's modules may start TensorFlow.
     devices_are_ready(max(arguments.replicas))

@@ -1,11 +1,13 @@
 """`keras-multigpu verify`: what it imports, and what its exit code says."""
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes_left import PATIENCE
 
 from keras_multigpu.commands import main
 
@@ -61,6 +63,19 @@ def test_a_model_that_fails_exits_with_two(capsys):
     assert main(["verify", "verified_models:not_compiled", *DATA]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "`build_model` returned a model that is not compiled." in line
+
+
+@pytest.mark.slow
+def test_another_backend_is_one_line():
+    """Named before the user's module is imported."""
+    command = [sys.executable, "-m", "keras_multigpu", "verify", "no:model", "--data", "no:data"]
+    environment = {**os.environ, "KERAS_BACKEND": "torch"}
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("keras-multigpu: Keras ")
 
 
 @pytest.mark.parametrize("replicas", ["two", "1,2", "2;4", ""])
