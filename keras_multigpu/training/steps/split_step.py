@@ -24,7 +24,7 @@ from keras_multigpu.keras_internals import (
 from keras_multigpu.partition.layouts import Block
 from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.partition.local_step import Leaf, LocalStep
-from keras_multigpu.partition.sizes import Size
+from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.partition.splitter import CannotSplit
 from keras_multigpu.training.exchange.stages import totals, traced
 from keras_multigpu.training.replica_group import Copies, Replica, ReplicaGroup, copies_in
@@ -106,23 +106,28 @@ class SplitStep:
 
     def _split(self, replicas: int) -> None:
         """Make the graph that each of so many replicas runs."""
+        batch = size_of_batch(self._leaves)
         leaves: list[Leaf] = []
         specs = []
         for leaf in self._leaves:
+            shared = replicas == 1 or is_shared(leaf)
             for tensor in tf.nest.flatten(leaf, expand_composites=True):
-                leaves.append(described(tensor, replicas == 1 or is_shared(leaf), len(leaves)))
-                specs.append(tensor)
+                leaves.append(described(tensor, shared, len(leaves), batch))
+                # A replica has fewer rows than the batch.
+                specs.append(tensor if shared else opened(tensor))
         handles = [copies[0].handle for copies in self._copies]
-        self._step = LocalStep(
-            self._whole, leaves, handles, {BATCH: Size.of(BATCH)}, Sums(replicas)
-        )
+        self._step = LocalStep(self._whole, leaves, handles, {BATCH: batch}, Sums(replicas))
         outcomes = []
 
         def local(replica: Any, counts: Any, data: Any, values: Any) -> Any:
             outcome = self._step(replica, counts, data, values)
             outcomes.append(outcome)
             self._assigned = sorted(outcome.assigned)
-            return outcome.outputs, [outcome.assigned[number] for number in self._assigned]
+            made = [outcome.assigned[number] for number in self._assigned]
+            # One tensor to wait for, and not a thousand for each of a thousand assignments.
+            with tf.control_dependencies(made):
+                done = tf.zeros(())
+            return outcome.outputs, made, done
 
         values = [tf.TensorSpec(copies[0].shape, copies[0].dtype) for copies in self._copies]
         numbers = tf.TensorSpec((), tf.int32), tf.TensorSpec((1, 3), tf.int32)
@@ -136,11 +141,10 @@ class SplitStep:
         results = self._run_alone(shares) if self.alone else self._run(shares)
         places = [self._copies[number] for number in self._assigned]
         # Nothing is assigned before every replica has computed all that it assigns.
-        made = [tensor for _, assigned in results for tensor in assigned]
-        with tf.control_dependencies([tf.identity(tensor) for tensor in made]):
-            for replica, (_, assigned) in zip(self._group.replicas, results, strict=True):
+        with tf.control_dependencies([tf.identity(done) for *_, done in results]):
+            for replica, (_, assigned, _) in zip(self._group.replicas, results, strict=True):
                 self._group.assign(places, assigned, replica)
-        flat = iter(self._joined([outputs for outputs, _ in results]))
+        flat = iter(self._joined([outputs for outputs, *_ in results]))
         return tf.nest.map_structure(
             lambda leaf: None if leaf is None else next(flat),
             self._whole.structured_outputs,
@@ -213,7 +217,18 @@ def is_shared(leaf: Any) -> bool:
     return is_composite(leaf) or not leaf.shape.rank or is_one_row(leaf)
 
 
-def described(spec: tf.TensorSpec, shared: bool, number: int) -> Leaf:
+def size_of_batch(leaves: Sequence[Any]) -> AnySize:
+    """How many examples the batch has: a number if the step is made for that alone."""
+    found = {leaf.shape[0] for leaf in leaves if not is_shared(leaf) and leaf.shape.rank}
+    return found.pop() if len(found) == 1 and None not in found else Size.of(BATCH)
+
+
+def opened(spec: tf.TensorSpec) -> tf.TensorSpec:
+    """The spec for any number of rows."""
+    return tf.TensorSpec([None, *spec.shape[1:]] if spec.shape.rank else spec.shape, spec.dtype)
+
+
+def described(spec: tf.TensorSpec, shared: bool, number: int, batch: AnySize) -> Leaf:
     """What the partition has to know of a tensor of the batch."""
     if spec.shape.rank is None:
         return Leaf(None)
@@ -223,7 +238,7 @@ def described(spec: tf.TensorSpec, shared: bool, number: int) -> Leaf:
     ]
     if shared:
         return Leaf(dims)
-    return Leaf([Size.of(BATCH), *dims[1:]], InRows(0, (Block(BATCH),)))
+    return Leaf([batch, *dims[1:]], InRows(0, (Block(BATCH),)))
 
 
 def known_variables(model: keras.Model, replication: "Replication") -> list[keras.Variable]:
