@@ -1,6 +1,7 @@
 """What a replica knows, when a step runs, of its rows and of the batch's sizes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -31,7 +32,7 @@ class LocalNumbers:
         self.sizes, self.batches = sizes, batches
         self.is_first = tf.equal(replica, 0)
         self._graph = tf.compat.v1.get_default_graph()
-        self._known: dict[AnySize | tuple[Block, ...], tf.Tensor] = {}
+        self._known: dict[Any, tf.Tensor] = {}
 
     def number(self, size: AnySize) -> tf.Tensor:
         """A size when the step runs."""
@@ -59,6 +60,30 @@ class LocalNumbers:
                 lengths = [self._times(self.own[batch], factor) for batch, factor in blocks]
                 self._known[blocks] = lengths[0] if len(lengths) == 1 else tf.add_n(lengths)
         return self._known[blocks]
+
+    def entries(self, blocks: tuple[Block, ...], others: Sequence[Any], is_own: bool) -> tf.Tensor:
+        """How many entries there are along an axis of such blocks, and other axes: a float64.
+
+        Args:
+            blocks: What the axis is made of.
+            others: The lengths of the others.
+            is_own: Whether only this replica's are counted.
+        """
+        key = (blocks, tuple(others), is_own)
+        if key not in self._known:
+            with self._graph.as_default():
+                length = (
+                    self.local_length(blocks)
+                    if is_own
+                    else tf.add_n([self.number(self.batches[b] * f) for b, f in blocks])
+                )
+                # The product of several lengths may be larger than an int32.
+                lengths = [length, *(self.number(other) for other in others)]
+                count = tf.cast(lengths[0], tf.float64)
+                for each in lengths[1:]:
+                    count *= tf.cast(each, tf.float64)
+                self._known[key] = count
+        return self._known[key]
 
     def ranges(self, blocks: tuple[Block, ...]) -> list[tuple[tf.Tensor, tf.Tensor]]:
         """Where this replica's rows of each block begin in the axis, and how many they are."""

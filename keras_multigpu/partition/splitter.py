@@ -29,9 +29,15 @@ from keras_multigpu.partition.layouts import (
     joined,
 )
 from keras_multigpu.partition.local_numbers import LocalNumbers
+from keras_multigpu.partition.moments import Moments, axes_of, joined_moments, moments_in
 from keras_multigpu.partition.plan import RULES, Plan
 from keras_multigpu.partition.rules import skipped_empty
-from keras_multigpu.partition.rules.elementwise import BROADCASTING, SAME_SHAPES, UNARY
+from keras_multigpu.partition.rules.elementwise import (
+    BROADCASTING,
+    SAME_SHAPES,
+    UNARY,
+    elements,
+)
 from keras_multigpu.partition.rules.sums import LINEAR, LINEAR_IN_FLOATS, SCALED, SUMMED
 from keras_multigpu.partition.site import LocalSite, with_entry
 from keras_multigpu.partition.sizes import Size
@@ -66,6 +72,7 @@ SCATTERED = {
 WRITES = {*ASSIGNMENTS, *SCATTERED}
 # All that may stand between an open sum and the place where it is taken.
 OPEN = {*LINEAR, *LINEAR_IN_FLOATS, *SCALED, "Cast", *WRITES, *CALLS}
+ADDED = {"AddN", "AddV2", "Add", "Sub"}
 SHAPES = {"Shape", "ShapeN", "Size", "Rank"}
 # What runs once and not on each replica: it has effects, or draws from a state of its own.
 COUNTED_AS_EFFECTS = {"PrintV2", "Print", "PyFunc", "EagerPyFunc", "PyFuncStateless"}
@@ -159,13 +166,36 @@ class Scope:
         """Whether replicas need something of each other in it."""
         self._needed = {op.name for op in facts.operations}
         self._outputs = {tensor.name for tensor in facts.graph.outputs}
+        self._open: dict[str, bool] = {}
+        self.moments = {} if in_loop else moments_in(facts.operations)
 
     def stays_open(self, tensor: tf.Tensor) -> bool:
-        """Whether all that use a tensor can use parts of it before they are summed."""
+        """Whether it is better to hand parts of a tensor on than to sum them.
+
+        All that use it have to do with parts, and either add several of them or make them smaller:
+        then one sum is enough, or a smaller one.
+        """
         if tensor.name in self._outputs and not self.in_loop:
             return False
-        users = [op for op in tensor.consumers() if op.name in self._needed]
-        return all(op.type in OPEN for op in users)
+        if tensor.name not in self._open:
+            users = [op for op in tensor.consumers() if op.name in self._needed]
+            # In a loop nothing can be summed.
+            self._open[tensor.name] = all(
+                op.type in OPEN and (self.in_loop or self._gains(tensor, op)) for op in users
+            )
+        return self._open[tensor.name]
+
+    def _gains(self, tensor: tf.Tensor, user: tf.Operation) -> bool:
+        """Whether it is better to sum what a user makes of parts."""
+        if user.type in CALLS or user.type in WRITES:
+            return user.type in CALLS
+        others = [each for each in user.inputs if each is not tensor]
+        if user.type in ADDED and others:
+            return all(self.layouts.get(each.name, PARTIAL) == PARTIAL for each in others)
+        own, *made = (elements(self.facts.dims(each) or []) for each in (tensor, *user.outputs))
+        if sum(made) != own:
+            return sum(made) < own
+        return all(self.stays_open(each) for each in user.outputs)
 
 
 class Splitter:
@@ -300,7 +330,8 @@ class Splitter:
         if plan is not None and PARTIAL in plan.out:
             return plan
         # What is added once is added by the first replica.
-        if op.type in ("AddN", "AddV2", "Sub") and (op.type == "AddN" or scope.in_loop):
+        several = op.type == "AddN" and ins.count(PARTIAL) > 1
+        if op.type in ("AddN", "AddV2", "Sub") and (several or scope.in_loop):
             dims = [scope.facts.dims(tensor) for tensor in (*op.inputs, op.outputs[0])]
             if op.outputs[0].dtype in SUMMED and all(own == dims[0] for own in dims):
                 return Plan((PARTIAL,) * len(ins), (PARTIAL,))
@@ -414,6 +445,10 @@ class Splitter:
             return
         if inputs and inputs[0].variable is not None and self._add_access(op, inputs, scope):
             return
+        if op.name in scope.moments:
+            self._add_moments(scope.moments[op.name], inputs[0], scope)
+        if op.outputs and op.outputs[0].name in scope.values:
+            return
         plan = self._plan_in(op, scope)
         self._count(op, plan, inputs)
         if op.type in LOOPS:
@@ -445,6 +480,19 @@ class Splitter:
         call = tf.function(function, autograph=False, jit_compile=True)
         outs = call(*[value.local for value in moving])
         return [Value(layout, out) for layout, out in zip(layouts, outs, strict=True)]
+
+    def _add_moments(self, moments: Moments, value: Value, scope: Scope) -> None:
+        """Take a mean and a variance together, if they are taken along rows."""
+        axes = axes_of(moments, value.layout, scope.facts)
+        if axes is None:
+            return
+        made = joined_moments(
+            value.local, axes, value.layout, self._sum, scope.facts, moments, self.numbers
+        )
+        for op, tensor in zip((moments.mean, moments.variance), made, strict=True):
+            out = op.outputs[0]
+            scope.values[out.name] = Value(REPLICATED, tensor, out, scope)
+            scope.layouts[out.name] = REPLICATED
 
     def _count(self, op: tf.Operation, plan: Plan, inputs: Sequence[Value]) -> None:
         lies = (*plan.need, *plan.out)
