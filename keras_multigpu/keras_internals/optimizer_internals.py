@@ -121,7 +121,7 @@ def update_jointly(
 @contextlib.contextmanager
 def joined_slots(optimizer: Any, members: list[keras.Variable]) -> Iterator[None]:
     """Let each of the optimizer's lists of slots hold one joined slot for the members."""
-    positions = [optimizer._trainable_variables_indices[id(variable)] for variable in members]
+    positions = [optimizer._get_variable_index(variable) for variable in members]
     slots = {
         name: [value[position] for position in positions]
         for name, value in vars(optimizer).items()
@@ -152,6 +152,34 @@ def joined_slots(optimizer: Any, members: list[keras.Variable]) -> Iterator[None
 
 def joined(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.concat([t if t.shape.rank == 1 else tf.reshape(t, [-1]) for t in tensors], axis=0)
+
+
+class JoiningOptimizer(TFOptimizer):
+    """An optimizer that updates small variables together."""
+
+    # Keras's own would ask for a strategy, and call itself in it.
+    _backend_update_step = update_jointly
+    keras_class: type
+
+    def _get_variable_index(self, variable: Any) -> int:
+        joined = getattr(variable, "index_in_slots", None)
+        return super()._get_variable_index(variable) if joined is None else joined
+
+
+@contextlib.contextmanager
+def joining(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Let an optimizer that treats all elements alike update small variables together."""
+    original = type(optimizer)
+    if original not in ELEMENTWISE:
+        yield
+        return
+    # Keras's class comes first, of which one prepares all updates by a method of this name.
+    bases = (original, JoiningOptimizer)
+    optimizer.__class__ = type(original.__name__, bases, {"keras_class": original})
+    try:
+        yield
+    finally:
+        optimizer.__class__ = original
 
 
 class FunctionalOptimizer(TFOptimizer):
@@ -387,7 +415,10 @@ def on_one_device(optimizers: Sequence[keras.optimizers.Optimizer]) -> Iterator[
         saved.append((own, {name: own[name] for name in changed}))
         own.update(changed)
     try:
-        yield
+        with contextlib.ExitStack() as stack:
+            for optimizer in optimizers:
+                stack.enter_context(joining(optimizer))
+            yield
     finally:
         for own, before in saved:
             own.update(before)

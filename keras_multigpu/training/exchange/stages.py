@@ -164,7 +164,9 @@ class Stages:
         for operation in self.graph.get_operations():
             if operation.name in numbers and operation.name not in apart:
                 parts[numbers[operation.name]].operations.append(operation)
-        for cut in cuts:
+        # In the order in which their tensors come to be, not in that in which somebody asked.
+        made = {operation.name: at for at, operation in enumerate(self.graph.get_operations())}
+        for cut in sorted(cuts, key=lambda cut: made[cut.inputs[0].op.name]):
             if cut.name in numbers:
                 parts[numbers[cut.name]].cuts.append(cut)
         definition = whole.function_def
@@ -182,6 +184,7 @@ class Stages:
         for part, function in zip(parts, functions, strict=True):
             part.define(function, compiled)
         self._parts = parts
+        self._due = due_times(parts)
 
     def __call__(self, *args: Any) -> Any:
         if not tf.executing_eagerly():
@@ -193,10 +196,15 @@ class Stages:
             placeholder.name: tf.convert_to_tensor(value, placeholder.dtype)
             for placeholder, value in zip(self.graph.inputs, given, strict=True)
         }
-        for part in self._parts:
+        waiting: list[tf.Operation] = []
+        for number, part in enumerate(self._parts):
             known |= part(known)
-            summed = summed_together([known[cut.inputs[0].name] for cut in part.cuts])
-            known |= {c.outputs[0].name: t for c, t in zip(part.cuts, summed, strict=True)}
+            waiting += part.cuts
+            # Gradients go in buckets of their own, and not with what the next stage waits for.
+            due = [cut for cut in waiting if self._due[cut.name] <= number + 1]
+            waiting = [cut for cut in waiting if self._due[cut.name] > number + 1]
+            summed = summed_together([known[cut.inputs[0].name] for cut in due])
+            known |= {cut.outputs[0].name: t for cut, t in zip(due, summed, strict=True)}
         return tf.nest.map_structure(
             lambda leaf: None if leaf is None else known[leaf.name],
             self.graph.structured_outputs,
@@ -331,6 +339,17 @@ class Part:
             # The next function takes what its specs say, and no less.
             value.set_shape(tensor.shape)
         return {tensor.name: value for tensor, value in zip(self._outputs, made, strict=True)}
+
+
+def due_times(parts: Sequence[Part]) -> dict[str, int]:
+    """Which stage is the first that needs a sum, by the name of what stands for it."""
+    due = {cut.name: len(parts) for part in parts for cut in part.cuts}
+    for number, part in reversed(list(enumerate(parts))):
+        for name in part.names_needed:
+            cut = name.rpartition(":")[0]
+            if cut in due:
+                due[cut] = number
+    return due
 
 
 def summed_together(own: list[tf.Tensor]) -> list[tf.Tensor]:
