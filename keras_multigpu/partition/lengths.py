@@ -41,12 +41,16 @@ def static_axes(op: tf.Operation, facts: Any, place: int = 1) -> list[int] | Non
     "OnesLike Real Imag Conj Angle ComplexAbs Invert AsString StringLower StringUpper StringStrip "
     "StringToHashBucketFast StaticRegexReplace BesselI0e BesselI1e Softmax LogSoftmax Cumsum "
     "Cumprod ReverseV2 MatrixBandPart Cholesky MatrixInverse FFT IFFT FFT2D IFFT2D BiasAdd LRN "
-    "Roll Bitcast "
+    "Roll "
     "FakeQuantWithMinMaxVars FakeQuantWithMinMaxArgs MatrixSetDiagV3 Bucketize EnsureShape "
     "ReluGrad Relu6Grad EluGrad SeluGrad SoftplusGrad SoftsignGrad LeakyReluGrad TanhGrad "
     "SigmoidGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad AddN AdjustHue AdjustSaturation "
     "AdjustContrastv2 RGBToHSV HSVToRGB TensorScatterAdd TensorScatterUpdate TensorScatterSub "
-    "StringToNumber"
+    "StringToNumber BesselI0 BesselI1 PopulationCount StringLength EncodeBase64 DecodeBase64 "
+    "UnicodeScript UnicodeTranscode StringToHashBucket StringToHashBucketStrong CholeskyGrad "
+    "StaticRegexFullMatch CumulativeLogsumexp Cross FFT3D IFFT3D MatrixSquareRoot MatrixLogarithm "
+    "FakeQuantWithMinMaxVarsPerChannel FakeQuantWithMinMaxArgsGradient ReverseSequence LRNGrad "
+    "DrawBoundingBoxes DrawBoundingBoxesV2 TensorScatterMax TensorScatterMin"
 )
 def as_first(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     return [facts.dims(op.inputs[0])]
@@ -55,6 +59,12 @@ def as_first(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
 @lengths_of("ReadVariableOp")
 def read(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     return [facts.dims(op.inputs[0])]
+
+
+@lengths_of("Bitcast")
+def bitcast(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims, rank = facts.dims(op.inputs[0]), op.outputs[0].shape.rank
+    return None if dims is None or rank is None else [[*dims, None][:rank]]
 
 
 @lengths_of("IdentityN")
@@ -66,7 +76,8 @@ def each_its_own(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     "Add AddV2 Sub Mul MulNoNan RealDiv Div DivNoNan FloorDiv FloorMod Mod TruncateMod TruncateDiv "
     "Maximum Minimum Pow SquaredDifference Greater GreaterEqual Less LessEqual Equal NotEqual "
     "ApproximateEqual LogicalAnd LogicalOr Xlogy Xlog1py Xdivy Atan2 Igamma Igammac Zeta Polygamma "
-    "BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift NextAfter Complex SelectV2 ClipByValue"
+    "BitwiseAnd BitwiseOr BitwiseXor LeftShift RightShift NextAfter Complex SelectV2 ClipByValue "
+    "Betainc Substr StringJoin RegexReplace RegexFullMatch"
 )
 def broadcast(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     dims = [facts.dims(tensor) for tensor in op.inputs]
@@ -106,6 +117,21 @@ FIRST_AXIS = {
     "DepthToSpace": 0,
     "ExtractImagePatches": 0,
     "Dilation2D": 0,
+    "Dilation2DBackpropInput": 0,
+    "Conv": 0,
+    "MaxPoolGradV2": 0,
+    "MaxPoolGradGradV2": 0,
+    "MaxPool3DGradGrad": 0,
+    "MaxPoolWithArgmax": 0,
+    "MaxPoolGradWithArgmax": 0,
+    "ExtractVolumePatches": 0,
+    "CropAndResize": 1,
+    "LogMatrixDeterminant": 0,
+    "NthElement": 0,
+    "FakeQuantWithMinMaxVarsGradient": 0,
+    "FakeQuantWithMinMaxVarsPerChannelGradient": 0,
+    "ResourceGatherNd": 1,
+    "Lu": 0,
 }
 
 
@@ -147,7 +173,7 @@ def lookup(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     return [facts.dims(op.inputs[1])]
 
 
-@lengths_of("RFFT RFFT2D IRFFT IRFFT2D Svd SelfAdjointEigV2 Qr MatrixDeterminant")
+@lengths_of("RFFT RFFT2D RFFT3D IRFFT IRFFT2D IRFFT3D Svd SelfAdjointEigV2 Qr MatrixDeterminant")
 def leading_axes(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     dims = facts.dims(op.inputs[0])
     if dims is None:
@@ -168,7 +194,7 @@ def top(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     return None if dims is None else [[*dims[:-1], None]] * 2
 
 
-@lengths_of("MatrixSolve MatrixTriangularSolve")
+@lengths_of("MatrixSolve MatrixTriangularSolve LowerBound UpperBound")
 def solved(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     return [facts.dims(op.inputs[1])]
 
@@ -510,14 +536,50 @@ def tile(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     return [[None if dim is None or n is None else dim * n for dim, n in pairs]]
 
 
-@lengths_of("Pad PadV2 MirrorPad")
+@lengths_of("MatrixDiagPartV3 MatrixDiagV3")
+def diagonal(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims, rank = facts.dims(op.inputs[0]), op.outputs[0].shape.rank
+    if dims is None or rank is None:
+        return None
+    # What is before the matrices, before a diagonal or a band of them.
+    one = op.type == "MatrixDiagV3" and op.inputs[1].shape.rank == 0
+    front = dims[: -1 if one else -2]
+    return [[*front, *[None] * (rank - len(front))]]
+
+
+@lengths_of("DenseBincount")
+def bincount(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims, size = facts.dims(op.inputs[0]), facts.value(op.inputs[1])
+    return None if dims is None else [[*dims[:-1], None if size is None else size[()]]]
+
+
+@lengths_of("SpaceToBatchND BatchToSpaceND")
+def space_and_batch(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    dims, block = facts.dims(op.inputs[0]), numbers(facts.value(op.inputs[1]))
+    edges = facts.value(op.inputs[2])
+    if dims is None or block is None or edges is None or None in dims or None in edges:
+        return None
+    there = op.type == "SpaceToBatchND"
+    times = int(np.prod(block))
+    found = list(dims)
+    found[0] = dims[0] * times if there else quotient(dims[0], times)
+    for axis, (n, (before, after)) in enumerate(zip(block, edges, strict=True), 1):
+        if there:
+            found[axis] = quotient(dims[axis] + before + after, int(n))
+        else:
+            found[axis] = dims[axis] * int(n) - before - after
+    return [found]
+
+
+@lengths_of("Pad PadV2 MirrorPad MirrorPadGrad")
 def pad(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     dims, pads = facts.dims(op.inputs[0]), facts.value(op.inputs[1])
     if dims is None or pads is None:
         return None
+    sign = -1 if op.type == "MirrorPadGrad" else 1
     return [
         [
-            None if dim is None or None in (before, after) else dim + before + after
+            None if dim is None or None in (before, after) else dim + sign * (before + after)
             for dim, (before, after) in zip(dims, pads, strict=True)
         ]
     ]
