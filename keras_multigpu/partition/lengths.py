@@ -91,14 +91,7 @@ def select(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
 
 # Of which input each output has the first axis.
 FIRST_AXIS = {
-    "Conv2D": 0,
-    "Conv3D": 0,
-    "DepthwiseConv2dNative": 0,
-    "MaxPool": 0,
     "MaxPoolV2": 0,
-    "MaxPool3D": 0,
-    "AvgPool": 0,
-    "AvgPool3D": 0,
     "MaxPoolGrad": 0,
     "MaxPool3DGrad": 0,
     "MaxPoolGradGrad": 0,
@@ -142,6 +135,32 @@ def first_axis(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     if not dims or not rank:
         return None
     return [[dims[0], *[None] * (rank - 1)]] * len(op.outputs)
+
+
+@lengths_of("Conv2D Conv3D DepthwiseConv2dNative MaxPool MaxPool3D AvgPool AvgPool3D")
+def windows(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    """What a window finds that moves over the axes of space."""
+    dims, pooled = facts.dims(op.inputs[0]), "Pool" in op.type
+    kernel = None if pooled else facts.dims(op.inputs[1])
+    if dims is None or (kernel is None and not pooled):
+        return None
+    channels = 1 if op.get_attr("data_format").startswith(b"NC") else len(dims) - 1
+    space = [axis for axis in range(1, len(dims)) if axis != channels]
+    found: list[AnySize | None] = [dims[0], *[None] * (len(dims) - 1)]
+    strides, padding = op.get_attr("strides"), op.get_attr("padding")
+    for place, axis in enumerate(space):
+        size = op.get_attr("ksize")[axis] if pooled else kernel[place]
+        wide = 1 if pooled else op.get_attr("dilations")[axis]
+        if isinstance(dims[axis], int) and isinstance(size, int) and padding != b"EXPLICIT":
+            lost = (size - 1) * wide if padding == b"VALID" else 0
+            found[axis] = -((lost - dims[axis]) // strides[axis])
+    if pooled:
+        found[channels] = dims[channels]
+    elif kernel[-1] is not None:
+        found[channels] = kernel[-1]
+        if op.type == "DepthwiseConv2dNative":
+            found[channels] = None if kernel[-2] is None else kernel[-1] * kernel[-2]
+    return [found]
 
 
 @lengths_of("AvgPoolGrad AvgPool3DGrad")
