@@ -1,8 +1,8 @@
 """Means and variances along the batch: both by one sum, where the general rules need two.
 
-A variance is made of distances from the mean, so by the general rules the mean is summed first, then
-the distances. MobileNetV2 has 52 such pairs, and each sum is a wait for the slowest replica. So
-each replica takes its own mean and squared distances from that, and these are joined in double
+A variance is made of distances from the mean, so by the general rules the mean is summed first,
+then the distances. MobileNetV2 has 52 such pairs, and each sum is a wait for the slowest replica.
+So each replica takes its own mean and squared distances from that, and these are joined in double
 precision: they are as good as those of one device, also where the mean is large, which the sums of
 plain squares would not be.
 """

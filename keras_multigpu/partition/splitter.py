@@ -484,7 +484,7 @@ class Splitter:
     def _add_moments(self, moments: Moments, value: Value, scope: Scope) -> None:
         """Take a mean and a variance together, if they are taken along rows."""
         axes = axes_of(moments, value.layout, scope.facts)
-        if axes is None:
+        if axes is None or not isinstance(value.layout, Rows):
             return
         made = joined_moments(
             value.local, axes, value.layout, self._sum, scope.facts, moments, self.numbers

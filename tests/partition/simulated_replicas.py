@@ -89,7 +89,8 @@ class Simulation:
             numbers = tf.constant([[count, first, total]], tf.int32)
             values = [variable.read_value() for variable in self.variables]
             given.append([tf.constant(replica), numbers, *own, *values])
-        results = run_together(self.local, given)
+        # In a graph, as steps are: TensorFlow takes no int32 from a function that is called alone.
+        results = tf.function(lambda *all_given: run_together(self.local, all_given))(*given)
         outputs = []
         for place, layout in enumerate(self.outcome.layouts):
             parts = [result[place].numpy() for result in results]
@@ -103,20 +104,16 @@ class Simulation:
 def joined(parts: list[np.ndarray], layout: Any, counts: Sequence[int]) -> np.ndarray:
     if not isinstance(layout, Rows):
         return parts[0]
-    total = sum(counts)
     pieces: list[np.ndarray] = []
     offsets = [0] * len(parts)
     for block in layout.blocks:
-        factor = block.factor if isinstance(block.factor, int) else None
         for replica, part in enumerate(parts):
-            length = counts[replica] * factor if factor else None
-            if length is None:
-                length = part.shape[layout.axis] * 1
+            alone = len(layout.blocks) == 1
+            length = part.shape[layout.axis] if alone else counts[replica] * block.factor
             index = [slice(None)] * part.ndim
             index[layout.axis] = slice(offsets[replica], offsets[replica] + length)
             pieces.append(part[tuple(index)])
             offsets[replica] += length
-    del total
     return np.concatenate(pieces, layout.axis)
 
 
