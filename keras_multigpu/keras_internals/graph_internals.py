@@ -48,6 +48,17 @@ def called_graph(op: tf.Operation, name: str, shapes: list[tf.TensorShape]) -> A
     return control_flow_util_v2.get_func_graph(op, shapes, name)
 
 
+def is_function(op: tf.Operation) -> bool:
+    """Whether an operation's type is the name of a function, which it calls."""
+    # TensorFlow's own CTC loss is made of such; no public name tells them from others.
+    graph = op.graph
+    while graph is not None and not hasattr(tf.raw_ops, op.type):
+        if graph._get_function(op.type) is not None:
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
 def held_shape(handle: tf.Tensor) -> list[int | None] | None:
     """The shape of the variable that a handle stands for; None if it is not known."""
     # The handle's own shape says nothing, and no public function gives the variable's.

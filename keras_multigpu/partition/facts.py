@@ -116,7 +116,7 @@ class GraphFacts:
         if op.type in LOOPS:
             self._find_loop(op)
             return
-        if op.type in (*BRANCHES, *CALLS):
+        if op.type in BRANCHES or is_call(op):
             self._find_called(op)
             return
         found: Sequence[Dims] | None = None
@@ -140,8 +140,9 @@ class GraphFacts:
         )
 
     def _find_called(self, op: tf.Operation) -> None:
-        if op.type in CALLS:
-            inner = [self._called(op, op.get_attr("f").name, op.inputs)]
+        if is_call(op):
+            name = op.get_attr("f").name if op.type in CALLS else op.type
+            inner = [self._called(op, name, op.inputs)]
         else:
             attributes = ["then_branch", "else_branch"]
             if "Case" in op.type:
@@ -206,6 +207,11 @@ def common(found: Sequence[Dims]) -> Dims:
         each[0] if all(dim == each[0] for dim in each) else None
         for each in zip(*found, strict=True)
     ]
+
+
+def is_call(op: tf.Operation) -> bool:
+    """Whether an operation does what a function does."""
+    return op.type in CALLS or graph_internals.is_function(op)
 
 
 def same(one: Any, other: Any) -> bool:

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.partition import randomness
-from keras_multigpu.partition.facts import BRANCHES, CALLS, LOOPS, GraphFacts, passed_on
+from keras_multigpu.partition.facts import BRANCHES, CALLS, LOOPS, GraphFacts, is_call, passed_on
 from keras_multigpu.partition.layouts import (
     PARTIAL,
     REPLICATED,
@@ -247,7 +247,7 @@ class Splitter:
                 planned = self._plan_loop if op.type in LOOPS else self._plan_branches
                 self._loops[key] = planned(op, ins, scope)
             return self._loops[key]
-        if op.type in CALLS:
+        if is_call(op):
             inner = Scope(scope.facts.inner[op.name][0], {}, scope.in_loop)
             out = tuple(self.lay_out(inner, ins))
             if inner.exchanges and is_compiled(op):
@@ -432,7 +432,7 @@ class Splitter:
 
     def _add_operation(self, op: tf.Operation, scope: Scope) -> None:
         inputs = [scope.values[tensor.name] for tensor in op.inputs]
-        if op.type in CALLS:
+        if is_call(op):
             inner = Scope(scope.facts.inner[op.name][0], scope.state, scope.in_loop)
             if is_compiled(op):
                 plan = self._plan_in(op, scope)
@@ -649,7 +649,7 @@ class Splitter:
 
     def _add_access(self, op: tf.Operation, inputs: list[Value], scope: Scope) -> bool:
         """Read or assign a variable; False where it is only handed on."""
-        if op.type in (*LOOPS, *BRANCHES, *CALLS):
+        if op.type in (*LOOPS, *BRANCHES) or is_call(op):
             return False
         number = inputs[0].variable
         if number is None:

@@ -1,0 +1,53 @@
+"""Random training steps end on replicas as on one device.
+
+`make test` tries some; KMG_PROGRAMS=1000 tries so many.
+"""
+
+import os
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from random_programs import WIDTH, Program
+from simulated_replicas import Simulation
+
+COUNT = int(os.environ.get("KMG_PROGRAMS", "12"))
+FIRST = int(os.environ.get("KMG_FIRST_PROGRAM", "0"))
+SHARES = ([3, 2, 1], [2, 0, 3])
+
+
+def tried(seed):
+    """How far a program is from one device, relative to the numbers; None where that fails."""
+    program = Program(seed)
+    spec = tf.TensorSpec([None, WIDTH], tf.float64)
+    try:
+        simulation = Simulation(program.step, [spec], 3, program.variables)
+    except Exception as error:
+        error.add_note(repr(program))
+        raise
+    draws = np.random.default_rng(seed)
+    start = [variable.numpy() for variable in program.variables]
+    worst = 0.0
+    for counts in SHARES:
+        x = draws.normal(size=(sum(counts), WIDTH))
+        for variable, value in zip(program.variables, start, strict=True):
+            variable.assign(value)
+        expected = [np.asarray(each) for each in simulation.whole(tf.constant(x))]
+        expected += [variable.numpy() for variable in program.variables]
+        for variable, value in zip(program.variables, start, strict=True):
+            variable.assign(value)
+        found = simulation(counts, x) + [variable.numpy() for variable in program.variables]
+        for one, other in zip(expected, found, strict=True):
+            assert one.shape == other.shape, program
+            scale = max(np.abs(one).max(initial=0.0), 1e-3)
+            near = np.isclose(one, other, rtol=0.0, atol=1e-7 * scale, equal_nan=True)
+            assert near.all(), program
+            worst = max(worst, np.nanmax(np.abs(one - other), initial=0.0) / scale)
+    return worst
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + COUNT))
+def test_a_random_program_ends_as_on_one_device(seed):
+    """Results, losses, metrics and variables of one device, with uneven and empty shares."""
+    tried(seed)
