@@ -91,7 +91,9 @@ class Replication:
         # them: what one process computes of the whole batch needs no exchange then.
         local, spread = self.group.replicas, self.group.is_spread
         here = range(local[0].id, local[-1].id + 1) if spread else None
-        self.cutter = Cutter(self.group.count, None if spread else local, here)
+        self.cutter = Cutter(
+            self.group.count, None if spread else local, here, lambda: self.pieces > 1
+        )
         self.sync_batch_norm = sync_batch_norm
         self.half_sums = half_sums
         self.micro_batches = micro_batches

@@ -7,7 +7,7 @@ With a share come the number of its rows and the global batch size.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import keras
@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.keras_internals import dataset_internals, graph_internals
+from keras_multigpu.training.lengths import require_equal_lengths
 from keras_multigpu.training.replica_group import HOST, Replica
 from keras_multigpu.training.shares import (
     COUNT,
@@ -43,12 +44,18 @@ class Cutter:
         replicas: How many there are.
         local: Those that get rows.
         here: Of several processes, the replicas of this one.
+        in_pieces: Says whether the step will cut the shares again.
     """
 
     def __init__(
-        self, replicas: int, local: Sequence[Replica] | None = None, here: range | None = None
+        self,
+        replicas: int,
+        local: Sequence[Replica] | None = None,
+        here: range | None = None,
+        in_pieces: Callable[[], bool] = lambda: False,
     ) -> None:
         self.replicas = replicas
+        self._in_pieces = in_pieces
         self.here = here
         local = [Replica(i, i, HOST) for i in range(replicas)] if local is None else local
         self.devices = [replica.device for replica in local]
@@ -58,7 +65,7 @@ class Cutter:
     def __call__(self, batch: Batch) -> Shares:
         """The shares of a batch that Python has read, each on its replica's device."""
         with tf.device(HOST):
-            rows = shares_of(batch, self.replicas, self._ids)
+            rows = self._shares(batch, self._in_pieces())
         if are_copied(self.devices, batch):
             rows = tuple(map(on_device, rows, self.devices))
         return Shares(rows, open_spec(batch))
@@ -106,13 +113,20 @@ class Cutter:
         data = keras.tree.map_structure(cut_leaf, batch, form.data)
         return Rows(data, stop - start, size)
 
+    def _shares(self, batch: Batch, in_pieces: bool) -> tuple[Rows, ...]:
+        if in_pieces and self.replicas == 1:
+            # XLA forgets what the step asserts.
+            require_equal_lengths(batch)
+        return shares_of(batch, self.replicas, self._ids)
+
     def _graph(self, spec: Batch) -> Any:
         """The cut as a graph, traced once for all datasets of these batches."""
-        key = str(spec)
+        in_pieces = self._in_pieces()
+        key = f"{spec} {in_pieces}"
         if key not in self._graphs:
 
             def on_leaves(*leaves: Any) -> tuple[Rows, ...]:
-                return shares_of(filled(spec, leaves), self.replicas, self._ids)
+                return self._shares(filled(spec, leaves), in_pieces)
 
             with graph_internals.single_device(), tf.device(HOST):
                 function = tf.function(on_leaves, autograph=False)

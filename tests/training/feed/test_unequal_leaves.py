@@ -145,11 +145,12 @@ def test_one_replica_does_as_keras(made):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
+@pytest.mark.parametrize("jit", [False, True])
 @pytest.mark.parametrize("name", ["sizes unknown", "sizes known", "generator"])
-def test_micro_batches_of_one_replica_name_both(name):
+def test_micro_batches_of_one_replica_name_both(name, jit):
     """They cut as replicas do."""
     model = compiled(1)
-    model.compile("sgd", "mse", micro_batches=2)
+    model.compile("sgd", "mse", micro_batches=2, jit_compile=jit)
     with pytest.raises(ValueError, match=NAMED):
         model.fit(DATA[name](), steps_per_epoch=2, verbose=0)
 
