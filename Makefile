@@ -26,8 +26,10 @@ PROGRESS := '\[ *[0-9]+%\]$$'
 .PHONY: quick test $(AREAS:%=test-%) test-keras test-all test-oldest keras-tests keras-tests-1 keras-tests-2 \
 	soak lint docs demo bench gpu clean
 
-# What takes long is left out: `make quick`, or `make quick AREA=training`.
+# What takes long is left out, of the tests and of TensorFlow: `make quick`, or `make quick
+# AREA=training`. All else runs what users run.
 quick: export PYTEST_ADDOPTS := -m 'not slow'
+quick: export KMG_QUICK := 1
 quick: $(INSTALLED)
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 \
 		$(addprefix test-,$(or $(AREA:training=training exactness),$(AREAS)))

@@ -14,9 +14,11 @@ import fast_keras  # noqa: F401
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-# To look for operations that oneDNN has as well takes a twentieth of the time. The demo and the
-# README's script run with it, and so does all with `KMG_ALL_REPLICAS=1`.
-if not os.environ.get("KMG_ALL_REPLICAS"):
+# `make quick` does without what costs a tenth of the time or more and hardly ever finds a mistake.
+# Whatever else runs tests runs what users run.
+QUICK = os.environ.get("KMG_QUICK") == "1"
+if QUICK:
+    # To look for operations that oneDNN has as well takes a twentieth.
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
 # The same tests on every machine; set the variable to see the GPUs.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -48,7 +50,7 @@ def no_strategy_asked_for(monkeypatch):
     monkeypatch.setattr(replicas, "_last_asked_for", None)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=QUICK, scope="session")
 def untuned_datasets():
     """The end of an iterator waits for TensorFlow's tuner, which may sleep as long as it has lived.
 
@@ -64,22 +66,18 @@ def untuned_datasets():
         yield
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=QUICK, scope="session")
 def unoptimized_graphs():
-    """Graphs that run a few times only: to optimise them takes as long as all the rest.
-
-    They are optimised where `KMG_ALL_REPLICAS=1` asks for everything, where a test asks for
-    `optimized_graphs`, and in the processes of the demo and of the README's script.
-    """
-    optimize(bool(os.environ.get("KMG_ALL_REPLICAS")))
+    """Graphs that run a few times only: to optimise them takes as long as all the rest."""
+    optimize(False)
 
 
 @pytest.fixture
 def optimized_graphs():
-    """Graphs as a user's program has them."""
+    """Graphs as a user's program has them, by `make quick` as well."""
     optimize(True)
     yield
-    optimize(bool(os.environ.get("KMG_ALL_REPLICAS")))
+    optimize(not QUICK)
 
 
 def optimize(graphs):

@@ -125,15 +125,13 @@ def folder_with_photos() -> Iterator[None]:
 def main(results: str, *pages: str) -> None:
     """Run the pages in this process; write each one's traceback, None where all is well."""
     import keras
-    import tensorflow as tf
 
     from keras_multigpu import replicas
 
     replicas.require_logical_cpus(8)
-    # To optimise graphs that run a few times takes as long as all the rest.
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     errors: dict[str, str | None] = dict.fromkeys(pages)
     for page in pages:
+        sys.stdout.write(f"{page}\n")  # Whoever waits sees that it goes on.
         keras.utils.clear_session()
         replicas._last_asked_for = None  # A page's default is not that of the next one.
         try:

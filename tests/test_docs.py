@@ -1,16 +1,14 @@
 """The code of the README and of every page of the documentation runs and prints what is said."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import documented_code
 import pytest
 from documented_code import Block, blocks_of, same_text
-from processes_left import PATIENCE
+from processes_left import as_users_start_it, ended_process
 from replica_cases import CASES
 
 ROOT = Path(__file__).parents[1]
@@ -27,14 +25,9 @@ def title(page):
 def errors(tmp_path_factory):
     """Each page's traceback, all pages run in one process because TensorFlow starts slowly."""
     results = tmp_path_factory.mktemp("docs") / "results.json"
-    ended = subprocess.run(
+    ended = ended_process(
         [sys.executable, documented_code.__file__, str(results), *map(str, WITH_CODE)],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
+        env=as_users_start_it(),
     )
     assert ended.returncode == 0, ended.stderr
     return json.loads(results.read_text(encoding="utf-8"))

@@ -1,14 +1,12 @@
 """Every file of `examples/` runs."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from processes_left import PATIENCE
+from processes_left import as_users_start_it, ended_process
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
@@ -44,9 +42,6 @@ PICTURES = {
 
 RUN = f"""
 import importlib, json, sys
-import tensorflow as tf
-# To optimise graphs that run a few times takes as long as all the rest.
-tf.config.optimizer.set_experimental_options({{"disable_meta_optimizer": True}})
 sys.path.insert(0, {str(EXAMPLES)!r})
 for name, arguments in {ARGUMENTS!r}.items():
     print("example", name)
@@ -64,15 +59,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def printed(folder):
     """What each example printed; all run in one process because TensorFlow starts slowly."""
-    ended = subprocess.run(
-        [sys.executable, "-c", RUN],
-        cwd=folder,
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    ended = ended_process([sys.executable, "-c", RUN], cwd=folder, env=as_users_start_it())
     assert ended.returncode == 0, ended.stderr
     parts = re.split(r"^example (\w+)$", ended.stdout, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from processes_left import PATIENCE, as_users_start_it
 
 # Each asks a process of its own, in which TensorFlow starts.
 pytestmark = pytest.mark.slow
@@ -34,8 +35,14 @@ print(json.dumps({"share": share, "new": new, "started": started}))
 
 def import_in_a_fresh_process():
     """The import's share of the start, the modules it brought, whether TensorFlow started."""
-    command = [sys.executable, "-c", FRESH_PROCESS]
-    return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    ended = subprocess.run(
+        [sys.executable, "-c", FRESH_PROCESS],
+        env=as_users_start_it(),
+        capture_output=True,
+        timeout=PATIENCE,
+        check=True,
+    )
+    return json.loads(ended.stdout)
 
 
 first_import = functools.cache(import_in_a_fresh_process)

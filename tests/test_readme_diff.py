@@ -1,9 +1,7 @@
 """The change that the README begins with: both sides run, and train to the same weights."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 from documented_code import blocks_of
 from picture_files import encoded, picture
-from processes_left import PATIENCE, python_path
+from processes_left import as_users_start_it, ended_process
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -85,20 +83,8 @@ def whole_script(sign):
 
 def printed(folder, *command):
     """What a Python command prints, as a user would run it."""
-    ended = subprocess.run(
-        [sys.executable, *command],
-        env={
-            **os.environ,
-            "CUDA_VISIBLE_DEVICES": "-1",
-            "TF_ENABLE_ONEDNN_OPTS": "1",
-            "PYTHONPATH": python_path(README.parent),
-        },
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    command, environment = [sys.executable, *command], as_users_start_it(README.parent)
+    ended = ended_process(command, env=environment, cwd=folder)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
+from processes_left import PATIENCE, as_users_start_it
 
 from keras_multigpu import replicas
 
@@ -367,7 +368,12 @@ except RuntimeError as error:
 def test_logical_cpus_are_made_while_tensorflow_has_not_started():
     """The first call makes them; one that comes too late is told what to move, and where."""
     printed = subprocess.run(
-        [sys.executable, "-c", FRESH_PROCESS], capture_output=True, text=True, check=True
+        [sys.executable, "-c", FRESH_PROCESS],
+        env=as_users_start_it(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=True,
     ).stdout
     assert printed.strip() == (
         "4 logical CPU devices are needed, but TensorFlow started with 2. Expected to make them "

@@ -1,7 +1,6 @@
 """A model saved on N replicas is a plain Keras model, and the other way round."""
 
 import functools
-import os
 import subprocess
 import sys
 import zipfile
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import replica_models as made
 import tensorflow as tf
-from processes_left import python_path
+from processes_left import PATIENCE, as_users_start_it
 from replica_runs import difference
 
 import keras_multigpu as kmg
@@ -148,9 +147,11 @@ def test_saved_models_are_plain_keras_models(tmp_path):
             way(model, path)
             assert traces(path) == []
             expected[path] = model.predict(X, verbose=0)
-    environment = {**os.environ, "PYTHONPATH": python_path(Path(__file__).parent)}
     subprocess.run(
-        [sys.executable, "-c", IN_PLAIN_KERAS, str(tmp_path)], check=True, env=environment
+        [sys.executable, "-c", IN_PLAIN_KERAS, str(tmp_path)],
+        env=as_users_start_it(Path(__file__).parent),
+        timeout=PATIENCE,
+        check=True,
     )
     for path, predictions in expected.items():
         assert_close([predictions], [np.load(path.with_suffix(".npy"))])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import verified_models as models
-from processes_left import PATIENCE
+from processes_left import PATIENCE, as_users_start_it
 
 import keras_multigpu as kmg
 from keras_multigpu.processes import functions
@@ -199,7 +199,12 @@ def test_a_script_is_verified_in_another_process(tmp_path):
     script = tmp_path / "my_script.py"
     script.write_text(SCRIPT)
     ended = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE, check=False
+        [sys.executable, str(script)],
+        env=as_users_start_it(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr
     assert "One device against 2 logical CPU devices, after 2 training steps" in ended.stdout

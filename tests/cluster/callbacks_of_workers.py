@@ -264,7 +264,6 @@ def exchanges():
 def main(folder):
     """Run all."""
     logging.basicConfig(format="%(message)s")
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     index = kmg.strategy().cluster_resolver.task_id
     own = folder / str(index)
     own.mkdir()

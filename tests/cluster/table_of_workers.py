@@ -32,7 +32,6 @@ def numbers(name):
 
 def main(folder, names):
     """Run all rows, whatever becomes of one: it fails on all workers alike."""
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     found = {}
     for name in names:
         sys.stdout.write(f"{name}\n")  # What to look at where it never ends.

@@ -11,7 +11,7 @@ from worker_processes import run_workers
 
 import keras_multigpu as kmg
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unoptimized_graphs")]
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(callbacks_of_workers.__file__)
 

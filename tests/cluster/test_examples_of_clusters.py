@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from processes_left import PATIENCE, python_path
+from processes_left import PATIENCE, python_path, start_process
 
 from keras_multigpu.cluster import environment
 from keras_multigpu.cluster.environment import Cluster
@@ -101,6 +101,7 @@ def test_each_pod_of_the_indexed_job_is_one_worker(tmp_path, monkeypatch):
             env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "JOB_COMPLETION_INDEX": str(index)},
             capture_output=True,
             text=True,
+            timeout=PATIENCE,
             check=True,
         )
         monkeypatch.setenv("TF_CONFIG", said.stdout)
@@ -110,7 +111,7 @@ def test_each_pod_of_the_indexed_job_is_one_worker(tmp_path, monkeypatch):
 def test_the_batch_script_is_one():
     """Its options stand before the first command; `srun` starts the tasks."""
     path = EXAMPLES / "train.sbatch"
-    subprocess.run(["bash", "-n", str(path)], check=True)
+    subprocess.run(["bash", "-n", str(path)], timeout=PATIENCE, check=True)
     text = path.read_text()
     options, _, commands = text.rpartition("#SBATCH")
     assert options.startswith("#!/bin/bash\n")
@@ -169,7 +170,9 @@ def machines():
     for number, name in enumerate(names, start=1):
         steps.append(f"ip -n {name} addr add 10.213.8.{number}/24 dev cable")
         steps += [f"ip -n {name} link set {device} up" for device in ("cable", "lo")]
-    done = subprocess.run(["sh", "-c", " && ".join(steps)], capture_output=True, check=False)
+    done = subprocess.run(
+        ["sh", "-c", " && ".join(steps)], capture_output=True, timeout=PATIENCE, check=False
+    )
     if done.returncode == 0:
         hosts = "".join(
             f"10.213.8.{index + 1} gpu0{7 + index} keras-multigpu-worker-{index}.default.svc\n"
@@ -180,7 +183,9 @@ def machines():
             (folder / "hosts").write_text("127.0.0.1 localhost\n" + hosts)
         yield names
     for name, folder in zip(names, folders, strict=True):
-        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        subprocess.run(
+            ["ip", "netns", "del", name], capture_output=True, timeout=PATIENCE, check=False
+        )
         shutil.rmtree(folder, ignore_errors=True)
     if done.returncode:
         pytest.skip("Only root can make a network.")
@@ -247,7 +252,7 @@ def test_the_job_trains_in_two_pods(manifests, machines, variables, tmp_path, mo
     cluster = {"worker": [f"{name}-worker-{index}.default.svc:{port}" for index in range(2)]}
     command = [word.replace("/app", str(tmp_path)) for word in workers["command"]]
     pods = [
-        subprocess.Popen(
+        start_process(
             ["ip", "netns", "exec", machine, *command],
             env=variables
             | {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task, "environment": "cloud"})},

@@ -133,7 +133,7 @@ def test_who_finds_a_difference_lets_the_others_say_it(again):
         slow = threading.Thread(target=in_slow_motion, args=(workers.processes[0],))
         slow.start()
         codes = workers.wait()
-        slow.join()
+        slow.join(PATIENCE)
         if not workers.lost_a_port():
             assert codes == [1, 1]
             assert re.search(dict(CASES)["other method"], workers.output(0)), workers.output(0)

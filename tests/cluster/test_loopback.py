@@ -1,5 +1,6 @@
 """A worker whose neighbours are on the same machine can be reached from it alone."""
 
+import functools
 import logging
 import os
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from processes_left import PATIENCE
 
 from keras_multigpu.cluster import loopback
 from keras_multigpu.cluster.environment import Cluster
@@ -56,6 +58,7 @@ REACH = "import socket; socket.create_connection(('10.213.7.1', {}), 0.3)"
 def neighbour():
     """Runs Python on another machine of the network: a namespace, at the end of a cable."""
     name = f"kmg{os.getpid()}"
+    run = functools.partial(subprocess.run, capture_output=True, timeout=PATIENCE, check=False)
     steps = [
         f"ip netns add {name}",
         f"ip link add {name} type veth peer name cable netns {name}",
@@ -64,19 +67,12 @@ def neighbour():
         f"ip -n {name} addr add 10.213.7.2/24 dev cable",
         f"ip -n {name} link set cable up",
     ]
-    done = subprocess.run(["sh", "-c", " && ".join(steps)], capture_output=True, check=False)
+    done = run(["sh", "-c", " && ".join(steps)])
     if done.returncode == 0:
-        yield (
-            lambda code: (
-                subprocess.run(
-                    ["ip", "netns", "exec", name, sys.executable, "-c", code],
-                    capture_output=True,
-                    check=False,
-                ).returncode
-            )
-        )
-    subprocess.run(["ip", "link", "del", name], capture_output=True, check=False)
-    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        inside = ["ip", "netns", "exec", name, sys.executable, "-c"]
+        yield lambda code: run([*inside, code]).returncode
+    run(["ip", "link", "del", name])
+    run(["ip", "netns", "del", name])
     if done.returncode:
         pytest.skip("Only root can make a network.")
 

@@ -4,14 +4,13 @@ import importlib.util
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
-from processes_left import PATIENCE, python_path
+from processes_left import ended_process, python_path
 
 from keras_multigpu.cluster import ray
 
@@ -34,14 +33,8 @@ def run_on_ray(folder):
         "RAY_AUTH_MODE": "disabled",  # A token would be written to the home folder.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # Workers' addresses are 127.0.0.1.
     }
-    ended = subprocess.run(
-        [sys.executable, str(SCRIPT), str(folder)],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    command = [sys.executable, str(SCRIPT), str(folder)]
+    ended = ended_process(command, env={**os.environ, **variables})
     found = re.search(r"^result (.*)$", ended.stdout, re.MULTILINE)
     assert ended.returncode == 0 and found, ended.stdout + ended.stderr
     return json.loads(found[1])

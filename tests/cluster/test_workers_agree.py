@@ -15,7 +15,6 @@ from worker_processes import run_workers
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.usefixtures("unoptimized_graphs"),
     pytest.mark.filterwarnings(
         "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
     ),

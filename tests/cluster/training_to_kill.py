@@ -13,7 +13,6 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.cluster import environment
@@ -45,8 +44,6 @@ def trained(folder, epochs, alike):
 def main(folder, epochs, alike):
     """Train, and write what came of it."""
     print(f"pid {os.getpid()}", flush=True)
-    # To optimise graphs that run a few times takes as long as all the rest.
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     values = trained(folder, epochs, alike)
     np.savez(folder / f"worker{environment.tf_config().index}.npz", **values)
 

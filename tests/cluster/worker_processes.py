@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from processes_left import PATIENCE, PROCESSES
+from processes_left import PATIENCE, PROCESSES, Silence
 
 TESTS = Path(__file__).parents[1]
 TAKEN = ("Address already in use", "address already in use", "Could not start gRPC server")
@@ -71,10 +71,13 @@ class Workers:
         return process
 
     def wait(self):
-        """The exit codes, once all have ended; those that take too long are killed."""
-        end = time.monotonic() + PATIENCE
-        for process in self.processes:
-            process.join(max(end - time.monotonic(), 0.1))
+        """The exit codes, once all have ended; those that say nothing for too long are killed."""
+        silence = Silence()
+        while any(process.is_alive() for process in self.processes):
+            time.sleep(0.01)
+            said = [output.stat().st_size for output in self.outputs if output.exists()]
+            if silence.is_too_long(*said):
+                break
         self.kill()
         return [process.exitcode for process in self.processes]
 
@@ -82,7 +85,7 @@ class Workers:
         """End all that still run."""
         for process in self.processes:
             process.kill()
-            process.join()
+            process.join(PATIENCE)
 
     def output(self, index):
         """What a worker has printed so far."""

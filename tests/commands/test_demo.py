@@ -1,14 +1,12 @@
 """`keras-multigpu demo` does what it promises, as somebody sees it who runs it."""
 
-import os
 import re
-import subprocess
 import sys
 
 import keras
 import numpy as np
 import pytest
-from processes_left import PATIENCE
+from processes_left import as_users_start_it, ended_process
 
 from keras_multigpu.commands.demo import (
     CASES,
@@ -33,14 +31,7 @@ def folder(tmp_path_factory):
 def demo(folder):
     """One run of the demo."""
     command = [sys.executable, "-m", "keras_multigpu", "demo", "--folder", str(folder)]
-    return subprocess.run(
-        command,
-        env={**os.environ, "TF_ENABLE_ONEDNN_OPTS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    return ended_process(command, env=as_users_start_it())
 
 
 @pytest.mark.slow

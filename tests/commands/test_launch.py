@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes_left import PATIENCE, lives, python_path, start_process, wait_until
+from processes_left import PATIENCE, as_users_start_it, lives, start_process, wait_until
 
 from keras_multigpu.commands import main
 
@@ -57,7 +57,7 @@ def process(*words, ignores=(), **more):
     return start_process(
         [sys.executable, "-m", "keras_multigpu", "launch", *words],
         ignores,
-        env={**os.environ, "PYTHONPATH": python_path(ROOT), "CUDA_VISIBLE_DEVICES": "-1", **more},
+        env=as_users_start_it(ROOT, **more),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -329,12 +329,8 @@ def nvidia_smi(tmp_path, monkeypatch):
 def test_gpus_are_shared_out(script, nvidia_smi, words, visible, expected):
     """Each worker sees its own."""
     name = script("say(os.environ.get('CUDA_VISIBLE_DEVICES'))")
-    environment = {**os.environ, **nvidia_smi, "PYTHONPATH": python_path(ROOT)}
-    if visible:
-        environment["CUDA_VISIBLE_DEVICES"] = visible
-    command = [sys.executable, "-m", "keras_multigpu", "launch", *words, name]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert sorted(line[11:] for line in ended.stdout.splitlines()) == expected
+    _, lines, _ = launched(*words, name, **nvidia_smi, CUDA_VISIBLE_DEVICES=visible)
+    assert sorted(line[11:] for line in lines) == expected
 
 
 def test_hosts_get_commands_to_run_by_hand(script, capsys):
@@ -346,7 +342,9 @@ def test_hosts_get_commands_to_run_by_hand(script, capsys):
     assert lines[::2] == ["# on a", "# on a", "# on b", "# on b"]
     workers = ["a:23456", "a:23457", "b:23456", "b:23457"]
     for index, line in enumerate(lines[1::2]):
-        ended = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True)
+        ended = subprocess.run(
+            ["sh", "-c", line], capture_output=True, text=True, timeout=PATIENCE, check=True
+        )
         config, arguments, visible = json.loads(ended.stdout)
         assert config["cluster"] == {"worker": workers}
         assert (config["task"]["index"], arguments, visible) == (index, ["it's"], str(index % 2))

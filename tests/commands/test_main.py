@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import pytest
+from processes_left import PATIENCE, as_users_start_it
 
 import keras_multigpu
 from keras_multigpu.checks import require_positive_integer
@@ -20,10 +21,22 @@ finally:
 """
 
 
+def ran(command):
+    """What comes of a command that a user gives."""
+    return subprocess.run(
+        command,
+        env=as_users_start_it(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
 def test_help_names_the_commands_and_imports_no_keras():
     """So that it answers at once."""
     command = [sys.executable, "-c", WITHOUT_TENSORFLOW]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = ran(command)
     assert ended.returncode == 0, ended.stderr
     assert "demo" in ended.stdout
     assert "verify" in ended.stdout
@@ -32,7 +45,7 @@ def test_help_names_the_commands_and_imports_no_keras():
 def test_the_package_can_be_run():
     """`python -m keras_multigpu` is the same program."""
     command = [sys.executable, "-m", "keras_multigpu", "verify", "--help"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    ended = ran(command)
     assert ended.stdout.startswith("usage: keras-multigpu verify")
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes_left import PATIENCE, as_users_start_it
 
 from keras_multigpu.commands import main, plan
 from keras_multigpu.commands.plan_prediction import (
@@ -190,7 +191,14 @@ def test_a_model_is_measured():
     """Its weights are counted, and a step of it is timed on this machine, in one line."""
     words = ["--model", "MobileNetV3Small", "--batch", "1", "--gpus", "1,2", "--link", "1gbit"]
     command = [sys.executable, "-m", "keras_multigpu", "plan", *words]
-    done = subprocess.run(command, check=True, capture_output=True, encoding="utf-8")
+    done = subprocess.run(
+        command,
+        env=as_users_start_it(),
+        check=True,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=PATIENCE,
+    )
     steps = re.findall(r"^Measuring MobileNetV3Small, step (\d) of 5", done.stdout, re.MULTILINE)
     assert steps == list("012345")
     assert "\nMobileNetV3Small: 10.2 MB of gradients, " in done.stdout

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes_left import PATIENCE
+from processes_left import PATIENCE, as_users_start_it
 
 from keras_multigpu.commands import main
 
@@ -26,7 +26,15 @@ def test_the_current_directory_is_importable(tmp_path):
     shutil.copy(Path(__file__).parents[1] / "verified_models.py", tmp_path / "mine.py")
     command = [sys.executable, "-m", "keras_multigpu", "verify", "mine:right"]
     command += ["--data", "mine:data", "--replicas", "3", "--steps", "1"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=as_users_start_it(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     assert ended.returncode == 0, ended.stderr
     assert "One device against 3 logical CPU devices, after 1 training step" in ended.stdout
 

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from processes_left import PATIENCE
 from reused_models import reused
 
 import keras_multigpu as kmg
@@ -305,7 +306,7 @@ def test_only_one_prepares(tmp_path, monkeypatch, caplog):
     begin = threading.Barrier(2)
 
     def prepare(builder):
-        begin.wait()
+        begin.wait(PATIENCE)
         tfds_preparation.prepare(builder, True, None)
         return builder.info.splits["train"].num_examples
 

@@ -4,6 +4,8 @@ import ast
 import subprocess
 from pathlib import Path
 
+from processes_left import PATIENCE
+
 import keras_multigpu
 from keras_multigpu.processes import new_process
 
@@ -20,6 +22,7 @@ def test_a_file_in_the_working_folder_is_not_taken_for_a_module_of_python(tmp_pa
         env=new_process.environment(),
         capture_output=True,
         text=True,
+        timeout=PATIENCE,
         check=False,
     )
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -129,6 +129,7 @@ def test_classes_of_the_script_come_back_as_they_are(tmp_path):
         env={**os.environ, "PYTHONPATH": python_path(HERE.parents[1])},
         capture_output=True,
         text=True,
+        timeout=PATIENCE,
         check=False,
     )
     assert ended.stdout.splitlines()[-1:] == ["equal"], ended.stderr

@@ -72,8 +72,6 @@ def main(say, folder, epochs, background=False, pause=None):
     )
     if pause:
         pause_in(*pause, say)
-    # To optimise graphs that run a few times takes as long as all the rest.
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     folder.mkdir(exist_ok=True)
     model = network()
     checkpoint = ResumableCheckpoint(folder / "checkpoints", every_steps=3, background=background)

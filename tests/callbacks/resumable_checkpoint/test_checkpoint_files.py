@@ -15,6 +15,7 @@ import zipfile
 import ml_dtypes
 import numpy as np
 import pytest
+from processes_left import PATIENCE, start_process
 
 from keras_multigpu.callbacks import ResumableCheckpoint
 from keras_multigpu.callbacks.resumable_checkpoint.folder import BackgroundWriter, CheckpointFolder
@@ -361,12 +362,12 @@ def test_a_folder_has_one_run_in_all_processes(tmp_path):
         "os.write(lock, b'process 7 on there')\n"
         "print('locked', flush=True); time.sleep(60)"
     )
-    other = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+    other = start_process([sys.executable, "-c", program], stdout=subprocess.PIPE)
     assert other.stdout.readline() == b"locked\n"
     with pytest.raises(ValueError, match="Another run .*: process 7 on there. Expected"):
         folder(tmp_path)
     other.kill()
-    other.communicate()
+    other.communicate(timeout=PATIENCE)
     files = folder(tmp_path)
     assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
     files.close()
@@ -381,7 +382,9 @@ def is_free(path):
         "ours = struct.pack('hhqqi0q', fcntl.F_WRLCK, 0, 0, 0, 0)\n"
         "fcntl.fcntl(os.open(sys.argv[1], os.O_RDWR), fcntl.F_OFD_GETLK, ours)\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, path / "lock"], stderr=subprocess.PIPE)
+    done = subprocess.run(
+        [sys.executable, "-c", program, path / "lock"], stderr=subprocess.PIPE, timeout=PATIENCE
+    )
     assert done.returncode == 0 or b"BlockingIOError" in done.stderr
     return done.returncode == 0
 
@@ -412,7 +415,7 @@ def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(tmp_path):
         "    os.write(writer, b'?'); time.sleep(60); os._exit(0)\n"
         "os.read(reader, 1); print(child, flush=True); sys.stdin.read(); os._exit(9)\n"
     )
-    started = subprocess.Popen(
+    started = start_process(
         [sys.executable, "-W", "ignore", "-c", program, tmp_path],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -421,7 +424,7 @@ def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(tmp_path):
     child = int(started.stdout.readline())
     assert not is_free(tmp_path)
     started.stdin.close()
-    assert started.wait(60) == 9
+    assert started.wait(PATIENCE) == 9
     try:
         folder(tmp_path).close()
     finally:
@@ -478,12 +481,14 @@ def tiny_disk(tmp_path):
     place = tmp_path / "disk"
     place.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place], capture_output=True
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", place],
+        capture_output=True,
+        timeout=PATIENCE,
     )
     if mounted.returncode:
         pytest.skip("Only root can make a file system.")
     yield place
-    subprocess.run(["umount", place], check=True)
+    subprocess.run(["umount", place], timeout=PATIENCE, check=True)
 
 
 def test_a_full_disk_is_an_error_and_nothing_is_lost(tiny_disk):
@@ -500,7 +505,7 @@ def test_a_full_disk_is_an_error_and_nothing_is_lost(tiny_disk):
 
 def test_a_read_only_disk_is_named(tiny_disk):
     """When the folder is opened, long before anything is to be saved."""
-    subprocess.run(["mount", "-o", "remount,ro", tiny_disk], check=True)
+    subprocess.run(["mount", "-o", "remount,ro", tiny_disk], timeout=PATIENCE, check=True)
     with pytest.raises(OSError, match="cannot be written: Read-only file system") as error:
         folder(tiny_disk / "run")
     assert error.value.errno == errno.EROFS

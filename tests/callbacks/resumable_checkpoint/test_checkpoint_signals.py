@@ -6,6 +6,7 @@ import threading
 import keras
 import pytest
 from interrupted_runs import assert_same_values, batches, checkpoint_in, fit, network, values_of
+from processes_left import PATIENCE
 
 pytestmark = [
     # Keras itself, where its callbacks read the learning rate on replicas.
@@ -16,11 +17,13 @@ pytestmark = [
 
 
 @pytest.fixture(autouse=True)
-def hears_ctrl_c():
-    """As at a terminal; a test process in the background ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def hears_signals():
+    """As at a terminal; a test process in the background ignores Ctrl-C."""
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 class Signal(keras.callbacks.Callback):
@@ -128,7 +131,7 @@ def test_outside_of_the_main_thread_signals_are_left_alone(tmp_path):
     model, checkpoint = network(1), checkpoint_in(tmp_path)
     thread = threading.Thread(target=fit, args=(model, batches(), [look], checkpoint))
     thread.start()
-    thread.join()
+    thread.join(PATIENCE)
     assert seen == [before] * 3
     assert len(list(tmp_path.glob("*.kmg"))) == 2
 

@@ -23,18 +23,27 @@ def started(folder, **options):
     """The training as a process, and what it tells."""
     lines, said = PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(
-        target=killed_training.main, args=(said.send, folder, EPOCHS), kwargs=options
+        target=killed_training.main,
+        args=(said.send, folder, EPOCHS),
+        kwargs=options,
+        daemon=True,  # Nobody waits for one that hangs.
     )
     process.start()
     said.close()
     return process, lines
 
 
+def next_line(lines):
+    """What the training tells next; at its end an `EOFError`."""
+    assert lines.poll(PATIENCE)
+    return lines.recv()
+
+
 def killed(training, line, delay=0.0):
     """Kill a process some seconds after it has told a line; False if it ended before."""
     process, lines = training
     with contextlib.suppress(EOFError):
-        while not lines.recv().startswith(line):
+        while not next_line(lines).startswith(line):
             pass
         time.sleep(delay)
     process.kill()
@@ -48,7 +57,7 @@ def finished(training):
     process, lines = training
     with contextlib.suppress(EOFError):
         while True:
-            lines.recv()
+            next_line(lines)
     process.join(PATIENCE)
     assert process.exitcode == 0
 

@@ -276,7 +276,7 @@ def test_waiting_for_another_process_is_said(tmp_path, caplog):
             while not caplog.messages:
                 assert second.is_alive()
                 time.sleep(0.01)
-        second.join()
+        second.join(PATIENCE)
     assert caplog.messages == [f"Another process is filling the cache {folder}; waiting for it."]
 
 
@@ -338,7 +338,7 @@ def start(context):
     yield start
     for process, results in started:
         process.kill()
-        process.join()
+        process.join(PATIENCE)
         process.close()
         results.close()
 
@@ -375,7 +375,7 @@ def test_a_killed_process_leaves_its_work_and_no_lock(tmp_path, start):
     heir = start(folder)
     time.sleep(0.2)
     killed.kill()
-    killed.join()
+    killed.join(PATIENCE)
     assert killed.exitcode == -signal.SIGKILL
     # The heir reads what is missing; what was read but not yet flushed is read again.
     read_again = result(*heir)
@@ -398,6 +398,7 @@ def test_a_whole_cache_can_be_read_where_it_cannot_be_written(start):
         whole.rename(folder / "other")
         folder.chmod(0o555)
         _, results = start(folder, 0, as_nobody=True)
+        assert results.poll(PATIENCE)
         error = results.recv()
         assert error.startswith("PermissionError: ")
         assert "The cache cannot be written: Permission denied. Expected a folder" in error

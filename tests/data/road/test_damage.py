@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from picture_files import animation, encoded, picture, sixteen_bits, with_size
-from processes_left import PATIENCE
+from processes_left import PATIENCE, as_users_start_it
 
 import keras_multigpu as kmg
 from keras_multigpu.data.from_files import from_files
@@ -213,11 +213,10 @@ def test_of_several_failures_the_one_that_ended_reading_is_named():
 
 
 FAILING_FIT = """
-import atexit, gc, sys
+import sys
 import keras
 import keras_multigpu as kmg
 
-atexit.unregister(gc.freeze)  # It ends as a user's process does.
 batches = kmg.data.from_files(
     sys.argv[1:], [0.5] * (len(sys.argv) - 1), image_size=(8, 8), global_batch_size=2
 )
@@ -234,7 +233,14 @@ def test_several_damaged_files_end_fit_and_the_process(tmp_path):
     for path in paths:
         path.write_bytes(PNG[:100])
     command = [sys.executable, "-P", "-c", FAILING_FIT, *map(str, paths)]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    process = subprocess.run(
+        command,
+        env=as_users_start_it(),
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
     assert process.returncode == 1
     assert re.search(r"\n\S*DamagedExample: \S*png cannot be read: it is", process.stderr)
 

@@ -1,6 +1,5 @@
 """The gate between tf.data's threads and Python: at Python's end nobody is behind it."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -9,7 +8,7 @@ import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from processes_left import PATIENCE
+from processes_left import PATIENCE, as_users_start_it
 
 from keras_multigpu.data.road import loader
 from keras_multigpu.data.road.damage import Quarantine
@@ -49,7 +48,7 @@ def test_the_gate_waits_until_nobody_comes_any_more(monkeypatch):
     def somebody_comes():
         other = threading.Thread(target=call)
         other.start()
-        other.join()
+        other.join(PATIENCE)
 
     def sleep(seconds):
         """In every other of its waits, ten times."""
@@ -72,7 +71,7 @@ def test_the_gate_does_not_wait_for_ever():
     def call():
         with gate:
             inside.set()
-            stop.wait()
+            stop.wait(PATIENCE)
 
     thread = threading.Thread(target=call)
     thread.start()
@@ -80,7 +79,7 @@ def test_the_gate_does_not_wait_for_ever():
     gate.close(patience=0.1)
     assert thread.is_alive()
     stop.set()
-    thread.join()
+    thread.join(PATIENCE)
 
 
 def test_elements_end_without_a_word_when_python_does():
@@ -135,7 +134,7 @@ def test_an_error_of_a_callback_is_the_last_word():
     command = [sys.executable, "-P", "-c", FIT_THAT_A_CALLBACK_ENDS]
     process = subprocess.run(
         command,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"},
+        env=as_users_start_it(TF_CPP_MIN_LOG_LEVEL="0"),
         capture_output=True,
         text=True,
         timeout=PATIENCE,

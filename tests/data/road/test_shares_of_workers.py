@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from processes_left import PATIENCE
 
 import keras_multigpu as kmg
 
@@ -34,7 +35,9 @@ def test_workers_agree_on_the_batches_without_talking():
     """
     command = [sys.executable, "-P", "-c", WORKER, "2", "3"]
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
-    ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    ended = subprocess.run(
+        command, env=environment, stdout=subprocess.PIPE, timeout=PATIENCE, check=True
+    )
     numbers = np.arange(29)
     batches = kmg.data.from_arrays(numbers, numbers % 3, global_batch_size=8, seed=5)
     shares = [batches.epoch(3, shard=(worker, 3)) for worker in range(2)]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
+from processes_left import start_process
 
 import keras_multigpu as kmg
 
@@ -71,7 +72,7 @@ def test_a_killed_worker_changes_nothing(monkeypatch, caplog):
     dispatcher = service.DispatchServer()
     address = dispatcher.target.rpartition("/")[2].replace("localhost", "127.0.0.1")
     command = [sys.executable, WORKER, address]
-    with subprocess.Popen(
+    with start_process(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as worker:
         assert worker.stdout.readline() == b"ready\n"

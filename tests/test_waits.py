@@ -1,0 +1,43 @@
+"""No test waits for ever, nor for longer than `PATIENCE`."""
+
+import ast
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+# `start_process` itself, and jobs that a test starts, which end with their process.
+APART = ("processes_left.py", "separate_jobs.py")
+OURS = [
+    path
+    for path in sorted(TESTS.rglob("*.py"))
+    if TESTS / "benchmarks" not in path.parents and path.name not in APART
+]
+WITHOUT_LIMIT = ("communicate", "join", "wait")
+
+# `Workers.wait` has its limit inside, and a checkpoint is written or is not.
+FINE = ("worker.wait", "workers.wait", "writer.wait", "multiprocessing.parent_process().join")
+
+
+def endless(call):
+    """Why a call may never come back, or None."""
+    name = ast.unparse(call.func)
+    if name in FINE:
+        return None
+    given = {argument.arg for argument in call.keywords}
+    if name == "subprocess.run" and "timeout" not in given:
+        return "has no `timeout=PATIENCE`"
+    if name == "subprocess.Popen":
+        return "is to be `start_process`, of processes_left.py, which kills what runs too long"
+    if name.rpartition(".")[2] in WITHOUT_LIMIT and not call.args and not given:
+        return "takes `PATIENCE`"
+    return None
+
+
+def test_whoever_waits_has_a_limit():
+    """A process that hangs fails one test, and does not stop all of them."""
+    found = [
+        f"{path.relative_to(TESTS)}:{node.lineno}: {ast.unparse(node.func)} {why}"
+        for path in OURS
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and (why := endless(node))
+    ]
+    assert not found, "\n".join(found)
