@@ -329,27 +329,59 @@ def of_function(
             calls, may be a worker's own: its number, a folder, when it began.
     """
     owner = getattr(function, "__self__", None)
-    function = inspect.unwrap(getattr(function, "__func__", function))
-    code = getattr(function, "__code__", None)
-    if code is None or {"site-packages", "dist-packages"} & {*Path(code.co_filename).parts}:
-        return function.__qualname__
-    closed = [read_cell(cell) for cell in function.__closure__ or ()]
+    wrapper: Any = getattr(function, "__func__", function)
+    function, code = inspect.unwrap(wrapper), getattr(inspect.unwrap(wrapper), "__code__", None)
+    held: dict[str, Any] = {}
+    while wrapper is not function:
+        if not is_installed(wrapper):
+            of_wrapper = [code_of(wrapper), closed_over(wrapper, function)]
+            held.setdefault("wrapped_in", []).append(of_wrapper)
+        wrapper = wrapper.__wrapped__
+    if code is None or is_installed(function):
+        if owner is not None and not isinstance(owner, (type, types.ModuleType)):
+            held["of"] = owner
+        if getattr(function, "__closure__", None):
+            held["closed_over"] = closed_over(function)
+        parts = {name: identity_of(part, inside) for name, part in held.items()}
+        name = function.__qualname__
+        return {"function": name, HELD: parts} if parts else name
     names = plain_globals(function, code) if of_values else []
+    # And those that functions inside of it read, as comprehensions are.
+    inner = [plain_globals(function, each) for each in codes_in(code)] if of_values else []
+    deeper = {name for found in inner for name in found}.difference(names)
+    held |= {name: function.__globals__[name] for name in sorted(deeper)}
     known = {
-        "code": hashlib.sha256(json.dumps(of_code(code, function.__doc__)).encode()).hexdigest(),
+        "code": code_of(function),
         "defaults": [function.__defaults__, function.__kwdefaults__],
-        "closed_over": closed,
+        "closed_over": closed_over(function),
         "globals": {name: function.__globals__.get(name) for name in names},
         "of": owner,
+        **({HELD: held} if held else {}),
     }
     parts = {name: identity_of(part, inside) for name, part in known.items()}
-    # Those that functions inside of it read, as comprehensions are.
-    inner = [plain_globals(function, each) for each in codes_in(code)] if of_values else []
-    if deeper := sorted({name for found in inner for name in found}.difference(names)):
-        parts[HELD] = {name: identity_of(function.__globals__[name]) for name in deeper}
     if follows and _seen.get() is not None:
         parts["calls"] = of_called(function)
     return {"function": function.__qualname__, **parts}
+
+
+def is_installed(function: Any) -> bool:
+    """Whether a function comes with a library, and is known by its name."""
+    code = getattr(function, "__code__", None)
+    return code is None or bool(
+        {"site-packages", "dist-packages"} & {*Path(code.co_filename).parts}
+    )
+
+
+def code_of(function: Any) -> str:
+    """A digest of what a function does."""
+    code = of_code(function.__code__, function.__doc__)
+    return hashlib.sha256(json.dumps(code).encode()).hexdigest()
+
+
+def closed_over(function: Any, but: Any = None) -> list[Any]:
+    """The values that a function takes from outside, without one of them."""
+    values = [read_cell(cell) for cell in function.__closure__ or ()]
+    return [value for value in values if but is None or value is not but]
 
 
 def of_code(code: types.CodeType, text: str | None = None) -> list[Any]:

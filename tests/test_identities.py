@@ -140,9 +140,31 @@ def adapted(texts):
     return layer
 
 
+def of_library(number):
+    """As a function that an installed package has made."""
+    names = {}
+    text = "def make(number):\n    def made(x):\n        return x * number\n    return made"
+    exec(compile(text, "/usr/lib/site-packages/some.py", "exec"), names)
+    return names["make"](number)
+
+
+def decorated(factor):
+    """A function in a wrapper of the user's that has the number."""
+
+    @functools.wraps(twice)
+    def wrapper(x):
+        return factor * twice(x)
+
+    return wrapper
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
+        (lambda: decorated(2), lambda: decorated(3)),
+        # Of libraries: a method of an object, and a function inside another one.
+        (lambda: keras.losses.Huber(1.0).call, lambda: keras.losses.Huber(2.0).call),
+        (lambda: of_library(2), lambda: of_library(3)),
         (lambda: keras.losses.Huber(1.0), lambda: keras.losses.Huber(2.0)),
         (lambda: Sparse(axis=-1), lambda: Sparse(axis=1)),
         (lambda: Registered(1), lambda: Registered(2)),

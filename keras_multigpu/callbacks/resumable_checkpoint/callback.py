@@ -119,6 +119,7 @@ class ResumableCheckpoint(keras.callbacks.Callback):
             if self._together.is_chief:
                 resumed_run.report_other_versions(self._found, self.resumed_from)
             resumed_run.refuse_other_data(self._data, self._found, self.resumed_from)
+            resumed_run.require_place(self._run, self._found["run"], self.resumed_from)
             resumed_run.refuse_later_start(self._run, self._found["run"], self.resumed_from)
         self._writer = BackgroundWriter(self._files) if self._background else None
         self._rates = []

@@ -37,7 +37,7 @@ from keras_multigpu.writing import CAREFULLY
 _log = logging.getLogger("keras_multigpu")
 
 ENDING = ".kmg"
-NAME = re.compile(rf"checkpoint-([0-9]+){ENDING}(\..*)?")
+NAME = re.compile(rf"checkpoint-([0-9]{{1,18}}){ENDING}(\..*)?")
 """A checkpoint's name, or that of one which is half written, or set aside."""
 NOTE = 200
 """So many bytes of a lock are read and written."""

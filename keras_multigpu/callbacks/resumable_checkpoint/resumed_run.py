@@ -27,6 +27,9 @@ _log = logging.getLogger("keras_multigpu")
 MAY_CHANGE = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue")
 """The numbers of an optimizer that may be others when a run goes on, besides the learning rate."""
 
+MOST_PIECES = 2**16
+"""Of a batch of unknown size."""
+
 _left: WeakKeyDictionary[keras.optimizers.Optimizer, tuple[Any, Any]] = WeakKeyDictionary()
 """For each optimizer the rate that the last `fit` has left, and the one that the user wrote."""
 
@@ -81,7 +84,7 @@ def compared(then: Any, now: Any, found: dict[str, Any], path: Path) -> dict[str
         return changed
     unknown = [place for place in changed if HELD in re.split(r"[.\[]", place)]
     if unknown:
-        places = [place.removesuffix(f".{HELD}") for place in unknown]
+        places = list(map(place_in_words, unknown))
         _log.warning(
             "%s was saved before this package noted all that there is to %s: from the next one on "
             "it is compared.",
@@ -155,16 +158,28 @@ def refuse_other_data(now: dict[str, Any], found: dict[str, Any], path: Path) ->
 
 def told(changed: dict[str, tuple[Any, Any]]) -> str:
     phrases = [
-        f"{place} was {shortened(then, 60)} and is {shortened(now, 60)}"
+        f"{place_in_words(place)} was {shortened(then, 60)} and is {shortened(now, 60)}"
         for place, (then, now) in list(changed.items())[:3]
     ]
     return "; ".join([*phrases, *(["..."] if len(changed) > 3 else [])])
 
 
-def refuse_later_start(run: TrainingRun, state: dict[str, Any], path: Path) -> None:
+def require_place(run: TrainingRun, state: dict[str, Any], path: Path) -> None:
+    """Raise a `ValueError` for numbers that no run on these data comes to."""
     size, examples = state["global_batch_size"], run.num_examples
-    if size and examples is not None and state["step"] * size >= examples + size:
-        raise not_a_run(path, f"its 'run.step' cannot be {state['step']}")
+    ends = size and examples is not None and state["step"] * size >= examples + size
+    most = max(size or MOST_PIECES, run.micro_batches)
+    for name, is_odd in (("step", ends), ("micro_batches", state["micro_batches"] > most)):
+        if is_odd:
+            raise not_a_run(path, f"its 'run.{name}' cannot be {state[name]}")
+
+
+def place_in_words(place: str) -> str:
+    """A place, without where an identity keeps it."""
+    return place.replace(f".{HELD}", "").removeprefix(f"{HELD}.")
+
+
+def refuse_later_start(run: TrainingRun, state: dict[str, Any], path: Path) -> None:
     if run.epoch > state["epoch"]:
         raise value_error(
             f"`fit` is to begin with an epoch that comes after the one of {path}.",
@@ -186,6 +201,7 @@ def refuse_other_model(
         place: pair
         for place, pair in changed.items()
         if not (place.startswith("optimizers[") and place.rpartition(".")[2] in MAY_CHANGE)
+        and not place.startswith(f"{HELD}.distribute.")
     }
     differences = ModelState(found["model"]).differences(model)
     if refused or differences:

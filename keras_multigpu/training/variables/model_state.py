@@ -165,12 +165,22 @@ def identity_of_model(model: keras.Model) -> dict[str, Any]:
         **{name: identity_of(given.get(name)) for name in COMPILED},
         # Single weights can be frozen, or kept from decay, and no configuration says so.
         HELD: {
+            "distribute": how_distributed(model),
             "frozen": [n for n, weight in enumerate(model.weights) if not weight.trainable],
             "without_decay": [
                 optimizer_internals.not_decayed(part) for part in optimizers_of(model)
             ],
         },
     }
+
+
+def how_distributed(model: keras.Model) -> dict[str, Any]:
+    """The arguments of `distribute` that decide what replicas compute together."""
+    replication = getattr(model, "replication", None)
+    if replication is None:
+        return {}
+    sum_dtype = "bfloat16" if replication.half_sums else "float32"
+    return {"sync_batch_norm": replication.sync_batch_norm, "sum_dtype": sum_dtype}
 
 
 def identity_of_optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:

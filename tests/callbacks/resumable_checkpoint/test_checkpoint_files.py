@@ -325,6 +325,7 @@ def test_a_link_in_the_place_of_a_file_to_come_is_not_followed(tmp_path):
 def test_other_names_are_left_alone(tmp_path, caplog):
     """A copy that somebody has made, and a digit that is not a number."""
     names = ["checkpoint-\u00b2.kmg", "checkpoint-best.kmg", "checkpoint-.kmg"]
+    names.append(f"checkpoint-{'9' * 200}.kmg")  # The next number would be too long for a name.
     for name in names:
         (tmp_path / name).write_text("mine")
     files = folder(tmp_path, keep=1)

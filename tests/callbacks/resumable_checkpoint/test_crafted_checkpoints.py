@@ -110,6 +110,7 @@ def resumed(tree, folder):
     ("place", "value", "phrase"),
     [
         (("run", "step"), 7, "its 'run.step' cannot be 7"),
+        (("run", "micro_batches"), 2**39, "its 'run.micro_batches' cannot be 549755813888"),
         (("run", "epoch"), -1, "its 'run.epoch' cannot be -1"),
         (("run", "logs"), [], r"its 'run.logs' cannot be \[\]"),
         (("rates",), [], "its 'rates' are not those of its optimizers"),
