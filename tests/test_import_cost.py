@@ -50,7 +50,7 @@ first_import = functools.cache(import_in_a_fresh_process)
 
 @pytest.mark.slow
 def test_the_import_takes_next_to_nothing():
-    """A twentieth of the two seconds that Keras took; the best of three, as a machine is busy."""
+    """A twentieth of the seconds that Keras took; the best of three, as a machine is busy."""
     share = first_import()["share"]
     for _ in range(2):
         if share < 0.05:

@@ -1,7 +1,12 @@
 """No test waits for ever, nor for longer than `PATIENCE`."""
 
 import ast
+import os
+import sys
 from pathlib import Path
+
+import processes_left
+import pytest
 
 TESTS = Path(__file__).parent
 # `start_process` itself, and jobs that a test starts, which end with their process.
@@ -41,3 +46,15 @@ def test_whoever_waits_has_a_limit():
         if isinstance(node, ast.Call) and (why := endless(node))
     ]
     assert not found, "\n".join(found)
+
+
+SILENT = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+@pytest.mark.slow
+def test_a_process_that_says_nothing_is_killed(monkeypatch):
+    """Whether a line of it is waited for, or its end."""
+    process = processes_left.start_process(SILENT, patience=0.5)
+    assert process.wait(processes_left.PATIENCE) == -9
+    monkeypatch.setattr(processes_left, "PATIENCE", 1)
+    assert processes_left.ended_process(SILENT, env=os.environ).returncode == -9
