@@ -44,10 +44,10 @@ JPEG_END = b"\xff\xd9"
 # The second one with arithmetic coding.
 PROGRESSIVE = (0xC2, 0xCA)
 START_OF_SCAN, END_OF_IMAGE = 0xDA, 0xD9
-# Markers that stand alone: TEM, restarts, the start of an image. Those that begin a segment are the
-# others; 0xFF may stand before any of them, and 0 behind it is a value of the image.
-WITHOUT_LENGTH = rb"\x01\xd0-\xd8"
-SEGMENT = re.compile(rb"\xff([^\x00\xff" + WITHOUT_LENGTH + rb"])")
+# What may follow 0xFF without a length: nothing, as 0xFF is a value of the image then; TEM,
+# restarts, the start of an image, and 0xFF again.
+ALONE = frozenset({0, 1, *range(0xD0, 0xD9), 0xFF})
+SEGMENT = re.compile(rb"\xff[^\x00\x01\xd0-\xd8\xff]")
 # The other three mean tables, or nothing yet, and have no size in them.
 FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 
@@ -164,15 +164,18 @@ def whole_jpeg(data: bytes, header: Header) -> Header:
 def segments(data: bytes, place: int) -> Iterator[tuple[int, int]]:
     """The markers of a JPEG's segments from a place on, and where each stands."""
     for _ in range(MOST_SEGMENTS):
-        # Decoders skip stray bytes between segments.
-        found = SEGMENT.search(data, place)
-        if found is None:
+        marker = data[place + 1] if data[place : place + 1] == b"\xff" else 0
+        if marker in ALONE:
+            # Decoders skip stray bytes between segments. Where there are none, this takes longer.
+            found = SEGMENT.search(data, place)
+            if found is None:
+                return
+            place = found.start()
+            marker = data[place + 1]
+        yield marker, place
+        if len(data) < place + 4:
             return
-        yield found[1][0], found.start()
-        length = data[found.end() : found.end() + 2]
-        if len(length) < 2:
-            return
-        place = found.end() + int.from_bytes(length, "big")
+        place += 2 + (data[place + 2] << 8 | data[place + 3])
     raise DamagedExample(f"it is a JPEG of more than {MOST_SEGMENTS:,} segments")
 
 
