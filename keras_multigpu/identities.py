@@ -27,7 +27,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.keras_internals import model_internals
+from keras_multigpu.keras_internals import dataset_internals, model_internals
 
 # So many bytes of an array are looked at; that takes about 10 ms.
 SAMPLED_BYTES = 2**24
@@ -89,6 +89,8 @@ def identity_of(value: Any, inside: Where = ()) -> Any:
     if isinstance(value, functools.partial):
         parts = [value.func, value.args, value.keywords]
         return {"partial": [identity_of(part, inside) for part in parts]}
+    if isinstance(value, tf.data.Dataset):
+        return of_dataset(value)
     if isinstance(value, keras.Model):
         return [of_layer(part, inside) for part in model_internals.layers_of(value)]
     named = value if isinstance(value, (type, types.BuiltinFunctionType)) else None
@@ -174,6 +176,22 @@ def runs(value: Any) -> bool:
     """Whether it can be called, or something in it can."""
     parts = value.values() if isinstance(value, dict) else value
     return callable(value) or (isinstance(value, (dict, list, tuple)) and any(map(runs, parts)))
+
+
+def of_dataset(dataset: tf.data.Dataset) -> dict[str, Any]:
+    """How a dataset was made, and the user's functions that are called in it; not its elements."""
+    made = {"made": identity_of(dataset_internals.recipe(dataset))}
+    # Side by side processes may read from folders of their own, which a function may name.
+    called = [] if _seen.get() is not None else dataset_internals.functions_of(dataset)
+    own = [each for each in called if not is_function(each) or is_of_user(file_of(each))]
+    return {**made, HELD: {"functions": identity_of(own)}} if own else made
+
+
+def file_of(function: Any) -> str:
+    """Where a function's code stands."""
+    function = getattr(function, "func", function)
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return "" if code is None else code.co_filename
 
 
 def of_layer(layer: keras.Layer, inside: Where = ()) -> dict[str, Any]:

@@ -14,7 +14,14 @@ import pytest
 import tensorflow as tf
 
 from keras_multigpu import augmentation
-from keras_multigpu.identities import changes, identity_of, of_array, of_constant, with_all_code
+from keras_multigpu.identities import (
+    changes,
+    identity_of,
+    of_array,
+    of_constant,
+    of_dataset,
+    with_all_code,
+)
 
 STRENGTH = 0.1
 
@@ -193,6 +200,22 @@ def decorated(factor):
 def test_what_a_configuration_leaves_out_counts(one, other):
     """Arguments of functions, functions by their code, what `adapt` has found."""
     assert same(one(), one()) and not same(one(), other())
+
+
+def test_functions_of_a_dataset_count():
+    """Those of the user, in each step; not TensorFlow's own."""
+
+    def made(double, limit):
+        data = tf.data.Dataset.range(9).map(double).interleave(tf.data.Dataset.from_tensors)
+        return of_dataset(data.filter(lambda x: x < limit).batch(2).unbatch())
+
+    one = made(scaled(2), 3)
+    assert one == made(scaled(2), 3) and len(one["held"]["functions"]) == 2
+    for other in (made(scaled(3), 3), made(scaled(2), 4)):
+        ((place, (then, now)),) = changes(one, other).items()
+        assert place.startswith("held.functions") and then + 1 == now
+    with with_all_code():
+        assert made(scaled(2), 3) == made(scaled(3), 3), "Workers may have folders of their own."
 
 
 def test_a_function_that_is_registered_is_known_by_its_code():

@@ -16,7 +16,7 @@ from keras_multigpu.data.road.source import Stream
 from keras_multigpu.data.streams.order import buffer_shuffled, in_python, mapped
 from keras_multigpu.data.streams.served import ServedDataset
 from keras_multigpu.data.streams.stream import require_sliceable
-from keras_multigpu.identities import identity_of
+from keras_multigpu.identities import of_dataset
 from keras_multigpu.keras_internals import dataset_internals
 
 SHUFFLE_BUFFER = 1024
@@ -95,8 +95,8 @@ class DatasetStream(Stream):
 
     def identity(self) -> dict[str, Any]:
         """As `Stream.identity`: how the dataset was made, and not what is in it."""
-        made = identity_of(dataset_internals.recipe(self._dataset))
-        return {**super().identity(), "made": made, "shuffle_buffer": self._buffer}
+        made = of_dataset(self._dataset)
+        return {**super().identity(), **made, "shuffle_buffer": self._buffer}
 
     def served(self, service: str) -> "DatasetStream":
         stream = copy.copy(self)

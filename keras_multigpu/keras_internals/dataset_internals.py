@@ -110,6 +110,13 @@ def steps_of(dataset: tf.data.Dataset) -> list[Any]:
     return [[kind], *before]
 
 
+def functions_of(dataset: tf.data.Dataset) -> list[Any]:
+    """The functions that a dataset's steps call, from the last step to the first."""
+    # As they were given; TensorFlow's own among them.
+    before = [function for part in dataset._inputs() for function in functions_of(part)]
+    return [*(each._func for each in dataset._functions()), *before]
+
+
 def shuffle_seeds(dataset: tf.data.Dataset) -> list[int | None]:
     """The two seeds of a step that shuffles; zeros where it has none."""
     return [constant(dataset._seed), constant(dataset._seed2)]

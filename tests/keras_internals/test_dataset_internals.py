@@ -91,6 +91,16 @@ def test_how_a_dataset_shuffles_can_be_told():
     assert [dataset_internals.caches(each) for each in (seeded, kept.take(1))] == [0, 1]
 
 
+def test_the_functions_of_a_dataset_are_found():
+    """TensorFlow still keeps them as they were given, in `_functions`."""
+    double, is_small = (lambda x: 2 * x), (lambda x: x < 9)
+    data = tf.data.Dataset.range(9).map(double, num_parallel_calls=2).batch(2).unbatch()
+    assert dataset_internals.functions_of(data.filter(is_small).prefetch(1))[::2] == [
+        is_small,
+        double,
+    ]
+
+
 def test_elements_are_dealt_out_to_devices():
     """TensorFlow still has its iterator over several devices, with these arguments."""
     devices = ["/device:CPU:1", "/device:CPU:2"]
