@@ -140,7 +140,12 @@ class ResumableCheckpoint(keras.callbacks.Callback):
             resumed_run.refuse_other_model(self.model, self._rates, self._found, self.resumed_from)
             if self._together.is_chief:  # Some callbacks are the chief's alone.
                 report_changes(self._run.callbacks, self._found["callbacks"])
-            self._restore()
+            before = ModelState.of(self.model)
+            try:
+                self._restore()
+            except BaseException:  # A callback may not take its state back.
+                before.restore(self.model)
+                raise
         self._steps, self._last_step, self._saved_at = 0, self._run.step, time.monotonic()
 
     def _restore(self) -> None:
