@@ -51,8 +51,8 @@ def require_equal_lengths(batch: Any) -> list[tf.Operation]:
     What only a graph can tell it asserts in the operations that are returned, see
     `unequal_lengths`.
     """
+    refuse_unequal_known(batch)
     lengths = lengths_of(batch)
-    refuse_unequal({name: rows for name, rows in lengths.items() if isinstance(rows, int)})
     open_lengths = [rows for rows in lengths.values() if tf.is_tensor(rows)]
     if not open_lengths or len(lengths) == 1:
         return []
@@ -72,6 +72,12 @@ def unequal_lengths(error: tf.errors.OpError, spec: Any) -> ValueError | None:
     except ValueError as named:
         return named
     return None
+
+
+def refuse_unequal_known(batch: Any) -> None:
+    """Raise a `ValueError` where leaves are known to differ in length, and ask no graph."""
+    lengths = lengths_of(batch)
+    refuse_unequal({name: rows for name, rows in lengths.items() if isinstance(rows, int)})
 
 
 def refuse_unequal(lengths: dict[str, int]) -> None:

@@ -16,6 +16,7 @@ from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.replicas import obtained
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Group
+from keras_multigpu.training.lengths import refuse_unequal_known
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup
 from keras_multigpu.training.servers.connection import Servers
 from keras_multigpu.training.servers.tpus import TPUs
@@ -300,6 +301,7 @@ class Replication:
                 largest = max(int(rows.examples) for rows in shares.rows)
                 if self.group.is_spread or self.pieces >= largest:
                     raise
+                refuse_unequal_known(shares.rows[0].data)
                 self.pieces *= 2
                 logger.warning(
                     "Out of memory: every replica now takes its share in %d micro-batches. "

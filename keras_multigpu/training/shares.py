@@ -13,7 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
-from keras_multigpu.training.lengths import is_one_row, length_of, require_equal_lengths
+from keras_multigpu.training.lengths import (
+    is_one_row,
+    length_of,
+    refuse_unequal_known,
+    require_equal_lengths,
+)
 
 Batch = tuple[Any, Any, Any]
 """A global batch: `(x, y, sample_weight)`, of tensors or of their specs."""
@@ -309,9 +314,8 @@ def piece_of(share: Rows, size: Any, index: int, pieces: int) -> tuple[Rows, Any
     start, stop = share_bounds(size, index, pieces)
     examples = tf.cast(stop - start, COUNT) * tf.cast(share.examples > 0, COUNT)
     # A single replica has its batches as they came.
-    with tf.control_dependencies(require_equal_lengths(share.data)):
-        data = rows(share.data, start, stop)
-    return Rows(data, examples, share.global_batch_size), stop - start
+    refuse_unequal_known(share.data)
+    return Rows(rows(share.data, start, stop), examples, share.global_batch_size), stop - start
 
 
 def specs_of(tensors: Any) -> Any:

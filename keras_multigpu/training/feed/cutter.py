@@ -115,7 +115,7 @@ class Cutter:
 
     def _shares(self, batch: Batch, in_pieces: bool) -> tuple[Rows, ...]:
         if in_pieces and self.replicas == 1:
-            # XLA forgets what the step asserts.
+            # Not in the step: XLA forgets what is asserted there.
             require_equal_lengths(batch)
         return shares_of(batch, self.replicas, self._ids)
 

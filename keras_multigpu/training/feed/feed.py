@@ -113,8 +113,6 @@ class Feed:
         self.waited = 0.0
         self._iterator: Any = None
         self._drawn = 0
-        # That of the last batch, where each has its own.
-        self._spec: Batch | None = None
         self.done = 0
         self.has_come = False
         self._begin = 0
@@ -186,8 +184,7 @@ class Feed:
         try:
             yield
         except tf.errors.OpError as error:
-            spec = self.source.spec or self._spec
-            cause = unequal_lengths(error, spec) or self.source.cause(error)
+            cause = unequal_lengths(error, self.source.spec) or self.source.cause(error)
             if cause is None:
                 raise
             # Their frames keep the iterator, whose end waits for what is being read: it must not
@@ -256,7 +253,6 @@ class Feed:
             group = Group(size, most, [], iterator.iterator)
         else:
             shares = list(itertools.islice(iterator, max(size, 0)))
-            self._spec = shares[-1].spec if shares else None
             group = Group(len(shares), most, shares, None)
         self._drawn += group.size
         return group

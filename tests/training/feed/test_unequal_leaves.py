@@ -155,6 +155,21 @@ def test_micro_batches_of_one_replica_name_both(name, jit):
         model.fit(DATA[name](), steps_per_epoch=2, verbose=0)
 
 
+def test_a_batch_that_memory_would_have_cut_is_named():
+    """With `micro_batches="auto"` it is whole at first."""
+
+    class Hungry(Both):
+        def call(self, x, training=False):
+            if training:
+                raise tf.errors.ResourceExhaustedError(None, None, "no memory")
+            return super().call(x)
+
+    model = kmg.distribute(Hungry(), replicas_of(1))
+    model.compile("sgd", "mse", micro_batches="auto")
+    with pytest.raises(ValueError, match=NAMED):
+        model.fit(zipped(False), verbose=0)
+
+
 def test_what_replicas_do_not_share_may_have_any_length():
     """Scalars, a single row and what is missing; weights may have another rank."""
     x = {"a": np.ones((6, 2), "float32"), "one": np.ones((1, 3), "float32"), "scalar": 2.0}
