@@ -95,3 +95,20 @@ def test_the_shape_of_a_variable_is_known_from_its_handle():
     graph = tf.function(lambda: (variable + 1.0, table.size())).get_concrete_function().graph
     shapes = [graph_internals.held_shape(handle) for handle in graph.inputs]
     assert shapes == [[2, 3], None]
+
+
+def test_operations_may_have_the_name_of_a_function_as_their_type():
+    """As those of TensorFlow's own CTC loss, which are made by a function of old times."""
+    lengths = tf.TensorSpec((2,), tf.int32)
+    loss = tf.function(tf.nn.ctc_loss, autograph=False).get_concrete_function(
+        tf.TensorSpec((2, 1), tf.int32), tf.TensorSpec((3, 2, 4)), lengths, lengths
+    )
+    loops = [op for op in loss.graph.get_operations() if "While" in op.type]
+    bodies = [
+        graph_internals.called_graph(
+            loop, loop.get_attr("body").name, [tensor.shape for tensor in loop.inputs]
+        )
+        for loop in loops
+    ]
+    assert any(graph_internals.is_function(op) for body in bodies for op in body.get_operations())
+    assert not any(graph_internals.is_function(op) for op in loops)
