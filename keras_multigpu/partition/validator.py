@@ -174,6 +174,24 @@ class Trial:
             return None
         return dim
 
+    def false_facts(self) -> Iterator[str]:
+        """What is thought to be known of the results, and is not so."""
+        for number, run in enumerate(self.runs):
+            for tensor, result in zip(self.op.outputs, self.truth(number)[0], strict=True):
+                dims, value = self.facts.dims(tensor), self.facts.value(tensor)
+                shape = np.shape(result)
+                if dims is not None and tensor.dtype != tf.variant:
+                    known = [None if dim is None else value_of(dim, run.numbers) for dim in dims]
+                    if len(known) != len(shape) or any(
+                        own not in (None, dim) for own, dim in zip(known, shape, strict=True)
+                    ):
+                        yield f"{self.mode} lengths {dims} for {shape}"
+                for entry, own in zip(
+                    np.ravel(value if value is not None else []), np.ravel(result), strict=False
+                ):
+                    if entry is not None and value_of(entry, run.numbers) != own:
+                        yield f"{self.mode} value {value} for {result}"
+
     def layouts(self) -> Iterator[tuple[Layout, ...]]:
         """All combinations of how inputs may lie."""
         each: list[list[Layout]] = []
@@ -362,6 +380,7 @@ def validate(sample: Sample, wishes: bool = True, sums: bool = False) -> Finding
     for mode in sample.modes:
         trial = Trial(sample, mode)
         findings = findings or Findings(trial.op.type)
+        findings.false += trial.false_facts()
         verdicts: dict[Any, str | None] = {}
         for ins in trial.layouts():
             if all(layout in (REPLICATED, Items(REPLICATED)) for layout in ins):
@@ -410,7 +429,8 @@ def blocks_of(dim: AnySize) -> Iterator[tuple[Block, ...]]:
 
 
 def as_list(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.raw_ops.TensorListFromTensor(tensor=tensor, element_shape=tf.constant(-1))
+    shape = tf.shape(tensor)[1:]
+    return tf.raw_ops.TensorListFromTensor(tensor=tensor, element_shape=shape)
 
 
 def shown(tensor: tf.Tensor) -> tf.Tensor:

@@ -1065,7 +1065,7 @@ add(
     lambda op, x, y: op(features=x, labels=y),
     floats(B, 3),
     floats(1, 3, special=False),
-    modes=OPEN,
+    modes=("static",),
 )
 QUANTIZED = floats(B, 2, dtype=F32, special=False)
 add(

@@ -1,0 +1,161 @@
+"""The step of one device, split over replicas: still behind a switch, `KMG_SPLIT=1`."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.training.steps.split_step import SplitStep
+
+ROWS, BATCH = 15, 7
+
+
+@pytest.fixture(autouse=True)
+def split(monkeypatch):
+    """Steps are split."""
+    monkeypatch.setenv("KMG_SPLIT", "1")
+
+
+class Trained(keras.Sequential):
+    """A model whose loss the test gives.
+
+    Args:
+        loss: A function of the outputs, the targets and the model.
+        *args: As in `keras.Sequential`.
+    """
+
+    def __init__(self, loss, *args):
+        super().__init__(*args)
+        self.own_loss = loss
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.own_loss(self(x, training=True), y, self)
+        gradients = tape.gradient(loss, self.trainable_weights)
+        self.optimizer.apply(gradients, self.trainable_weights)
+        return {"loss": loss}
+
+
+def spread(outputs, targets, model):
+    """A loss of which each part relates rows."""
+    distances = outputs - tf.reduce_mean(outputs, axis=0)
+    return tf.sqrt(tf.reduce_sum(distances**2)) / tf.cast(tf.shape(outputs)[0], tf.float32)
+
+
+def contrast(outputs, targets, model):
+    """SimCLR's: each row is told from all others."""
+    rows = tf.math.l2_normalize(outputs, axis=1)
+    labels = tf.range(tf.shape(rows)[0])
+    logits = tf.matmul(rows, rows, transpose_b=True)
+    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+
+
+def by_position(outputs, targets, model):
+    """Later rows count more, and the first row is left out."""
+    weights = tf.cast(tf.range(tf.shape(outputs)[0]), tf.float32) / 10.0
+    return tf.reduce_sum(weights * tf.reduce_mean((outputs - targets) ** 2, axis=1))
+
+
+def ranked(outputs, targets, model):
+    """The hardest half of the batch."""
+    losses = tf.reduce_mean((outputs - targets) ** 2, axis=1)
+    return tf.reduce_mean(tf.sort(losses, direction="DESCENDING")[: tf.shape(losses)[0] // 2 + 1])
+
+
+def in_python(outputs, targets, model):
+    """A weight that NumPy computes of the whole batch."""
+    weight = tf.numpy_function(lambda rows: np.float32(np.median(rows)), [outputs], tf.float32)
+    return tf.reduce_mean((outputs - targets) ** 2) * (1.0 + tf.stop_gradient(weight) ** 2)
+
+
+def layers():
+    return [
+        keras.layers.Dense(8, activation="tanh"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.3),
+        keras.layers.Dense(4),
+    ]
+
+
+def trained(make, replicas, **compiled):
+    """The weights of a model and what it predicts, after two epochs."""
+    keras.utils.set_random_seed(3)
+    model = make()
+    model.build((None, 5))
+    draws = np.random.default_rng(0)
+    x, y = (draws.normal(size=(ROWS, n)).astype("float32") for n in (5, 4))
+    if replicas:
+        model = kmg.distribute(model, kmg.strategy("mirrored", devices=replicas))
+    # XLA, which Keras would choose for one device, draws other numbers.
+    model.compile(keras.optimizers.SGD(0.05), "mse", jit_compile=False, **compiled)
+    keras.utils.set_random_seed(4)
+    model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    return [*model.get_weights(), model.predict(x, batch_size=BATCH, verbose=0)], model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [spread, contrast, by_position, ranked, in_python])
+def test_a_loss_that_relates_rows_is_that_of_one_device(loss):
+    """Whatever a `train_step` makes of a batch, dropout and BatchNorm included, it is the same."""
+    expected, _ = trained(lambda: Trained(loss, layers()), 0)
+    found, model = trained(lambda: Trained(loss, layers()), 3)
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6)
+    steps = model.replication.training(model).steps
+    assert all(isinstance(step.step, SplitStep) and step.step.alone is None for step in steps)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_the_same_seed_drops_the_same_units_on_any_number_of_replicas(replicas):
+    """A model that is nothing but dropout returns what plain Keras's does."""
+
+    class Noise(keras.Sequential):
+        def predict_step(self, data):
+            return self(data, training=True)
+
+    def noise(place):
+        keras.utils.set_random_seed(3)
+        model = place(Noise([keras.layers.Dropout(0.4), keras.layers.GaussianNoise(0.1)]))
+        model.compile(jit_compile=False)
+        return model.predict(np.ones((ROWS, 4), "float32"), batch_size=BATCH, verbose=0)
+
+    strategy = kmg.strategy("mirrored", devices=replicas)
+    found = noise(lambda model: kmg.distribute(model, strategy))
+    np.testing.assert_array_equal(found, noise(lambda model: model))
+
+
+def test_what_no_replica_can_share_runs_on_one(caplog):
+    """Text that is computed from the batch as a whole cannot travel; the numbers are the same."""
+
+    def joined(outputs, targets, model):
+        text = tf.strings.reduce_join(tf.strings.as_string(tf.math.sign(outputs[:, 0])))
+        length = tf.cast(tf.strings.length(text), tf.float32)
+        return tf.reduce_mean((outputs - targets) ** 2) * length
+
+    expected, _ = trained(lambda: Trained(joined, layers()), 0)
+    with caplog.at_level("WARNING", logger="keras_multigpu"):
+        found, model = trained(lambda: Trained(joined, layers()), 2)
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6)
+    assert all(step.step.alone for step in model.replication.training(model).steps)
+    assert any("cannot be gathered: AsString" in record.message for record in caplog.records)
+
+
+@pytest.mark.slow
+def test_a_step_without_a_graph_is_run_once_for_the_whole_batch():
+    """With `run_eagerly` Python runs the step, for the global batch."""
+    sizes = []
+
+    def noted(outputs, targets, model):
+        sizes.append(len(outputs.numpy()))
+        return spread(outputs, targets, model)
+
+    expected, _ = trained(lambda: Trained(noted, layers()), 0, run_eagerly=True)
+    seen = list(sizes)
+    sizes.clear()
+    found, _ = trained(lambda: Trained(noted, layers()), 2, run_eagerly=True)
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6)
+    assert sizes == seen == [7, 7, 1] * 2
