@@ -374,6 +374,8 @@ def summed_axes(op: tf.Operation, facts: Any) -> Any:
     one, two = (facts.value(tensor) for tensor in op.inputs)
     if one is None or two is None:
         return None
+    if list(one) == list(two) and None not in list(one):
+        return [np.empty(0, object)] * 2
     most = max(len(one), len(two))
     padded = [[1] * (most - len(dims)) + list(dims) for dims in (one, two)]
     axes: tuple[list[int], list[int]] = ([], [])
