@@ -156,10 +156,18 @@ class Scope:
         facts: What is known.
         state: The values of variables, by number.
         in_loop: Whether it is the body of a loop.
+        is_called: Whether its results are used where it is called.
     """
 
-    def __init__(self, facts: GraphFacts, state: dict[int, Value], in_loop: bool = False) -> None:
+    def __init__(
+        self,
+        facts: GraphFacts,
+        state: dict[int, Value],
+        in_loop: bool = False,
+        is_called: bool = False,
+    ) -> None:
         self.facts, self.state, self.in_loop = facts, state, in_loop
+        self.is_called = is_called
         self.layouts: dict[str, Layout] = {}
         self.values: dict[str, Value] = {}
         self.exchanges = False
@@ -175,7 +183,7 @@ class Scope:
         All that use it have to do with parts, and either add several of them or make them smaller:
         then one sum is enough, or a smaller one.
         """
-        if tensor.name in self._outputs and not self.in_loop:
+        if tensor.name in self._outputs and not (self.in_loop or self.is_called):
             return False
         if tensor.name not in self._open:
             users = [op for op in tensor.consumers() if op.name in self._needed]
@@ -248,7 +256,7 @@ class Splitter:
                 self._loops[key] = planned(op, ins, scope)
             return self._loops[key]
         if is_call(op):
-            inner = Scope(scope.facts.inner[op.name][0], {}, scope.in_loop)
+            inner = Scope(scope.facts.inner[op.name][0], {}, scope.in_loop, is_called=True)
             out = tuple(self.lay_out(inner, ins))
             if inner.exchanges and is_compiled(op):
                 # What XLA compiles cannot be cut.
@@ -433,7 +441,8 @@ class Splitter:
     def _add_operation(self, op: tf.Operation, scope: Scope) -> None:
         inputs = [scope.values[tensor.name] for tensor in op.inputs]
         if is_call(op):
-            inner = Scope(scope.facts.inner[op.name][0], scope.state, scope.in_loop)
+            facts = scope.facts.inner[op.name][0]
+            inner = Scope(facts, scope.state, scope.in_loop, is_called=True)
             if is_compiled(op):
                 plan = self._plan_in(op, scope)
                 pairs = zip(inputs, plan.need, strict=True)

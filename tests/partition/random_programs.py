@@ -14,6 +14,8 @@ import tensorflow as tf
 
 WIDTH = 6
 FLOAT = tf.float64
+# Where many numbers are zero but for rounding, rounding must not decide.
+OFF = 0.0123
 Piece = Callable[[tf.Tensor, "Program"], tf.Tensor]
 
 # What one row becomes, whatever the others are.
@@ -38,7 +40,9 @@ ALONE: dict[str, Piece] = {
     "embedding": lambda x, p: (
         x * 0.5 + tf.gather(p.kernel, tf.cast(tf.abs(x[:, 0]) * 3.0, tf.int32) % WIDTH)
     ),
-    "one hot": lambda x, p: x + tf.one_hot(tf.argmax(x, 1), WIDTH, dtype=FLOAT),
+    "one hot": lambda x, p: (
+        x + tf.one_hot(tf.argmax(x + 0.01 * tf.range(WIDTH, dtype=FLOAT), 1), WIDTH, dtype=FLOAT)
+    ),
     "padded": lambda x, p: tf.pad(x, [[0, 0], [1, 0]])[:, :WIDTH],
     "einsum": lambda x, p: tf.einsum("bi,ij,bj->bj", x, p.kernel, x) * 0.1,
     "convolution": lambda x, p: tf.reshape(
@@ -81,9 +85,9 @@ ACROSS: dict[str, Piece] = {
         )
         * 0.1
     ),
-    "selected": lambda x, p: x - tf.reduce_sum(tf.boolean_mask(x, x[:, 0] > 0), 0) * 0.1,
+    "selected": lambda x, p: x - tf.reduce_sum(tf.boolean_mask(x, x[:, 0] > OFF), 0) * 0.1,
     "norm of all": lambda x, p: x / (1.0 + tf.norm(x)),
-    "any": lambda x, p: tf.where(tf.reduce_any(x > 1.0, 0), x, -x),
+    "any": lambda x, p: tf.where(tf.reduce_any(x > 1.0 + OFF, 0), x, -x),
     "median": lambda x, p: x - tf.sort(x, 0)[tf.shape(x)[0] // 2],
 }
 # Loops, conditions and draws around another piece.
@@ -108,7 +112,7 @@ AROUND: dict[str, Callable[[tf.Tensor, "Program", Piece], tf.Tensor]] = {
         )
     ),
     "condition": lambda x, p, piece: tf.cond(
-        tf.reduce_sum(x) > 0.0, lambda: piece(x, p), lambda: x * 0.5
+        tf.reduce_sum(tf.square(x)) > 17.0, lambda: piece(x, p), lambda: x * 0.5
     ),
     "case": lambda x, p, piece: tf.switch_case(
         tf.shape(x)[0] % 2, [lambda: piece(x, p), lambda: tf.sin(x)]
@@ -132,7 +136,7 @@ LOSSES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
     "sum": lambda y, x: tf.reduce_sum(tf.sin(y) * y) * 0.1,
     "root": lambda y, x: tf.sqrt(tf.reduce_mean(tf.square(y - x)) + 0.1),
     "over a count": lambda y, x: (
-        tf.reduce_sum(tf.nn.relu(y)) / tf.reduce_sum(1.0 + tf.cast(y > 0.0, FLOAT))
+        tf.reduce_sum(tf.nn.relu(y)) / tf.reduce_sum(1.0 + tf.cast(y > OFF, FLOAT))
     ),
     "contrast": lambda y, x: tf.reduce_mean(
         tf.nn.sparse_softmax_cross_entropy_with_logits(
@@ -173,7 +177,7 @@ class Program:
         self._pieces = [self._piece() for _ in range(self._random.randint(2, 4))]
         self.loss = self._random.choice(list(LOSSES))
         self.update = self._random.choice(UPDATES)
-        self._threshold = self._random.uniform(-0.5, 0.5)
+        self._threshold = OFF + self._random.uniform(-0.5, 0.5)
 
     def __repr__(self) -> str:
         return f"{self.seed}: {', '.join(self.names)}; {self.loss}; {self.update}"
@@ -209,7 +213,7 @@ class Program:
             for variable, gradient in zip(trained, tape.gradient(loss, trained), strict=True)
         ]
         self._apply(gradients, x, trained)
-        self.total.assign_add(tf.reduce_sum(tf.cast(y > 0.0, FLOAT)))
+        self.total.assign_add(tf.reduce_sum(tf.cast(y > OFF, FLOAT)))
         return y, loss, self.total / tf.cast(tf.shape(x)[0], FLOAT)
 
     def _apply(self, gradients: list[tf.Tensor], x: tf.Tensor, trained: list[Any]) -> None:
