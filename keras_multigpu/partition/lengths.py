@@ -141,7 +141,7 @@ def first_axis(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
 def windows(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     """What a window finds that moves over the axes of space."""
     dims, pooled = facts.dims(op.inputs[0]), "Pool" in op.type
-    kernel = None if pooled else facts.dims(op.inputs[1])
+    kernel: Any = None if pooled else facts.dims(op.inputs[1])
     if dims is None or (kernel is None and not pooled):
         return None
     channels = 1 if op.get_attr("data_format").startswith(b"NC") else len(dims) - 1
