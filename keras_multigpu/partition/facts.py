@@ -36,6 +36,7 @@ class GraphFacts:
         batches: What the sizes of batches are, by name: a number where the graph was traced for it.
         values: What is known of the values of inputs, by their places.
         elements: The lengths of axes of the elements of inputs that are lists, by their places.
+        taps: Tensors that are needed besides the results.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class GraphFacts:
         batches: Mapping[str, AnySize],
         values: Mapping[int, np.ndarray] | None = None,
         elements: Mapping[int, Any] | None = None,
+        taps: Sequence[tf.Tensor] = (),
     ) -> None:
         self.graph = graph
         self.batches = batches
@@ -60,7 +62,7 @@ class GraphFacts:
                 self.note_value(tensor, values[place])
             if elements and elements.get(place) is not None:
                 self.elements[tensor.name] = elements[place]
-        self.operations = list(needed(graph))
+        self.operations = list(needed(graph, taps))
         """What results and side effects need, each after what it needs itself."""
         for op in self.operations:
             self._find(op)
@@ -232,14 +234,14 @@ def passed_on(tensor: tf.Tensor) -> tf.Tensor:
     return tensor
 
 
-def needed(graph: Any) -> Iterator[tf.Operation]:
+def needed(graph: Any, taps: Sequence[tf.Tensor] = ()) -> Iterator[tf.Operation]:
     """The operations that results and side effects need, each after what it needs itself.
 
     Otherwise they stand in the order in which they were made: a variable is read before it is
     assigned if the program says so.
     """
     operations = graph.get_operations()
-    wanted = [tensor.op for tensor in graph.outputs]
+    wanted = [tensor.op for tensor in (*graph.outputs, *taps)]
     wanted += [op for op in operations if has_effect(op)]
     names: set[str] = set()
     while wanted:

@@ -51,6 +51,19 @@ class LocalNumbers:
                 self._known[size] = terms[0] if len(terms) == 1 else tf.add_n(terms)
         return self._known[size]
 
+    @property
+    def fraction(self) -> tf.Tensor:
+        """The replica's part of all examples, in double precision."""
+        if "fraction" not in self._known:
+            name = next(iter(self.own))
+            with self._graph.as_default():
+                own, total = (
+                    tf.cast(count, tf.float64)
+                    for count in (self.own[name], self.number(self.batches[name]))
+                )
+                self._known["fraction"] = tf.math.divide_no_nan(own, total)
+        return self._known["fraction"]
+
     def local_length(self, blocks: tuple[Block, ...]) -> tf.Tensor:
         """How many rows of such an axis this replica has."""
         if not blocks:

@@ -47,6 +47,7 @@ class LocalStep:
         handles: The handles of the variables that the step may use, by number.
         batches: The size of each batch, by name: a number where the step was traced for it.
         exchange: How replicas exchange values.
+        taps: Tensors of the step that are needed besides its results; see `scope`.
     """
 
     def __init__(
@@ -56,22 +57,28 @@ class LocalStep:
         handles: Sequence[tf.Tensor],
         batches: Mapping[str, AnySize],
         exchange: Exchange,
+        taps: Sequence[tf.Tensor] = (),
     ) -> None:
         self._whole = whole
         self._leaves, self._batches, self._exchange = leaves, dict(batches), exchange
         self._numbers_of = {id(handle): number for number, handle in enumerate(handles)}
         captured = whole.captured_inputs
         dims = [*(leaf.dims for leaf in leaves), *(None for _ in captured)]
-        self.facts = GraphFacts(whole.graph, dims, self._batches)
+        self.facts = GraphFacts(whole.graph, dims, self._batches, taps=taps)
+        # Whoever looks at parts of a sum wants what belongs to a replica's examples.
+        self._evenly = bool(taps)
         self.splitter: Splitter | None = None
         """What split the step last, with its counts."""
+        self.scope: Scope | None = None
+        """What became of the tensors of the global graph then."""
 
     def __call__(
         self,
         replica: tf.Tensor,
-        counts: tf.Tensor,
+        counts: Any,
         leaves: Sequence[tf.Tensor],
         values: Sequence[tf.Tensor],
+        lengths: Mapping[str, tf.Tensor] | None = None,
     ) -> Outcome:
         """Add a replica's part to the graph that is being traced.
 
@@ -81,11 +88,12 @@ class LocalStep:
                 many all of them together.
             leaves: Its rows of the batch's tensors.
             values: The values of the variables.
+            lengths: How long axes are that have names; by default those of the leaves.
         """
-        numbers = self._numbers(replica, counts, leaves)
-        splitter = self.splitter = Splitter(self._exchange, numbers)
+        numbers = self._numbers(replica, counts, leaves, lengths or {})
+        splitter = self.splitter = Splitter(self._exchange, numbers, self._evenly)
         state = {number: Value(REPLICATED, value) for number, value in enumerate(values)}
-        scope = Scope(self.facts, dict(state))
+        scope = self.scope = Scope(self.facts, dict(state))
         graph_inputs = self._whole.graph.inputs
         inputs = [
             Value(leaf.layout, tensor, source)
@@ -109,11 +117,15 @@ class LocalStep:
         return Outcome(list(outputs), layouts, assigned)
 
     def _numbers(
-        self, replica: tf.Tensor, counts: tf.Tensor, leaves: Sequence[tf.Tensor]
+        self,
+        replica: tf.Tensor,
+        counts: Any,
+        leaves: Sequence[tf.Tensor],
+        lengths: Mapping[str, tf.Tensor],
     ) -> LocalNumbers:
-        own, before, sizes = {}, {}, {}
+        own, before, sizes = {}, {}, dict(lengths)
         for place, name in enumerate(self._batches):
-            own[name], before[name], sizes[name] = (counts[place, n] for n in range(3))
+            own[name], before[name], sizes[name] = (counts[place][n] for n in range(3))
         for leaf, tensor in zip(self._leaves, leaves, strict=True):
             for axis, dim in enumerate(leaf.dims or ()):
                 is_own = isinstance(leaf.layout, Rows) and leaf.layout.axis == axis

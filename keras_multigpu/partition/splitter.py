@@ -212,10 +212,14 @@ class Splitter:
     Args:
         exchange: How replicas exchange values.
         numbers: What the replica knows of its rows.
+        evenly: Whether numbers that are added to a sum once are added by all replicas, each by its
+            part of the examples, and not by the first. That rounds.
     """
 
-    def __init__(self, exchange: Exchange, numbers: LocalNumbers) -> None:
-        self.exchange, self.numbers = exchange, numbers
+    def __init__(
+        self, exchange: Exchange, numbers: LocalNumbers, evenly: bool = False
+    ) -> None:
+        self.exchange, self.numbers, self.evenly = exchange, numbers, evenly
         self.gathered: collections.Counter[str] = collections.Counter()
         """How many operations of each type took whole values although rows were there."""
         self.heavy: collections.Counter[str] = collections.Counter()
@@ -604,13 +608,21 @@ class Splitter:
                 out.set_shape(own)
 
     def _known(self, value: np.ndarray, tensor: tf.Tensor) -> tf.Tensor:
-        """A tensor of known sizes."""
-        if not any(isinstance(entry, Size) for entry in value.ravel()):
-            return tf.constant(
-                np.array(value.tolist()).reshape(value.shape), tensor.dtype, shape=value.shape
-            )
-        entries = [tf.cast(self.numbers.number(e), tensor.dtype) for e in value.ravel()]
-        return tf.reshape(tf.stack(entries), value.shape)
+        return tensor_of_sizes(value, tensor.dtype, self.numbers)
+
+    def again(self, value: Value, inputs: Sequence[tf.Tensor], whole: bool) -> tf.Tensor:
+        """What the operation that made a value makes of other inputs, which lie as its own do.
+
+        Args:
+            value: The value.
+            inputs: The other inputs.
+            whole: Whether they are whole instead, for the operation itself.
+        """
+        assert value.source is not None and value.scope is not None
+        op, site = value.source.op, SplitSite(value.source.op, self.numbers)
+        plan = self._plan_operation(op, tuple(each.layout for each in value.made_of), value.scope)
+        outs = plan.emit(site, list(inputs)) if plan.emit and not whole else site.run(inputs)
+        return outs[value.source.value_index]
 
     def _once(
         self, op: tf.Operation, site: "SplitSite", given: list[tf.Tensor], scope: Scope
@@ -833,6 +845,8 @@ class Splitter:
             whole = Value(REPLICATED, self.convert(value, REPLICATED), value.source, value.scope)
             return self.convert(whole, layout)
         if isinstance(layout, Partial):
+            if self.evenly and value.local.dtype in (tf.float32, tf.float64):
+                return value.local * tf.cast(self.numbers.fraction, value.local.dtype)
             return tf.where(self.numbers.is_first, value.local, tf.zeros_like(value.local))
         if not isinstance(layout, Rows):
             raise CannotSplit(f"{have} cannot become {layout}")
@@ -1062,6 +1076,16 @@ def is_exchange(have: Layout, need: Layout) -> bool:
     if have == need or have == REPLICATED:
         return False
     return not (isinstance(have, Items) and have.element in (None, REPLICATED))
+
+
+def tensor_of_sizes(value: np.ndarray, dtype: tf.DType, numbers: LocalNumbers) -> tf.Tensor:
+    """A tensor of known sizes."""
+    if not any(isinstance(entry, Size) for entry in value.ravel()):
+        return tf.constant(
+            np.array(value.tolist()).reshape(value.shape), dtype, shape=value.shape
+        )
+    entries = [tf.cast(numbers.number(e), dtype) for e in value.ravel()]
+    return tf.reshape(tf.stack(entries), value.shape)
 
 
 def is_known(value: np.ndarray | None) -> bool:

@@ -7,6 +7,12 @@ on its device; between them the replicas sum what the cuts ask for:
 
 An operation stands in the first stage that has all it needs, so sums that need nothing from
 each other stand between the same two stages and travel in one pack.
+
+A replica may take its share in pieces, one after another. Then it runs each stage for all pieces,
+adding up what they have, before it sums that with the others; what is the same for all pieces it
+computes once:
+
+    stage 0 of piece 0 ──> stage 0 of piece 1 ──> sum ──> stage 1
 """
 
 import contextlib
@@ -14,8 +20,8 @@ import functools
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -47,8 +53,16 @@ def totals(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     return result
 
 
+def totals_of_pieces(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The sums of tensors over the pieces of one replica's share, where that comes in pieces."""
+    result: list[tf.Tensor] = _thread.sum(
+        [tf.identity(tensor) for tensor in tensors], of_pieces=True
+    )
+    return result
+
+
 @contextlib.contextmanager
-def summing(function: SumAll | None) -> Iterator[None]:
+def summing(function: Any) -> Iterator[None]:
     """Let `total` sum with this function."""
     before = present_sum()
     _thread.sum = function
@@ -63,8 +77,16 @@ def present_sum() -> SumAll | None:
     return getattr(_thread, "sum", None)
 
 
-def traced(function: Callable[..., Any], specs: Sequence[Any], jit_compile: bool) -> Any:
+def traced(
+    function: Callable[..., Any],
+    specs: Sequence[Any],
+    jit_compile: bool,
+    of_piece: Sequence[int] = (),
+) -> Any:
     """A graph of `function` for arguments of the given specs, cut where replicas sum.
+
+    If pieces of a replica's share have some arguments of their own, `of_piece` has the places of
+    these among all tensors of the arguments; see `Stages.in_pieces`.
 
     TensorFlow optimizes it once, and not for each replica, unless XLA compiles it.
 
@@ -72,9 +94,11 @@ def traced(function: Callable[..., Any], specs: Sequence[Any], jit_compile: bool
     on that replica's device. TensorFlow itself would trace it anew for each replica.
     """
     cuts: list[tf.Operation] = []
+    inside: set[str] = set()
 
-    def cut(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    def cut(tensors: list[tf.Tensor], of_pieces: bool = False) -> list[tf.Tensor]:
         cuts.extend(tensor.op for tensor in tensors)
+        inside.update(tensor.op.name for tensor in tensors if of_pieces)
         return tensors
 
     def trace(part: Callable[..., Any], part_specs: Sequence[Any]) -> Any:
@@ -89,9 +113,10 @@ def traced(function: Callable[..., Any], specs: Sequence[Any], jit_compile: bool
 
     with summing(cut):
         whole = trace(function, specs)
+    pieces = Pieces(inside, {whole.graph.inputs[place].op.name for place in of_piece})
     if jit_compile:
-        return Stages(whole, cuts, trace) if cuts else whole
-    return Stages(whole, cuts, None)
+        return Stages(whole, cuts, trace, pieces) if cuts or of_piece else whole
+    return Stages(whole, cuts, None, pieces)
 
 
 class TracedPass:
@@ -139,6 +164,18 @@ def called_directly(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+class Pieces(NamedTuple):
+    """What a function has to do with the pieces of a replica's share, by names of operations.
+
+    Attributes:
+        sums: The sums over the pieces of one replica; others are over all replicas.
+        inputs: The inputs that each piece has for itself.
+    """
+
+    sums: Collection[str] = ()
+    inputs: Collection[str] = ()
+
+
 class Stages:
     """The stages of a function, which a replica runs one after another.
 
@@ -146,6 +183,7 @@ class Stages:
         whole: The function, traced.
         cuts: The operations of its graph that stand for sums.
         compiled: What XLA shall make of a function, if it shall.
+        pieces: What it has to do with pieces.
     """
 
     def __init__(
@@ -153,22 +191,30 @@ class Stages:
         whole: Any,
         cuts: Sequence[tf.Operation],
         compiled: Callable[[Callable[..., Any], Sequence[Any]], Any] | None,
+        pieces: Pieces = Pieces(),
     ) -> None:
+        self._pieces = pieces
         self.graph = whole.graph
         self.structured_outputs = whole.structured_outputs
         # Functions that its operations call live as long as it does.
         self._whole = whole
         apart = {tensor.op.name for tensor in self.graph.inputs} | {cut.name for cut in cuts}
         numbers = stage_numbers(self.graph, {cut.name for cut in cuts})
-        parts = [Part() for _ in range(1 + max(numbers.values()))]
+        of_pieces = made_of(self.graph, pieces.inputs, {cut.name for cut in cuts})
+        # Of each stage first what is the same for all pieces.
+        twice = 2 if pieces.inputs else 1
+        parts = [
+            Part(of_piece=place % twice == 1) for place in range(twice * (1 + max(numbers.values())))
+        ]
         for operation in self.graph.get_operations():
-            if operation.name in numbers and operation.name not in apart:
-                parts[numbers[operation.name]].operations.append(operation)
+            name = operation.name
+            if name in numbers and name not in apart:
+                parts[twice * numbers[name] + (name in of_pieces)].operations.append(operation)
         # In the order in which their tensors come to be, not in that in which somebody asked.
         made = {operation.name: at for at, operation in enumerate(self.graph.get_operations())}
         for cut in sorted(cuts, key=lambda cut: made[cut.inputs[0].op.name]):
             if cut.name in numbers:
-                parts[numbers[cut.name]].cuts.append(cut)
+                parts[twice * numbers[cut.name] + twice - 1].cuts.append(cut)
         definition = whole.function_def
         nodes = definitions(self.graph, definition)
         for part in parts:
@@ -187,37 +233,62 @@ class Stages:
         self._due = due_times(parts)
 
     def __call__(self, *args: Any) -> Any:
+        return self.in_pieces([args])[0]
+
+    def in_pieces(self, pieces: Sequence[Sequence[Any]]) -> list[Any]:
+        """What the function returns for each piece of a replica's share.
+
+        Args:
+            pieces: The arguments for each.
+        """
         if not tf.executing_eagerly():
             # The calls that this graph makes need the functions of the stages.
             tf.compat.v1.add_to_collection("keras_multigpu/stages", self)
-        given = [leaf for leaf in tf.nest.flatten(args, expand_composites=True) if leaf is not None]
-        given += self._whole.captured_inputs
-        known = {
-            placeholder.name: tf.convert_to_tensor(value, placeholder.dtype)
-            for placeholder, value in zip(self.graph.inputs, given, strict=True)
-        }
+        known = [self._given(args) for args in pieces]
+        summands: dict[str, tf.Tensor] = {}
         waiting: list[tf.Operation] = []
         for number, part in enumerate(self._parts):
-            known |= part(known)
-            waiting += part.cuts
+            summands |= part.run(known)
+            here = {cut.name for cut in part.cuts} & set(self._pieces.sums)
+            sums = {c.outputs[0].name: summands[c.inputs[0].name] for c in part.cuts if c.name in here}
+            waiting += [cut for cut in part.cuts if cut.name not in here]
             # Gradients go in buckets of their own, and not with what the next stage waits for.
             due = [cut for cut in waiting if self._due[cut.name] <= number + 1]
             waiting = [cut for cut in waiting if self._due[cut.name] > number + 1]
-            summed = summed_together([known[cut.inputs[0].name] for cut in due])
-            known |= {cut.outputs[0].name: t for cut, t in zip(due, summed, strict=True)}
-        return tf.nest.map_structure(
-            lambda leaf: None if leaf is None else known[leaf.name],
-            self.graph.structured_outputs,
-            expand_composites=True,
-        )
+            summed = summed_together([summands[cut.inputs[0].name] for cut in due])
+            sums |= {cut.outputs[0].name: t for cut, t in zip(due, summed, strict=True)}
+            for each in known:
+                each |= sums
+        return [
+            tf.nest.map_structure(
+                lambda leaf, each=each: None if leaf is None else each[leaf.name],
+                self.graph.structured_outputs,
+                expand_composites=True,
+            )
+            for each in known
+        ]
+
+    def _given(self, args: Any) -> dict[str, tf.Tensor]:
+        """What the graph's inputs are for these arguments, by name."""
+        given = [leaf for leaf in tf.nest.flatten(args, expand_composites=True) if leaf is not None]
+        given += self._whole.captured_inputs
+        return {
+            placeholder.name: tf.convert_to_tensor(value, placeholder.dtype)
+            for placeholder, value in zip(self.graph.inputs, given, strict=True)
+        }
 
 
 class Part:
-    """The operations of one stage, and the sums that replicas make after it."""
+    """The operations of one stage, and the sums that replicas make after it.
+
+    Args:
+        of_piece: Whether each piece of a replica's share runs them for itself.
+    """
 
     # They become a function by their definitions: to trace it would take TensorFlow as long as to
     # trace the model once more.
-    def __init__(self) -> None:
+    def __init__(self, of_piece: bool = False) -> None:
+        self.of_piece = of_piece
         self.operations: list[tf.Operation] = []
         self.cuts: list[tf.Operation] = []
         self._nodes: dict[str, Any] = {}
@@ -328,12 +399,36 @@ class Part:
             specs = [tf.TensorSpec(t.shape, t.dtype) for t in self._inputs.values()]
             self._call = compiled(self._call, specs)
 
+    def run(self, known: Sequence[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
+        """Run for all pieces, and give them what they need; what is to be summed, by name.
+
+        Args:
+            known: What each piece knows.
+        """
+        summands: dict[str, tf.Tensor] = {}
+        wanted = {cut.inputs[0].name for cut in self.cuts}
+        before: list[tf.Tensor] = []
+        for place, each in enumerate(known):
+            if place and not self.of_piece:
+                each |= made
+                continue
+            # One piece after another, and its sums at once, so that memory of the last is free.
+            with tf.control_dependencies(before):
+                made = self(each)
+            each |= made
+            for name in wanted:
+                summands[name] = summands[name] + each[name] if place else each[name]
+            before = [*summands.values()] or list(made.values())
+        return summands
+
     def __call__(self, known: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """The tensors that are needed outside, by name.
 
         Args:
             known: Those of earlier stages.
         """
+        if not self.operations:
+            return {}
         made = self._call(*(known[name] for name in self._inputs))
         for tensor, value in zip(self._outputs, made, strict=True):
             # The next function takes what its specs say, and no less.
@@ -426,6 +521,24 @@ def stage_numbers(graph: Any, cuts: set[str]) -> dict[str, int]:
             [0, *(numbers[each.name] + (each.name in cuts) for each in before)]
         )
     return numbers
+
+
+def made_of(graph: Any, inputs: Collection[str], cuts: Collection[str]) -> set[str]:
+    """The names of operations that need some inputs of a graph other than through sums."""
+    found: set[str] = set(inputs)
+    if not inputs:
+        return found
+    users: dict[str, list[tf.Operation]] = {}
+    for operation in graph.get_operations():
+        for before in [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]:
+            users.setdefault(before.name, []).append(operation)
+    waiting = list(inputs)
+    while waiting:
+        for user in users.get(waiting.pop(), ()):
+            if user.name not in found and user.name not in cuts:
+                found.add(user.name)
+                waiting.append(user.name)
+    return found
 
 
 def is_constant(operation: tf.Operation) -> bool:

@@ -11,11 +11,12 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.keras_internals import (
     graph_internals,
     optimizer_internals,
@@ -40,6 +41,7 @@ from keras_multigpu.training.shares import (
     those_here,
 )
 from keras_multigpu.training.steps.same_batch import require_same_batch
+from keras_multigpu.training.update import adjustments
 from keras_multigpu.training.variables.placement import optimizers_of
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ class SplitStep:
         replication: Its replicas.
         spec: The specs of a global batch.
         function: The model's step.
+        pieces: In how many pieces a replica takes its share, one after another.
     """
 
     def __init__(
@@ -82,10 +85,13 @@ class SplitStep:
         replication: "Replication",
         spec: Batch,
         function: Callable[[Any], Any],
+        pieces: int = 1,
     ) -> None:
         self._model, self._group, self._spec = model, replication.group, spec
+        self._pieces = pieces
         known = known_variables(model, replication)
-        self._whole = traced_for_one_device(model, known, spec, function)
+        with self._noting():
+            self._whole = traced_for_one_device(model, known, spec, function)
         self._copies = copies_of_captured(self._whole, known)
         self._leaves = present(spec)
         self.alone: CannotSplit | None = None
@@ -93,7 +99,7 @@ class SplitStep:
         try:
             self._split(self._group.count)
         except CannotSplit as reason:
-            if self._group.count == 1:
+            if self._group.count == 1 or pieces > 1:
                 raise
             self.alone = reason
             logger.warning(
@@ -110,49 +116,97 @@ class SplitStep:
         leaves: list[Leaf] = []
         specs = []
         for leaf in self._leaves:
-            shared = replicas == 1 or is_shared(leaf)
+            shared = replicas * self._pieces == 1 or is_shared(leaf)
             for tensor in tf.nest.flatten(leaf, expand_composites=True):
                 leaves.append(described(tensor, shared, len(leaves), batch))
                 # A replica has fewer rows than the batch.
                 specs.append(tensor if shared else opened(tensor))
+        self._described = leaves
         handles = [copies[0].handle for copies in self._copies]
-        self._step = LocalStep(self._whole, leaves, handles, {BATCH: batch}, Sums(replicas))
+        sums = Sums(replicas * self._pieces)
+        self._step = LocalStep(
+            self._whole, leaves, handles, {BATCH: batch}, sums, self._tensors_to_see()
+        )
         outcomes = []
 
-        def local(replica: Any, counts: Any, data: Any, values: Any) -> Any:
-            outcome = self._step(replica, counts, data, values)
+        def local(
+            number: Any, own: Any, total: Any, share: Any, lengths: Any, data: Any, values: Any
+        ) -> Any:
+            outcome = self._step(number, [[*tf.unstack(own), total]], data, values, lengths)
             outcomes.append(outcome)
             self._assigned = sorted(outcome.assigned)
             made = [outcome.assigned[number] for number in self._assigned]
             # One tensor to wait for, and not a thousand for each of a thousand assignments.
             with tf.control_dependencies(made):
                 done = tf.zeros(())
-            return outcome.outputs, made, done
+            return outcome.outputs, made, done, self._seen(share)
 
+        number = tf.TensorSpec((), tf.int32)
         values = [tf.TensorSpec(copies[0].shape, copies[0].dtype) for copies in self._copies]
-        numbers = tf.TensorSpec((), tf.int32), tf.TensorSpec((1, 3), tf.int32)
-        self._local = traced(local, (*numbers, specs, values), bool(self._model.jit_compile))
+        lengths = dict.fromkeys(self._lengths(specs), number)
+        places: list[int] = []
+        if self._pieces > 1:
+            rows = [n for n, leaf in enumerate(leaves) if isinstance(leaf.layout, InRows)]
+            places = [0, 1, *(4 + len(lengths) + place for place in rows)]
+        args = (number, tf.TensorSpec((2,), tf.int32), number, number, lengths, specs, values)
+        self._local = traced(local, args, bool(self._model.jit_compile), places)
         self._layouts = outcomes[-1].layouts
+
+    # What training does besides.
+
+    def _noting(self) -> contextlib.AbstractContextManager[Any]:
+        """The context in which the step is traced for one device."""
+        return contextlib.nullcontext()
+
+    def _tensors_to_see(self) -> list[tf.Tensor]:
+        """The tensors of the step that `_seen` needs."""
+        return []
+
+    def _seen(self, share: tf.Tensor) -> Any:
+        """What else a replica's part yields, of a share of so many examples."""
+        return None
+
+    def _begun(self, rows: Rows, replica: Replica) -> Rows:
+        """The rows of a replica, which begins now."""
+        return rows
+
+    def _on_replica(
+        self, pieces: list[Any], values: Sequence[tf.Tensor], rows: Rows, replica: Replica
+    ) -> "OfReplica":
+        """What a replica has, given its arguments for each piece of its share."""
+        if self._pieces == 1:
+            return OfReplica([self._local(*pieces[0])])
+        return OfReplica(self._local.in_pieces(pieces))
+
+    # The step.
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Run the step on a batch; its results, as one device gives them."""
+        results = self._results(shares)
+        with after(results):
+            self._assign(results)
+        return self._outputs(results)
+
+    def _results(self, shares: Sequence[Rows]) -> "list[OfReplica]":
+        """What each replica of this process has; nothing is assigned yet."""
         if self._group.is_spread and not those_here(shares):
             require_same_batch(self._group, shares)
-        results = self._run_alone(shares) if self.alone else self._run(shares)
+        return self._run_alone(shares) if self.alone else self._run(shares)
+
+    def _assign(self, results: Sequence["OfReplica"]) -> None:
         places = [self._copies[number] for number in self._assigned]
-        # Nothing is assigned before every replica has computed all that it assigns.
-        with tf.control_dependencies([tf.identity(done) for *_, done in results]):
-            for replica, (_, assigned, _) in zip(self._group.replicas, results, strict=True):
-                self._group.assign(places, assigned, replica)
-        flat = iter(self._joined([outputs for outputs, *_ in results]))
+        for replica, result in zip(self._group.replicas, results, strict=True):
+            self._group.assign(places, result.pieces[0][1], replica)
+
+    def _outputs(self, results: Sequence["OfReplica"]) -> Any:
+        flat = iter(self._joined([[each[0] for each in one.pieces] for one in results]))
         return tf.nest.map_structure(
             lambda leaf: None if leaf is None else next(flat),
             self._whole.structured_outputs,
             expand_composites=True,
         )
 
-    def _run(self, shares: Sequence[Rows]) -> list[Any]:
-        """What each replica of this process returns."""
+    def _run(self, shares: Sequence[Rows]) -> "list[OfReplica]":
         examples = [tf.cast(rows.examples, tf.int32) for rows in shares]
         total = tf.cast(shares[0].global_batch_size, tf.int32)
         composites = [n for n, leaf in enumerate(self._leaves) if is_composite(leaf)]
@@ -160,11 +214,11 @@ class SplitStep:
         if composites and len(shares) > 1:
             whole = present(whole_batch(self._group, shares, self._spec))
 
-        def on_replica(replica: Replica) -> Any:
+        def on_replica(replica: Replica) -> "OfReplica":
             values = self._group.read(self._copies, replica)
-            rows = shares[replica.id]
+            rows = self._begun(shares[replica.id], replica)
             before = tf.add_n([tf.constant(0), *examples[: replica.id]])
-            data = []
+            data: list[Any] = []
             for place, tensor in enumerate(present(rows.data)):
                 if whole is not None and place in composites:
                     tensor = whole[place]
@@ -172,32 +226,94 @@ class SplitStep:
                     # A replica without examples has borrowed a row.
                     tensor = cut(tensor, 0, rows.examples)
                 data += tf.nest.flatten(tensor, expand_composites=True)
-            numbers = tf.reshape(tf.stack([examples[replica.id], before, total]), [1, 3])
-            return self._local(tf.constant(replica.id), numbers, data, values)
+            pieces = self._taken_in_pieces(replica, examples[replica.id], before, data)
+            given = total, examples[replica.id], self._lengths(data)
+            args = [(*numbers, *given, taken, values) for *numbers, taken in pieces]
+            return self._on_replica(args, values, rows, replica)
 
         return self._group.run(on_replica)
 
-    def _run_alone(self, shares: Sequence[Rows]) -> list[Any]:
-        """What one replica returns, for each of this process."""
+    def _taken_in_pieces(
+        self, replica: Replica, own: tf.Tensor, before: tf.Tensor, data: Sequence[tf.Tensor]
+    ) -> list[tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]]:
+        """The number of each piece among all, its size and those before it, and its rows."""
+        if self._pieces == 1:
+            return [(tf.constant(replica.id), tf.stack([own, before]), list(data))]
+        found = []
+        for piece in range(self._pieces):
+            start, stop = share_bounds(own, piece, self._pieces)
+            taken = [
+                cut(tensor, start, stop) if isinstance(leaf.layout, InRows) else tensor
+                for leaf, tensor in zip(self._described, data, strict=True)
+            ]
+            number = tf.constant(replica.id * self._pieces + piece)
+            found.append((number, tf.stack([stop - start, before + start]), taken))
+        return found
+
+    def _lengths(self, tensors: Sequence[Any]) -> dict[str, Any]:
+        """The lengths of axes that have names, for pieces, which have them in common."""
+        found: dict[str, Any] = {}
+        for leaf, tensor in zip(self._described, tensors, strict=True):
+            for axis, dim in enumerate(leaf.dims or ()):
+                is_own = isinstance(leaf.layout, InRows) and leaf.layout.axis == axis
+                if self._pieces > 1 and isinstance(dim, Size) and not is_own:
+                    is_spec = isinstance(tensor, tf.TypeSpec)
+                    found[repr(dim)] = tensor if is_spec else tf.shape(tensor)[axis]
+        return found
+
+    def _run_alone(self, shares: Sequence[Rows]) -> "list[OfReplica]":
+        """What one replica has, for each of this process."""
         total = tf.cast(shares[0].global_batch_size, tf.int32)
         batch = whole_batch(self._group, shares, self._spec)
         data = tf.nest.flatten(present(batch), expand_composites=True)
         with graph_internals.single_device(), tf.device(self._group.hub):
             values = self._group.read(self._copies, self._group.replicas[0])
-            numbers = tf.reshape(tf.stack([total, tf.zeros_like(total), total]), [1, 3])
-            result = self._local(tf.constant(0), numbers, data, values)
+            own = tf.stack([total, tf.zeros_like(total)])
+            args = (tf.constant(0), own, total, total, {}, data, values)
+            result = OfReplica([self._local(*args)])
         return [result] * len(self._group.replicas)
 
-    def _joined(self, parts: Sequence[Sequence[tf.Tensor]]) -> list[tf.Tensor]:
+    def _joined(self, parts: Sequence[Sequence[Sequence[tf.Tensor]]]) -> list[tf.Tensor]:
         """The results of all replicas: those that are alike once, and rows one after another."""
-        found = dict(enumerate(parts[0]))
+        found = dict(enumerate(parts[0][0]))
         rows = {n: at for n, at in enumerate(self._layouts) if isinstance(at, InRows)}
-        if self._group.count > 1 and not self.alone and rows:
-            own = [[led_by(each[n], at.axis) for n, at in rows.items()] for each in parts]
-            wholes = self._group.joined(own)
+        if self._group.count * self._pieces > 1 and not self.alone and rows:
+            own = [
+                [
+                    one_after_another([led_by(each[n], at.axis) for each in pieces])
+                    for n, at in rows.items()
+                ]
+                for pieces in parts
+            ]
+            wholes = own[0] if self._group.count == 1 else self._group.joined(own)
             for (place, layout), whole in zip(rows.items(), wholes, strict=True):
                 found[place] = led_by(whole, layout.axis, back=True)
         return [found[place] for place in range(len(found))]
+
+
+class OfReplica(NamedTuple):
+    """What one replica has of a step.
+
+    Attributes:
+        pieces: For each piece of its share the step's results, new values of variables, a tensor
+            that is there once these are, and what else its part yields.
+        measured: What each probe has measured.
+    """
+
+    pieces: list[Any]
+    measured: list[list[tf.Tensor]] = []
+
+
+@contextlib.contextmanager
+def after(results: Sequence[OfReplica]) -> Iterator[None]:
+    """Let nothing be assigned before every replica has computed all that it assigns."""
+    done = [done for result in results for _, _, done, _ in result.pieces]
+    with tf.control_dependencies([tf.identity(each) for each in done]):
+        yield
+
+
+def one_after_another(parts: Sequence[tf.Tensor]) -> tf.Tensor:
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
 
 
 def led_by(tensor: tf.Tensor, axis: int, back: bool = False) -> tf.Tensor:
@@ -245,7 +361,7 @@ def known_variables(model: keras.Model, replication: "Replication") -> list[kera
     """All Keras variables that a step may use, each once."""
     optimizers = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
     everything = [*model.variables, *model.metrics_variables, *optimizers]
-    everything += replication.placement.untracked
+    everything += [*replication.placement.untracked, *adjustments(model.optimizer)]
     everything += [variable_internals.global_seed_state()]
     return list({id(variable): variable for variable in everything}.values())
 
@@ -343,14 +459,3 @@ class EagerStep:
             for other in others:
                 other.assign(first)
         return results
-
-
-def split_step(
-    model: keras.Model,
-    replication: "Replication",
-    spec: Batch,
-    function: Callable[[Any], Any],
-) -> Callable[[Sequence[Rows]], Any]:
-    """A step of the model, for batches of these specs."""
-    kind = EagerStep if model.run_eagerly else SplitStep
-    return kind(model, replication, spec, function)

@@ -35,7 +35,8 @@ from keras_multigpu.training.shares import (
 )
 from keras_multigpu.training.steps.custom_step import CustomPrediction, CustomStep
 from keras_multigpu.training.steps.evaluation_step import EvaluationPass, EvaluationStep
-from keras_multigpu.training.steps.split_step import split_step
+from keras_multigpu.training.steps.split_step import EagerStep, SplitStep
+from keras_multigpu.training.steps.split_train_step import SplitTrainStep
 from keras_multigpu.training.steps.step import TrainStep
 from keras_multigpu.training.steps.whole_batch_step import WholeBatchTrainStep
 from keras_multigpu.training.variables.catching_scope import AssignsWeights
@@ -59,7 +60,8 @@ def training_step(
     replication.placement.prepare(model, spec, batch, "train_step")
     if replication.splits(model):
         replication.placement.make_ready(model, spec, batch, model.train_step)
-        return split_step(model, replication, spec, model.train_step)
+        kind = EagerStep if model.run_eagerly else SplitTrainStep
+        return kind(model, replication, spec, model.train_step)
     # One replica has the whole batch: Keras's own moments are those of all.
     several = replication.shares_of_batch > 1
     layers = synchronized_layers(model, replication.sync_batch_norm) if several else []
@@ -138,7 +140,8 @@ def evaluation_step(
     replication.placement.prepare(model, spec, batch, "test_step")
     if replication.splits(model):
         replication.placement.make_ready(model, spec, batch, model.test_step)
-        return split_step(model, replication, spec, model.test_step)
+        kind = EagerStep if model.run_eagerly else SplitStep
+        return kind(model, replication, spec, model.test_step)
     if overridden(model, "test_step"):
         replication.placement.make_ready(model, spec, batch, model.test_step)
         return CustomStep(model, replication.group, model.test_step)
@@ -156,7 +159,8 @@ def prediction_step(
 ) -> RunStep:
     replication.placement.prepare(model, spec, batch)
     if replication.splits(model):
-        return split_step(model, replication, spec, model.predict_step)
+        kind = EagerStep if model.run_eagerly else SplitStep
+        return kind(model, replication, spec, model.predict_step)
     if overridden(model, "predict_step"):
         return CustomPrediction(model, replication.group, model.predict_step, spec)
     return EvaluationStep(EvaluationPass(model, replication, spec, predicts=True)).predict

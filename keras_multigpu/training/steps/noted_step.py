@@ -1,0 +1,122 @@
+"""What a step of one device computes, noted while it is traced: its loss, predictions, gradients.
+
+    compute_loss(x, y, y_pred, ...) ──> loss      the tensors of its one call
+    optimizer.apply(gradients)                    before they are clipped or accumulated
+
+For the time of the trace, the model and its optimizers are given methods that note what passes.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.keras_internals import model_internals, optimizer_internals
+from keras_multigpu.training.shares import tensors_of
+from keras_multigpu.training.variables.placement import own_optimizers
+
+
+class NotedStep:
+    """What was noted of a step.
+
+    Attributes:
+        losses: What each call of `compute_loss` returned.
+        given: The names of the tensors that it was last given.
+        y_pred: The predictions among them.
+        attached: What Keras has attached to these.
+        gradients: What optimizers were given, each with its variable; those that are None left out.
+    """
+
+    def __init__(self) -> None:
+        self.losses: list[Any] = []
+        self.y_pred: Any = None
+        self.attached: list[Any] = []
+        self.given: set[str] = set()
+        self.gradients: list[tuple[Any, keras.Variable]] = []
+
+    @property
+    def tensors(self) -> list[tf.Tensor]:
+        """All that somebody can look at."""
+        gradients = [gradient for gradient, _ in self.gradients]
+        return tensors_of((self.losses, gradients, self.y_pred, self.attached))
+
+
+@contextlib.contextmanager
+def noted_step(model: keras.Model) -> Iterator[NotedStep]:
+    """Note what a step computes that is traced in this context."""
+    noted, outermost = NotedStep(), Outermost()
+    methods = [(model, "compute_loss", noting_loss(noted, model.compute_loss))]
+    for optimizer in own_optimizers(model):
+        for name in ("apply", "apply_gradients"):
+            method = getattr(optimizer, name)
+            noting = noting_gradients(noted, outermost, optimizer, method)
+            methods.append((optimizer, name, noting))
+    before = [vars(owner).get(name) for owner, name, _ in methods]
+    for owner, name, method in methods:
+        vars(owner)[name] = method
+    try:
+        yield noted
+    finally:
+        for (owner, name, _), known in zip(methods, before, strict=True):
+            if known is None:
+                del vars(owner)[name]
+            else:
+                vars(owner)[name] = known
+
+
+class Outermost:
+    """Whether a method is not called by another one that is noted."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[bool]:
+        self.depth += 1
+        try:
+            yield self.depth == 1
+        finally:
+            self.depth -= 1
+
+
+def noting_loss(noted: NotedStep, method: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(method)
+
+    def compute_loss(*args: Any, **kwargs: Any) -> Any:
+        loss = method(*args, **kwargs)
+        given = signature.bind(*args, **kwargs).arguments
+        noted.losses.append(loss)
+        noted.y_pred = given.get("y_pred")
+        noted.attached = model_internals.attached(keras.tree.flatten(noted.y_pred))
+        data = [given.get(name) for name in ("x", "y", "y_pred", "sample_weight")]
+        noted.given = {tensor.name for tensor in tensors_of((data, noted.attached))}
+        return loss
+
+    return compute_loss
+
+
+def noting_gradients(
+    noted: NotedStep,
+    outermost: Outermost,
+    optimizer: keras.optimizers.Optimizer,
+    method: Callable[..., Any],
+) -> Callable[..., Any]:
+    by_pairs = method.__name__ == "apply_gradients"
+
+    def apply(gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        gradients = list(gradients)
+        with outermost.call() as is_outermost:
+            if is_outermost:
+                if by_pairs:
+                    pairs = gradients
+                else:
+                    variables = args[0] if args else kwargs.get("trainable_variables")
+                    variables = variables or optimizer_internals.optimized_variables(optimizer)
+                    pairs = list(zip(gradients, variables, strict=True))
+                noted.gradients += [(g, v) for g, v in pairs if g is not None]
+            return method(gradients, *args, **kwargs)
+
+    return apply

@@ -1,0 +1,147 @@
+"""A step's loss as if the examples of one replica were all.
+
+What a replica has of a loss is its part of a mean over all examples. Between the predictions and the
+loss there is arithmetic that knows their number: divisions by it, sums of masks and weights. This is
+done again, with the numbers of the replica; the predictions stay as they are.
+"""
+
+from collections.abc import Collection
+
+import tensorflow as tf
+
+from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Rows
+from keras_multigpu.partition.local_numbers import LocalNumbers
+from keras_multigpu.partition.sizes import Size
+from keras_multigpu.partition.splitter import (
+    ELEMENTWISE,
+    Splitter,
+    Value,
+    is_known,
+    tensor_of_sizes,
+)
+from keras_multigpu.training.exchange.stages import totals_of_pieces
+
+RESHAPING = {"ExpandDims", "Reshape", "Squeeze"}
+# What is computed anew of numbers. Whatever else meets a sum over examples says that these are not
+# only summed.
+ARITHMETIC = {
+    "Add",
+    "AddN",
+    "AddV2",
+    "Cast",
+    "DivNoNan",
+    "Identity",
+    "Mean",
+    "Mul",
+    "Neg",
+    "RealDiv",
+    "StopGradient",
+    "Sub",
+    "Sum",
+    *RESHAPING,
+}
+# Deeper than any arithmetic between predictions and a loss.
+DEEPEST = 200
+
+
+class NoLossOfItsOwn(Exception):
+    """The loss relates examples of several replicas."""
+
+
+class OwnExamples:
+    """Computes what a step yields as if the examples of one replica were all.
+
+    Args:
+        splitter: What has split the step.
+        examples: How many examples the replica has, in all pieces of its share.
+        batch: The name of the batch's size.
+        given: The names of the tensors that the loss is computed from, which stay as they are; None
+            where all rows stay.
+    """
+
+    def __init__(
+        self, splitter: Splitter, examples: tf.Tensor, batch: str, given: Collection[str] | None
+    ) -> None:
+        numbers = splitter.numbers
+        self._splitter, self._batch, self._given = splitter, batch, given
+        self._numbers = LocalNumbers(
+            numbers.replica,
+            {batch: examples},
+            {batch: tf.zeros_like(examples)},
+            {**numbers.sizes, batch: examples},
+            numbers.batches,
+        )
+        whole, own = numbers.number(numbers.batches[batch]), examples
+        self._to_mean = tf.math.divide_no_nan(tf.cast(whole, tf.float64), tf.cast(own, tf.float64))
+        self._known: dict[int, tuple[tf.Tensor, bool]] = {}
+
+    def __call__(self, value: Value) -> tf.Tensor:
+        """The value; a `NoLossOfItsOwn` where examples are not only summed."""
+        return self._own(value, 0)[0]
+
+    def or_whole(self, value: Value) -> tf.Tensor:
+        """The value, or that of all examples where there is no other one."""
+        try:
+            return self(value)
+        except NoLossOfItsOwn:
+            return self._splitter.convert(value, REPLICATED)
+
+    def _own(self, value: Value, depth: int) -> tuple[tf.Tensor, bool]:
+        """The value, and whether it differs from the one that the step has."""
+        if id(value) not in self._known:
+            self._known[id(value)] = self._computed(value, depth)
+        return self._known[id(value)]
+
+    def _computed(self, value: Value, depth: int) -> tuple[tf.Tensor, bool]:
+        source = value.source
+        if source is None or value.scope is None or not value.made_of or depth > DEEPEST:
+            if value.layout != PARTIAL:
+                return value.local, False
+            return totals_of_pieces([value.local])[0], True
+        sizes = value.scope.facts.value(source)
+        if sizes is not None and is_known(sizes):
+            names = {n for size in sizes.ravel() if isinstance(size, Size) for n in size.names}
+            of_own = tensor_of_sizes(sizes, source.dtype, self._numbers)
+            return of_own, self._batch in names
+        if isinstance(value.layout, Rows):
+            return self._of_rows(value, source.op.type, depth)
+        if value.layout == PARTIAL:
+            return self._sum(value, source.op.type, depth), True
+        return self._whole(value, source.op.type, depth)
+
+    def _of_rows(self, value: Value, kind: str, depth: int) -> tuple[tf.Tensor, bool]:
+        """Rows, which may be divided by a sum over examples."""
+        assert value.source is not None
+        stays = self._given is None or value.source.name in self._given
+        if stays or kind not in ELEMENTWISE | RESHAPING:
+            return value.local, False
+        made_of = value.made_of[:1] if kind in RESHAPING else value.made_of
+        inputs = [self._own(each, depth + 1) for each in made_of]
+        if not any(is_other for _, is_other in inputs):
+            return value.local, False
+        if kind in RESHAPING:
+            return tf.reshape(inputs[0][0], tf.shape(value.local)), True
+        return self._splitter.again(value, [own for own, _ in inputs], whole=True), True
+
+    def _sum(self, value: Value, kind: str, depth: int) -> tf.Tensor:
+        """A sum over examples, in all pieces: of rows, or of such sums."""
+        inputs = [self._own(each, depth + 1) for each in value.made_of]
+        tensors = [own for own, _ in inputs]
+        if any(each.layout == PARTIAL for each in value.made_of):
+            return self._splitter.again(value, tensors, whole=True)
+        other = any(is_other for _, is_other in inputs)
+        part = self._splitter.again(value, tensors, whole=False) if other else value.local
+        (own,) = totals_of_pieces([part])
+        # Each has its part of a mean over all.
+        return own * tf.cast(self._to_mean, own.dtype) if kind == "Mean" else own
+
+    def _whole(self, value: Value, kind: str, depth: int) -> tuple[tf.Tensor, bool]:
+        """What all replicas have alike, be it of a sum over all examples."""
+        if any(isinstance(each.layout, Rows) for each in value.made_of):
+            raise NoLossOfItsOwn
+        inputs = [self._own(each, depth + 1) for each in value.made_of]
+        if not any(is_other for _, is_other in inputs):
+            return value.local, False
+        if kind not in ARITHMETIC:
+            raise NoLossOfItsOwn
+        return self._splitter.again(value, [own for own, _ in inputs], whole=True), True

@@ -1,0 +1,196 @@
+"""What one replica has of the tensors of a step: its loss, its gradients, its predictions.
+
+A step is traced for one device and split, see `split_step`. Taps are tensors of that step; what a
+replica has of them comes out of its part of the step, for probes to look at:
+
+    an open sum      what the replica adds to it, all pieces of its share together
+    rows             its own
+    any other        what all replicas have
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Block, Rows
+from keras_multigpu.partition.sizes import Size
+from keras_multigpu.partition.splitter import Scope, Splitter, Value
+from keras_multigpu.training.exchange.sparse_gradients import square_norm_of_all
+from keras_multigpu.training.exchange.stages import totals_of_pieces
+from keras_multigpu.training.steps.noted_step import NotedStep
+from keras_multigpu.training.steps.own_examples import NoLossOfItsOwn, OwnExamples
+
+
+class Tapped(NamedTuple):
+    """What comes out of a replica's part of a step; of each piece of its share.
+
+    Attributes:
+        loss: The loss of the replica's examples as if they were all; nothing where it has none.
+        total_loss: The loss.
+        own: What it has of each gradient: of a sparse one values and indices.
+        totals: The gradients.
+        predictions: Its part of the leaves of the predictions, and of what Keras has attached.
+        statistics: The new values of what layers remember, as its own examples have them.
+        piece: The number of examples and the square norm of the gradient, of a piece.
+    """
+
+    loss: list[tf.Tensor]
+    total_loss: tf.Tensor
+    own: list[list[tf.Tensor]]
+    totals: list[list[tf.Tensor]]
+    predictions: list[Any]
+    statistics: list[tf.Tensor]
+    piece: list[tf.Tensor]
+
+
+class Taps:
+    """The taps of a step, while a replica's part of it is traced.
+
+    Args:
+        noted: What is known of the step.
+        by_piece: Whether each piece's gradient is of interest.
+
+    Attributes:
+        axes: The axis along which pieces have rows of a tensor of `Tapped`; -1 for others.
+        is_sum: Which gradients are sums of what the replicas have.
+    """
+
+    def __init__(self, noted: NotedStep, by_piece: bool) -> None:
+        self.noted, self._by_piece = noted, by_piece
+        self.axes: Any = None
+        self.is_sum: list[bool] = []
+
+    def of_replica(
+        self,
+        splitter: Splitter,
+        scope: Scope,
+        statistics: Sequence[Value],
+        examples: tf.Tensor,
+        batch: str,
+    ) -> Tapped:
+        """What a replica has, for whose step the splitter has just added operations.
+
+        Args:
+            splitter: What has split the step.
+            scope: What became of its tensors.
+            statistics: The new values of variables that layers change.
+            examples: How many examples the replica has, in all pieces.
+            batch: The name of the batch's size.
+        """
+        noted = self.noted
+        own = OwnExamples(splitter, examples, batch, noted.given)
+        of_layers = OwnExamples(splitter, examples, batch, None)
+        gradients = [
+            [scope.values[tensor.name] for tensor in parts_of(gradient)]
+            for gradient, _ in noted.gradients
+        ]
+        loss = scope.values[tf.convert_to_tensor(noted.losses[0]).name]
+        total = splitter.convert(loss, REPLICATED)
+        is_open = splitter.exchange.replicas == 1 or isinstance(
+            splitter.numbers.batches[batch], Size
+        )
+        try:
+            if not is_open:
+                raise NoLossOfItsOwn
+            of_replica = [tf.where(examples > 0, own(loss), tf.zeros_like(total))]
+        except NoLossOfItsOwn:
+            of_replica = []
+        predictions = [
+            prediction_of(splitter, scope, leaf, batch)
+            for leaf in (*keras.tree.flatten(noted.y_pred), *noted.attached)
+        ]
+        piece = [piece_norm(splitter, gradients, batch)] if self._by_piece else []
+        self.is_sum = [any(is_part(value) for value in parts) for parts in gradients]
+        self.axes = Tapped(
+            [-1] * len(of_replica),
+            -1,  # type: ignore[arg-type]
+            [[axis_of(value.layout) for value in parts] for parts in gradients],
+            [[-1 for _ in parts] for parts in gradients],
+            [axis_of(layout) for _, layout in predictions],
+            [-1 for _ in statistics],
+            [0 for _ in piece],
+        )
+        return Tapped(
+            of_replica,
+            total,
+            [[own_part(value) for value in parts] for parts in gradients],
+            [[splitter.convert(value, REPLICATED) for value in parts] for parts in gradients],
+            [tensor for tensor, _ in predictions],
+            [of_layers.or_whole(value) for value in statistics],
+            piece,
+        )
+
+
+def axis_of(layout: Any) -> int:
+    """Along which axis a replica has rows; -1 for none."""
+    return layout.axis if isinstance(layout, Rows) else -1
+
+
+def joined_pieces(pieces: Sequence[Tapped], axes: Tapped) -> Tapped:
+    """What a replica has of all pieces of its share."""
+
+    def joined(axis: int, *parts: Any) -> Any:
+        if axis < 0 or len(parts) == 1:
+            return parts[0]
+        return tf.concat(parts, axis)
+
+    whole: Tapped = tf.nest.map_structure(joined, axes, *pieces)
+    return whole
+
+
+def parts_of(gradient: Any) -> list[tf.Tensor]:
+    """The tensors of a gradient: of a sparse one its values and its indices."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return [gradient.values, gradient.indices]
+    return [gradient]
+
+
+def gradient_of(parts: Sequence[tf.Tensor], variable: keras.Variable) -> Any:
+    """The gradient again, of `parts_of`."""
+    if len(parts) == 1:
+        return parts[0]
+    values, indices = parts
+    return tf.IndexedSlices(values, indices, tf.constant(tuple(variable.shape), tf.int64))
+
+
+def is_part(value: Value) -> bool:
+    """Whether a replica has a part of a value that is its own."""
+    return value.layout == PARTIAL or isinstance(value.layout, Rows)
+
+
+def own_part(value: Value) -> tf.Tensor:
+    return totals_of_pieces([value.local])[0] if value.layout == PARTIAL else value.local
+
+
+def prediction_of(
+    splitter: Splitter, scope: Scope, leaf: Any, batch: str
+) -> tuple[tf.Tensor | None, Any]:
+    """What a replica has of a leaf of the predictions, and how that lies."""
+    value = scope.values.get(leaf.name) if isinstance(leaf, tf.Tensor) else None
+    if value is None:
+        return None, None
+    layout, dims = value.layout, scope.facts.dims(leaf)
+    if not isinstance(layout, Rows):
+        layout = REPLICATED
+        of_batch = Rows(0, (Block(batch),))
+        if dims and dims[0] == scope.facts.length(of_batch.blocks):
+            layout = of_batch
+    return splitter.convert(value, layout), layout
+
+
+def piece_norm(
+    splitter: Splitter, gradients: Sequence[Sequence[Value]], batch: str
+) -> tf.Tensor:
+    """A piece's number of examples, and the square norm of the gradient of its mean loss."""
+    numbers = splitter.numbers
+    squares: dict[bool, list[Any]] = {True: [], False: []}
+    for parts in gradients:
+        local = [value.local for value in parts]
+        gradient = tf.IndexedSlices(*local) if len(parts) > 1 else local[0]
+        squares[any(map(is_part, parts))].append(gradient)
+    of_parts, of_wholes = (square_norm_of_all(squares[kind]) for kind in (True, False))
+    mean = tf.math.divide_no_nan(of_parts, tf.square(tf.cast(numbers.fraction, tf.float32)))
+    examples = tf.cast(numbers.own[batch], tf.float32)
+    return tf.stack([[examples, tf.where(examples > 0, mean + of_wholes, 0.0)]])
