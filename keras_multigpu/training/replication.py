@@ -234,9 +234,7 @@ class Replication:
 
     def splits(self, model: keras.Model) -> bool:
         """Whether the step of one device is split; a private switch until all steps are."""
-        # TODO: without a graph
-        by_old = model.run_eagerly and (self.probes or self.pieces > 1)
-        return self.elsewhere is None and not by_old and os.environ.get("KMG_SPLIT") == "1"
+        return self.elsewhere is None and os.environ.get("KMG_SPLIT") == "1"
 
     def reads_in_graph(self, model: keras.Model) -> bool:
         """Whether a graph of steps may read the batches itself."""

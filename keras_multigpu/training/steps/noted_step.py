@@ -92,7 +92,8 @@ def noting_loss(noted: NotedStep, method: Callable[..., Any]) -> Callable[..., A
         noted.y_pred = given.get("y_pred")
         noted.attached = model_internals.attached(keras.tree.flatten(noted.y_pred))
         data = [given.get(name) for name in ("x", "y", "y_pred", "sample_weight")]
-        noted.given = {tensor.name for tensor in tensors_of((data, noted.attached))}
+        if not tf.executing_eagerly():
+            noted.given = {tensor.name for tensor in tensors_of((data, noted.attached))}
         return loss
 
     return compute_loss

@@ -1,4 +1,7 @@
-"""The split step of training, into which probes look, and which they may forbid."""
+"""The steps of training where the step of one device is split, or runs without a graph.
+
+Probes look into them, and may forbid them.
+"""
 
 import contextlib
 import functools
@@ -8,18 +11,23 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import value_error
-from keras_multigpu.keras_internals import graph_internals
+from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.training.exchange.packing import SumAll
 from keras_multigpu.training.exchange.stages import present_sum, summing
-from keras_multigpu.training.replica_group import Replica, copies_of
+from keras_multigpu.training.replica_group import Replica, copies_in, copies_of
 from keras_multigpu.training.shares import Batch, Rows, held_until, open_spec, tensors_of
-from keras_multigpu.training.steps.noted_step import noted_step
-from keras_multigpu.training.steps.probes import Probe, Times, collect, now_that, verdict
-from keras_multigpu.training.steps.split_seen import NewValues, SplitSeen
-from keras_multigpu.training.steps.split_step import BATCH, OfReplica, SplitStep, after
-from keras_multigpu.training.steps.taps import Taps, joined_pieces
-from keras_multigpu.training.update import loss_scale, state_of
+from keras_multigpu.training.steps.probes import Times, now_that
+from keras_multigpu.training.steps.split_step import (
+    BATCH,
+    EagerStep,
+    OfReplica,
+    SplitStep,
+    after,
+    known_variables,
+    whole_batch,
+)
+from keras_multigpu.training.steps.taps import joined_pieces, tapped_without_graph
+from keras_multigpu.training.steps.watched import Watched, part_of_one, rows_of_one
 from keras_multigpu.training.variables.placement import MadeOutside
 
 if TYPE_CHECKING:
@@ -43,35 +51,32 @@ class SplitTrainStep(SplitStep):
         spec: Batch,
         function: Callable[[Any], Any],
     ) -> None:
-        self._probes = replication.probes
-        self._measuring = [p for p in self._probes if type(p).on_replica is not Probe.on_replica]
-        self._timed = any(probe.timed for probe in self._measuring)
-        self._taps: Taps | None = None
+        self._watched = Watched(model, replication.group, replication.probes)
         self._watches: dict[int, Stopwatch] = {}
-        pieces = replication.pieces
-        if self._measuring:
+        make = functools.partial(super().__init__, model, replication)
+        if self._watched.measures:
             try:
-                # What is a number in the graph is not known to be that of examples.
-                super().__init__(model, replication, open_spec(spec), function, pieces)
+                # A number in the graph may be that of examples, or another one.
+                make(open_spec(spec), function, replication.pieces)
                 return
             except MadeOutside:
                 raise
             except Exception:  # Code of the user's may want to know the batch's size.
                 pass
-        super().__init__(model, replication, spec, function, pieces)
+        make(spec, function, replication.pieces)
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Train on a batch; what the step returns, as one device gives it."""
-        for probe in self._probes:
-            probe.before_step()
+        watched = self._watched
+        watched.before_step()
         results = self._results(shares)
         with after(results):
-            allowed = self._verdict(results) if self._probes else None
+            allowed = watched.verdict([result.measured for result in results])
             if allowed is None:
                 self._assign(results)
                 return self._outputs(results)
             tf.cond(allowed, lambda: self._assigned_all(results), lambda: False)
-            return self._kept(self._outputs(results), allowed)
+            return watched.kept(self._outputs(results), allowed)
 
     def _assigned_all(self, results: Any) -> bool:
         self._assign(results)
@@ -80,25 +85,14 @@ class SplitTrainStep(SplitStep):
     # While the step is traced.
 
     def _noting(self) -> contextlib.AbstractContextManager[Any]:
-        return self._noted() if self._measuring else contextlib.nullcontext()
-
-    @contextlib.contextmanager
-    def _noted(self) -> Any:
-        with noted_step(self._model) as noted:
-            self._taps = Taps(noted, any(probe.by_piece for probe in self._measuring))
-            yield
+        return self._watched.noting()
 
     def _tensors_to_see(self) -> list[tf.Tensor]:
-        if self._taps is None:
-            return []
-        noted = self._taps.noted
-        trains = bool(self._model.trainable_variables)
-        if len(noted.losses) != 1 or (trains and not noted.gradients):
-            refuse_to_measure(self._measuring[0])
-        return noted.tensors
+        taps = self._watched.taps
+        return [] if taps is None else taps.noted.tensors
 
     def _seen(self, share: tf.Tensor) -> Any:
-        if self._taps is None:
+        if self._watched.taps is None:
             return None
         splitter, scope = self._step.splitter, self._step.scope
         assert splitter is not None and scope is not None
@@ -109,7 +103,7 @@ class SplitTrainStep(SplitStep):
             if tf.as_dtype(variable.dtype).is_floating
         ]
         statistics = [scope.state[n] for n in changed if n in self._assigned]
-        return self._taps.of_replica(splitter, scope, statistics, share, BATCH)
+        return self._watched.taps.of_replica(splitter, scope, statistics, share, BATCH)
 
     def _number_of(self, variable: keras.Variable) -> int | None:
         """The number of a variable in the step; None if that does not use it."""
@@ -119,7 +113,7 @@ class SplitTrainStep(SplitStep):
 
     def _begun(self, rows: Rows, replica: Replica) -> Rows:
         """The rows of a replica; the time when it has them is taken, if a probe wants to know."""
-        if not self._timed:
+        if not self._watched.timed:
             return rows
         x, *others = rows.data
         watch = self._watches[replica.place] = Stopwatch(now_that(tensors_of(x)))
@@ -130,71 +124,111 @@ class SplitTrainStep(SplitStep):
     def _on_replica(
         self, pieces: list[Any], values: Sequence[tf.Tensor], rows: Rows, replica: Replica
     ) -> OfReplica:
-        if self._taps is None:
-            return super()._on_replica(pieces, values, rows, replica)._replace(
-                measured=[[] for _ in self._probes]
-            )
         watch, sum_all = self._watches.pop(replica.place, None), present_sum()
         with summing(sum_all if watch is None else functools.partial(watch.sum, sum_all)):
             result = super()._on_replica(pieces, values, rows, replica)
-        tapped = joined_pieces([each[-1] for each in result.pieces], self._taps.axes)
-        known = dict(enumerate(values)) | dict(
-            zip(self._assigned, result.pieces[0][1], strict=True)
-        )
-        state = state_of(self._model.optimizer)
-        of_state = [(v, self._number_of(v)) for v in state]
-        used = [(v, values[number]) for v, number in of_state if number is not None]
-        seen = SplitSeen(
-            replica=replica.id,
-            replicas=self._group.count,
-            rows=rows,
-            taps=self._taps,
-            tapped=tapped,
-            update=NewValues(
-                self._new_values(self._model.trainable_variables, known, replica),
-                self._new_values(state, known, replica),
-            ),
-            scale=loss_scale(self._model.optimizer, *zip(*used, strict=True)) if used else tf.ones(()),
-            times=watch.times(tf.nest.flatten(tapped.own)) if watch else None,
-        )
-        return result._replace(measured=[probe.on_replica(seen) for probe in self._probes])
+        return self._looked_at(result, values, rows, replica, watch)
 
-    def _new_values(
-        self, variables: Sequence[keras.Variable], known: dict[int, tf.Tensor], replica: Replica
-    ) -> list[tf.Tensor]:
-        """The values of variables after the step, also of those that it does not use."""
-        numbers = [self._number_of(variable) for variable in variables]
-        unused = [v for v, number in zip(variables, numbers, strict=True) if number is None]
-        rest = iter(self._group.read(self._group.copies(unused), replica))
-        return [next(rest) if number is None else known[number] for number in numbers]
+    def _run_alone(self, shares: Sequence[Rows]) -> list[OfReplica]:
+        """The first replica takes the whole batch; the others have none of it."""
+        results = super()._run_alone(shares)
+        if self._watched.taps is None:
+            return [self._looked_at(result, (), shares[0], self._group.replicas[0], None) for result in results]
+        batch, total = whole_batch(self._group, shares, self._spec), shares[0].global_batch_size
+        found = []
+        for replica, result in zip(self._group.replicas, results, strict=True):
+            *others, tapped = result.pieces[0]
+            own = OfReplica([[*others, part_of_one(replica, tapped)]])
+            values = self._group.read(self._copies, replica)
+            watch = Stopwatch(tf.timestamp()) if self._watched.timed else None
+            rows = rows_of_one(replica, batch, total)
+            found.append(self._looked_at(own, values, rows, replica, watch))
+        return found
 
-    def _verdict(self, results: Sequence[OfReplica]) -> tf.Tensor | None:
-        """Whether all probes allow the step, which see all replicas and so decide alike."""
-        flat = self._group.everyones([tf.nest.flatten(result.measured) for result in results])
-        measured = [tf.nest.pack_sequence_as(results[0].measured, tensors) for tensors in flat]
-        with tf.device(self._group.hub):
-            allowed = verdict(self._probes, measured)
-            collect(self._probes, measured, allowed)
-        return allowed
+    def _looked_at(
+        self,
+        result: OfReplica,
+        values: Sequence[tf.Tensor],
+        rows: Rows,
+        replica: Replica,
+        watch: "Stopwatch | None",
+    ) -> OfReplica:
+        """What a replica has, with what the probes measure there."""
+        taps = self._watched.taps
+        if taps is None:
+            return result._replace(measured=[[] for _ in self._watched.probes])
+        tapped = joined_pieces([seen for *_, seen in result.pieces], taps.axes)
+        before = dict(enumerate(values))
+        present = before | dict(zip(self._assigned, result.pieces[0][1], strict=True))
 
-    def _kept(self, logs: Any, allowed: tf.Tensor) -> Any:
-        """The logs, as they were before where the step was not allowed."""
-        if not isinstance(logs, dict):
+        def before_of(variable: keras.Variable) -> tf.Tensor | None:
+            number = self._number_of(variable)
+            return None if number is None else before[number]
+
+        def new_values(variables: Sequence[keras.Variable]) -> list[tf.Tensor]:
+            numbers = [self._number_of(variable) for variable in variables]
+            unused = [v for v, number in zip(variables, numbers, strict=True) if number is None]
+            rest = iter(self._group.read(self._group.copies(unused), replica))
+            return [next(rest) if number is None else present[number] for number in numbers]
+
+        scale = self._watched.scale(before_of)
+        times = watch.times(tf.nest.flatten(tapped.own)) if watch else None
+        measured = self._watched.measured(replica, rows, tapped, new_values, scale, times)
+        return result._replace(measured=measured)
+
+
+class EagerTrainStep(EagerStep):
+    """A step of training without a graph, with probes: to these, the first replica has all.
+
+    Args:
+        model: The model, whose variables are where they belong.
+        replication: Its replicas, with the probes.
+        spec: The specs of a global batch.
+        function: The model's step.
+    """
+
+    def __call__(self, shares: Sequence[Rows]) -> Any:
+        """Train on a batch; what the step returns."""
+        group, model = self._replication.group, self._model
+        watched = Watched(model, group, self._replication.probes)
+        watched.before_step()
+        if not watched.probes:
+            return super().__call__(shares)
+        variables = known_variables(model, self._replication)
+        before = {id(variable): copies_of(variable)[0].read_value() for variable in variables}
+        started = tf.timestamp()
+        with watched.noting():
+            logs = super().__call__(shares)
+        measured = [[[] for _ in watched.probes] for _ in group.replicas]
+        if watched.taps is not None:
+            computed = now_that(tensors_of(logs))
+            times = Times(started, computed, tf.timestamp())
+            scale = watched.scale(lambda variable: before.get(id(variable)))
+            batch, total = whole_batch(group, shares, self._spec), shares[0].global_batch_size
+            tapped = tapped_without_graph(watched.taps, model, total)
+
+            def new_values(wanted: Sequence[keras.Variable]) -> list[tf.Tensor]:
+                return [copies_of(variable)[0].read_value() for variable in wanted]
+
+            measured = [
+                watched.measured(
+                    replica,
+                    rows_of_one(replica, batch, total),
+                    part_of_one(replica, tapped),
+                    new_values,
+                    scale,
+                    times,
+                )
+                for replica in group.replicas
+            ]
+        allowed = watched.verdict(measured)
+        if allowed is None or allowed:
             return logs
-        with graph_internals.single_device():
-            # Metrics have their new values only where it was.
-            present = self._model.get_metrics_result()
-
-        def chosen(name: str, value: Any) -> Any:
-            if name not in present:
-                return value
-            return keras.tree.map_structure(
-                lambda new, old: tf.where(allowed, new, tf.cast(old, new.dtype)),
-                value,
-                present[name],
-            )
-
-        return {name: chosen(name, value) for name, value in logs.items()}
+        storages = variable_internals.storages_of(variables)
+        for variable, storage in zip(variables, storages, strict=True):
+            for part in copies_in(storage):
+                part.assign(before[id(variable)])
+        return watched.kept(logs, allowed)
 
 
 class Stopwatch:
@@ -225,14 +259,3 @@ class Stopwatch:
                 return Times(self.started, computed, tf.timestamp())
         computed, reduced = (tf.reduce_max(each) for each in (self._computed, self._reduced))
         return Times(self.started, computed, reduced)
-
-
-def refuse_to_measure(probe: Probe) -> None:
-    """Raise a `ValueError` where a probe wants to see a loss or gradients that nobody knows."""
-    raise value_error(
-        "A callback wants to measure inside a `train_step` of your own whose loss or gradients are "
-        "not known.",
-        "Expected one call of `self.compute_loss`, and gradients that `optimizer.apply` is given.",
-        "Leave out the callback, or take the loss from `compute_loss`.",
-        probe=type(probe).__name__,
-    )

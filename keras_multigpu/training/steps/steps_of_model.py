@@ -36,7 +36,7 @@ from keras_multigpu.training.shares import (
 from keras_multigpu.training.steps.custom_step import CustomPrediction, CustomStep
 from keras_multigpu.training.steps.evaluation_step import EvaluationPass, EvaluationStep
 from keras_multigpu.training.steps.split_step import EagerStep, SplitStep
-from keras_multigpu.training.steps.split_train_step import SplitTrainStep
+from keras_multigpu.training.steps.split_train_step import EagerTrainStep, SplitTrainStep
 from keras_multigpu.training.steps.step import TrainStep
 from keras_multigpu.training.steps.whole_batch_step import WholeBatchTrainStep
 from keras_multigpu.training.variables.catching_scope import AssignsWeights
@@ -60,7 +60,7 @@ def training_step(
     replication.placement.prepare(model, spec, batch, "train_step")
     if replication.splits(model):
         replication.placement.make_ready(model, spec, batch, model.train_step)
-        kind = EagerStep if model.run_eagerly else SplitTrainStep
+        kind = EagerTrainStep if model.run_eagerly else SplitTrainStep
         return kind(model, replication, spec, model.train_step)
     # One replica has the whole batch: Keras's own moments are those of all.
     several = replication.shares_of_batch > 1

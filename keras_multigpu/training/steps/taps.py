@@ -194,3 +194,25 @@ def piece_norm(
     mean = tf.math.divide_no_nan(of_parts, tf.square(tf.cast(numbers.fraction, tf.float32)))
     examples = tf.cast(numbers.own[batch], tf.float32)
     return tf.stack([[examples, tf.where(examples > 0, mean + of_wholes, 0.0)]])
+
+
+def tapped_without_graph(taps: Taps, model: keras.Model, examples: tf.Tensor) -> Tapped:
+    """The same for a step that one replica has run, with all examples, without a graph."""
+    noted = taps.noted
+    gradients = [parts_of(gradient) for gradient, _ in noted.gradients]
+    taps.is_sum = [False] * len(gradients)
+    loss = tf.convert_to_tensor(noted.losses[0])
+    whole = square_norm_of_all([gradient for gradient, _ in noted.gradients])
+    return Tapped(
+        [loss],
+        loss,
+        gradients,
+        gradients,
+        [*keras.tree.flatten(noted.y_pred), *noted.attached],
+        [
+            tf.convert_to_tensor(variable)
+            for variable in model.non_trainable_variables
+            if tf.as_dtype(variable.dtype).is_floating
+        ],
+        [tf.stack([[tf.cast(examples, tf.float32), whole]])],
+    )

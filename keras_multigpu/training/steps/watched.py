@@ -1,0 +1,163 @@
+"""What probes are shown of a training step, and what follows from what they say."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.checks import value_error
+from keras_multigpu.keras_internals import graph_internals
+from keras_multigpu.training.replica_group import Replica, ReplicaGroup
+from keras_multigpu.training.shares import Rows
+from keras_multigpu.training.steps.noted_step import noted_step
+from keras_multigpu.training.steps.probes import Probe, Times, collect, verdict
+from keras_multigpu.training.steps.split_seen import NewValues, SplitSeen
+from keras_multigpu.training.steps.taps import Tapped, Taps
+from keras_multigpu.training.update import loss_scale, state_of
+
+
+class Watched:
+    """The probes of one step.
+
+    Args:
+        model: The model.
+        group: Its replicas.
+        probes: The probes.
+
+    Attributes:
+        taps: What they look at; None where none measures anything.
+        timed: Whether one wants to know times.
+    """
+
+    def __init__(
+        self, model: keras.Model, group: ReplicaGroup, probes: Sequence[Probe]
+    ) -> None:
+        self._model, self._group, self.probes = model, group, probes
+        self._measuring = [p for p in probes if type(p).on_replica is not Probe.on_replica]
+        self.timed = any(probe.timed for probe in self._measuring)
+        self.taps: Taps | None = None
+
+    @property
+    def measures(self) -> bool:
+        return bool(self._measuring)
+
+    def before_step(self) -> None:
+        for probe in self.probes:
+            probe.before_step()
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Note the step that is traced, or runs, in this context; refuse one that shows nothing."""
+        if not self.measures:
+            yield
+            return
+        with noted_step(self._model) as noted:
+            yield
+        trains = bool(self._model.trainable_variables)
+        if len(noted.losses) != 1 or (trains and not noted.gradients):
+            refuse_to_measure(self._measuring[0])
+        self.taps = Taps(noted, any(probe.by_piece for probe in self._measuring))
+
+    def scale(self, value_of: Callable[[keras.Variable], Any]) -> tf.Tensor:
+        """The factor of the loss, given the values of variables before the step."""
+        state = [(variable, value_of(variable)) for variable in state_of(self._model.optimizer)]
+        known = [(variable, value) for variable, value in state if value is not None]
+        return loss_scale(self._model.optimizer, *map(list, zip(*known, strict=True))) if known else tf.ones(())
+
+    def measured(
+        self,
+        replica: Replica,
+        rows: Rows,
+        tapped: Tapped,
+        new_values: Callable[[Sequence[keras.Variable]], list[tf.Tensor]],
+        scale: tf.Tensor,
+        times: Times | None,
+    ) -> list[list[tf.Tensor]]:
+        """What the probes measure on a replica.
+
+        Args:
+            replica: The replica.
+            rows: Its share of the batch.
+            tapped: What it has of the step.
+            new_values: Gives variables' values after the step.
+            scale: The factor of the loss.
+            times: When things happened, if that is of interest.
+        """
+        assert self.taps is not None
+        trainable = self._model.trainable_variables
+        seen = SplitSeen(
+            replica=replica.id,
+            replicas=self._group.count,
+            rows=rows,
+            taps=self.taps,
+            tapped=tapped,
+            update=NewValues(new_values(trainable), new_values(state_of(self._model.optimizer))),
+            scale=scale,
+            times=times,
+        )
+        return [probe.on_replica(seen) for probe in self.probes]
+
+    def verdict(self, measured: Sequence[list[list[tf.Tensor]]]) -> tf.Tensor | None:
+        """Whether all probes allow the step, which see all replicas and so decide alike."""
+        if not self.probes:
+            return None
+        flat = self._group.everyones([tf.nest.flatten(of_replica) for of_replica in measured])
+        everyones = [tf.nest.pack_sequence_as(measured[0], tensors) for tensors in flat]
+        with tf.device(self._group.hub):
+            allowed = verdict(self.probes, everyones)
+            collect(self.probes, everyones, allowed)
+        return allowed
+
+    def kept(self, logs: Any, allowed: tf.Tensor) -> Any:
+        """The logs, as they were before where the step was not allowed."""
+        if not isinstance(logs, dict):
+            return logs
+        with graph_internals.single_device():
+            # Metrics have their new values only where it was.
+            present = self._model.get_metrics_result()
+
+        def chosen(name: str, value: Any) -> Any:
+            if name not in present:
+                return value
+            return keras.tree.map_structure(
+                lambda new, old: tf.where(allowed, new, tf.cast(old, new.dtype)),
+                value,
+                present[name],
+            )
+
+        return {name: chosen(name, value) for name, value in logs.items()}
+
+
+def rows_of_one(replica: Replica, batch: Any, total: tf.Tensor) -> Rows:
+    """The share of a replica where the first one takes the whole batch."""
+    return Rows(batch, total if replica.id == 0 else tf.zeros_like(total), total)
+
+
+def part_of_one(replica: Replica, tapped: Tapped) -> Tapped:
+    """What a replica has of a step that the first one takes alone."""
+    if replica.id == 0:
+        return tapped
+    zeros = [[tf.zeros_like(part) for part in parts] for parts in tapped.own]
+    return tapped._replace(
+        loss=[tf.zeros_like(loss) for loss in tapped.loss],
+        own=[[part[:0] for part in parts] if len(parts) > 1 else parts for parts in zeros],
+        predictions=[
+            leaf if leaf is None or not leaf.shape.rank else leaf[:0]
+            for leaf in tapped.predictions
+        ],
+        piece=[tf.zeros_like(piece) for piece in tapped.piece],
+    )
+
+
+def refuse_to_measure(probe: Probe) -> None:
+    """Raise a `ValueError` where a probe wants to see a loss or gradients that nobody knows."""
+    raise value_error(
+        "A callback wants to measure inside a `train_step` of your own whose loss or gradients are "
+        "not known.",
+        "Expected one call of `self.compute_loss`, and gradients that an optimizer's `apply` or "
+        "`apply_gradients` is given.",
+        "Leave out the callback, or take the loss from `compute_loss`.",
+        probe=type(probe).__name__,
+    )
