@@ -73,6 +73,14 @@ def unoptimized_graphs():
 
 
 @pytest.fixture
+def python_sees_rows(monkeypatch):
+    """Python in a model sees the rows of each replica, see `rows_in_python`."""
+    from rows_in_python import let_python_see_rows
+
+    let_python_see_rows(monkeypatch)
+
+
+@pytest.fixture
 def optimized_graphs():
     """Graphs as a user's program has them, by `make quick` as well."""
     optimize(True)

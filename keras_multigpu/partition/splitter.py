@@ -216,9 +216,7 @@ class Splitter:
             part of the examples, and not by the first. That rounds.
     """
 
-    def __init__(
-        self, exchange: Exchange, numbers: LocalNumbers, evenly: bool = False
-    ) -> None:
+    def __init__(self, exchange: Exchange, numbers: LocalNumbers, evenly: bool = False) -> None:
         self.exchange, self.numbers, self.evenly = exchange, numbers, evenly
         self.gathered: collections.Counter[str] = collections.Counter()
         """How many operations of each type took whole values although rows were there."""
@@ -1081,9 +1079,7 @@ def is_exchange(have: Layout, need: Layout) -> bool:
 def tensor_of_sizes(value: np.ndarray, dtype: tf.DType, numbers: LocalNumbers) -> tf.Tensor:
     """A tensor of known sizes."""
     if not any(isinstance(entry, Size) for entry in value.ravel()):
-        return tf.constant(
-            np.array(value.tolist()).reshape(value.shape), dtype, shape=value.shape
-        )
+        return tf.constant(np.array(value.tolist()).reshape(value.shape), dtype, shape=value.shape)
     entries = [tf.cast(numbers.number(e), dtype) for e in value.ravel()]
     return tf.reshape(tf.stack(entries), value.shape)
 

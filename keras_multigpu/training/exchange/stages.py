@@ -204,7 +204,8 @@ class Stages:
         # Of each stage first what is the same for all pieces.
         twice = 2 if pieces.inputs else 1
         parts = [
-            Part(of_piece=place % twice == 1) for place in range(twice * (1 + max(numbers.values())))
+            Part(of_piece=place % twice == 1)
+            for place in range(twice * (1 + max(numbers.values())))
         ]
         for operation in self.graph.get_operations():
             name = operation.name
@@ -250,7 +251,9 @@ class Stages:
         for number, part in enumerate(self._parts):
             summands |= part.run(known)
             here = {cut.name for cut in part.cuts} & set(self._pieces.sums)
-            sums = {c.outputs[0].name: summands[c.inputs[0].name] for c in part.cuts if c.name in here}
+            sums = {
+                c.outputs[0].name: summands[c.inputs[0].name] for c in part.cuts if c.name in here
+            }
             waiting += [cut for cut in part.cuts if cut.name not in here]
             # Gradients go in buckets of their own, and not with what the next stage waits for.
             due = [cut for cut in waiting if self._due[cut.name] <= number + 1]

@@ -10,7 +10,7 @@ from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.training.exchange.sparse_gradients import square_norm_of_all
 from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.steps.probes import Seen, Times, scaled
-from keras_multigpu.training.steps.taps import Taps, Tapped, gradient_of
+from keras_multigpu.training.steps.taps import Tapped, Taps, gradient_of
 
 
 class NewValues(NamedTuple):

@@ -133,7 +133,10 @@ class SplitTrainStep(SplitStep):
         """The first replica takes the whole batch; the others have none of it."""
         results = super()._run_alone(shares)
         if self._watched.taps is None:
-            return [self._looked_at(result, (), shares[0], self._group.replicas[0], None) for result in results]
+            return [
+                self._looked_at(result, (), shares[0], self._group.replicas[0], None)
+                for result in results
+            ]
         batch, total = whole_batch(self._group, shares, self._spec), shares[0].global_batch_size
         found = []
         for replica, result in zip(self._group.replicas, results, strict=True):

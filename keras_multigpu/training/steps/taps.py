@@ -180,9 +180,7 @@ def prediction_of(
     return splitter.convert(value, layout), layout
 
 
-def piece_norm(
-    splitter: Splitter, gradients: Sequence[Sequence[Value]], batch: str
-) -> tf.Tensor:
+def piece_norm(splitter: Splitter, gradients: Sequence[Sequence[Value]], batch: str) -> tf.Tensor:
     """A piece's number of examples, and the square norm of the gradient of its mean loss."""
     numbers = splitter.numbers
     squares: dict[bool, list[Any]] = {True: [], False: []}

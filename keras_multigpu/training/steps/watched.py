@@ -31,9 +31,7 @@ class Watched:
         timed: Whether one wants to know times.
     """
 
-    def __init__(
-        self, model: keras.Model, group: ReplicaGroup, probes: Sequence[Probe]
-    ) -> None:
+    def __init__(self, model: keras.Model, group: ReplicaGroup, probes: Sequence[Probe]) -> None:
         self._model, self._group, self.probes = model, group, probes
         self._measuring = [p for p in probes if type(p).on_replica is not Probe.on_replica]
         self.timed = any(probe.timed for probe in self._measuring)
@@ -64,7 +62,8 @@ class Watched:
         """The factor of the loss, given the values of variables before the step."""
         state = [(variable, value_of(variable)) for variable in state_of(self._model.optimizer)]
         known = [(variable, value) for variable, value in state if value is not None]
-        return loss_scale(self._model.optimizer, *map(list, zip(*known, strict=True))) if known else tf.ones(())
+        variables, values = [v for v, _ in known], [value for _, value in known]
+        return loss_scale(self._model.optimizer, variables, values)
 
     def measured(
         self,
@@ -144,8 +143,7 @@ def part_of_one(replica: Replica, tapped: Tapped) -> Tapped:
         loss=[tf.zeros_like(loss) for loss in tapped.loss],
         own=[[part[:0] for part in parts] if len(parts) > 1 else parts for parts in zeros],
         predictions=[
-            leaf if leaf is None or not leaf.shape.rank else leaf[:0]
-            for leaf in tapped.predictions
+            leaf if leaf is None or not leaf.shape.rank else leaf[:0] for leaf in tapped.predictions
         ],
         piece=[tf.zeros_like(piece) for piece in tapped.piece],
     )

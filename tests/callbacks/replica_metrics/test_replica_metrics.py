@@ -9,9 +9,9 @@ import time
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from cpu_replicas import covering, replicas_of
 from naps import with_naps
+from rows_in_python import zeros_after
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ReplicaMetrics
@@ -271,13 +271,12 @@ class SlowWithLarge(keras.layers.Layer):
         def wait(values):
             if values.size and values.max() > 50:
                 time.sleep(self.seconds)
-            return np.zeros((), np.float32)
 
-        waited = tf.numpy_function(wait, [tf.stop_gradient(x)], tf.float32)
-        return x + tf.reshape(waited, ())
+        return x + zeros_after(wait, x)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("python_sees_rows")
 @with_naps
 def test_a_replica_that_stays_behind_is_named(caplog, nap):
     """A real one: the second replica's examples take 100 ms longer, in every batch."""
