@@ -191,7 +191,7 @@ class Stages:
         whole: Any,
         cuts: Sequence[tf.Operation],
         compiled: Callable[[Callable[..., Any], Sequence[Any]], Any] | None,
-        pieces: Pieces = Pieces(),
+        pieces: Pieces,
     ) -> None:
         self._pieces = pieces
         self.graph = whole.graph
@@ -203,10 +203,8 @@ class Stages:
         of_pieces = made_of(self.graph, pieces.inputs, {cut.name for cut in cuts})
         # Of each stage first what is the same for all pieces.
         twice = 2 if pieces.inputs else 1
-        parts = [
-            Part(of_piece=place % twice == 1)
-            for place in range(twice * (1 + max(numbers.values())))
-        ]
+        count = twice * (1 + max(numbers.values()))
+        parts = [Part(of_piece=place % twice == 1) for place in range(count)]
         for operation in self.graph.get_operations():
             name = operation.name
             if name in numbers and name not in apart:
@@ -250,11 +248,9 @@ class Stages:
         waiting: list[tf.Operation] = []
         for number, part in enumerate(self._parts):
             summands |= part.run(known)
-            here = {cut.name for cut in part.cuts} & set(self._pieces.sums)
-            sums = {
-                c.outputs[0].name: summands[c.inputs[0].name] for c in part.cuts if c.name in here
-            }
-            waiting += [cut for cut in part.cuts if cut.name not in here]
+            here = [cut for cut in part.cuts if cut.name in self._pieces.sums]
+            sums = {cut.outputs[0].name: summands[cut.inputs[0].name] for cut in here}
+            waiting += [cut for cut in part.cuts if cut not in here]
             # Gradients go in buckets of their own, and not with what the next stage waits for.
             due = [cut for cut in waiting if self._due[cut.name] <= number + 1]
             waiting = [cut for cut in waiting if self._due[cut.name] > number + 1]
@@ -411,6 +407,7 @@ class Part:
         summands: dict[str, tf.Tensor] = {}
         wanted = {cut.inputs[0].name for cut in self.cuts}
         before: list[tf.Tensor] = []
+        made: dict[str, tf.Tensor] = {}
         for place, each in enumerate(known):
             if place and not self.of_piece:
                 each |= made

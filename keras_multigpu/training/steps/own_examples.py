@@ -1,8 +1,8 @@
 """A step's loss as if the examples of one replica were all.
 
-What a replica has of a loss is its part of a mean over all examples. Between the predictions and the
-loss there is arithmetic that knows their number: divisions by it, sums of masks and weights. This is
-done again, with the numbers of the replica; the predictions stay as they are.
+What a replica has of a loss is its part of a mean over all examples. Between the predictions and
+the loss there is arithmetic that knows their number: divisions by it, sums of masks and weights.
+This is done again, with the numbers of the replica; the predictions stay as they are.
 """
 
 from collections.abc import Collection

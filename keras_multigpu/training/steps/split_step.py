@@ -269,8 +269,8 @@ class SplitStep:
         with graph_internals.single_device(), tf.device(self._group.hub):
             values = self._group.read(self._copies, self._group.replicas[0])
             own = tf.stack([total, tf.zeros_like(total)])
-            args = (tf.constant(0), own, total, total, {}, data, values)
-            result = OfReplica([self._local(*args)])
+            made = self._local(tf.constant(0), own, total, total, {}, data, values)
+        result = OfReplica([made])
         return [result] * len(self._group.replicas)
 
     def _joined(self, parts: Sequence[Sequence[Sequence[tf.Tensor]]]) -> list[tf.Tensor]:

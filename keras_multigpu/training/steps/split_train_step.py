@@ -125,7 +125,9 @@ class SplitTrainStep(SplitStep):
         self, pieces: list[Any], values: Sequence[tf.Tensor], rows: Rows, replica: Replica
     ) -> OfReplica:
         watch, sum_all = self._watches.pop(replica.place, None), present_sum()
-        with summing(sum_all if watch is None else functools.partial(watch.sum, sum_all)):
+        if watch is not None and sum_all is not None:
+            sum_all = functools.partial(watch.sum, sum_all)
+        with summing(sum_all):
             result = super()._on_replica(pieces, values, rows, replica)
         return self._looked_at(result, values, rows, replica, watch)
 
@@ -133,10 +135,8 @@ class SplitTrainStep(SplitStep):
         """The first replica takes the whole batch; the others have none of it."""
         results = super()._run_alone(shares)
         if self._watched.taps is None:
-            return [
-                self._looked_at(result, (), shares[0], self._group.replicas[0], None)
-                for result in results
-            ]
+            unseen: list[list[tf.Tensor]] = [[] for _ in self._watched.probes]
+            return [result._replace(measured=unseen) for result in results]
         batch, total = whole_batch(self._group, shares, self._spec), shares[0].global_batch_size
         found = []
         for replica, result in zip(self._group.replicas, results, strict=True):
@@ -202,7 +202,7 @@ class EagerTrainStep(EagerStep):
         started = tf.timestamp()
         with watched.noting():
             logs = super().__call__(shares)
-        measured = [[[] for _ in watched.probes] for _ in group.replicas]
+        measured: list[list[list[tf.Tensor]]] = [[[] for _ in watched.probes]] * len(group.replicas)
         if watched.taps is not None:
             computed = now_that(tensors_of(logs))
             times = Times(started, computed, tf.timestamp())

@@ -105,7 +105,7 @@ class Taps:
         self.is_sum = [any(is_part(value) for value in parts) for parts in gradients]
         self.axes = Tapped(
             [-1] * len(of_replica),
-            -1,  # type: ignore[arg-type]
+            -1,
             [[axis_of(value.layout) for value in parts] for parts in gradients],
             [[-1 for _ in parts] for parts in gradients],
             [axis_of(layout) for _, layout in predictions],

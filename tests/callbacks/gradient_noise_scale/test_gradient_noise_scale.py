@@ -282,7 +282,7 @@ def test_bad_arguments(arguments, text):
     [
         (lambda: point(1), "nothing to compare it with.*Pass `micro_batches=2` to `compile`"),
         (
-            lambda: point(2, loss=lambda y, p: tf.reduce_mean(half_square(y, p))),
+            lambda: point(2, loss=lambda y, p: tf.reduce_max(half_square(y, p))),
             "loss, which is computed from the whole batch.*Return per-example values",
         ),
     ],

@@ -6,6 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from rows_in_python import zeros_after
+from split_switch import SPLITS
 
 import keras_multigpu as kmg
 
@@ -68,14 +70,18 @@ def test_pieces_change_nothing(pieces, loss):
 
 
 class Hungry(keras.layers.Layer):
-    """Asks for 40 TB of memory when it is given more than one row."""
+    """Runs out of memory when a replica gives it more than one row."""
 
     def call(self, x):
-        size = tf.where(tf.shape(x)[0] > 1, 10**13, 1)
-        return x + 0.0 * tf.reduce_max(tf.random.uniform([size])) / 1e30
+        def check(rows):
+            if len(rows) > 1:
+                raise MemoryError("not enough")
+
+        return x + zeros_after(check, x)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("python_sees_rows")
 def test_running_out_of_memory_leaves_nothing_half_done():
     """A step that fails changes no weight, no optimizer variable and no metric."""
     model = kmg.distribute(dense(Hungry()), strategy(2))
@@ -90,6 +96,7 @@ def test_running_out_of_memory_leaves_nothing_half_done():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("python_sees_rows")
 def test_auto_takes_twice_as_many_pieces_until_memory_suffices(caplog):
     """`"auto"` retries the same step, says so, and ends with the same numbers."""
     model = kmg.distribute(dense(Hungry()), strategy(2))
@@ -98,6 +105,32 @@ def test_auto_takes_twice_as_many_pieces_until_memory_suffices(caplog):
     assert ["in 2 micro" in messages[0], "in 4 micro" in messages[1]] == [True, True]
 
 
+def related(y_true, y_pred):
+    """Each prediction against all targets of the batch."""
+    return keras.ops.mean(keras.ops.square(keras.ops.transpose(y_true) - y_pred), axis=1)
+
+
+@pytest.mark.skipif(not SPLITS, reason="The old step refuses such losses, and normalises pieces.")
+@pytest.mark.parametrize(
+    ("layers", "loss"),
+    [
+        ([], lambda y, p: keras.ops.sqrt(keras.ops.mean(keras.ops.square(y - p)))),
+        ([], related),
+        ([keras.layers.BatchNormalization], "mse"),
+        ([lambda: keras.layers.Dropout(0.5, seed=3)], "mse"),
+    ],
+    ids=["scalar", "related", "normalised", "dropout"],
+)
+@pytest.mark.slow
+def test_pieces_are_further_shares_of_the_batch(layers, loss):
+    """What relates rows sees those of all pieces, as it sees those of all replicas."""
+    plain, pieces = (dense(*(layer() for layer in layers)) for _ in range(2))
+    assert_same(
+        trained(plain, loss), trained(kmg.distribute(pieces, strategy(2)), loss, micro_batches=2)
+    )
+
+
+@pytest.mark.skipif(SPLITS, reason="Pieces are further shares of the batch.")
 @pytest.mark.slow
 def test_losses_of_the_whole_batch_refuse_pieces():
     """A scalar loss needs all predictions at once; the error says what to do."""

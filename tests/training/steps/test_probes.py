@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from cpu_replicas import replicas_of
 from own_step import OwnStep
+from split_switch import SPLITS
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replica_pass.passes import Outcome
@@ -73,7 +74,11 @@ def line(replicas, rate=0.0, **compiled):
 X = np.array([[1.0], [2.0], [3.0]], np.float32)
 
 
-@pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}, {"run_eagerly": True}])
+# Without a graph one replica takes the whole batch of a step that is split otherwise.
+EACH = [{}, {"steps_per_execution": 2}, *([] if SPLITS else [{"run_eagerly": True}])]
+
+
+@pytest.mark.parametrize("compiled", EACH)
 @pytest.mark.slow
 def test_each_replica_has_its_own_loss_and_gradient(compiled):
     """Three examples on two replicas: two and one; the gradient of (w x)^2 is 2 w x^2."""
@@ -86,6 +91,25 @@ def test_each_replica_has_its_own_loss_and_gradient(compiled):
     np.testing.assert_allclose(second, [1, 9.0, 324.0, (28 / 3) ** 2, 18.0, 28 / 3], rtol=1e-6)
     assert int(probe.steps.numpy()) == 2
     assert (probe.order.numpy() > 0).all()
+
+
+@pytest.mark.skipif(not SPLITS, reason="The old step takes shares without a graph, too.")
+@pytest.mark.parametrize("rate", [0.0, 0.25])
+def test_without_a_graph_the_first_replica_has_all(rate):
+    """A step that is forbidden there is undone."""
+    probe, model = Remember(), line(2, rate, run_eagerly=True)
+    model.fit(X, np.zeros((3, 1)), 3, verbose=0, callbacks=[Watch(probe)])
+    first, second = probe.seen.numpy()
+    total = [(28 / 3) ** 2, 28 / 3]
+    np.testing.assert_allclose(
+        first, [3, 14 / 3, total[0], total[0], total[1], total[1]], rtol=1e-6
+    )
+    np.testing.assert_allclose(second, [0, 0, 0, total[0], 0, total[1]], rtol=1e-6)
+    before = model.get_weights()
+    history = model.fit(X * 10, np.zeros((3, 1)), 3, verbose=0, callbacks=[Watch(Forbid())])
+    np.testing.assert_array_equal(model.get_weights(), before)
+    assert int(model.optimizer.iterations.numpy()) == 1
+    assert history.history["loss"] == [0.0]
 
 
 @pytest.mark.slow
@@ -118,12 +142,36 @@ def test_steps_stay_compiled_for_the_same_probe_only():
     assert len(model.replication._functions) == 2
 
 
-def test_probes_are_refused_in_a_train_step_of_ones_own():
+class Unknown(OwnStep):
+    """Its loss comes from nowhere that is known."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self(x) - tf.cast(y, tf.float32)))
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("kind", [Unknown] if SPLITS else [Unknown, OwnStep])
+def test_probes_are_refused_in_a_train_step_of_ones_own(kind):
     """What the user's code computes is not known."""
-    model = kmg.distribute(OwnStep(), replicas_of(2))
+    model = kmg.distribute(kind(), replicas_of(2))
     model.compile("sgd", "mse")
     with pytest.raises(ValueError, match="`train_step` of your own.*Received: probe='Remember'"):
         model.fit(X, np.zeros((3, 1)), verbose=0, callbacks=[Watch(Remember())])
+
+
+@pytest.mark.skipif(not SPLITS, reason="The old step looks into Keras's own only.")
+def test_a_train_step_of_ones_own_is_seen_where_it_computes_a_loss():
+    """As Keras's own: with `compute_loss`, and gradients that an optimizer is given."""
+    layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+    model = kmg.distribute(OwnStep(layer), replicas_of(2))
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    probe = Remember()
+    model.fit(X, np.zeros((3, 1)), 3, shuffle=False, verbose=0, callbacks=[Watch(probe)])
+    np.testing.assert_allclose(probe.seen.numpy()[:, 1], [2.5, 9.0], rtol=1e-6)
 
 
 def losses_seen(model, *data):
