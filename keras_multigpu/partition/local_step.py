@@ -5,11 +5,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from keras_multigpu.partition.conversions import Exchange, Value
 from keras_multigpu.partition.facts import GraphFacts
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
 from keras_multigpu.partition.local_numbers import LocalNumbers
+from keras_multigpu.partition.planner import Scope
 from keras_multigpu.partition.sizes import AnySize, Size
-from keras_multigpu.partition.splitter import Exchange, Scope, Splitter, Value
+from keras_multigpu.partition.splitter import Splitter
 
 
 class Leaf(NamedTuple):

@@ -288,7 +288,7 @@ class Trial:
                 else tf.constant(parts[replica], shown_type(tensor))
                 for parts, tensor in zip(given, self.op.inputs, strict=True)
             ]
-            if skipped_empty(self.op, plan) and not has_rows(plan, share, replica):
+            if skipped_empty(self.op, plan, on_cpu=True) and not has_rows(plan, share, replica):
                 found.append(
                     [
                         nothing(result, layout)

@@ -62,7 +62,7 @@ FAILS_EMPTY_ON_CPU = {
 """The same where oneDNN has kernels, some for two of these together: they end the process."""
 
 
-def skipped_empty(op: tf.Operation, plan: Plan, on_cpu: bool = True) -> bool:
+def skipped_empty(op: tf.Operation, plan: Plan, on_cpu: bool) -> bool:
     """Whether a replica without rows must leave an operation out.
 
     Its results have no rows, or are zeros to add.

@@ -9,16 +9,12 @@ from collections.abc import Collection
 
 import tensorflow as tf
 
+from keras_multigpu.partition.conversions import ELEMENTWISE, Value, tensor_of_sizes
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Rows
 from keras_multigpu.partition.local_numbers import LocalNumbers
+from keras_multigpu.partition.planner import is_known
 from keras_multigpu.partition.sizes import Size
-from keras_multigpu.partition.splitter import (
-    ELEMENTWISE,
-    Splitter,
-    Value,
-    is_known,
-    tensor_of_sizes,
-)
+from keras_multigpu.partition.splitter import Splitter
 from keras_multigpu.training.exchange.stages import totals_of_pieces
 
 RESHAPING = {"ExpandDims", "Reshape", "Squeeze"}

@@ -25,9 +25,10 @@ from keras_multigpu.keras_internals import (
 from keras_multigpu.partition.layouts import Block
 from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.partition.local_step import Leaf, LocalStep
+from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.sizes import AnySize, Size
-from keras_multigpu.partition.splitter import CannotSplit
 from keras_multigpu.training.exchange.stages import totals, traced
+from keras_multigpu.training.feed.cutter import has_own_memory
 from keras_multigpu.training.replica_group import Copies, Replica, ReplicaGroup, copies_in
 from keras_multigpu.training.shares import (
     Batch,
@@ -59,10 +60,15 @@ def traces_one_device() -> bool:
 
 
 class Sums:
-    """Exchanges between replicas, at which their graph is cut into stages."""
+    """Exchanges between replicas, at which their graph is cut into stages.
 
-    def __init__(self, replicas: int) -> None:
-        self.replicas = replicas
+    Args:
+        replicas: How many there are.
+        on_cpu: Whether some are CPUs.
+    """
+
+    def __init__(self, replicas: int, on_cpu: bool) -> None:
+        self.replicas, self.on_cpu = replicas, on_cpu
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         return tensor if self.replicas == 1 else totals([tensor])[0]
@@ -123,7 +129,9 @@ class SplitStep:
                 specs.append(tensor if shared else opened(tensor))
         self._described = leaves
         handles = [copies[0].handle for copies in self._copies]
-        sums = Sums(replicas * self._pieces)
+        devices = [replica.device for replica in self._group.replicas]
+        on_cpu = not all(has_own_memory(device) for device in devices)
+        sums = Sums(replicas * self._pieces, on_cpu)
         self._step = LocalStep(
             self._whole, leaves, handles, {BATCH: batch}, sums, self._tensors_to_see()
         )

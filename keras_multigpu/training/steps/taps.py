@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from keras_multigpu.partition.conversions import Value
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Block, Rows
+from keras_multigpu.partition.planner import Scope
 from keras_multigpu.partition.sizes import Size
-from keras_multigpu.partition.splitter import Scope, Splitter, Value
+from keras_multigpu.partition.splitter import Splitter
 from keras_multigpu.training.exchange.sparse_gradients import square_norm_of_all
 from keras_multigpu.training.exchange.stages import totals_of_pieces
 from keras_multigpu.training.steps.noted_step import NotedStep

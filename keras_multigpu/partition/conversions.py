@@ -1,0 +1,346 @@
+"""How a replica gets a tensor in another layout than it has.
+
+A sum is taken, rows are gathered by a sum of what all replicas have at their places, and of what is
+whole a replica takes its rows; or it makes them, where that is cheap, as its own random numbers.
+"""
+
+import collections
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.partition import randomness
+from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Partial, Rows
+from keras_multigpu.partition.local_numbers import LocalNumbers
+from keras_multigpu.partition.planner import CannotSplit, Scope
+from keras_multigpu.partition.rules.elementwise import BROADCASTING, SAME_SHAPES, UNARY
+from keras_multigpu.partition.site import LocalSite, with_entry
+from keras_multigpu.partition.sizes import Size
+
+ELEMENTWISE = {*UNARY, *BROADCASTING, *SAME_SHAPES}
+# What they make is cheap, so a replica makes its own rows of it.
+MAKERS = {"Fill", "BroadcastTo", "Tile", "Range", *randomness.SLICED}
+UNSENT = (tf.string, tf.resource, tf.variant)
+SENT_AS = {
+    **dict.fromkeys([tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16], tf.int32),
+    tf.uint32: tf.int64,
+    tf.uint64: tf.int64,
+}
+
+
+class Exchange(Protocol):
+    """How replicas exchange values inside of the local graph.
+
+    Attributes:
+        replicas: How many there are.
+        on_cpu: Whether some are CPUs, where more kernels fail without rows.
+    """
+
+    replicas: int
+    on_cpu: bool
+
+    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The sum of a tensor over replicas, on each of them."""
+
+
+class Value:
+    """A tensor of the global graph, as the local graph has it.
+
+    Args:
+        layout: How it lies.
+        local: What this replica has of it; made only when it is asked for, if it is a function.
+        source: The tensor of the global graph.
+        scope: The graph of that.
+        made_of: The values of the inputs of its operation.
+        variable: Which variable, if it is the handle of one.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        local: Any,
+        source: tf.Tensor | None = None,
+        scope: Scope | None = None,
+        made_of: "Sequence[Value]" = (),
+        variable: int | None = None,
+    ) -> None:
+        self.layout = layout
+        self._local = local
+        self.source, self.scope, self.made_of = source, scope, made_of
+        self.variable = variable
+        self.home = tf.compat.v1.get_default_graph()
+        self.converted: dict[Layout, tf.Tensor] = {}
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether nobody has asked for it yet."""
+        return callable(self._local)
+
+    @property
+    def local(self) -> tf.Tensor:
+        if callable(self._local):
+            with self.home.as_default():
+                self._local = self._local()
+        return self._local
+
+
+class Conversions:
+    """Converts values inside of the graph that is being traced.
+
+    Args:
+        exchange: How replicas exchange values.
+        numbers: What the replica knows of its rows.
+        evenly: Whether numbers that are added to a sum once are added by all replicas, each by its
+            part of the examples, and not by the first. That rounds.
+    """
+
+    def __init__(self, exchange: Exchange, numbers: LocalNumbers, evenly: bool = False) -> None:
+        self.exchange, self.numbers, self.evenly = exchange, numbers, evenly
+        self.moved: collections.Counter[str] = collections.Counter()
+        """How many sums and gathers there are."""
+
+    def convert(self, value: Value, layout: Layout) -> tf.Tensor:
+        """What this replica has of a value that lies so."""
+        have = value.layout
+        if have == layout or value.variable is not None:
+            return value.local
+        if layout not in value.converted:
+            with value.home.as_default():
+                value.converted[layout] = self._converted(value, layout)
+        return value.converted[layout]
+
+    def _converted(self, value: Value, layout: Layout) -> tf.Tensor:
+        have = value.layout
+        if isinstance(layout, Items) or isinstance(have, Items):
+            return self._converted_list(value, layout)
+        if layout == REPLICATED:
+            if have == PARTIAL:
+                return self.sum(value.local)
+            return self._gathered(value)
+        if have != REPLICATED:
+            whole = Value(REPLICATED, self.convert(value, REPLICATED), value.source, value.scope)
+            return self.convert(whole, layout)
+        if isinstance(layout, Partial):
+            if self.evenly and value.local.dtype in (tf.float32, tf.float64):
+                return value.local * tf.cast(self.numbers.fraction, value.local.dtype)
+            return tf.where(self.numbers.is_first, value.local, tf.zeros_like(value.local))
+        if not isinstance(layout, Rows):
+            raise CannotSplit(f"{have} cannot become {layout}")
+        made = self._made_in_rows(value, layout, 0)
+        return self._sliced(value.local, layout) if made is None else made
+
+    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
+        self.moved["sum"] += 1
+        if tensor.dtype in UNSENT:
+            raise CannotSplit(f"values of the type {tensor.dtype.name} cannot be summed")
+        sent = SENT_AS.get(tensor.dtype)
+        shape = tensor.shape
+        summed = self.exchange.sum(tensor if sent is None else tf.cast(tensor, sent))
+        summed = summed if sent is None else tf.cast(summed, tensor.dtype)
+        summed.set_shape(shape)
+        return summed
+
+    def _gathered(self, value: Value) -> tf.Tensor:
+        """The whole of what lies in rows: each replica puts its own at their places."""
+        layout = value.layout
+        assert isinstance(layout, Rows)
+        self.moved["gather"] += 1
+        local, axis = value.local, layout.axis
+        if local.dtype in UNSENT:
+            raise CannotSplit(f"rows of the type {local.dtype.name} cannot be gathered", local.op)
+        rank = local.shape.rank
+        if rank is None:
+            raise CannotSplit("rows of an unknown number of axes cannot be gathered", local.op)
+        sizes = [length for _, length in self.numbers.ranges(layout.blocks)]
+        pieces = (
+            tf.split(local, tf.stack(sizes), axis, num=len(sizes)) if len(sizes) > 1 else [local]
+        )
+        placed, done = [], tf.constant(0, tf.int32)
+        for piece, (first, length), block in zip(
+            pieces, self.numbers.ranges(layout.blocks), layout.blocks, strict=True
+        ):
+            whole = self.numbers.number(self.numbers.batches[block.batch] * block.factor)
+            before = first - done
+            pads = (
+                [[0, 0]] * axis + [[before, whole - before - length]] + [[0, 0]] * (rank - axis - 1)
+            )
+            placed.append(tf.pad(piece, pads))
+            done = done + whole
+        full = placed[0] if len(placed) == 1 else tf.concat(placed, axis)
+        return self.sum(full)
+
+    def _sliced(self, whole: tf.Tensor, layout: Rows) -> tf.Tensor:
+        rank, axis = whole.shape.rank, layout.axis
+        parts = []
+        for first, length in self.numbers.ranges(layout.blocks):
+            if rank is None:
+                parts.append(tf.gather(whole, tf.range(first, first + length), axis=axis))
+            else:
+                begin = [first if at == axis else 0 for at in range(rank)]
+                size = [length if at == axis else -1 for at in range(rank)]
+                parts.append(tf.slice(whole, begin, size))
+        return parts[0] if len(parts) == 1 else tf.concat(parts, axis)
+
+    def _made_in_rows(self, value: Value, layout: Rows, depth: int) -> tf.Tensor | None:
+        """A replica's rows of what is cheap to make, made by itself; None if it is not."""
+        if layout in value.converted:
+            return value.converted[layout]
+        op = None if value.source is None else value.source.op
+        if op is None or value.scope is None or depth > 30 or not value.made_of:
+            return None
+        facts = value.scope.facts
+        dims = facts.dims(value.source)
+        if dims is None or dims[layout.axis] != facts.length(layout.blocks):
+            return None
+        if any(own.layout != REPLICATED or own.variable is not None for own in value.made_of):
+            return None
+        with value.home.as_default():
+            made = self._own_rows(op, value, layout, dims, depth)
+        if made is not None:
+            value.converted[layout] = made
+        return made
+
+    def _own_rows(
+        self, op: tf.Operation, value: Value, layout: Rows, dims: list[Any], depth: int
+    ) -> tf.Tensor | None:
+        inputs, facts = value.made_of, value.scope.facts  # type: ignore[union-attr]
+        site = SplitSite(op, self.numbers)
+        if op.type == "Fill":
+            shape = inputs[0].local
+            return site.run([site.local_shape(shape, layout), inputs[1].local])[0]
+        if op.type == "Range" and len(layout.blocks) == 1:
+            ((first, length),) = self.numbers.ranges(layout.blocks)
+            start, _, delta = (each.local for each in inputs)
+            offset = start + tf.cast(first, start.dtype) * delta
+            return tf.cast(tf.range(length), start.dtype) * delta + offset
+        if randomness.has_slices(op) and layout.axis == 0:
+            return randomness.drawn(op, [each.local for each in inputs], layout, self.numbers)
+        if op.type in ("BroadcastTo", "Tile"):
+            own = facts.dims(op.inputs[0])
+            place = layout.axis - (len(dims) - len(own)) if own is not None else 0
+            if own is None or (place >= 0 and own[place] != 1):
+                return None
+            changed = with_entry(
+                inputs[1].local, layout.axis, self.numbers.local_length(layout.blocks)
+            )
+            return site.run([inputs[0].local, changed])[0]
+        if op.type in ELEMENTWISE and len(op.outputs) == 1:
+            given = []
+            for own_value, tensor in zip(inputs, op.inputs, strict=True):
+                own = facts.dims(tensor)
+                if own is None:
+                    return None
+                place = layout.axis - (len(dims) - len(own))
+                if place < 0 or own[place] == 1:
+                    given.append(own_value.local)
+                elif own[place] == dims[layout.axis]:
+                    rows = layout.at(place)
+                    part = self._made_in_rows(own_value, rows, depth + 1)
+                    given.append(self.convert(own_value, rows) if part is None else part)
+                else:
+                    return None
+            return site.run(given)[0]
+        return None
+
+    def _converted_list(self, value: Value, layout: Layout) -> tf.Tensor:
+        """A list whose elements lie otherwise: what made it is made again for them."""
+        have = value.layout
+        if not isinstance(have, Items) or not isinstance(layout, Items):
+            raise CannotSplit(f"{have} cannot become {layout}")
+        if have.element in (None, REPLICATED) and layout.element in (None, REPLICATED):
+            return value.local
+        op = None if value.source is None else value.source.op
+        if op is not None and value.made_of:
+            site = SplitSite(op, self.numbers)
+            if op.type == "Identity":
+                return self.convert(value.made_of[0], layout)
+            if op.type in ("TensorListReserve", "EmptyTensorList"):
+                shape, count = (each.local for each in value.made_of)
+                return site.run([element_shape(site, shape, layout.element), count])[0]
+            places = {"TensorListSetItem": 2, "TensorListPushBack": 1}
+            if op.type in places:
+                given = [
+                    each.local if isinstance(each.layout, Items) else self.convert(each, REPLICATED)
+                    for each in value.made_of
+                ]
+                item = value.made_of[places[op.type]]
+                given[0] = self.convert(value.made_of[0], layout)
+                given[places[op.type]] = self.convert(item, layout.element or REPLICATED)
+                return site.run(given)[0]
+        return self._through_a_tensor(value, have, layout)
+
+    def _through_a_tensor(self, value: Value, have: Items, layout: Items) -> tf.Tensor:
+        known = None
+        if value.scope is not None and value.source is not None:
+            known = value.scope.facts.elements.get(value.source.name)
+        if known is None or known.dims is None or None in known.dims or known.dtype is None:
+            raise CannotSplit(f"a list of {have.element} cannot become one of {layout.element}")
+
+        def shape(element: Layout | None) -> tf.Tensor:
+            whole = [self.numbers.number(dim) for dim in known.dims]
+            if isinstance(element, Rows):
+                whole[element.axis] = self.numbers.local_length(element.blocks)
+            return tf.stack(whole) if whole else tf.zeros([0], tf.int32)
+
+        stacked = tf.raw_ops.TensorListStack(
+            input_handle=value.local, element_shape=shape(have.element), element_dtype=known.dtype
+        )
+        stacked.set_shape([None] * (1 + len(known.dims)))
+        own = Value(stacked_layout(have.element), stacked)
+        tensor = self.convert(own, stacked_layout(layout.element))
+        return tf.raw_ops.TensorListFromTensor(tensor=tensor, element_shape=shape(layout.element))
+
+    def combined(self, kind: str, local: tf.Tensor) -> tf.Tensor:
+        """What all replicas' results of a reduction are together."""
+        place = tf.one_hot(self.numbers.replica, self.exchange.replicas, dtype=tf.int32)
+        place = tf.reshape(place, [-1, *[1] * local.shape.rank])
+        stacked = tf.where(tf.cast(place, tf.bool), local[tf.newaxis], tf.zeros_like(local))
+        everyones = self.sum(stacked)
+        reductions: Mapping[str, Any] = {
+            "Max": tf.reduce_max,
+            "Min": tf.reduce_min,
+            "Prod": tf.reduce_prod,
+            "All": tf.reduce_all,
+            "Any": tf.reduce_any,
+        }
+        return reductions[kind](everyones, axis=0)
+
+
+class SplitSite(LocalSite):
+    """A site whose numbers are those of the whole local graph.
+
+    Args:
+        op: The operation of the global graph.
+        numbers: What the replica knows of its rows.
+    """
+
+    def __init__(self, op: tf.Operation, numbers: LocalNumbers) -> None:
+        super().__init__(op, numbers.sizes, numbers.own)
+        self.numbers = numbers
+        self.number = numbers.number  # type: ignore[method-assign]
+        self.local_length = numbers.local_length  # type: ignore[method-assign]
+
+
+def element_shape(site: LocalSite, shape: tf.Tensor, element: Layout | None) -> tf.Tensor:
+    """A replica's shape of elements that lie so."""
+    known = tf.get_static_value(shape)
+    if not isinstance(element, Rows) or shape.shape.rank != 1:
+        return shape
+    if known is not None and known[element.axis] < 0:
+        return shape
+    return site.local_shape(shape, element)
+
+
+def stacked_layout(element: Layout | None) -> Layout:
+    """How the elements of a list lie as one tensor."""
+    return element.at(element.axis + 1) if isinstance(element, Rows) else REPLICATED
+
+
+def tensor_of_sizes(value: np.ndarray, dtype: tf.DType, numbers: LocalNumbers) -> tf.Tensor:
+    """A tensor of known sizes."""
+    if not any(isinstance(entry, Size) for entry in value.ravel()):
+        return tf.constant(np.array(value.tolist()).reshape(value.shape), dtype, shape=value.shape)
+    entries = [tf.cast(numbers.number(e), dtype) for e in value.ravel()]
+    return tf.reshape(tf.stack(entries), value.shape)
