@@ -72,7 +72,8 @@ class NoiseProbe(Probe):
                 "computed from the whole batch.",
                 "Expected losses that are sums over examples: Keras losses, or functions that "
                 "return one value for each example.",
-                "Return per-example values from the loss, or leave out the callback.",
+                "Return per-example values from the loss, leave out `run_eagerly`, or leave out "
+                "the callback.",
                 callback="GradientNoiseScale",
             )
         return [seen.pieces, seen.total_square_norm]

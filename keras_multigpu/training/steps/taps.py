@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.partition.conversions import Value
-from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Block, Rows
+from keras_multigpu.partition.layouts import REPLICATED, Block, Rows
 from keras_multigpu.partition.planner import Scope
 from keras_multigpu.partition.sizes import Size
 from keras_multigpu.partition.splitter import Splitter
@@ -23,6 +23,7 @@ from keras_multigpu.training.exchange.sparse_gradients import square_norm_of_all
 from keras_multigpu.training.exchange.stages import totals_of_pieces
 from keras_multigpu.training.steps.noted_step import NotedStep
 from keras_multigpu.training.steps.own_examples import NoLossOfItsOwn, OwnExamples
+from keras_multigpu.training.steps.own_parts import own_part
 
 
 class Tapped(NamedTuple):
@@ -88,6 +89,7 @@ class Taps:
             [scope.values[tensor.name] for tensor in parts_of(gradient)]
             for gradient, _ in noted.gradients
         ]
+        local = [[own_part(splitter, value) for value in parts] for parts in gradients]
         loss = scope.values[tf.convert_to_tensor(noted.losses[0]).name]
         total = splitter.convert(loss, REPLICATED)
         is_open = splitter.exchange.replicas == 1 or isinstance(
@@ -103,8 +105,8 @@ class Taps:
             prediction_of(splitter, scope, leaf, batch)
             for leaf in (*keras.tree.flatten(noted.y_pred), *noted.attached)
         ]
-        piece = [piece_norm(splitter, gradients, batch)] if self._by_piece else []
-        self.is_sum = [any(is_part(value) for value in parts) for parts in gradients]
+        piece = [piece_norm(splitter, gradients, local, batch)] if self._by_piece else []
+        self.is_sum = [any(part is not None for part in parts) for parts in local]
         self.axes = Tapped(
             [-1] * len(of_replica),
             -1,
@@ -117,7 +119,10 @@ class Taps:
         return Tapped(
             of_replica,
             total,
-            [[own_part(value) for value in parts] for parts in gradients],
+            [
+                [of_replica_in(*each) for each in zip(parts, own_ones, strict=True)]
+                for parts, own_ones in zip(gradients, local, strict=True)
+            ],
             [[splitter.convert(value, REPLICATED) for value in parts] for parts in gradients],
             [tensor for tensor, _ in predictions],
             [of_layers.or_whole(value) for value in statistics],
@@ -157,13 +162,11 @@ def gradient_of(parts: Sequence[tf.Tensor], variable: keras.Variable) -> Any:
     return tf.IndexedSlices(values, indices, tf.constant(tuple(variable.shape), tf.int64))
 
 
-def is_part(value: Value) -> bool:
-    """Whether a replica has a part of a value that is its own."""
-    return value.layout == PARTIAL or isinstance(value.layout, Rows)
-
-
-def own_part(value: Value) -> tf.Tensor:
-    return totals_of_pieces([value.local])[0] if value.layout == PARTIAL else value.local
+def of_replica_in(value: Value, part: tf.Tensor | None) -> tf.Tensor:
+    """What a replica has of a gradient, in all pieces of its share; rows of one piece."""
+    if part is None or isinstance(value.layout, Rows):
+        return value.local if part is None else part
+    return totals_of_pieces([part])[0]
 
 
 def prediction_of(
@@ -182,14 +185,19 @@ def prediction_of(
     return splitter.convert(value, layout), layout
 
 
-def piece_norm(splitter: Splitter, gradients: Sequence[Sequence[Value]], batch: str) -> tf.Tensor:
+def piece_norm(
+    splitter: Splitter,
+    gradients: Sequence[Sequence[Value]],
+    parts: Sequence[Sequence[tf.Tensor | None]],
+    batch: str,
+) -> tf.Tensor:
     """A piece's number of examples, and the square norm of the gradient of its mean loss."""
     numbers = splitter.numbers
     squares: dict[bool, list[Any]] = {True: [], False: []}
-    for parts in gradients:
-        local = [value.local for value in parts]
-        gradient = tf.IndexedSlices(*local) if len(parts) > 1 else local[0]
-        squares[any(map(is_part, parts))].append(gradient)
+    for values, own in zip(gradients, parts, strict=True):
+        local = [v.local if part is None else part for v, part in zip(values, own, strict=True)]
+        gradient = tf.IndexedSlices(*local) if len(local) > 1 else local[0]
+        squares[any(part is not None for part in own)].append(gradient)
     of_parts, of_wholes = (square_norm_of_all(squares[kind]) for kind in (True, False))
     mean = tf.math.divide_no_nan(of_parts, tf.square(tf.cast(numbers.fraction, tf.float32)))
     examples = tf.cast(numbers.own[batch], tf.float32)

@@ -136,11 +136,12 @@ def rows_of_one(replica: Replica, batch: Any, total: tf.Tensor) -> Rows:
 
 def part_of_one(replica: Replica, tapped: Tapped) -> Tapped:
     """What a replica has of a step that the first one takes alone."""
+    # No replica's examples have a loss of their own: it is that of all.
+    tapped = tapped._replace(loss=[])
     if replica.id == 0:
         return tapped
     zeros = [[tf.zeros_like(part) for part in parts] for parts in tapped.own]
     return tapped._replace(
-        loss=[tf.zeros_like(loss) for loss in tapped.loss],
         own=[[part[:0] for part in parts] if len(parts) > 1 else parts for parts in zeros],
         predictions=[
             leaf if leaf is None or not leaf.shape.rank else leaf[:0] for leaf in tapped.predictions

@@ -104,7 +104,7 @@ def test_without_a_graph_the_first_replica_has_all(rate):
     np.testing.assert_allclose(
         first, [3, 14 / 3, total[0], total[0], total[1], total[1]], rtol=1e-6
     )
-    np.testing.assert_allclose(second, [0, 0, 0, total[0], 0, total[1]], rtol=1e-6)
+    np.testing.assert_allclose(second, [0, 14 / 3, 0, total[0], 0, total[1]], rtol=1e-6)
     before = model.get_weights()
     history = model.fit(X * 10, np.zeros((3, 1)), 3, verbose=0, callbacks=[Watch(Forbid())])
     np.testing.assert_array_equal(model.get_weights(), before)
@@ -202,6 +202,20 @@ def test_a_loss_divided_by_weights_is_the_replicas_own():
         callbacks=[Watch(probe)],
     )
     np.testing.assert_allclose(probe.seen.numpy()[:, 1], [2.5, 12.5], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_penalties_of_weights_belong_to_every_replica():
+    """Each has the whole gradient of 0.1 w^2 beside that of its own examples."""
+    inputs = keras.Input((1,))
+    options = {"kernel_initializer": "ones", "kernel_regularizer": keras.regularizers.L2(0.1)}
+    outputs = keras.layers.Dense(1, use_bias=False, **options)(inputs)
+    model = kmg.distribute(keras.Model(inputs, outputs), replicas_of(2))
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    probe = Remember()
+    model.fit(X, np.zeros((3, 1)), 3, shuffle=False, verbose=0, callbacks=[Watch(probe)])
+    np.testing.assert_allclose(probe.seen.numpy()[:, 1], [2.6, 9.1], rtol=1e-6)
+    np.testing.assert_allclose(probe.seen.numpy()[:, 4], [5.2, 18.2], rtol=1e-6)
 
 
 @pytest.mark.slow
