@@ -5,7 +5,7 @@ whole a replica takes its rows; or it makes them, where that is cheap, as its ow
 """
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -75,8 +75,9 @@ class Value:
 
     @property
     def is_lazy(self) -> bool:
-        """Whether nobody has asked for it yet."""
-        return callable(self._local)
+        """Whether somebody may ask for rows of it, which has not been made yet."""
+        is_constant = self.source is not None and self.source.op.type == "Const"
+        return callable(self._local) and not is_constant
 
     @property
     def local(self) -> tf.Tensor:
@@ -321,6 +322,37 @@ class SplitSite(LocalSite):
         self.numbers = numbers
         self.number = numbers.number  # type: ignore[method-assign]
         self.local_length = numbers.local_length  # type: ignore[method-assign]
+
+
+def slim_of(value: Value) -> Callable[[], tf.Tensor] | None:
+    """What makes a value as it was before it was broadcast, if nobody needs it broadcast."""
+    op = None if value.source is None else value.source.op
+    if op is None or value.layout != REPLICATED or not value.is_lazy or not value.made_of:
+        return None
+    first = value.made_of[0]
+    if op.type in ("Tile", "BroadcastTo"):
+        facts = value.scope.facts  # type: ignore[union-attr]
+        own, dims = facts.dims(op.inputs[0]), facts.dims(op.outputs[0])
+        if first.layout != REPLICATED or own is None or dims is None or len(own) != len(dims):
+            return None
+        if any(a is None or a not in (1, b) for a, b in zip(own, dims, strict=True)):
+            return None
+        return lambda: first.local
+    if op.type not in ("RealDiv", "Mul") or any(v.layout != REPLICATED for v in value.made_of):
+        return None
+    numbers = [tensor.shape.rank == 0 for tensor in op.inputs]
+    if numbers == [False, True]:
+        inner, number = slim_of(first), value.made_of[1]
+        return inner and (lambda: copied(op, [inner(), number.local]))
+    if numbers == [True, False] and op.type == "Mul":
+        inner = slim_of(value.made_of[1])
+        return inner and (lambda: copied(op, [first.local, inner()]))
+    return None
+
+
+def copied(op: tf.Operation, inputs: list[tf.Tensor]) -> tf.Tensor:
+    """The result of an operation of the global graph on these inputs."""
+    return LocalSite(op, {}, {}).run(inputs)[0]
 
 
 def element_shape(site: LocalSite, shape: tf.Tensor, element: Layout | None) -> tf.Tensor:

@@ -45,7 +45,7 @@ class LocalSite:
             tf.compat.v1.get_default_graph()
             .create_op(
                 op.type,
-                [tf.convert_to_tensor(tensor) for tensor in inputs],
+                [t if isinstance(t, tf.Tensor) else tf.convert_to_tensor(t) for t in inputs],
                 [tensor.dtype for tensor in op.outputs],
                 name=op.name,
                 attrs=attributes,

@@ -23,6 +23,7 @@ from keras_multigpu.partition.conversions import (
     Exchange,
     SplitSite,
     Value,
+    slim_of,
     tensor_of_sizes,
 )
 from keras_multigpu.partition.facts import BRANCHES, LOOPS, GraphFacts, is_call, passed_on
@@ -184,8 +185,12 @@ class Splitter:
 
     def _add_plain(self, op: tf.Operation, plan: Plan, inputs: list[Value], scope: Scope) -> None:
         facts = scope.facts
+        if op.type == "Const":
+            # Half of them nobody needs: shapes and axes are written anew.
+            self._set(op, plan, [lambda: self._run(op, plan, [], scope)[0]], inputs, scope)
+            return
         known = [facts.value(tensor) for tensor in op.outputs]
-        if op.type != "Const" and known and all(is_known(value) for value in known):
+        if known and all(is_known(value) for value in known):
             outs = [
                 lambda value=value, tensor=tensor: tensor_of_sizes(
                     value, tensor.dtype, self.numbers
@@ -213,8 +218,12 @@ class Splitter:
     def _run(
         self, op: tf.Operation, plan: Plan, inputs: Sequence[Value], scope: Scope
     ) -> list[tf.Tensor]:
-        given = [self.convert(value, need) for value, need in zip(inputs, plan.need, strict=True)]
         site = SplitSite(op, self.numbers)
+        slim = self._with_slim(op, plan, inputs, site, scope)
+        if slim is not None:
+            self._tell_shapes(op, plan, slim, scope)
+            return slim
+        given = [self.convert(value, need) for value, need in zip(inputs, plan.need, strict=True)]
         if runs_once(op):
             return self._once(op, site, given, scope)
         outs = self._unless_empty(op, plan, site, given, scope)
@@ -222,6 +231,34 @@ class Splitter:
             outs = [self.conversions.combined(plan.combine, outs[0])]
         self._tell_shapes(op, plan, outs, scope)
         return list(outs)
+
+    def _with_slim(
+        self, op: tf.Operation, plan: Plan, inputs: Sequence[Value], site: SplitSite, scope: Scope
+    ) -> list[tf.Tensor] | None:
+        """An operation on what has not been broadcast yet; None if that is not at hand.
+
+        The gradient of a mean is broadcast to the shape of the batch and then added to others.
+        """
+        if op.type not in ("Mul", "AddV2", "Sub", "AddN") or not isinstance(plan.out[0], Rows):
+            return None
+        if plan.emit or len(inputs) < 2 or plan.need[0] != plan.need[-1]:
+            return None
+        slim = [slim_of(value) for value in inputs]
+        whole = [n for n, each in enumerate(slim) if each is None]
+        if len(whole) in (0, len(inputs)):
+            return None
+        dims = scope.facts.dims(op.outputs[0])
+        if any(scope.facts.dims(tensor) != dims for tensor in op.inputs):
+            return None
+        found = {n: self.convert(inputs[n], plan.need[n]) for n in whole}
+        given = [found[n] if make is None else make() for n, make in enumerate(slim)]
+        if op.type != "AddN":
+            return site.run(given)
+        rest = [found[n] for n in whole]
+        total = rest[0] if len(rest) == 1 else tf.add_n(rest)
+        for n, each in enumerate(given):
+            total = total if n in found else total + each
+        return [total]
 
     def _unless_empty(
         self,
@@ -241,6 +278,10 @@ class Splitter:
         if not skipped_empty(op, plan, self.exchange.on_cpu) or not known:
             return run()
         rows = next(layout for layout in plan.need if isinstance(layout, Rows))
+        sizes = [self.numbers.batches[block.batch] for block in rows.blocks]
+        if any(isinstance(size, int) and size >= self.exchange.replicas for size in sizes):
+            # Batches of one known size are cut evenly: each replica has some.
+            return run()
         shapes = []
         for own, layout in zip(dims, plan.out, strict=True):
             shape = [self.numbers.number(dim) for dim in own]  # type: ignore[union-attr,arg-type]

@@ -267,6 +267,11 @@ class Stages:
             for each in known
         ]
 
+    def types_of_later_pieces(self) -> set[str]:
+        """The types of operations that pieces run after a sum: what these need is kept for all."""
+        later = [part for part in self._parts[2:] if part.of_piece]
+        return {operation.type for part in later for operation in part.operations}
+
     def _given(self, args: Any) -> dict[str, tf.Tensor]:
         """What the graph's inputs are for these arguments, by name."""
         given = [leaf for leaf in tf.nest.flatten(args, expand_composites=True) if leaf is not None]

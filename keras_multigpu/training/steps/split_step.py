@@ -27,6 +27,7 @@ from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.partition.local_step import Leaf, LocalStep
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.sizes import AnySize, Size
+from keras_multigpu.partition.splitter import HEAVY
 from keras_multigpu.training.exchange.stages import totals, traced
 from keras_multigpu.training.feed.cutter import has_own_memory
 from keras_multigpu.training.replica_group import Copies, Replica, ReplicaGroup, copies_in
@@ -159,6 +160,13 @@ class SplitStep:
         args = (number, tf.TensorSpec((2,), tf.int32), number, number, lengths, specs, values)
         self._local = traced(local, args, bool(self._model.jit_compile), places)
         self._layouts = outcomes[-1].layouts
+        if self._pieces > 1 and self._local.types_of_later_pieces() & HEAVY:
+            logger.warning(
+                "`micro_batches=%d` saves little memory with this model: each piece waits for sums "
+                "over all of them, as BatchNormalization needs, and is kept until then. Its "
+                "numbers are those of one piece.",
+                self._pieces,
+            )
 
     # What training does besides.
 
