@@ -340,14 +340,15 @@ def slim_of(value: Value) -> Callable[[], tf.Tensor] | None:
         return lambda: first.local
     if op.type not in ("RealDiv", "Mul") or any(v.layout != REPLICATED for v in value.made_of):
         return None
-    numbers = [tensor.shape.rank == 0 for tensor in op.inputs]
-    if numbers == [False, True]:
-        inner, number = slim_of(first), value.made_of[1]
-        return inner and (lambda: copied(op, [inner(), number.local]))
-    if numbers == [True, False] and op.type == "Mul":
-        inner = slim_of(value.made_of[1])
-        return inner and (lambda: copied(op, [first.local, inner()]))
-    return None
+    is_number = [tensor.shape.rank == 0 for tensor in op.inputs]
+    if is_number not in ([False, True], [True, False]) or (is_number[0] and op.type != "Mul"):
+        return None
+    make = slim_of(value.made_of[is_number.index(False)])
+    number = value.made_of[is_number.index(True)]
+    if make is None:
+        return None
+    order = 1 if is_number[1] else -1
+    return lambda: copied(op, [make(), number.local][::order])
 
 
 def copied(op: tf.Operation, inputs: list[tf.Tensor]) -> tf.Tensor:
