@@ -324,7 +324,7 @@ class SplitSite(LocalSite):
         self.local_length = numbers.local_length  # type: ignore[method-assign]
 
 
-def slim_of(value: Value) -> Callable[[], tf.Tensor] | None:
+def slim_of(value: Value, axis: int) -> Callable[[], tf.Tensor] | None:
     """What makes a value as it was before it was broadcast, if nobody needs it broadcast."""
     op = None if value.source is None else value.source.op
     if op is None or value.layout != REPLICATED or not value.is_lazy or not value.made_of:
@@ -337,13 +337,14 @@ def slim_of(value: Value) -> Callable[[], tf.Tensor] | None:
             return None
         if any(a is None or a not in (1, b) for a, b in zip(own, dims, strict=True)):
             return None
-        return lambda: first.local
+        # Else it has the rows of all replicas there.
+        return (lambda: first.local) if own[axis] == 1 else None
     if op.type not in ("RealDiv", "Mul") or any(v.layout != REPLICATED for v in value.made_of):
         return None
     is_number = [tensor.shape.rank == 0 for tensor in op.inputs]
     if is_number not in ([False, True], [True, False]) or (is_number[0] and op.type != "Mul"):
         return None
-    make = slim_of(value.made_of[is_number.index(False)])
+    make = slim_of(value.made_of[is_number.index(False)], axis)
     number = value.made_of[is_number.index(True)]
     if make is None:
         return None

@@ -243,7 +243,7 @@ class Splitter:
             return None
         if plan.emit or len(inputs) < 2 or plan.need[0] != plan.need[-1]:
             return None
-        slim = [slim_of(value) for value in inputs]
+        slim = [slim_of(value, plan.out[0].axis) for value in inputs]
         whole = [n for n, each in enumerate(slim) if each is None]
         if len(whole) in (0, len(inputs)):
             return None
