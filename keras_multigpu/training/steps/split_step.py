@@ -377,7 +377,10 @@ def known_variables(model: keras.Model, replication: "Replication") -> list[kera
     """All Keras variables that a step may use, each once."""
     optimizers = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
     everything = [*model.variables, *model.metrics_variables, *optimizers]
-    everything += [*replication.placement.untracked, *adjustments(model.optimizer)]
+    everything += [
+        *replication.placement.untracked,
+        *adjustments(getattr(model, "optimizer", None)),
+    ]
     everything += [variable_internals.global_seed_state()]
     return list({id(variable): variable for variable in everything}.values())
 

@@ -115,15 +115,19 @@ def test_the_same_seed_drops_the_same_units_on_any_number_of_replicas(replicas):
         def predict_step(self, data):
             return self(data, training=True)
 
-    def noise(place):
+    def noise(place, compiled=True):
         keras.utils.set_random_seed(3)
         model = place(Noise([keras.layers.Dropout(0.4), keras.layers.GaussianNoise(0.1)]))
-        model.compile(jit_compile=False)
+        if compiled:
+            model.compile(jit_compile=False)
         return model.predict(np.ones((ROWS, 4), "float32"), batch_size=BATCH, verbose=0)
 
     strategy = kmg.strategy("mirrored", devices=replicas)
     found = noise(lambda model: kmg.distribute(model, strategy))
     np.testing.assert_array_equal(found, noise(lambda model: model))
+    # A model that was never compiled predicts as well.
+    again = noise(lambda model: kmg.distribute(model, strategy), compiled=False)
+    np.testing.assert_array_equal(again, found)
 
 
 def test_what_no_replica_can_share_runs_on_one(caplog):
