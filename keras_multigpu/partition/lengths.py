@@ -163,16 +163,6 @@ def windows(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     return [found]
 
 
-@lengths_of("AvgPoolGrad AvgPool3DGrad")
-def pool_gradient(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    return [shaped(facts, op.inputs[0])]
-
-
-@lengths_of("Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput")
-def convolution_gradient(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    return [shaped(facts, op.inputs[0])]
-
-
 @lengths_of("SparseSoftmaxCrossEntropyWithLogits SoftmaxCrossEntropyWithLogits")
 def cross_entropy(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     dims = facts.dims(op.inputs[0])
@@ -541,11 +531,6 @@ def strided_slice(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     return [found]
 
 
-@lengths_of("StridedSliceGrad")
-def strided_slice_gradient(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
-    return [shaped(facts, op.inputs[0])]
-
-
 @lengths_of("Tile")
 def tile(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     dims, times = facts.dims(op.inputs[0]), facts.value(op.inputs[1])
@@ -610,6 +595,8 @@ def broadcast_to(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
 
 
 @lengths_of(
+    "AvgPoolGrad AvgPool3DGrad Conv2DBackpropInput Conv3DBackpropInputV2 StridedSliceGrad "
+    "DepthwiseConv2dNativeBackpropInput "
     "Fill Empty RandomUniform RandomStandardNormal TruncatedNormal RandomUniformInt "
     "StatelessRandomUniformV2 StatelessRandomNormalV2 StatelessTruncatedNormalV2 "
     "StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2 StatelessRandomUniform "

@@ -302,14 +302,7 @@ class Splitter:
         self, op: tf.Operation, plan: Plan, outs: Sequence[tf.Tensor], scope: Scope
     ) -> None:
         for tensor, layout, out in zip(op.outputs, plan.out, outs, strict=True):
-            dims = scope.facts.dims(tensor)
-            if dims is None or tensor.dtype in (tf.resource, tf.variant):
-                continue
-            own = [dim if isinstance(dim, int) else None for dim in dims]
-            if isinstance(layout, Rows):
-                own[layout.axis] = None
-            if out.shape.rank is None or not out.shape.is_fully_defined():
-                out.set_shape(own)
+            tell_shape(scope.facts, tensor, layout, out)
 
     def again(self, value: Value, inputs: Sequence[tf.Tensor], whole: bool) -> tf.Tensor:
         """What the operation that made a value makes of other inputs, which lie as its own do.
@@ -478,12 +471,7 @@ class Splitter:
                     values.append(value)
                     continue
                 tensor = next(own)
-                dims = facts.dims(facts.graph.inputs[place])
-                if dims is not None and tensor.dtype not in (tf.variant, tf.resource):
-                    shape = [dim if isinstance(dim, int) else None for dim in dims]
-                    if isinstance(value.layout, Rows):
-                        shape[value.layout.axis] = None
-                    tensor.set_shape(shape)
+                tell_shape(facts, facts.graph.inputs[place], value.layout, tensor)
                 values.append(Value(value.layout, tensor, value.source))
             variables = dict(scope.state)
             for number in written:
@@ -507,7 +495,7 @@ class Splitter:
         ended = list(tf.while_loop(test, turn, start, shape_invariants=shapes)) if start else []
         for place, tensor in zip(moving, ended, strict=False):
             out = op.outputs[place]
-            self._tell_shapes_of(out, plan.out[place], tensor, scope)
+            tell_shape(scope.facts, out, plan.out[place], tensor)
             scope.values[out.name] = Value(plan.out[place], tensor, out, scope)
         for number, tensor in zip(written, ended[len(moving) :], strict=True):
             scope.state[number] = Value(REPLICATED, tensor, None, scope)
@@ -516,15 +504,16 @@ class Splitter:
                 scope.values[op.outputs[place].name] = value
             scope.layouts[op.outputs[place].name] = plan.out[place]
 
-    def _tell_shapes_of(
-        self, source: tf.Tensor, layout: Layout, tensor: tf.Tensor, scope: Scope
-    ) -> None:
-        dims = scope.facts.dims(source)
-        if dims is None or source.dtype in (tf.resource, tf.variant):
-            return
-        own = [dim if isinstance(dim, int) else None for dim in dims]
-        if isinstance(layout, Rows):
-            own[layout.axis] = None
+
+def tell_shape(facts: GraphFacts, source: tf.Tensor, layout: Layout, tensor: tf.Tensor) -> None:
+    """Tell TensorFlow what is known of the shape of a replica's part of a tensor."""
+    dims = facts.dims(source)
+    if dims is None or source.dtype in (tf.resource, tf.variant):
+        return
+    own = [dim if isinstance(dim, int) else None for dim in dims]
+    if isinstance(layout, Rows):
+        own[layout.axis] = None
+    if not tensor.shape.is_fully_defined():
         tensor.set_shape(own)
 
 
