@@ -18,7 +18,11 @@ from keras_multigpu.training.shares import Batch, batch_size_of, cut
 LEAVE_OUT = "Leave out the callback"
 
 
-def run_of(callback: keras.callbacks.Callback, why: str, instead: str = LEAVE_OUT) -> TrainingRun:
+def run_of(
+    callback: keras.callbacks.Callback,
+    why: str = "elsewhere losses and gradients of a replica are not seen",
+    instead: str = LEAVE_OUT,
+) -> TrainingRun:
     """The run of `fit`; a `ValueError`, with the reason, for a model of stock Keras."""
     run: TrainingRun | None = getattr(callback.model, "training_run", None)
     if run is None:
@@ -28,23 +32,6 @@ def run_of(callback: keras.callbacks.Callback, why: str, instead: str = LEAVE_OU
             f"Expected a model of `keras_multigpu.distribute`: {why}.",
             f"{instead}, or write `model = kmg.distribute(model)` before `compile`; one device is "
             "enough.",
-        )
-    return run
-
-
-def run_to_see(
-    callback: keras.callbacks.Callback,
-    why: str = "elsewhere losses and gradients of a replica are not seen",
-    instead: str = LEAVE_OUT,
-) -> TrainingRun:
-    """The run of `fit`, into whose steps a callback can look; a `ValueError` where none can."""
-    run = run_of(callback, why, instead)
-    if run.has_own_train_step:
-        refuse_model(
-            callback,
-            "with a `train_step` of its own",
-            f"Expected Keras's own `train_step`: {why}.",
-            f"{instead}, or write the model with `compute_loss` instead of `train_step`.",
         )
     return run
 

@@ -15,9 +15,7 @@ from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.loop_functions import loop_function, made_again
 from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.run import TrainingRun
-from keras_multigpu.training.shares import Batch, normalized, wide
-from keras_multigpu.training.steps.custom_step import share_of_loss
-from keras_multigpu.training.steps.present_step import present_rows
+from keras_multigpu.training.shares import Batch, normalized
 from keras_multigpu.training.steps.split_step import traces_one_device
 from keras_multigpu.training.threads import alone
 from keras_multigpu.training.variables.placement import build_optimizer
@@ -33,9 +31,8 @@ class DistributedModel(keras.Model):
     global batch size. No strategy's scope is needed.
 
     A subclass may override `train_step`, `test_step`, `predict_step`, `compute_loss` and
-    `compute_metrics`. The last two are called with the global batch. The steps run on each
-    replica with its share of the batch: take the loss from `self.compute_loss` and update
-    with `self.optimizer`, which know about the other replicas.
+    `compute_metrics`, written as for one device. They see the global batch; what they compute is
+    split over the replicas.
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "DistributedModel":
@@ -299,57 +296,27 @@ class DistributedModel(keras.Model):
         return model
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """One training step on a replica's rows; call it from an override.
+        """Keras's training step, split over the replicas: the one reduction that they need.
 
-        Without an override, `fit` runs a faster step of the same arithmetic.
+        Where the model's own step is traced, as in `fit`, it is that of one device, and the whole
+        of what calls it is split.
+
+        Args:
+            data: A global batch.
         """
         if traces_one_device():
             return super().train_step(data)
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        with tf.GradientTape() as tape:
-            y_pred = model_internals.called(self, x, training=True)
-            loss = self.compute_loss(x, y, y_pred, sample_weight, training=True)
-            scaled = loss if self.optimizer is None else self.optimizer.scale_loss(loss)
-        if self.trainable_weights:
-            gradients = tape.gradient(scaled, self.trainable_weights)
-            pairs = zip(gradients, self.trainable_weights, strict=True)
-            self.optimizer.apply_gradients(pairs)
-        return self._replica_logs(x, y, y_pred, sample_weight, loss)
+        return self.replication.run_directly(self, "train_step", super().train_step, data)
 
     def test_step(self, data: Any) -> dict[str, Any]:
-        """One evaluation step on a replica's rows; call it from an override."""
+        """The same for Keras's evaluation step.
+
+        Args:
+            data: A global batch.
+        """
         if traces_one_device():
             return super().test_step(data)
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        y_pred = model_internals.called(self, x, training=False)
-        loss = self.compute_loss(x, y, y_pred, sample_weight, training=False)
-        return self._replica_logs(x, y, y_pred, sample_weight, loss)
-
-    def _replica_logs(
-        self, x: Any, y: Any, y_pred: Any, sample_weight: Any, loss: tf.Tensor
-    ) -> dict[str, Any]:
-        rows = present_rows()
-        # Keras weighs a batch by the length of `x`; but a replica without examples has borrowed a
-        # row.
-        weight = None if rows is None else tf.cast(rows.examples, wide())
-        compile_internals.loss_tracker(self).update_state(loss, sample_weight=weight)
-        return self.compute_metrics(x, y, y_pred, sample_weight)
-
-    def compute_loss(
-        self,
-        x: Any = None,
-        y: Any = None,
-        y_pred: Any = None,
-        sample_weight: Any = None,
-        training: bool = True,
-    ) -> tf.Tensor:
-        """The total loss, as `keras.Model.compute_loss`.
-
-        Called in a `train_step` of your own it is the loss of the global batch.
-        """
-        if traces_one_device() or present_rows() is None:
-            return super().compute_loss(x, y, y_pred, sample_weight, training)
-        return share_of_loss(self, y, y_pred, sample_weight)
+        return self.replication.run_directly(self, "test_step", super().test_step, data)
 
 
 def require_compiled(model: keras.Model) -> None:

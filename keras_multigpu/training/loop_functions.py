@@ -19,7 +19,7 @@ class LoopFunction:
         steps: What `Replication.steps_of` gives.
     """
 
-    def __init__(self, *steps: Any) -> None:
+    def __init__(self, steps: dict[Any, Any]) -> None:
         self.steps = steps
 
     def __call__(self, iterator: Any) -> Any:
@@ -33,14 +33,14 @@ def loop_function(kind: str) -> property:
 
     def get(model: Any) -> LoopFunction | None:
         # While Keras makes a model there is nothing yet.
-        steps = model.replication.steps_of(method) if "_replication" in vars(model) else [{}]
-        return LoopFunction(*steps) if steps[0] else None
+        steps = model.replication.steps_of(method) if "_replication" in vars(model) else {}
+        return LoopFunction(steps) if steps else None
 
     def assign(model: Any, function: Any) -> None:
         if "_replication" not in vars(model):
             return
         if isinstance(function, LoopFunction):
-            model.replication.take_back(*function.steps)
+            model.replication.take_back(function.steps)
         elif function is None:
             model.replication.forget(method)
         else:

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import logging
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,6 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals, versions
-from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.replicas import obtained
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Group
@@ -20,16 +18,15 @@ from keras_multigpu.training.lengths import refuse_unequal_known
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup
 from keras_multigpu.training.servers.connection import Servers
 from keras_multigpu.training.servers.tpus import TPUs
-from keras_multigpu.training.shares import Batch, Shares
+from keras_multigpu.training.shares import Batch, Shares, normalized
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.steps.steps_of_model import (
     StepFunctions,
     evaluation_step,
     prediction_step,
-    said_of_batch_norm,
     training_step,
 )
-from keras_multigpu.training.update import adjustments
+from keras_multigpu.training.variables.adjusted_schedule import adjustments
 from keras_multigpu.training.variables.placement import Placement
 
 logger = logging.getLogger("keras_multigpu")
@@ -112,24 +109,20 @@ class Replication:
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""
         self._functions: dict[tuple[Any, ...], StepFunctions] = {}
-        self._on_variables: set[str] = set()
-        self.placement = Placement(self.strategy, self.shares_of_batch > 1)
+        self.placement = Placement(self.strategy)
 
-    def steps_of(self, method: str) -> tuple[dict[Any, StepFunctions], set[str]]:
-        """The compiled steps for one method of the model, and that it runs on variables, if so."""
-        own = {key: made for key, made in self._functions.items() if key[0] == method}
-        return own, self._on_variables & {method}
+    def steps_of(self, method: str) -> dict[Any, StepFunctions]:
+        """The compiled steps for one method of the model."""
+        return {key: made for key, made in self._functions.items() if key[0] == method}
 
     def forget(self, method: str) -> None:
         """Drop the compiled steps for one method of the model."""
-        own, on_variables = self.steps_of(method)
+        own = self.steps_of(method)
         self._functions = {key: f for key, f in self._functions.items() if key not in own}
-        self._on_variables -= on_variables
 
-    def take_back(self, functions: dict[Any, StepFunctions], on_variables: set[str]) -> None:
+    def take_back(self, functions: dict[Any, StepFunctions]) -> None:
         """What `steps_of` gave, after `forget`."""
         self._functions |= functions
-        self._on_variables |= on_variables
 
     def announce(self, model: keras.Model, verbose: Any = 0) -> None:
         """Say once where the model trains, and what becomes of its BatchNormalization layers.
@@ -147,8 +140,7 @@ class Replication:
         replicas = "1 replica" if count == 1 else f"{count} replicas"
         if self.group.is_spread:
             names = f"{names} on each of {count // len(devices)} workers"
-        batch_norm = said_of_batch_norm(model, self.sync_batch_norm) if count > 1 else ""
-        logger.info("Training on %s: %s.%s", replicas, names, batch_norm)
+        logger.info("Training on %s: %s.", replicas, names)
         shows = verbose != 0 and keras.config.is_interactive_logging_enabled()
         if shows and not logger.isEnabledFor(logging.INFO):
             print(f"Training on {replicas}: {names}.", flush=True)  # noqa: T201 (as Keras does)
@@ -191,11 +183,6 @@ class Replication:
         key = self.pieces, self.probes, adjusted, self.group.pretends
         return self._of(model, "train_step", training_step, key, self._data_wait)
 
-    def trains_on_variables(self, model: keras.Model) -> None:
-        """Note that training runs as a step of the user's own does: metrics live in parts."""
-        self._on_variables.add("train_step")
-        self.placement.arrange_metrics(model, True)
-
     def evaluation(self, model: keras.Model) -> StepFunctions:
         return self._of(model, "test_step", evaluation_step)
 
@@ -209,14 +196,13 @@ class Replication:
         make: Callable[..., Any],
         more: tuple[Any, ...] = (),
         data_wait: tf.Variable | None = None,
+        function: Callable[[Any], Any] | None = None,
     ) -> StepFunctions:
-        # Metrics live where the step that comes next updates them.
-        in_parts = bool(overridden(model, method)) or method in self._on_variables
-        in_parts = in_parts and not self.splits(model)
-        self.placement.arrange_metrics(model, in_parts)
+        self.placement.place_metrics(model)
         eager = bool(model.run_eagerly)
         # Without a graph Keras asks in each step what is frozen.
-        key = (method, eager, *more, *(map(id, model.trainable_variables) if eager else ()))
+        frozen = map(id, model.trainable_variables) if eager else ()
+        key = (method, eager, *more, function is None, *frozen)
         if key not in self._functions:
             if self.probes:
                 # Steps with probes that are gone go, so that repeated `fit`s do not grow.
@@ -226,18 +212,27 @@ class Replication:
                     if known[0] != "train_step" or known[3] in ((), self.probes)
                 }
             replicas = self.group.count, len(self.cutter.devices)
-            step = functools.partial(make, model, self)
+            step = functools.partial(make, model, self, function or getattr(model, method))
             # A coordinator does not compute what workers do.
             direct = eager or (self.elsewhere is not None and method == "train_step")
             self._functions[key] = StepFunctions(step, replicas, direct, data_wait)
         return self._functions[key]
 
-    def splits(self, model: keras.Model) -> bool:
-        """Whether the step of one device is split; a private switch until all steps are."""
-        # The old step knows statistics of each replica's own, and sums of fewer digits.
-        asked_otherwise = self.half_sums or not self.sync_batch_norm
-        split = self.elsewhere is None and not asked_otherwise
-        return split and os.environ.get("KMG_SPLIT") == "1"
+    def run_directly(
+        self, model: keras.Model, method: str, function: Callable[[Any], Any], data: Any
+    ) -> Any:
+        """Run Keras's step of this name on a global batch, outside of any loop of the model's.
+
+        Args:
+            model: The model.
+            method: `"train_step"` or `"test_step"`.
+            function: What Keras has for it, whatever the user's is.
+            data: The batch, as `train_step` is given it.
+        """
+        make = training_step if method == "train_step" else evaluation_step
+        more = (1, (), (), False) if method == "train_step" else ()
+        steps = self._of(model, method, make, more, function=function)
+        return steps.run_one(self.cutter(normalized(data)))
 
     def reads_in_graph(self, model: keras.Model) -> bool:
         """Whether a graph of steps may read the batches itself."""

@@ -8,7 +8,12 @@ import tensorflow as tf
 import keras_multigpu as kmg
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.keras_internals.optimizer_internals import JoinedVariable
-from keras_multigpu.training.update import is_loss_scaled, loss_scale, state_of, updated
+from keras_multigpu.training.variables.adjusted_schedule import (
+    is_loss_scaled,
+    loss_scale,
+    state_of,
+    updated,
+)
 from keras_multigpu.training.variables.placement import with_inner
 
 

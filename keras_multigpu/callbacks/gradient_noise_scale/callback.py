@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import keras
 
 from keras_multigpu import pictures
-from keras_multigpu.callbacks.fit_run import require_before_readers, run_to_see
+from keras_multigpu.callbacks.fit_run import require_before_readers, run_of
 from keras_multigpu.callbacks.gradient_noise_scale.probe import Noise, NoiseProbe
 from keras_multigpu.checks import require_number, require_positive_integer, value_error
 from keras_multigpu.training.run import TrainingRun
@@ -158,7 +158,7 @@ def suggested_batch_size(noise_scale: float, replicas: int) -> int:
 
 
 def measurable_run(callback: keras.callbacks.Callback) -> TrainingRun:
-    run = run_to_see(callback)
+    run = run_of(callback)
     if run.replicas * run.micro_batches < 2:
         raise value_error(
             "`GradientNoiseScale` has a single gradient in each step, and nothing to compare "

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 
 import keras
 
-from keras_multigpu.callbacks.fit_run import require_before_readers, run_to_see
+from keras_multigpu.callbacks.fit_run import require_before_readers, run_of
 from keras_multigpu.callbacks.nan_guard.findings import (
     Facts,
     Finding,
@@ -128,10 +128,11 @@ class NaNGuard(keras.callbacks.Callback):
             # Also where `fit` fails.
             run.after_end(self._rate.restore)
         if self.action == "skip":
-            run = run_to_see(self, UNSEEN, "Pass `action='rollback'`")
+            run = run_of(self, UNSEEN, "Pass `action='rollback'`")
             require_before_readers(self, run.callbacks, ["skipped_steps"])
         self._watching = None
-        if run is None or run.has_own_train_step:
+        # One that does not call `compute_loss` cannot be looked into; its logs can.
+        if run is None or (run.has_own_train_step and self.action != "skip"):
             return
         # The same one for the same model: its steps are compiled with the probe's variables.
         if self._probe is None or self._probe.model is not self.model:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.steps.probes import Probe, Seen
-from keras_multigpu.training.update import state_of
+from keras_multigpu.training.variables.adjusted_schedule import state_of
 
 ACTIVE, STEPS, FOUND_AT, SKIPPED, STREAK, LONGEST, TOOK = range(7)
 """Where the counters stand: whether the guard is on duty, the steps so far, the step of a finding

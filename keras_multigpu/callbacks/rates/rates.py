@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import optimizer_internals
 from keras_multigpu.training.replica_group import copies_of
-from keras_multigpu.training.update import AdjustedSchedule
+from keras_multigpu.training.variables.adjusted_schedule import AdjustedSchedule
 
 
 class Rate:

@@ -15,10 +15,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.training.exchange.stages import traced
-from keras_multigpu.training.replica_group import ReplicaGroup, copies_of
-from keras_multigpu.training.variables.model_state import adds_up, variables_of
+from keras_multigpu.training.replica_group import ReplicaGroup, copies_in
+from keras_multigpu.training.variables.model_state import name_of, storage_of, variables_of
 
 # Odd, so that each of 2**32 positions has a multiple of its own.
 STRIDE = 0x9E3779B1
@@ -39,16 +38,15 @@ def copied_variables(model: keras.Model, group: ReplicaGroup) -> list[Copied]:
     found: dict[str, Copied] = {}
     statistics = {id(v) for v in model.non_trainable_variables if "float" in str(v.dtype)}
     for variable in variables_of(model).values():
-        storage = variable_internals.variable_storage(variable)
-        # Metrics differ on purpose, because their copies add up. Of several processes each has a
-        # copy of every variable.
-        if storage is None or adds_up(storage):
+        storage = storage_of(variable)
+        if storage is None:
             continue
-        parts = copies_of(variable)
+        parts = copies_in(storage)
+        # Of several processes each has a copy of every variable.
         if group.is_spread and len(parts) == 1:
             parts *= len(group.replicas)
         if len(parts) > 1 or group.is_spread:
-            name = unused(variable.path, found)
+            name = unused(name_of(variable), found)
             found[name] = Copied(name, parts, id(variable) in statistics)
     return list(found.values())
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_multigpu.callbacks.fit_run import run_to_see
+from keras_multigpu.callbacks.fit_run import run_of
 from keras_multigpu.callbacks.replica_metrics.figure import replica_figure
 from keras_multigpu.callbacks.replica_metrics.row_file import RowFile
 from keras_multigpu.callbacks.replica_metrics.scores import ScoreProbe, require_targets
@@ -101,7 +101,7 @@ class ReplicaMetrics(keras.callbacks.Callback):
             require_writable(self._file.path)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._run = run_to_see(self)
+        self._run = run_of(self)
         several = [one for one in self._run.callbacks if isinstance(one, ReplicaMetrics)]
         if len(several) > 1:
             raise value_error(

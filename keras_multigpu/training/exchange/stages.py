@@ -25,24 +25,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from keras_multigpu.keras_internals import graph_internals, step_hooks
+from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.training.exchange.packing import Packing, SumAll
 
 # `MirroredStrategy` runs each replica on a thread of its own.
 _thread = threading.local()
 # TensorFlow knows functions by their names in the whole process: no two models may share one.
 _numbers = itertools.count()
-
-
-def total(tensor: tf.Tensor) -> tf.Tensor:
-    """The sum of a tensor over replicas; its gradient is the sum of theirs."""
-
-    @tf.custom_gradient
-    def summed(own: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        return totals([own])[0], total
-
-    result: tf.Tensor = summed(tensor)
-    return result
 
 
 def totals(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -102,13 +91,9 @@ def traced(
         return tensors
 
     def trace(part: Callable[..., Any], part_specs: Sequence[Any]) -> Any:
-        def reading(*args: Any) -> Any:
-            with step_hooks.variables_read_outside():
-                return part(*args)
-
         with graph_internals.single_device():
             return tf.function(
-                reading if jit_compile else part, jit_compile=jit_compile, autograph=False
+                part, jit_compile=jit_compile, autograph=False
             ).get_concrete_function(*part_specs)
 
     with summing(cut):
@@ -117,51 +102,6 @@ def traced(
     if jit_compile:
         return Stages(whole, cuts, trace, pieces) if cuts or of_piece else whole
     return Stages(whole, cuts, None, pieces)
-
-
-class TracedPass:
-    """A pass as one graph, and what is known of its outcomes since it was traced.
-
-    Args:
-        function: The pass: what it returns besides tensors comes as a second result.
-        specs: The specs of its arguments.
-        jit_compile: Whether XLA compiles it.
-    """
-
-    def __init__(
-        self, function: Callable[..., Any], specs: Sequence[Any], jit_compile: bool
-    ) -> None:
-        layouts: list[Any] = []
-
-        def outcome(*args: Any) -> Any:
-            tensors, layout = function(*args)
-            layouts.append(layout)
-            return tensors
-
-        self._function = traced(outcome, specs, jit_compile)
-        self.graph = self._function.graph
-        self.layout = layouts[-1]
-
-    def __call__(self, *args: Any) -> tuple[Any, Any]:
-        """The outcome for one replica's arguments, and the layout of all outcomes."""
-        return self._function(*args), self.layout
-
-
-def called_directly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function without a graph, for `run_eagerly`."""
-
-    def call(*args: Any) -> Any:
-        context, sum_all = tf.distribute.get_replica_context(), present_sum()
-
-        def summed(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-            # Inside of `single_device` no replica runs, and only replicas sum.
-            with context:
-                return sum_all(tensors) if sum_all else tensors
-
-        with summing(summed), graph_internals.single_device():
-            return function(*args)
-
-    return call
 
 
 class Pieces(NamedTuple):

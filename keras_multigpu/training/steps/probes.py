@@ -16,11 +16,9 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import model_internals
-from keras_multigpu.training.exchange.sparse_gradients import zero_unless
 from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.replica_pass.output_rows import FIRST_TO_LAST
-from keras_multigpu.training.replica_pass.passes import Layout, Outcome, Summands, Update
 from keras_multigpu.training.shares import Rows, first_rows
+from keras_multigpu.training.steps.taps import Tapped, Taps, gradient_of, square_norm_of_all
 
 
 class Times(NamedTuple):
@@ -31,6 +29,13 @@ class Times(NamedTuple):
     reduced: tf.Tensor
 
 
+class NewValues(NamedTuple):
+    """New values of variables, which are not assigned yet: those of `Seen.update`."""
+
+    trainable: list[tf.Tensor]
+    optimizer: list[tf.Tensor]
+
+
 class Seen:
     """What one replica saw in a step, for a probe. Gradients are without loss scaling.
 
@@ -38,14 +43,10 @@ class Seen:
         replica: Its index, an integer.
         replicas: The number of replicas.
         rows: Its share of the batch; a replica without examples has borrowed a row.
-        variables: The model's trainable variables.
-        outcome: What its pass returned.
-        layout: What lies where in it.
-        packs: The packs, summed over replicas.
-        slices: The sparse gradients of all replicas.
+        taps: What was noted of the step.
+        tapped: What the replica has of it.
         update: The new values, which are not assigned yet.
         scale: The factor of the loss whose gradient was taken.
-        whole_loss: The loss of the global batch where no replica has one of its own.
         times: When things happened, if a probe is timed.
     """
 
@@ -55,28 +56,17 @@ class Seen:
         replica: int,
         replicas: int,
         rows: Rows,
-        variables: Sequence[keras.Variable],
-        outcome: Outcome,
-        layout: Layout,
-        packs: Sequence[tf.Tensor],
-        slices: Sequence[tf.IndexedSlices],
-        update: Update,
+        taps: Taps,
+        tapped: Tapped,
+        update: NewValues,
         scale: tf.Tensor,
-        whole_loss: tf.Tensor | None,
         times: Times | None,
     ) -> None:
         self.replica = replica
         self.replicas = replicas
         self.update = update
         self.times = times
-        self._rows = rows
-        self._variables = variables
-        self._outcome = outcome
-        self._layout = layout
-        self._packs = packs
-        self._slices = slices
-        self._scale = scale
-        self._whole_loss = whole_loss
+        self._rows, self._taps, self._tapped, self._scale = rows, taps, tapped, scale
 
     @property
     def examples(self) -> tf.Tensor:
@@ -96,32 +86,33 @@ class Seen:
     @property
     def y_pred(self) -> Any:
         """The predictions for them, of which each may have several rows."""
-        shown = tf.where(self.examples > 0, FIRST_TO_LAST, 0)
-        y_pred, attached = first_rows((self._outcome.y_pred, self._outcome.attached), shown)
-        model_internals.attach(keras.tree.flatten(y_pred), attached)
-        return y_pred
+        leaves = keras.tree.flatten(self._taps.noted.y_pred)
+        found = self._tapped.predictions
+        model_internals.attach(found[: len(leaves)], found[len(leaves) :])
+        return keras.tree.pack_sequence_as(self._taps.noted.y_pred, found[: len(leaves)])
 
     @property
     def loss(self) -> tf.Tensor:
         """The loss of the replica's examples as if they were all, zero without any.
 
         That is their mean, or what the loss's `reduction` asks for, without the masked values.
-        Several losses of which some have masks or weights of their own count by examples.
+        Where a replica's examples have no loss of their own it is `total_loss`.
         """
-        if self._whole_loss is not None:
-            return self._whole_loss
-        loss = self._layout.first_loss(self._outcome.packs)
-        return tf.math.divide_no_nan(loss, self._outcome.part)
+        return self._tapped.loss[0] if self._tapped.loss else self._tapped.total_loss
 
     @property
     def total_loss(self) -> tf.Tensor:
-        return self._whole_loss if self._whole_loss is not None else self.update.losses[0]
+        return self._tapped.total_loss
+
+    @property
+    def has_own_loss(self) -> bool:
+        """Whether a replica's examples have a loss of their own, not only the whole batch."""
+        return bool(self._tapped.loss)
 
     @property
     def variables(self) -> list[keras.Variable]:
         """The trainable variables that have a gradient, in the order of the gradients."""
-        kinds = self._layout.gradients
-        return [self._variables[index] for index in kinds.dense + kinds.sparse]
+        return [variable for _, variable in self._taps.noted.gradients]
 
     @property
     def gradients(self) -> list[Any]:
@@ -130,21 +121,26 @@ class Seen:
         These are the gradients of the mean of its summands of the loss, each times the global batch
         size. Without masks and weights that is the mean loss of its examples. Zero without any.
         """
-        known = [*self._local.gradients, *self._local_slices]
-        return [scaled(gradient, self._to_mean / self._scale) for gradient in known]
+        factors = [self._to_mean if is_sum else tf.ones(()) for is_sum in self._taps.is_sum]
+        return [
+            scaled(gradient, factor / tf.cast(self._scale, factor.dtype))
+            for gradient, factor in zip(self._gradients(self._tapped.own), factors, strict=True)
+        ]
 
     @property
     def total_gradients(self) -> list[Any]:
         """The gradients of the loss of the global batch: what the optimizer got."""
-        known = [*self._total.gradients, *self._slices]
-        return [scaled(gradient, 1.0 / self._scale) for gradient in known]
+        return [scaled(g, 1.0 / self._scale) for g in self._gradients(self._tapped.totals)]
 
     @property
     def square_norm(self) -> tf.Tensor:
         """The sum of the squares of `gradients`, in few operations."""
-        return self._layout.square_norm(self._outcome.packs, self._local_slices) * tf.square(
-            self._to_mean / self._scale
-        )
+        return tf.where(self.examples > 0, square_norm_of_all(self.gradients), 0.0)
+
+    @property
+    def total_square_norm(self) -> tf.Tensor:
+        """The sum of the squares of `total_gradients`."""
+        return square_norm_of_all(self._gradients(self._tapped.totals)) / tf.square(self._scale)
 
     @property
     def pieces(self) -> tf.Tensor:
@@ -152,33 +148,22 @@ class Seen:
 
         Where replicas take their shares whole, the share is the only piece.
         """
-        if not self._outcome.pieces:
-            return tf.stack([[tf.cast(self.examples, tf.float32), self.square_norm]])
-        factors = tf.stack([tf.ones(()), 1.0 / tf.square(self._scale)])
-        return tf.stack(self._outcome.pieces) * factors
-
-    @property
-    def has_own_loss(self) -> bool:
-        """Whether a replica's examples have a loss of their own, not only the whole batch."""
-        return self._whole_loss is None
-
-    @property
-    def total_square_norm(self) -> tf.Tensor:
-        """The sum of the squares of `total_gradients`."""
-        return self._layout.square_norm(self._packs, self._slices) / tf.square(self._scale)
+        (pieces,) = self._tapped.piece
+        return pieces * tf.stack([tf.ones(()), 1.0 / tf.square(self._scale)])
 
     @property
     def statistics(self) -> list[tf.Tensor]:
-        """What the replica adds to variables that layers change, such as moving means."""
-        return self._local.others
+        """What layers remember of the replica's examples, such as moving means."""
+        return self._tapped.statistics
 
     @property
     def everyones_sums(self) -> list[tf.Tensor]:
-        """All that replicas have summed, in few tensors: gradients, losses and statistics.
+        """All that replicas have summed, in few tensors: gradients, the loss and statistics.
 
         The gradients in them are those of the scaled loss.
         """
-        return all_summed(self._packs, self._slices)
+        totals = [parts[0] for parts in self._tapped.totals]
+        return [*totals, self.total_loss, *self._tapped.statistics]
 
     @property
     def loss_scale(self) -> tf.Tensor:
@@ -190,18 +175,9 @@ class Seen:
         """A replica's summands are shares of a global mean; this makes them a mean of its own."""
         return tf.math.divide_no_nan(1.0, tf.cast(self._rows.fraction, tf.float32))
 
-    @property
-    def _local_slices(self) -> list[tf.IndexedSlices]:
-        present = self.examples > 0
-        return [zero_unless(present, gradient) for gradient in self._outcome.slices]
-
-    @property
-    def _local(self) -> Summands:
-        return self._layout.sums(self._outcome.packs)
-
-    @property
-    def _total(self) -> Summands:
-        return self._layout.sums(self._packs)
+    def _gradients(self, tensors: Sequence[Sequence[tf.Tensor]]) -> list[Any]:
+        pairs = zip(tensors, self.variables, strict=True)
+        return [gradient_of(parts, variable) for parts, variable in pairs]
 
 
 class Probe:
@@ -261,11 +237,6 @@ def collect(
     """Let each probe keep what it has measured."""
     for index, probe in enumerate(probes):
         probe.collect([of_replica[index] for of_replica in measured], allowed)
-
-
-def all_summed(packs: Sequence[tf.Tensor], slices: Sequence[tf.IndexedSlices]) -> list[tf.Tensor]:
-    """All that is summed over replicas: there may be no packs, or no sparse gradients."""
-    return [*packs, *(rows.values for rows in slices)]
 
 
 def now_that(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

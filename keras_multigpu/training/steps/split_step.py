@@ -43,7 +43,7 @@ from keras_multigpu.training.shares import (
     those_here,
 )
 from keras_multigpu.training.steps.same_batch import require_same_batch
-from keras_multigpu.training.update import adjustments
+from keras_multigpu.training.variables.adjusted_schedule import adjustments
 from keras_multigpu.training.variables.placement import optimizers_of
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class SplitStep:
         known = known_variables(model, replication)
         with self._noting():
             self._whole = traced_for_one_device(model, known, spec, function)
+        replication.placement.take(untracked_by(self._whole, known))
         self._copies = copies_of_captured(self._whole, known)
         self._leaves = present(spec)
         self.alone: CannotSplit | None = None
@@ -377,11 +378,8 @@ def known_variables(model: keras.Model, replication: "Replication") -> list[kera
     """All Keras variables that a step may use, each once."""
     optimizers = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
     everything = [*model.variables, *model.metrics_variables, *optimizers]
-    everything += [
-        *replication.placement.untracked,
-        *adjustments(getattr(model, "optimizer", None)),
-    ]
-    everything += [variable_internals.global_seed_state()]
+    everything += adjustments(getattr(model, "optimizer", None))
+    everything.append(variable_internals.global_seed_state())
     return list({id(variable): variable for variable in everything}.values())
 
 
@@ -432,6 +430,16 @@ def whole_batch(group: ReplicaGroup, shares: Sequence[Rows], spec: Batch) -> Bat
     parts = [present(first_rows(rows.data, rows.examples)) for rows in own]
     batch: Batch = filled(spec, group.joined(parts))
     return batch
+
+
+def untracked_by(whole: Any, known: Sequence[keras.Variable]) -> list[tf.Variable]:
+    """The variables that a graph uses and the model does not track, in the order of their use."""
+    tracked = {
+        id(copy) for s in variable_internals.storages_of(list(known)) for copy in copies_in(s)
+    }
+    by_handle = {id(variable.handle): variable for variable in whole.graph.variables}
+    used = [by_handle[id(h)] for h in whole.captured_inputs if id(h) in by_handle]
+    return [variable for variable in used if id(variable) not in tracked]
 
 
 def copies_of_captured(whole: Any, known: Sequence[keras.Variable]) -> list[Copies]:

@@ -28,7 +28,6 @@ from keras_multigpu.training.steps.split_step import (
 )
 from keras_multigpu.training.steps.taps import joined_pieces, tapped_without_graph
 from keras_multigpu.training.steps.watched import Watched, part_of_one, rows_of_one
-from keras_multigpu.training.variables.placement import MadeOutside
 
 if TYPE_CHECKING:
     from keras_multigpu.training.replication import Replication
@@ -59,8 +58,6 @@ class SplitTrainStep(SplitStep):
                 # A number in the graph may be that of examples, or another one.
                 make(open_spec(spec), function, replication.pieces)
                 return
-            except MadeOutside:
-                raise
             except Exception:  # Code of the user's may want to know the batch's size.
                 pass
         make(spec, function, replication.pieces)

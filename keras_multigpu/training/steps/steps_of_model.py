@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import value_error, warn
-from keras_multigpu.keras_internals import model_internals
-from keras_multigpu.keras_internals.model_internals import overridden
 from keras_multigpu.training.feed.feed import Group
-from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
-from keras_multigpu.training.replica_pass.passes import TrainingPass
-from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
-from keras_multigpu.training.servers.connection import ASSIGNS, NO_SUM
-from keras_multigpu.training.servers.step import ServedTrainStep
-from keras_multigpu.training.servers.tpus import TPUs, TPUTrainStep
 from keras_multigpu.training.shares import (
     Batch,
     Here,
@@ -33,14 +24,8 @@ from keras_multigpu.training.shares import (
     tensors_of,
     those_here,
 )
-from keras_multigpu.training.steps.custom_step import CustomPrediction, CustomStep
-from keras_multigpu.training.steps.evaluation_step import EvaluationPass, EvaluationStep
 from keras_multigpu.training.steps.split_step import EagerStep, SplitStep
 from keras_multigpu.training.steps.split_train_step import EagerTrainStep, SplitTrainStep
-from keras_multigpu.training.steps.step import TrainStep
-from keras_multigpu.training.steps.whole_batch_step import WholeBatchTrainStep
-from keras_multigpu.training.variables.catching_scope import AssignsWeights
-from keras_multigpu.training.variables.placement import MadeOutside
 
 if TYPE_CHECKING:
     from keras_multigpu.training.replication import Replication
@@ -49,187 +34,58 @@ if TYPE_CHECKING:
 RunStep = Callable[[Sequence[Rows]], Any]
 """Runs a step on the rows of each replica."""
 
+Function = Callable[[Any], Any]
+"""A step as one device runs it, given a batch: `model.train_step`, say."""
+
 MakeStep = Callable[[Batch, Batch | None], RunStep]
 """Makes a step for batches of these specs; with the first of them, if it is at hand."""
 
 
 def training_step(
-    model: keras.Model, replication: "Replication", spec: Batch, batch: Batch | None
+    model: keras.Model,
+    replication: "Replication",
+    function: Function,
+    spec: Batch,
+    batch: Batch | None,
 ) -> RunStep:
     """The training step for batches of these specs; with the first of them, if it is at hand."""
     replication.placement.prepare(model, spec, batch, "train_step")
-    if replication.splits(model):
-        replication.placement.make_ready(model, spec, batch, model.train_step)
-        kind = EagerTrainStep if model.run_eagerly else SplitTrainStep
-        return kind(model, replication, spec, model.train_step)
-    # One replica has the whole batch: Keras's own moments are those of all.
-    several = replication.shares_of_batch > 1
-    layers = synchronized_layers(model, replication.sync_batch_norm) if several else []
-    context = (lambda rows: synchronized(layers, rows)) if layers else None
+    replication.placement.make_ready(model, spec, batch, function)
     if replication.elsewhere is not None:
-        return step_elsewhere(model, replication, spec, context)
-    probes, pieces = replication.probes, replication.pieces
-
-    def on_variables() -> RunStep:
-        refuse_pieces(pieces)
-        replication.trains_on_variables(model)
-        replication.placement.make_ready(model, spec, batch, model.train_step)
-        return CustomStep(model, replication.group, model.train_step, layers, probes)
-
-    own = overridden(model, "train_step", "compute_loss")
-    if "train_step" in own:
-        return on_variables()
-    if not model.trainable_weights:
-        warn("The model does not have any trainable weights.")
-
-    def sum_of_examples() -> RunStep:
-        return TrainStep(TrainingPass(model, replication, spec, context), probes)
-
-    def whole_batch() -> RunStep:
-        refuse_pieces(pieces)
-        return WholeBatchTrainStep(TrainingPass(model, replication, spec, context), probes)
-
-    if not own:
-        others = {NeedsWholeBatch: whole_batch, AssignsWeights: on_variables}
-        return StepAsNeeded(sum_of_examples, others)
-    # On the variables, `compute_loss` would be given a replica's rows.
-    return whole_batch() if several else StepAsNeeded(whole_batch, {AssignsWeights: on_variables})
-
-
-def step_elsewhere(
-    model: keras.Model, replication: "Replication", spec: Batch, context: Any
-) -> RunStep:
-    """The training step of parameter servers or TPUs; a `ValueError` if there is none.
-
-    The context is that of `TrainingPass`.
-    """
-    elsewhere = replication.elsewhere
-    assert elsewhere is not None
-    on_tpus, several = isinstance(elsewhere, TPUs), replication.shares_of_batch > 1
-    dense = all(
-        isinstance(leaf, tf.TensorSpec) and leaf.dtype != tf.string for leaf in present(spec)
-    )
-    reasons = {
-        "a `train_step` of its own": overridden(model, "train_step"),
-        "a `compute_loss` of its own": overridden(model, "compute_loss"),
-        "`run_eagerly=True`": model.run_eagerly,
-        "BatchNormalization that is synchronised (`sync_batch_norm=False` switches it off)": (
-            context is not None and not on_tpus
-        ),
-        "a callback that looks into steps": replication.probes,
-        "inputs that are not dense numbers": on_tpus and not dense,
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise elsewhere.refusal(model, reason)
-    apart = several and not on_tpus
-    replica_pass = TrainingPass(model, replication, spec, context, apart)
-    step: Any = TPUTrainStep if on_tpus else ServedTrainStep
-    try:
-        made: RunStep = step(replica_pass, elsewhere)
-        return made
-    except NeedsWholeBatch:
-        raise elsewhere.refusal(model, NO_SUM) from None
-    except AssignsWeights:
-        raise elsewhere.refusal(model, ASSIGNS) from None
+        return replication.elsewhere.training_step(model, replication, spec, function)
+    kind = EagerTrainStep if model.run_eagerly else SplitTrainStep
+    return kind(model, replication, spec, function)
 
 
 def evaluation_step(
-    model: keras.Model, replication: "Replication", spec: Batch, batch: Batch | None
+    model: keras.Model,
+    replication: "Replication",
+    function: Function,
+    spec: Batch,
+    batch: Batch | None,
 ) -> RunStep:
     replication.placement.prepare(model, spec, batch, "test_step")
-    if replication.splits(model):
-        replication.placement.make_ready(model, spec, batch, model.test_step)
-        kind = EagerStep if model.run_eagerly else SplitStep
-        return kind(model, replication, spec, model.test_step)
-    if overridden(model, "test_step"):
-        replication.placement.make_ready(model, spec, batch, model.test_step)
-        return CustomStep(model, replication.group, model.test_step)
-
-    def step(whole: bool) -> RunStep:
-        return EvaluationStep(EvaluationPass(model, replication, spec, has_loss=not whole), whole)
-
-    if overridden(model, "compute_loss"):
-        return step(whole=True)
-    return StepAsNeeded(lambda: step(whole=False), {NeedsWholeBatch: lambda: step(whole=True)})
+    replication.placement.make_ready(model, spec, batch, function)
+    return plain_step(model, replication, spec, function)
 
 
 def prediction_step(
-    model: keras.Model, replication: "Replication", spec: Batch, batch: Batch | None
+    model: keras.Model,
+    replication: "Replication",
+    function: Function,
+    spec: Batch,
+    batch: Batch | None,
 ) -> RunStep:
     replication.placement.prepare(model, spec, batch)
-    if replication.splits(model):
-        kind = EagerStep if model.run_eagerly else SplitStep
-        return kind(model, replication, spec, model.predict_step)
-    if overridden(model, "predict_step"):
-        return CustomPrediction(model, replication.group, model.predict_step, spec)
-    return EvaluationStep(EvaluationPass(model, replication, spec, predicts=True)).predict
+    return plain_step(model, replication, spec, function)
 
 
-class StepAsNeeded:
-    """The plainest step that a model allows, and another one where that finds what it cannot do.
-
-    It finds it when it is made, and without a graph whenever it runs.
-    """
-
-    def __init__(
-        self, make: Callable[[], RunStep], others: dict[type[Exception], Callable[[], RunStep]]
-    ) -> None:
-        self._others = others
-        self._step = self._first(make)
-
-    def __call__(self, shares: Any) -> Any:
-        try:
-            return self._step(shares)
-        except tuple(self._others) as need:
-            self._step = self._first(self._others[type(need)])
-            return self(shares)
-
-    def _first(self, make: Callable[[], RunStep]) -> RunStep:
-        try:
-            return make()
-        except tuple(self._others) as need:
-            return self._first(self._others[type(need)])
-
-
-def synchronized_layers(model: keras.Model, every: bool) -> list[keras.layers.BatchNormalization]:
-    """The BatchNorm layers to synchronise: all, or those made with `synchronized=True`."""
-    return [
-        layer
-        for layer in model_internals.layers_of(model)
-        if isinstance(layer, keras.layers.BatchNormalization) and (every or layer.synchronized)
-    ]
-
-
-def said_of_batch_norm(model: keras.Model, every: bool) -> str:
-    """A sentence on what several replicas do with the BatchNorm layers, if there are any."""
-    layers = synchronized_layers(model, True)
-    count, synchronised = len(layers), sum(every or layer.synchronized for layer in layers)
-    if not count:
-        return ""
-    if synchronised == count:
-        return (
-            " BatchNormalization is synchronised: it normalises over the global batch, as on one "
-            "device. `kmg.distribute(model, sync_batch_norm=False)` switches that off."
-        )
-    which = "is not" if not synchronised else f"of {count - synchronised} layers is not"
-    return (
-        f" BatchNormalization {which} synchronised: each replica normalises its own share; "
-        "`sync_batch_norm=True` makes it the global batch."
-    )
-
-
-def refuse_pieces(pieces: int) -> None:
-    """Raise a `ValueError` where micro-batches meet a loss of the batch as a whole."""
-    if pieces > 1:
-        raise value_error(
-            "`micro_batches` cannot be used with this model's loss, layers or `train_step`.",
-            "Expected Keras's own training step, layers that assign no trainable weight, and "
-            "losses that are sums over examples: Keras losses, or functions that return one value "
-            "for each example.",
-            "Leave out `micro_batches`, or return per-example values from the loss.",
-            micro_batches=pieces,
-        )
+def plain_step(
+    model: keras.Model, replication: "Replication", spec: Batch, function: Function
+) -> RunStep:
+    """A step into which nobody looks."""
+    kind = EagerStep if model.run_eagerly else SplitStep
+    return kind(model, replication, spec, function)
 
 
 class StepFunctions:
@@ -276,22 +132,11 @@ class StepFunctions:
             spec = self._common_spec(shares.spec)
         assert spec is not None
         here = those_here(shares.rows)
-        return self._with_all(spec, lambda: self._step(spec, here, shares.rows)(shares.rows))
+        return self._step(spec, here, shares.rows)(shares.rows)
 
     def make(self, spec: Batch, here: Here = ()) -> None:
         """Compile the step for batches of these specs before there are any."""
-        self._with_all(spec, lambda: self._step(spec, here).graph)
-
-    def _with_all(self, spec: Batch, call: Callable[[], Any]) -> Any:
-        """What `call` returns, after the step for `spec` has got all that it asks for."""
-        while True:
-            try:
-                return call()
-            except MadeOutside as needed:
-                needed.build()
-                # A step without a graph asks when it runs.
-                for key in [key for key in self._single if key[0] == key_of(spec)]:
-                    del self._single[key]
+        self._step(spec, here).graph  # noqa: B018 (which is made when it is first asked for)
 
     def _common_spec(self, spec: Batch) -> Batch:
         """The specs of all batches of this form so far, open where they differ."""
@@ -324,9 +169,7 @@ class StepFunctions:
         key = (key_of(spec), here, several)
         if key not in self._looped:
             make = looped if several else reading
-            self._looped[key] = self._with_all(
-                spec, lambda: make(self._step(spec, here), iterator, self._data_wait)
-            )
+            self._looped[key] = make(self._step(spec, here), iterator, self._data_wait)
         return self._looped[key]
 
 

@@ -19,7 +19,7 @@ from keras_multigpu.partition.layouts import REPLICATED, Block, Rows
 from keras_multigpu.partition.planner import Scope
 from keras_multigpu.partition.sizes import Size
 from keras_multigpu.partition.splitter import Splitter
-from keras_multigpu.training.exchange.sparse_gradients import square_norm_of_all
+from keras_multigpu.training.exchange.packing import Packing
 from keras_multigpu.training.exchange.stages import totals_of_pieces
 from keras_multigpu.training.steps.noted_step import NotedStep
 from keras_multigpu.training.steps.own_examples import NoLossOfItsOwn, OwnExamples
@@ -224,3 +224,18 @@ def tapped_without_graph(taps: Taps, model: keras.Model, examples: tf.Tensor) ->
         ],
         [tf.stack([[tf.cast(examples, tf.float32), whole]])],
     )
+
+
+def square_norm_of_all(gradients: Sequence[Any]) -> tf.Tensor:
+    """The sum of the squares of dense and sparse gradients, in few operations."""
+    dense = [gradient for gradient in gradients if not isinstance(gradient, tf.IndexedSlices)]
+    summands = [*Packing(dense).pack(dense)]
+    summands += [added_up(each) for each in gradients if isinstance(each, tf.IndexedSlices)]
+    squares = [tf.reduce_sum(tf.square(tf.cast(each, tf.float32))) for each in summands]
+    return tf.add_n([tf.zeros(()), *squares])
+
+
+def added_up(gradient: tf.IndexedSlices) -> tf.Tensor:
+    """The values of a sparse gradient, each row once: one that comes twice counts as their sum."""
+    rows, positions = tf.unique(gradient.indices)
+    return tf.math.unsorted_segment_sum(gradient.values, positions, tf.shape(rows)[0])

@@ -12,10 +12,16 @@ from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
 from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.steps.noted_step import noted_step
-from keras_multigpu.training.steps.probes import Probe, Times, collect, verdict
-from keras_multigpu.training.steps.split_seen import NewValues, SplitSeen
+from keras_multigpu.training.steps.probes import (
+    NewValues,
+    Probe,
+    Seen,
+    Times,
+    collect,
+    verdict,
+)
 from keras_multigpu.training.steps.taps import Tapped, Taps
-from keras_multigpu.training.update import loss_scale, state_of
+from keras_multigpu.training.variables.adjusted_schedule import state_of
 
 
 class Watched:
@@ -62,8 +68,10 @@ class Watched:
         """The factor of the loss, given the values of variables before the step."""
         state = [(variable, value_of(variable)) for variable in state_of(self._model.optimizer)]
         known = [(variable, value) for variable, value in state if value is not None]
-        variables, values = [v for v, _ in known], [value for _, value in known]
-        return loss_scale(self._model.optimizer, variables, values)
+        if self._model.optimizer is None:
+            return tf.ones(())
+        with keras.StatelessScope(known):
+            return self._model.optimizer.scale_loss(tf.ones(()))
 
     def measured(
         self,
@@ -86,7 +94,7 @@ class Watched:
         """
         assert self.taps is not None
         trainable = self._model.trainable_variables
-        seen = SplitSeen(
+        seen = Seen(
             replica=replica.id,
             replicas=self._group.count,
             rows=rows,

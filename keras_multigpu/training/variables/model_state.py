@@ -8,20 +8,19 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.identities import HELD, identity_of, of_layer, of_object
 from keras_multigpu.keras_internals import model_internals, optimizer_internals, variable_internals
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
-from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.training.replica_group import copies_in
 from keras_multigpu.training.variables.placement import optimizers_of
 
 RATE = "rate"
 """The group of the learning rates that are numbers."""
 
 Value = np.ndarray | tuple[np.ndarray, ...]
-"""A variable's value; of one whose copies on the replicas add up to it, all of them."""
+"""A variable's value; in states of earlier versions a metric's may be several, which add up."""
 
 
 class ModelState(NamedTuple):
@@ -58,12 +57,12 @@ class ModelState(NamedTuple):
         # Each value is read once: reading copies it off its device.
         kinds = {name: kind_of(value_of(variables[name])) for name in variables}
         found = [
-            f"{variables[name].path} is {kind} and the state has {kind_of(self.values[name])}"
+            f"{name_of(variables[name])} is {kind} and the state has {kind_of(self.values[name])}"
             for name, kind in kinds.items()
             if name in self.values and kind != kind_of(self.values[name])
         ]
         new = variables.keys() - self.values.keys()
-        found += [f"{variables[name].path} is new" for name in sorted(new) if not is_rate(name)]
+        found += [f"{name_of(variables[name])} is new" for name in sorted(new) if not is_rate(name)]
         gone = self.values.keys() - variables.keys()
         found += [f"{name} is gone" for name in sorted(gone) if not is_rate(name)]
         return found
@@ -81,8 +80,11 @@ def is_rate(name: str) -> bool:
     return name.startswith(f"{RATE}/")
 
 
-def variables_of(model: keras.Model) -> dict[str, keras.Variable]:
-    """The variables that training changes, by name: `group/number`."""
+def variables_of(model: keras.Model) -> dict[str, Any]:
+    """The variables that training changes, by name: `group/number`.
+
+    Those that the model does not track are `tf.Variable`s, the others are Keras's.
+    """
     # Numbers and not paths, because Keras counts layers as they are made: a model that is built
     # twice has other paths, in the same order.
     rates = [optimizer_internals.compiled_rate(part) for part in optimizers_of(model)]
@@ -105,48 +107,39 @@ def variables_of(model: keras.Model) -> dict[str, keras.Variable]:
     return named
 
 
-def unique(variables: list[keras.Variable]) -> list[keras.Variable]:
+def unique(variables: list[Any]) -> list[Any]:
     return list({id(variable): variable for variable in variables}.values())
 
 
-def value_of(variable: keras.Variable) -> Value:
-    """A variable's value; of one whose copies add up, the copies."""
-    storage = variable_internals.variable_storage(variable)
-    if adds_up(storage):
-        return tuple(part.numpy() for part in storage.values)
-    return np.array(storage.numpy())
+def value_of(variable: Any) -> Value:
+    return np.array(storage_of(variable).numpy())
+
+
+def storage_of(variable: Any) -> Any:
+    """What holds a variable's value; of those that the model does not track, themselves."""
+    if isinstance(variable, keras.Variable):
+        return variable_internals.variable_storage(variable)
+    return variable
+
+
+def name_of(variable: Any) -> str:
+    path: str = variable.path if isinstance(variable, keras.Variable) else variable.name
+    return path
 
 
 def kind_of(value: Value) -> str:
-    """The type and shape of a value, or of its copies, however many there are."""
+    """The type and shape of a value."""
     first = value[0] if isinstance(value, tuple) else value
     return f"{first.dtype.name} of shape {first.shape}"
 
 
-def give(variable: keras.Variable, value: Value) -> None:
+def give(variable: Any, value: Value) -> None:
     """Let a variable have a value, on all replicas."""
-    storage = variable_internals.variable_storage(variable)
-    had = value if isinstance(value, tuple) else (value,)
-    # In its own type, which NumPy would widen for integers.
-    total = had[0] if len(had) == 1 else np.sum(had, axis=0, dtype=had[0].dtype)
-    if not adds_up(storage):
-        for part in copies_of(variable):
-            part.assign(total)
-        return
-    parts = storage.values
-    if len(had) != len(parts):
-        # Taken on another number of replicas: the first now has what they had together.
-        had = (total, *[np.zeros_like(total)] * (len(parts) - 1))
-    for part, own in zip(parts, had, strict=True):
-        part.assign(own)
-
-
-def adds_up(storage: tf.Variable) -> bool:
-    """Whether each replica has a part of the value, as metrics of an own `train_step` do."""
-    return (
-        isinstance(storage, tf.distribute.DistributedValues)
-        and storage.synchronization == tf.VariableSynchronization.ON_READ
-    )
+    if isinstance(value, tuple):
+        # In its own type, which NumPy would widen for integers.
+        value = np.sum(value, axis=0, dtype=value[0].dtype)
+    for part in copies_in(storage_of(variable)):
+        part.assign(value)
 
 
 COMPILED = ("loss", "loss_weights", "metrics", "weighted_metrics")

@@ -1,17 +1,8 @@
 """Builds a model, and moves its variables and its optimizers' to a strategy, values kept.
 
-Every variable that a training step changes lives once on each replica, with
-`aggregation="none"`: in replica context an assignment is then local, needs no
-`merge_call`, and works inside `cond`, `while` and XLA. The replicas stay equal because
-each applies the same update to the same values.
-
-Keras's steps update a metric once, with the global batch. A step that the user has written updates
-it on every replica, with the replica's rows, and its value is the sum of the parts. A model may
-train in one way and be evaluated in the other, so values move between the two.
-
-Keras lets a layer or a loss use any variable. A step learns of one that the model does not track
-when it is traced, asks for it with `NeedsVariables`, and is made anew with it among the variables
-it knows.
+Every variable that a training step changes lives once on each replica, which assigns it by
+itself. The replicas stay equal because each computes the same new value. What the state of a
+metric is, and what the model does not track, lives once in each process.
 """
 
 import contextlib
@@ -109,14 +100,6 @@ def build_optimizer(
     place_optimizers(with_inner(optimizer), strategy)
 
 
-class MadeOutside(Exception):
-    """A step needs what cannot be made inside of it; it is then made anew."""
-
-    def build(self) -> None:
-        """Make what is needed; called outside the step."""
-        raise NotImplementedError
-
-
 def home_device(strategy: tf.distribute.Strategy) -> str | None:
     """The device that holds the only copy of the variables; None if each replica has one."""
     if isinstance(strategy, tf.distribute.OneDeviceStrategy):
@@ -163,105 +146,46 @@ def lives_under(storage: tf.Variable, strategy: tf.distribute.Strategy, home: st
     ) == tf.DeviceSpec.from_string(home)
 
 
-class MetricStorages:
-    """The two storages of each metric variable, made when they are first needed."""
-
-    def __init__(self, strategy: tf.distribute.Strategy) -> None:
-        self._strategy = strategy
-        local = len(strategy.extended.worker_devices)
-        self._is_spread = local < strategy.num_replicas_in_sync
-        self._made: dict[tuple[int, bool], tuple[keras.Variable, tf.Variable]] = {}
-
-    def use(self, variables: Sequence[keras.Variable], in_parts: bool) -> None:
-        """Let variables live once, or in parts on the replicas; their values are kept."""
-        in_parts = in_parts and home_device(self._strategy) is None
-        moved: list[tuple[keras.Variable, tf.Variable]] = []
-        storages = variable_internals.storages_of(variables)
-        for variable, storage in zip(variables, storages, strict=True):
-            if storage is None or is_in_parts(storage) == in_parts:
-                continue
-            value = storage.numpy()
-            # The variable is kept too, so that no other one gets its identity.
-            self._made[id(variable), not in_parts] = variable, storage
-            # Steps are compiled for one of the two, so none is ever made twice.
-            if (id(variable), in_parts) not in self._made:
-                self._made[id(variable), in_parts] = variable, self._new(variable, value, in_parts)
-            _, other = self._made[id(variable), in_parts]
-            give(other, value, everywhere=self._is_spread)
-            moved.append((variable, other))
-        if moved:
-            of_variables, others = map(list, zip(*moved, strict=True))
-            variable_internals.set_storages(of_variables, others)
-
-    def _new(self, variable: keras.Variable, value: np.ndarray, in_parts: bool) -> tf.Variable:
-        zeros = np.zeros_like(value)
-        if in_parts and self._is_spread:
-            # Processes would have to meet whenever one of them reads a value in parts.
-            return copied([(variable, zeros)], self._strategy)[0]
-        options = {"dtype": zeros.dtype, "name": variable.name}
-        if not in_parts:
-            with tf.init_scope(), graph_internals.single_device():
-                return tf.Variable(zeros, **options)
-        with tf.init_scope(), scope_of(self._strategy):
-            # Replicas assign each its own part; whoever reads it elsewhere gets the sum.
-            return tf.Variable(
-                zeros,
-                aggregation=tf.VariableAggregation.SUM,
-                synchronization=tf.VariableSynchronization.ON_READ,
-                **options,
-            )
-
-
-def give(storage: tf.Variable, value: np.ndarray, everywhere: bool = False) -> None:
-    """Let a storage have a value: each part, where these are copies, and otherwise the first."""
-    first, *others = storage.values if is_in_parts(storage) else [storage]
-    first.assign(value)
-    for part in others:
-        part.assign(value if everywhere else np.zeros_like(value))
-
-
-def is_in_parts(storage: tf.Variable) -> bool:
-    """Whether each replica has a part of the value, or a copy of it."""
-    return isinstance(storage, tf.distribute.DistributedValues)
+def place_once(variables: Sequence[keras.Variable]) -> None:
+    """Give variables one storage for all replicas of this process, starting from their values."""
+    storages = variable_internals.storages_of(variables)
+    moved = [
+        (variable, storage.numpy())
+        for variable, storage in zip(variables, storages, strict=True)
+        if isinstance(storage, tf.distribute.DistributedValues)
+    ]
+    with tf.init_scope(), graph_internals.single_device():
+        new = [tf.Variable(value, dtype=value.dtype, name=v.name) for v, value in moved]
+    variable_internals.set_storages([variable for variable, _ in moved], new)
 
 
 class Placement:
     """Where the variables of one model live: those that it has, and those that steps meet.
 
-    What the model does not track stands in the order in which it was met. Several replicas, or
-    workers, share each batch, if so.
+    Attributes:
+        untracked: Those that the model does not track, in the order in which steps met them. They
+            live once in each process.
     """
 
-    def __init__(self, strategy: tf.distribute.Strategy, several: bool) -> None:
-        self.untracked: list[keras.Variable] = []
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self.untracked: list[tf.Variable] = []
         self._strategy = strategy
-        self._several = several
-        self._metrics = MetricStorages(strategy)
-        self._in_parts = False
 
-    @property
-    def metric_states(self) -> list[keras.Variable]:
-        """The untracked ones that metrics add up in."""
-        return [variable for variable in self.untracked if is_metric_state(variable)]
-
-    def take(self, variables: Iterable[keras.Variable]) -> None:
-        """Give untracked variables a copy on each replica; those of metrics need one only."""
+    def take(self, variables: Iterable[tf.Variable]) -> None:
+        """Note what a step uses and the model does not track; workers begin with the chief's."""
         known = {id(variable) for variable in self.untracked}
         new = [variable for variable in variables if id(variable) not in known]
-        metric_state = [v for v in new if is_metric_state(v)]
-        self._metrics.use(metric_state, in_parts=False)
-        place_variables([v for v in new if not is_metric_state(v)], self._strategy)
         self.untracked += new
+        if len(self._strategy.extended.worker_devices) < self._strategy.num_replicas_in_sync:
+            for variable, agreed in zip(
+                new, copied([(v, v.numpy()) for v in new], self._strategy), strict=True
+            ):
+                variable.assign(agreed.values[0])
 
-    def arrange_metrics(self, model: keras.Model, in_parts: bool | None = None) -> None:
-        """Let all metrics live once, or in parts from now on; new ones as the others do."""
-        if in_parts is not None:
-            if in_parts == self._in_parts:
-                return
-            self._in_parts = in_parts
+    def place_metrics(self, model: keras.Model) -> None:
+        """Let the variables of metrics live once: callbacks and Keras's loops change them, too."""
         given = [v for metric in compile_internals.given_metrics(model) for v in metric.variables]
-        variables = [*model.metrics_variables, *given, *self.metric_states]
-        self._metrics.use(variables, self._in_parts)
+        place_once(list({id(v): v for v in [*model.metrics_variables, *given]}.values()))
 
     def prepare(
         self,
@@ -282,14 +206,12 @@ class Placement:
         own = model_internals.overridden(model, *of_loops, *([] if method is None else [method]))
         refuse_own_loops(model, own)
         layers = model_internals.layers_of(model)
-        if self._several:
-            refuse_stateful(layers)
         # A step of the user's builds the model when it is traced, as in Keras: only it knows what
         # it calls it with.
         unbuilt = has_call(model) and not are_built(layers)
         called = unbuilt and call_once(model, spec, batch, method in own)
         place_model(model, self._strategy)
-        self.arrange_metrics(model)
+        self.place_metrics(model)
         # A layer that the call leaves out is never built.
         if unbuilt and not called:
             return
@@ -327,7 +249,7 @@ class Placement:
                         compile_internals.build_model(model, symbolic(spec))
             except Exception:  # The step calls the model with something else than `x`.
                 run_step()
-        self.arrange_metrics(model)
+        self.place_metrics(model)
 
 
 def call_once(model: keras.Model, spec: Batch | None, batch: Batch | None, own: bool) -> bool:
@@ -368,32 +290,3 @@ def refuse_own_loops(model: keras.Model, own: Sequence[str]) -> None:
                 f"Override `{kind}_step` instead, or train the model without `distribute`.",
                 model=type(model).__name__,
             )
-
-
-def refuse_stateful(layers: Sequence[keras.Layer]) -> None:
-    """Raise a `ValueError` for recurrent layers that remember the batch before."""
-    for layer in layers:
-        if isinstance(layer, keras.layers.RNN) and layer.stateful:
-            raise value_error(
-                "A recurrent layer keeps its state from one batch to the next.",
-                "Expected `stateful=False`: replicas see shares of a batch, whose states "
-                "belong to other examples than before.",
-                "Train this model on one device: `kmg.strategy('one_device')`.",
-                layer=layer.name,
-            )
-
-
-class NeedsVariables(MadeOutside):
-    """A step uses variables that it was made without."""
-
-    def __init__(self, placement: Placement, variables: Iterable[keras.Variable]) -> None:
-        self._placement, self._variables = placement, list(variables)
-        super().__init__(*(variable.path for variable in self._variables))
-
-    def build(self) -> None:
-        self._placement.take(self._variables)
-
-
-def is_metric_state(variable: keras.Variable) -> bool:
-    """Whether a variable was made by `Metric.add_variable`."""
-    return variable.synchronization == "on_read"

@@ -9,9 +9,7 @@ from own_step import OwnStep
 from split_switch import SPLITS
 
 import keras_multigpu as kmg
-from keras_multigpu.training.replica_pass.passes import Outcome
-from keras_multigpu.training.shares import Rows
-from keras_multigpu.training.steps.probes import Probe, Seen
+from keras_multigpu.training.steps.probes import Probe
 
 
 class Remember(Probe):
@@ -258,21 +256,3 @@ def test_sparse_inputs_can_be_watched():
     model.fit(sparse, verbose=0, callbacks=[Watch(probe)])
     assert isinstance(probe.rows, tf.SparseTensor)
     np.testing.assert_array_equal(probe.seen.numpy()[:, 0], [2, 1])
-
-
-@pytest.mark.parametrize(("examples", "shown"), [(2, 6), (0, 0)])
-def test_predictions_of_several_rows_for_an_example_are_seen_whole(examples, shown):
-    """Two examples have six rows; those of a borrowed row are left out."""
-    rows = Rows((tf.ones((2, 1)), None, None), tf.constant(examples), tf.constant(4))
-    predictions = {"rows": tf.ones((6, 1)), "nothing": None, "number": tf.ones(())}
-    outcome = Outcome([], [], [], tf.zeros(()), predictions, [None] * 6, tf.ones(()))
-    others = ("variables", "layout", "packs", "slices", "update", "scale", "whole_loss")
-    seen = Seen(
-        replica=0,
-        replicas=2,
-        rows=rows,
-        outcome=outcome,
-        times=None,
-        **dict.fromkeys(others),
-    )
-    assert seen.y_pred["rows"].shape == (shown, 1) and seen.y_pred["nothing"] is None

@@ -4,9 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from keras_multigpu.training.replica_pass.pure_model import PureModel, Values, loss_trackers
 
 import keras_multigpu as kmg
-from keras_multigpu.training.replica_pass.pure_model import PureModel, Values, loss_trackers
 from keras_multigpu.training.steps import whole_batch_step as whole_batch
 
 

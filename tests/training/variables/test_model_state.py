@@ -7,13 +7,14 @@ from keras import layers, ops
 
 import keras_multigpu as kmg
 from keras_multigpu.identities import changes
+from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.variables.model_state import (
     ModelState,
     give,
     identity_of_model,
     rates_of,
 )
-from keras_multigpu.training.variables.placement import MetricStorages
+from keras_multigpu.training.variables.placement import place_variables
 
 
 def model_of(rate=0.1):
@@ -38,15 +39,14 @@ def test_a_value_of_another_shape_or_type_is_refused(value):
     np.testing.assert_array_equal(model.get_weights(), before)
 
 
-def test_copies_add_up_on_another_number_of_replicas():
-    """Two copies, given to three replicas, one, and two again."""
-    two = (np.float32([1, 2]), np.float32([10, 20]))
-    for count in (3, 1, 2):
-        strategy = kmg.strategy(devices=count)
-        variable = keras.Variable(np.zeros(2, "f4"), trainable=False)
-        MetricStorages(strategy).use([variable], in_parts=True)
-        give(variable, two)
-        np.testing.assert_array_equal(variable.numpy(), [11, 22])
+@pytest.mark.parametrize("devices", [1, 3])
+def test_a_metric_that_was_saved_in_parts_is_given_their_sum(devices):
+    """As earlier versions kept those of a `train_step` of the user's own."""
+    variable = keras.Variable(np.zeros(2, "f4"), trainable=False)
+    place_variables([variable], kmg.strategy(devices=devices))
+    give(variable, (np.float32([1, 2]), np.float32([10, 20])))
+    for copy in copies_of(variable):
+        np.testing.assert_array_equal(copy.numpy(), [11, 22])
 
 
 def test_a_schedule_may_take_the_place_of_a_rate():

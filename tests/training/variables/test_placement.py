@@ -9,7 +9,6 @@ import keras_multigpu as kmg
 from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.variables import placement
-from keras_multigpu.training.variables.placement import MetricStorages
 
 STRATEGY = kmg.strategy("mirrored", devices=2)
 
@@ -70,35 +69,10 @@ def test_an_optimizer_made_inside_a_scope_moves_to_the_models_strategy():
     assert all(placement.lives_under(storage, STRATEGY, None) for storage in storages)
 
 
-def test_values_move_to_and_fro_between_the_same_storages():
-    """Of integers, whose parts TensorFlow itself would round down when it sets them."""
-    variable = keras.Variable(np.array([3, 5]), dtype="int32", trainable=False)
-    storages, one = MetricStorages(STRATEGY), variable_internals.variable_storage(variable)
-    storages.use([variable], in_parts=True)
-    in_parts = variable_internals.variable_storage(variable)
-    assert values(variable) == [[3, 5], [0, 0]]
-    in_parts.values[1].assign([1, 1])
-    storages.use([variable], in_parts=False)
-    assert variable_internals.variable_storage(variable) is one
-    assert variable.numpy().tolist() == [4, 6]
-    variable.assign([7, 9])
-    storages.use([variable], in_parts=True)
-    assert variable_internals.variable_storage(variable) is in_parts
-    assert values(variable) == [[7, 9], [0, 0]]
-
-
 def test_metrics_made_in_a_scope_are_brought_together():
     """Keras's `MeanIoU` counts in integers."""
     with STRATEGY.scope():
         metric = keras.metrics.MeanIoU(2)
-    MetricStorages(STRATEGY).use(metric.variables, in_parts=False)
+    placement.place_once(metric.variables)
     metric.update_state([0, 1, 1], [0, 1, 0])
     assert metric.total_cm.numpy().tolist() == [[1, 0], [1, 1]]
-
-
-def test_a_single_device_needs_one_storage():
-    """There a step of the user's updates the metric itself."""
-    variable = keras.Variable(2.0)
-    before = variable_internals.variable_storage(variable)
-    MetricStorages(kmg.strategy("one_device")).use([variable], in_parts=True)
-    assert variable_internals.variable_storage(variable) is before

@@ -6,7 +6,11 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.keras_internals import optimizer_internals
-from keras_multigpu.training.update import AdjustedSchedule, adjustments, state_of
+from keras_multigpu.training.variables.adjusted_schedule import (
+    AdjustedSchedule,
+    adjustments,
+    state_of,
+)
 
 STEPS = keras.optimizers.schedules.PiecewiseConstantDecay([10], [0.5, 0.25])
 

@@ -1,0 +1,65 @@
+"""What a step reads of optimizers besides the weights, schedules that callbacks adjust included.
+
+A learning rate schedule is traced into the step, and Keras lets nobody assign to it. So that
+callbacks can scale or replace one, the optimizer gets an `AdjustedSchedule` for the time of a
+`fit`, which asks the user's and adjusts the answer by variables.
+"""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.keras_internals import optimizer_internals
+from keras_multigpu.training.variables.placement import place_variables, with_inner
+
+
+def adjustments(optimizer: keras.optimizers.Optimizer | None) -> list[keras.Variable]:
+    """The variables of adjusted schedules, which no optimizer counts as its own."""
+    parts = [] if optimizer is None else with_inner(optimizer)
+    rates = [optimizer_internals.compiled_rate(part) for part in parts]
+    return [v for rate in rates if isinstance(rate, AdjustedSchedule) for v in rate.variables]
+
+
+def state_of(optimizer: keras.optimizers.Optimizer | None) -> list[keras.Variable]:
+    """All variables that an update reads or changes, besides the weights."""
+    parts = [] if optimizer is None else with_inner(optimizer)
+    # What an optimizer inside of another has, both may count.
+    own = {id(v): v for part in parts for v in part.variables}
+    return [*own.values(), *adjustments(optimizer)]
+
+
+class AdjustedSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """`factor * schedule(step) + offset`, saved as if it were the schedule itself.
+
+    The user's schedule may be a function without arguments.
+    """
+
+    def __init__(self, schedule: Any, strategy: tf.distribute.Strategy) -> None:
+        self.schedule, self.strategy = schedule, strategy
+        with tf.init_scope():
+            self.factor = keras.Variable(1.0, dtype="float32", trainable=False, name="factor")
+            self.offset = keras.Variable(0.0, dtype="float32", trainable=False, name="offset")
+        place_variables(self.variables, strategy)
+
+    # Keras asks an object for its class when it saves it, and finds the user's.
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self.schedule)
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """What the adjustment depends on. Training steps take these from each replica."""
+        return [self.factor, self.offset]
+
+    def __call__(self, step: Any) -> Any:
+        return keras.ops.cast(self.unadjusted(step), "float32") * self.factor + self.offset
+
+    def unadjusted(self, step: Any) -> Any:
+        takes_step = isinstance(self.schedule, keras.optimizers.schedules.LearningRateSchedule)
+        return self.schedule(step) if takes_step else self.schedule()
+
+    def get_config(self) -> dict[str, Any]:
+        """The config of the user's schedule."""
+        config: dict[str, Any] = self.schedule.get_config()
+        return config
