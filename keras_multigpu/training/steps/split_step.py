@@ -43,6 +43,7 @@ from keras_multigpu.training.shares import (
     those_here,
 )
 from keras_multigpu.training.steps.same_batch import require_same_batch
+from keras_multigpu.training.steps.same_graph import require_same_graph
 from keras_multigpu.training.variables.adjusted_schedule import adjustments
 from keras_multigpu.training.variables.placement import optimizers_of
 
@@ -99,6 +100,7 @@ class SplitStep:
         known = known_variables(model, replication)
         with self._noting():
             self._whole = traced_for_one_device(model, known, spec, function)
+        require_same_graph(self._group, self._whole.graph)
         replication.placement.take(untracked_by(self._whole, known))
         self._copies = copies_of_captured(self._whole, known)
         self._leaves = present(spec)
