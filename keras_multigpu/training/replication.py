@@ -234,8 +234,8 @@ class Replication:
 
     def splits(self, model: keras.Model) -> bool:
         """Whether the step of one device is split; a private switch until all steps are."""
-        # The old step knows statistics of each replica's own, and sums of fewer digits.
-        asked_otherwise = self.half_sums or not self.sync_batch_norm
+        # The old step knows statistics of each replica's own.
+        asked_otherwise = not self.sync_batch_norm
         split = self.elsewhere is None and not asked_otherwise
         return split and os.environ.get("KMG_SPLIT") == "1"
 
