@@ -101,6 +101,8 @@ class Conversions:
         self.exchange, self.numbers, self.evenly = exchange, numbers, evenly
         self.moved: collections.Counter[str] = collections.Counter()
         """How many sums and gathers there are."""
+        self.sums_of_parts: list[tf.Tensor] = []
+        """What came of the sums that are not gathers."""
 
     def convert(self, value: Value, layout: Layout) -> tf.Tensor:
         """What this replica has of a value that lies so."""
@@ -118,7 +120,8 @@ class Conversions:
             return self._converted_list(value, layout)
         if layout == REPLICATED:
             if have == PARTIAL:
-                return self.sum(value.local)
+                self.sums_of_parts.append(self.sum(value.local))
+                return self.sums_of_parts[-1]
             return self._gathered(value)
         if have != REPLICATED:
             whole = Value(REPLICATED, self.convert(value, REPLICATED), value.source, value.scope)

@@ -73,7 +73,7 @@ class Packing:
             self._members += self._buckets(members, dtype)
         # What fills up first is not what is ready first: a large tensor may have come between.
         self._members.sort(key=lambda members: place[members[-1]])
-        self._sent_as = [dtypes[members[0]] for members in self._members]
+        self.sent_as = [dtypes[members[0]] for members in self._members]
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         flat = [[tf.reshape(tensors[i], [-1]) for i in members] for members in self._members]
@@ -83,7 +83,7 @@ class Packing:
         """The sums of packs over replicas, each on its way as soon as its bucket is full."""
         return [
             tf.cast(total([tf.cast(pack, dtype)])[0], pack.dtype)
-            for pack, dtype in zip(packs, self._sent_as, strict=True)
+            for pack, dtype in zip(packs, self.sent_as, strict=True)
         ]
 
     def unpack(self, packs: Sequence[tf.Tensor]) -> list[tf.Tensor]:

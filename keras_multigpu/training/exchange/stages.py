@@ -71,11 +71,13 @@ def traced(
     specs: Sequence[Any],
     jit_compile: bool,
     of_piece: Sequence[int] = (),
+    rounded: Callable[[Collection[str]], Collection[str]] = lambda cuts: (),
 ) -> Any:
     """A graph of `function` for arguments of the given specs, cut where replicas sum.
 
     If pieces of a replica's share have some arguments of their own, `of_piece` has the places of
-    these among all tensors of the arguments; see `Stages.in_pieces`.
+    these among all tensors of the arguments; see `Stages.in_pieces`. Once it is traced, `rounded`
+    chooses from the names of all operations that stand for sums those which travel in bfloat16.
 
     TensorFlow optimizes it once, and not for each replica, unless XLA compiles it.
 
@@ -99,9 +101,10 @@ def traced(
     with summing(cut):
         whole = trace(function, specs)
     pieces = Pieces(inside, {whole.graph.inputs[place].op.name for place in of_piece})
-    if jit_compile:
-        return Stages(whole, cuts, trace, pieces) if cuts or of_piece else whole
-    return Stages(whole, cuts, None, pieces)
+    if jit_compile and not cuts and not of_piece:
+        return whole
+    in_fewer_bytes = rounded({cut.name for cut in cuts})
+    return Stages(whole, cuts, trace if jit_compile else None, pieces, in_fewer_bytes)
 
 
 class Pieces(NamedTuple):
@@ -124,6 +127,7 @@ class Stages:
         cuts: The operations of its graph that stand for sums.
         compiled: What XLA shall make of a function, if it shall.
         pieces: What it has to do with pieces.
+        rounded: The names of the cuts whose sums travel in bfloat16.
     """
 
     def __init__(
@@ -132,8 +136,9 @@ class Stages:
         cuts: Sequence[tf.Operation],
         compiled: Callable[[Callable[..., Any], Sequence[Any]], Any] | None,
         pieces: Pieces,
+        rounded: Collection[str] = (),
     ) -> None:
-        self._pieces = pieces
+        self._pieces, self._rounded = pieces, rounded
         self.graph = whole.graph
         self.structured_outputs = whole.structured_outputs
         # Functions that its operations call live as long as it does.
@@ -194,7 +199,12 @@ class Stages:
             # Gradients go in buckets of their own, and not with what the next stage waits for.
             due = [cut for cut in waiting if self._due[cut.name] <= number + 1]
             waiting = [cut for cut in waiting if self._due[cut.name] > number + 1]
-            summed = summed_together([summands[cut.inputs[0].name] for cut in due])
+            own = [summands[cut.inputs[0].name] for cut in due]
+            sent_as = [
+                tf.bfloat16 if cut.name in self._rounded else tensor.dtype
+                for cut, tensor in zip(due, own, strict=True)
+            ]
+            summed = summed_together(own, sent_as)
             sums |= {cut.outputs[0].name: t for cut, t in zip(due, summed, strict=True)}
             for each in known:
                 each |= sums
@@ -392,27 +402,37 @@ def due_times(parts: Sequence[Part]) -> dict[str, int]:
     return due
 
 
-def summed_together(own: list[tf.Tensor]) -> list[tf.Tensor]:
-    """The sums of tensors over replicas, in one pack; one alone needs none."""
+def summed_together(own: list[tf.Tensor], sent_as: Sequence[tf.DType]) -> list[tf.Tensor]:
+    """The sums of tensors over replicas, in one pack; one alone needs none.
+
+    Each travels as a dtype.
+    """
     if len(own) < 2:
-        return list(_thread.sum(own)) if own else []
+        return summed_as(own, sent_as) if own else []
     # Where a tensor is as long as the batch, its size is known only when the step runs.
     is_open = [not tensor.shape.is_fully_defined() for tensor in own]
     sizes = {place: tf.shape(own[place]) for place, is_so in enumerate(is_open) if is_so}
     summed: dict[int, tf.Tensor] = {}
-    for dtype in {own[place].dtype for place in sizes}:
-        members = [place for place in sizes if own[place].dtype == dtype]
+    for dtypes in dict.fromkeys((own[place].dtype, sent_as[place]) for place in sizes):
+        members = [place for place in sizes if (own[place].dtype, sent_as[place]) == dtypes]
         flat = tf.concat([tf.reshape(own[place], [-1]) for place in members], axis=0)
-        parts = tf.split(_thread.sum([flat])[0], [tf.size(own[place]) for place in members])
+        whole = summed_as([flat], dtypes[1:])[0]
+        parts = tf.split(whole, [tf.size(own[place]) for place in members])
         for place, part in zip(members, parts, strict=True):
             summed[place] = tf.reshape(part, sizes[place])
             summed[place].set_shape(own[place].shape)
     fixed = [place for place, is_so in enumerate(is_open) if not is_so]
     if fixed:
-        packing = Packing([own[place] for place in fixed])
-        packs = _thread.sum(packing.pack([own[place] for place in fixed]))
+        packing = Packing([own[n] for n in fixed], sent_as=[sent_as[n] for n in fixed])
+        packs = summed_as(packing.pack([own[place] for place in fixed]), packing.sent_as)
         summed.update(zip(fixed, packing.unpack(packs), strict=True))
     return [summed[place] for place in range(len(own))]
+
+
+def summed_as(own: Sequence[tf.Tensor], sent_as: Sequence[tf.DType]) -> list[tf.Tensor]:
+    """The sums of tensors over replicas, each of which travels as a dtype."""
+    summed = _thread.sum([tf.cast(each, dtype) for each, dtype in zip(own, sent_as, strict=True)])
+    return [tf.cast(whole, each.dtype) for whole, each in zip(summed, own, strict=True)]
 
 
 def called(kind: Any, name: str, types: Sequence[tf.DType], *tensors: tf.Tensor) -> Any:

@@ -10,7 +10,7 @@ What a replica needs of the others are sums between the stages of its graph; see
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import keras
@@ -24,13 +24,20 @@ from keras_multigpu.keras_internals import (
 )
 from keras_multigpu.partition.layouts import Block
 from keras_multigpu.partition.layouts import Rows as InRows
-from keras_multigpu.partition.local_step import Leaf, LocalStep
+from keras_multigpu.partition.local_step import Leaf, LocalStep, Outcome
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.partition.splitter import HEAVY
+from keras_multigpu.training.exchange.gradients import gradients_among
 from keras_multigpu.training.exchange.stages import totals, traced
 from keras_multigpu.training.feed.cutter import has_own_memory
-from keras_multigpu.training.replica_group import Copies, Replica, ReplicaGroup, copies_in
+from keras_multigpu.training.replica_group import (
+    Copies,
+    Replica,
+    ReplicaGroup,
+    copies_in,
+    copies_of,
+)
 from keras_multigpu.training.shares import (
     Batch,
     Rows,
@@ -139,13 +146,15 @@ class SplitStep:
         self._step = LocalStep(
             self._whole, leaves, handles, {BATCH: batch}, sums, self._tensors_to_see()
         )
-        outcomes = []
+        outcomes: list[Outcome] = []
+        own: list[tf.Tensor] = []
 
         def local(
-            number: Any, own: Any, total: Any, share: Any, lengths: Any, data: Any, values: Any
+            number: Any, counts: Any, total: Any, share: Any, lengths: Any, data: Any, values: Any
         ) -> Any:
-            outcome = self._step(number, [[*tf.unstack(own), total]], data, values, lengths)
+            outcome = self._step(number, [[*tf.unstack(counts), total]], data, values, lengths)
             outcomes.append(outcome)
+            own[:] = [number, counts, *data]
             self._assigned = sorted(outcome.assigned)
             made = [outcome.assigned[number] for number in self._assigned]
             # One tensor to wait for, and not a thousand for each of a thousand assignments.
@@ -161,7 +170,11 @@ class SplitStep:
             rows = [n for n, leaf in enumerate(leaves) if isinstance(leaf.layout, InRows)]
             places = [0, 1, *(4 + len(lengths) + place for place in rows)]
         args = (number, tf.TensorSpec((2,), tf.int32), number, number, lengths, specs, values)
-        self._local = traced(local, args, bool(self._model.jit_compile), places)
+
+        def rounded(cuts: Collection[str]) -> Collection[str]:
+            return self._gradients(cuts, outcomes[-1], own) if self._group.sent_as else ()
+
+        self._local = traced(local, args, bool(self._model.jit_compile), places, rounded)
         self._layouts = outcomes[-1].layouts
         if self._pieces > 1 and self._local.types_of_later_pieces() & HEAVY:
             logger.warning(
@@ -170,6 +183,20 @@ class SplitStep:
                 "numbers are those of one piece.",
                 self._pieces,
             )
+
+    def _gradients(
+        self, cuts: Collection[str], outcome: Outcome, own: Sequence[tf.Tensor]
+    ) -> set[str]:
+        """The names of the sums in a replica's part that are gradients."""
+        optimizers = [v for each in optimizers_of(self._model) for v in each.variables]
+        weights = {id(copies_of(v)[0]) for v in (*self._model.trainable_variables, *optimizers)}
+        new: dict[bool, list[tf.Tensor]] = {True: [], False: []}
+        for number, tensor in outcome.assigned.items():
+            new[id(self._copies[number][0]) in weights].append(tensor)
+        results = [*new[False], *(tensor for tensor in outcome.outputs if tensor is not None)]
+        splitter = self._step.splitter
+        assert splitter is not None
+        return gradients_among(splitter.conversions.sums_of_parts, cuts, new[True], results, own)
 
     # What training does besides.
 
