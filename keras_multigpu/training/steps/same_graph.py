@@ -15,7 +15,6 @@ from keras_multigpu.cluster.failures import ending_together
 from keras_multigpu.keras_internals.user_lines import user_line
 from keras_multigpu.training.replica_group import ReplicaGroup
 
-
 NAMES = ("container", "shared_name")
 """Attributes that are names, which a process counts."""
 
