@@ -37,7 +37,6 @@ RIGHT = [
     models.own_step,
 ]
 WRONG = [
-    (models.batch_norm_of_shares, "BatchNormalization is not synchronised", "here in norm."),
     (models.divides_by_local_batch_with_adam, "divides its loss by the local batch", ""),
     (models.couples_examples, "`train_step` computes its loss from the batch as a whole", ""),
     (models.layer_mixes_examples, "Layer centre (CentresOverBatch) mixes the examples", ""),

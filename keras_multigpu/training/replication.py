@@ -26,7 +26,6 @@ from keras_multigpu.training.steps.steps_of_model import (
     StepFunctions,
     evaluation_step,
     prediction_step,
-    said_of_batch_norm,
     training_step,
 )
 from keras_multigpu.training.update import adjustments
@@ -40,7 +39,6 @@ class Replication:
 
     Args:
         strategy: The model's strategy.
-        sync_batch_norm: Whether BatchNorm takes its moments over all replicas.
         half_sums: Whether gradients are summed in bfloat16.
         micro_batches: In how many pieces replicas take their shares; "auto" finds out.
         pieces: How many these are now.
@@ -51,7 +49,6 @@ class Replication:
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        sync_batch_norm: bool = True,
         half_sums: bool = False,
         micro_batches: int | str = 1,
         pieces: int = 1,
@@ -95,7 +92,6 @@ class Replication:
         self.cutter = Cutter(
             self.group.count, None if spread else local, here, lambda: self.pieces > 1
         )
-        self.sync_batch_norm = sync_batch_norm
         self.half_sums = half_sums
         self.micro_batches = micro_batches
         self.pieces = pieces
@@ -107,7 +103,7 @@ class Replication:
     @property
     def settings(self) -> tuple[Any, ...]:
         """What a copy of the model needs besides a strategy."""
-        return self.sync_batch_norm, self.half_sums, self.micro_batches, self.pieces
+        return self.half_sums, self.micro_batches, self.pieces
 
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""
@@ -132,7 +128,7 @@ class Replication:
         self._on_variables |= on_variables
 
     def announce(self, model: keras.Model, verbose: Any = 0) -> None:
-        """Say once where the model trains, and what becomes of its BatchNormalization layers.
+        """Say once where the model trains.
 
         Where nobody has asked for the log the first of these is printed, as Keras prints progress.
         """
@@ -147,8 +143,7 @@ class Replication:
         replicas = "1 replica" if count == 1 else f"{count} replicas"
         if self.group.is_spread:
             names = f"{names} on each of {count // len(devices)} workers"
-        batch_norm = said_of_batch_norm(model, self.sync_batch_norm) if count > 1 else ""
-        logger.info("Training on %s: %s.%s", replicas, names, batch_norm)
+        logger.info("Training on %s: %s.", replicas, names)
         shows = verbose != 0 and keras.config.is_interactive_logging_enabled()
         if shows and not logger.isEnabledFor(logging.INFO):
             print(f"Training on {replicas}: {names}.", flush=True)  # noqa: T201 (as Keras does)
@@ -234,10 +229,7 @@ class Replication:
 
     def splits(self, model: keras.Model) -> bool:
         """Whether the step of one device is split; a private switch until all steps are."""
-        # The old step knows statistics of each replica's own.
-        asked_otherwise = not self.sync_batch_norm
-        split = self.elsewhere is None and not asked_otherwise
-        return split and os.environ.get("KMG_SPLIT") == "1"
+        return self.elsewhere is None and os.environ.get("KMG_SPLIT") == "1"
 
     def reads_in_graph(self, model: keras.Model) -> bool:
         """Whether a graph of steps may read the batches itself."""

@@ -23,7 +23,7 @@ from keras_multigpu.verification.gradient_probe import (
     weighted_sum,
 )
 from keras_multigpu.verification.layer_probe import LayerProbe, Place, Rows
-from keras_multigpu.verification.participants import Recipe, on, synchronizes_batch_norm
+from keras_multigpu.verification.participants import Recipe, on
 
 
 class Cause(NamedTuple):
@@ -41,7 +41,7 @@ class Trial:
         model = recipe.model()
         self._recipe, self._model = recipe, model
         self.custom = bool(overridden(model, "train_step"))
-        exempt = synchronized_layers(model, synchronizes_batch_norm(model))
+        exempt = synchronized_layers(model)
         self.tolerance = 1e-3 if recipe.precision == "float32" else 5e-2
         layers = LayerProbe(model, exempt, self.tolerance)
         gradients = GradientProbe(model, self.custom)
@@ -149,14 +149,6 @@ def mixing_layer(trial: Trial) -> Cause | None:
     places = list(dict.fromkeys(place for replay in trial.replays for place in replay.differing))
     if not places:
         return None
-    norms = [p for p in places if isinstance(p, keras.layers.BatchNormalization)]
-    if norms:
-        names = ", ".join(map(trial.name, norms))
-        return Cause(
-            f"BatchNormalization is not synchronised: every replica normalises with the mean and "
-            f"variance of its own share, here in {names}.",
-            "Leave out `sync_batch_norm=False`: then it uses those of the global batch.",
-        )
     return Cause(
         f"{trial.describe(places[0])} mixes the examples of its batch, or talks to other replicas: "
         "what it computes for an example depends on the others, and a replica sees its share only.",

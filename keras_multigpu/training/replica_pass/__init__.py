@@ -7,5 +7,5 @@ A pass returns an outcome and its layout, which says what lies where in the pack
 sum. `pure_model` gives each replica its own draws, and makes of what it has changed one device's;
 `loss_reduction` finds losses that are not sums over examples, `rows_flow` where a user's code
 relates rows (`moved_axis` knows where they stand after operations that move them); `output_rows`
-which axis counts them; `sync_batch_norm` has the moments of all.
+which axis counts them.
 """

@@ -64,7 +64,7 @@ def training_step(
         return kind(model, replication, spec, model.train_step)
     # One replica has the whole batch: Keras's own moments are those of all.
     several = replication.shares_of_batch > 1
-    layers = synchronized_layers(model, replication.sync_batch_norm) if several else []
+    layers = synchronized_layers(model) if several else []
     context = (lambda rows: synchronized(layers, rows)) if layers else None
     if replication.elsewhere is not None:
         return step_elsewhere(model, replication, spec, context)
@@ -113,9 +113,7 @@ def step_elsewhere(
         "a `train_step` of its own": overridden(model, "train_step"),
         "a `compute_loss` of its own": overridden(model, "compute_loss"),
         "`run_eagerly=True`": model.run_eagerly,
-        "BatchNormalization that is synchronised (`sync_batch_norm=False` switches it off)": (
-            context is not None and not on_tpus
-        ),
+        "BatchNormalization": context is not None and not on_tpus,
         "a callback that looks into steps": replication.probes,
         "inputs that are not dense numbers": on_tpus and not dense,
     }
@@ -192,31 +190,13 @@ class StepAsNeeded:
             return self._first(self._others[type(need)])
 
 
-def synchronized_layers(model: keras.Model, every: bool) -> list[keras.layers.BatchNormalization]:
-    """The BatchNorm layers to synchronise: all, or those made with `synchronized=True`."""
+def synchronized_layers(model: keras.Model) -> list[keras.layers.BatchNormalization]:
+    """The BatchNorm layers, which normalise with the moments of the global batch."""
     return [
         layer
         for layer in model_internals.layers_of(model)
-        if isinstance(layer, keras.layers.BatchNormalization) and (every or layer.synchronized)
+        if isinstance(layer, keras.layers.BatchNormalization)
     ]
-
-
-def said_of_batch_norm(model: keras.Model, every: bool) -> str:
-    """A sentence on what several replicas do with the BatchNorm layers, if there are any."""
-    layers = synchronized_layers(model, True)
-    count, synchronised = len(layers), sum(every or layer.synchronized for layer in layers)
-    if not count:
-        return ""
-    if synchronised == count:
-        return (
-            " BatchNormalization is synchronised: it normalises over the global batch, as on one "
-            "device. `kmg.distribute(model, sync_batch_norm=False)` switches that off."
-        )
-    which = "is not" if not synchronised else f"of {count - synchronised} layers is not"
-    return (
-        f" BatchNormalization {which} synchronised: each replica normalises its own share; "
-        "`sync_batch_norm=True` makes it the global batch."
-    )
 
 
 def refuse_pieces(pieces: int) -> None:
