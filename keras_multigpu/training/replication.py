@@ -96,6 +96,8 @@ class Replication:
         self.micro_batches = micro_batches
         self.pieces = pieces
         self.probes: tuple[Probe, ...] = ()
+        self.gathers_named: set[str] = set()
+        """The places of which a warning has said that they make steps slow."""
         self._data_wait: tf.Variable | None = None
         self._announced = False
         self.forget_steps()
