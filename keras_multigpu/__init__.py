@@ -13,6 +13,7 @@ __all__ = [
     "data",
     "distribute",
     "DistributedModel",
+    "explain",
     "strategy",
     "train_separately",
     "verify",
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
     from keras_multigpu.separately.train_separately import train_separately as train_separately
     from keras_multigpu.training.distribute import distribute as distribute
     from keras_multigpu.training.distributed_model import DistributedModel as DistributedModel
+    from keras_multigpu.training.explain import explain as explain
     from keras_multigpu.verification.verify import verify as verify
 else:
     # The same names, imported when they are first used: `keras-multigpu --help` needs no Keras.
     _HOMES = {
         "distribute": "training.distribute",
         "DistributedModel": "training.distributed_model",
+        "explain": "training.explain",
         "strategy": "replicas",
         "train_separately": "separately.train_separately",
         "verify": "verification.verify",

@@ -78,7 +78,6 @@ class Case:
         batch_size: The global batch size.
         fit: Makes more arguments of `fit`, given an empty directory.
         train: Calls `fit`, perhaps several times.
-        sync_batch_norm: As in `keras_multigpu.distribute`.
         tolerance: The largest relative difference allowed.
         replicas: The numbers of replicas to run on.
         kind: Of the replicas' strategy.
@@ -92,7 +91,6 @@ class Case:
     batch_size: int = 8
     fit: Callable[[Path], dict[str, Any]] = lambda directory: {}
     train: Callable[[keras.Model, Fit], History] = once
-    sync_batch_norm: bool = True
     tolerance: float = 2e-5
     replicas: tuple[int, ...] = REPLICAS
     kind: str = "mirrored"
@@ -335,11 +333,7 @@ BATCH_NORM = [
         data=lambda: made.regression(11),
         batch_size=3,
     ),
-    Case(
-        "BatchNorm(synchronized=True)",
-        lambda: made.bn_mlp(synchronized=True),
-        sync_batch_norm=False,
-    ),
+    Case("BatchNorm(synchronized=True)", lambda: made.bn_mlp(synchronized=True)),
     Case("BatchNorm, convnet", made.bn_convnet, kinds, made.images),
     Case("BatchNorm, masked", made.bn_reader, mse, made.words),
     Case("BatchNorm, frozen", lambda: made.frozen(made.bn_mlp(), 1)),

@@ -15,6 +15,7 @@ PUBLIC_NAMES = [
     "data",
     "distribute",
     "DistributedModel",
+    "explain",
     "strategy",
     "train_separately",
     "verify",

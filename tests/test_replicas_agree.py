@@ -38,12 +38,7 @@ def on_one_device(name):
 
 def on_replicas(name, strategy):
     """This package's outcome."""
-    return run(
-        BY_NAME[name],
-        lambda case: kmg.distribute(
-            case.compiled(), strategy, sync_batch_norm=case.sync_batch_norm
-        ),
-    )
+    return run(BY_NAME[name], lambda case: kmg.distribute(case.compiled(), strategy))
 
 
 def copies_that_differ(model, strategy):
@@ -115,7 +110,7 @@ def test_a_last_batch_may_have_any_size(name, replicas):
     expected = swept_on_one_device(name)
     keras.utils.clear_session(free_memory=False)
     case, strategy = SWEEPS[name], kmg.strategy("mirrored", devices=replicas)
-    model = kmg.distribute(case.compiled(), strategy, sync_batch_norm=case.sync_batch_norm)
+    model = kmg.distribute(case.compiled(), strategy)
     found = swept(case, model)
     assert expected.keys() == found.keys()
     assert max(difference(expected[key], found[key]) for key in expected) < case.tolerance

@@ -1,5 +1,6 @@
 """`verify` passes right models, and catches and names what is wrong with others."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,6 @@ RIGHT = [
     models.own_step,
 ]
 WRONG = [
-    (models.batch_norm_of_shares, "BatchNormalization is not synchronised", "here in norm."),
     (models.divides_by_local_batch_with_adam, "divides its loss by the local batch", ""),
     (models.couples_examples, "`train_step` computes its loss from the batch as a whole", ""),
     (models.layer_mixes_examples, "Layer centre (CentresOverBatch) mixes the examples", ""),
@@ -289,6 +289,26 @@ def test_rows_are_found_in_what_layers_computed(whole, shape, expected):
     array = np.arange(np.prod(whole)).reshape(whole)
     found = rows_of(array, shape, Rows(start=1, stop=3, batch_size=4))
     assert (None if found is None else found.tolist()) == expected
+
+
+def test_what_replicas_gather_is_told(monkeypatch):
+    """In one sentence, with the line."""
+    monkeypatch.setenv("KMG_SPLIT", "1")
+
+    def sorts():
+        def median_loss(y, y_pred):
+            return tf.sort(tf.square(y - y_pred), axis=0)[3, 0]
+
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", median_loss)
+        return model
+
+    rows = np.random.default_rng(0).normal(size=(7, 5)).astype("float32")
+    result = kmg.verify(sorts, (rows[:, :4], rows[:, 4:]), replicas=(2,), steps=1)
+    assert result.agrees
+    (remark,) = {report.parts for report in result.reports}
+    assert re.search(r"shared; test_verify.py:\d+ gathers 28 bytes", remark)
+    assert "2 replicas: exact; " in str(result)
 
 
 def test_the_table_reads_well():

@@ -160,10 +160,6 @@ def batch_norm():
     return sequential(layers.BatchNormalization(name="norm"), layers.Activation("tanh"))
 
 
-def batch_norm_of_shares():
-    return kmg.distribute(batch_norm(), sync_batch_norm=False)
-
-
 class CentresOverBatch(layers.Layer):
     def call(self, x):
         return x - ops.mean(x, axis=0)

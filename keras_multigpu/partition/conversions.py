@@ -4,20 +4,21 @@ A sum is taken, rows are gathered by a sum of what all replicas have at their pl
 whole a replica takes its rows; or it makes them, where that is cheap, as its own random numbers.
 """
 
-import collections
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.partition import randomness
+from keras_multigpu.partition.account import Account, Moved, bytes_of
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Partial, Rows
 from keras_multigpu.partition.local_numbers import LocalNumbers
 from keras_multigpu.partition.planner import CannotSplit, Scope
 from keras_multigpu.partition.rules.elementwise import BROADCASTING, SAME_SHAPES, UNARY
 from keras_multigpu.partition.site import LocalSite, with_entry
-from keras_multigpu.partition.sizes import Size
+from keras_multigpu.partition.sizes import AnySize, Size
 
 ELEMENTWISE = {*UNARY, *BROADCASTING, *SAME_SHAPES}
 # What they make is cheap, so a replica makes its own rows of it.
@@ -72,6 +73,8 @@ class Value:
         self.variable = variable
         self.home = tf.compat.v1.get_default_graph()
         self.converted: dict[Layout, tf.Tensor] = {}
+        self.after_gather = False
+        """Whether every replica computes the whole of it, because it needs rows of all."""
 
     @property
     def is_lazy(self) -> bool:
@@ -99,10 +102,19 @@ class Conversions:
 
     def __init__(self, exchange: Exchange, numbers: LocalNumbers, evenly: bool = False) -> None:
         self.exchange, self.numbers, self.evenly = exchange, numbers, evenly
-        self.moved: collections.Counter[str] = collections.Counter()
-        """How many sums and gathers there are."""
         self.sums_of_parts: list[tf.Tensor] = []
         """What came of the sums that are not gathers."""
+        self.account = Account()
+        self._asking: tuple[tf.Operation | None, AnySize] = (None, 1)
+
+    @contextlib.contextmanager
+    def asked_by(self, op: tf.Operation, times: AnySize) -> Iterator[None]:
+        """Note what is converted here as what this operation needs, so often in a step."""
+        before, self._asking = self._asking, (op, times)
+        try:
+            yield
+        finally:
+            self._asking = before
 
     def convert(self, value: Value, layout: Layout) -> tf.Tensor:
         """What this replica has of a value that lies so."""
@@ -120,7 +132,7 @@ class Conversions:
             return self._converted_list(value, layout)
         if layout == REPLICATED:
             if have == PARTIAL:
-                self.sums_of_parts.append(self.sum(value.local))
+                self.sums_of_parts.append(self.sum(value.local, value))
                 return self.sums_of_parts[-1]
             return self._gathered(value)
         if have != REPLICATED:
@@ -135,12 +147,26 @@ class Conversions:
         made = self._made_in_rows(value, layout, 0)
         return self._sliced(value.local, layout) if made is None else made
 
-    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
-        self.moved["sum"] += 1
+    def sum(self, tensor: tf.Tensor, value: Value | None = None, kind: str = "summed") -> tf.Tensor:
+        """The sum of a tensor over replicas.
+
+        Args:
+            tensor: What this replica has.
+            value: What the sum is in the global graph, if it is something there.
+            kind: What is noted of it.
+        """
         if tensor.dtype in UNSENT:
             raise CannotSplit(f"values of the type {tensor.dtype.name} cannot be summed")
         sent = SENT_AS.get(tensor.dtype)
         shape = tensor.shape
+        op, times = self._asking
+        if value is not None and value.source is not None and value.scope is not None:
+            size = bytes_of(value.source, value.scope.facts)
+            op = op or value.source.op
+        else:
+            elements = shape.num_elements()
+            size = None if elements is None else elements * tensor.dtype.size
+        self.account.moved.append(Moved(kind, size, op, times))
         summed = self.exchange.sum(tensor if sent is None else tf.cast(tensor, sent))
         summed = summed if sent is None else tf.cast(summed, tensor.dtype)
         summed.set_shape(shape)
@@ -150,7 +176,6 @@ class Conversions:
         """The whole of what lies in rows: each replica puts its own at their places."""
         layout = value.layout
         assert isinstance(layout, Rows)
-        self.moved["gather"] += 1
         local, axis = value.local, layout.axis
         if local.dtype in UNSENT:
             raise CannotSplit(f"rows of the type {local.dtype.name} cannot be gathered", local.op)
@@ -173,7 +198,7 @@ class Conversions:
             placed.append(tf.pad(piece, pads))
             done = done + whole
         full = placed[0] if len(placed) == 1 else tf.concat(placed, axis)
-        return self.sum(full)
+        return self.sum(full, value, "gathered")
 
     def _sliced(self, whole: tf.Tensor, layout: Rows) -> tf.Tensor:
         rank, axis = whole.shape.rank, layout.axis

@@ -18,6 +18,7 @@ from keras_multigpu.partition.plan import RULES, Plan
 from keras_multigpu.partition.rules.elementwise import elements
 from keras_multigpu.partition.rules.sums import LINEAR, LINEAR_IN_FLOATS, SCALED, SUMMED
 from keras_multigpu.partition.site import with_entry
+from keras_multigpu.partition.sizes import AnySize
 
 ASSIGNMENTS = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 SCATTERED = {
@@ -66,6 +67,8 @@ class Scope:
     ) -> None:
         self.facts, self.state, self.in_loop = facts, state, in_loop
         self.is_called = is_called
+        self.times: AnySize = 1
+        """How often it runs in a step, as far as that is known."""
         self.layouts: dict[str, Layout] = {}
         self.values: dict[str, Any] = {}
         self.exchanges = False

@@ -9,12 +9,12 @@ what comes out in the end is assigned by whoever runs the step. So a step that f
 half done.
 """
 
-import collections
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from keras_multigpu.partition.account import HEAVY, Account, Work, flops_of
 from keras_multigpu.partition.conversions import (
     ELEMENTWISE,
     MAKERS,
@@ -43,23 +43,8 @@ from keras_multigpu.partition.planner import (
     passed_through,
 )
 from keras_multigpu.partition.rules import skipped_empty
+from keras_multigpu.partition.sizes import AnySize
 
-HEAVY = {
-    "MatMul",
-    "BatchMatMul",
-    "BatchMatMulV2",
-    "BatchMatMulV3",
-    "Einsum",
-    "Conv2D",
-    "Conv3D",
-    "DepthwiseConv2dNative",
-    "Conv2DBackpropInput",
-    "Conv2DBackpropFilter",
-    "Conv3DBackpropInputV2",
-    "Conv3DBackpropFilterV2",
-    "DepthwiseConv2dNativeBackpropInput",
-    "DepthwiseConv2dNativeBackpropFilter",
-}
 # What runs once and not on each replica: it has effects, or draws from a state of its own.
 COUNTED_AS_EFFECTS = {"PrintV2", "Print", "PyFunc", "EagerPyFunc", "PyFuncStateless"}
 # As many as a tensor has at most in TensorFlow's kernels.
@@ -80,10 +65,11 @@ class Splitter:
         self.planner = Planner()
         self.conversions = Conversions(exchange, numbers, evenly)
         self.convert = self.conversions.convert
-        self.gathered: collections.Counter[str] = collections.Counter()
-        """How many operations of each type took whole values although rows were there."""
-        self.heavy: collections.Counter[str] = collections.Counter()
-        """How many products and convolutions are shared ("rows"), and how many "whole"."""
+
+    @property
+    def account(self) -> Account:
+        """What the step costs."""
+        return self.conversions.account
 
     def add(self, scope: Scope, inputs: Sequence[Value]) -> list[Value]:
         """Add a graph's operations to the graph that is being traced; its results."""
@@ -99,10 +85,15 @@ class Splitter:
         return [scope.values[tensor.name] for tensor in scope.facts.graph.outputs]
 
     def _add_operation(self, op: tf.Operation, scope: Scope) -> None:
+        with self.conversions.asked_by(op, scope.times):
+            self._add(op, scope)
+
+    def _add(self, op: tf.Operation, scope: Scope) -> None:
         inputs = [scope.values[tensor.name] for tensor in op.inputs]
         if is_call(op):
             facts = scope.facts.inner[op.name][0]
             inner = Scope(facts, scope.state, scope.in_loop, is_called=True)
+            inner.times = scope.times
             if is_compiled(op):
                 plan = self.planner.plan_in(op, scope)
                 pairs = zip(inputs, plan.need, strict=True)
@@ -119,13 +110,16 @@ class Splitter:
         if op.outputs and op.outputs[0].name in scope.values:
             return
         plan = self.planner.plan_in(op, scope)
-        self._count(op, plan, inputs)
+        after_gather = self._note(op, plan, inputs, scope)
         if op.type in LOOPS:
             self._add_loop(op, plan, inputs, scope)
         elif op.type in BRANCHES:
             self._add_branches(op, plan, inputs, scope)
         else:
             self._add_plain(op, plan, inputs, scope)
+        if after_gather:
+            for tensor in op.outputs:
+                scope.values[tensor.name].after_gather = True
 
     def _add_compiled(self, inner: Scope, inputs: Sequence[Value]) -> list[Value]:
         """Add a function that XLA compiles, because TensorFlow has no kernels for it."""
@@ -169,15 +163,15 @@ class Splitter:
             scope.values[out.name] = Value(REPLICATED, tensor, out, scope)
             scope.layouts[out.name] = REPLICATED
 
-    def _count(self, op: tf.Operation, plan: Plan, inputs: Sequence[Value]) -> None:
+    def _note(self, op: tf.Operation, plan: Plan, inputs: Sequence[Value], scope: Scope) -> bool:
+        """Note what an operation costs; whether it is computed whole of what was gathered."""
         lies = (*plan.need, *plan.out)
+        whole = plan.combine is None and all(layout == REPLICATED for layout in lies)
+        came = any(isinstance(value.layout, Rows) or value.after_gather for value in inputs)
         if op.type in HEAVY:
-            self.heavy["whole" if all(i == REPLICATED for i in lies) else "rows"] += 1
-        if op.type in LOOPS or op.type in BRANCHES:
-            return
-        came = any(isinstance(value.layout, Rows) for value in inputs)
-        if came and plan.combine is None and not any(isinstance(i, Rows) for i in lies):
-            self.gathered[op.type] += 1
+            flops = flops_of(op, scope.facts)
+            self.account.work.append(Work(flops, op, not whole, whole and came, scope.times))
+        return whole and came
 
     def _set(self, op: tf.Operation, plan: Plan, outs: Any, inputs: Any, scope: Scope) -> None:
         for tensor, layout, local in zip(op.outputs, plan.out, outs, strict=True):
@@ -225,6 +219,7 @@ class Splitter:
             return slim
         given = [self.convert(value, need) for value, need in zip(inputs, plan.need, strict=True)]
         if runs_once(op):
+            self.account.once.append(op)
             return self._once(op, site, given, scope)
         outs = self._unless_empty(op, plan, site, given, scope)
         if plan.combine:
@@ -425,6 +420,7 @@ class Splitter:
         def branch(facts: GraphFacts) -> Any:
             def run() -> list[tf.Tensor]:
                 inner = Scope(facts, dict(scope.state), scope.in_loop)
+                inner.times = scope.times
                 outs = self.add(inner, given[1:])
                 found = [
                     self.convert(value, layout)
@@ -452,7 +448,9 @@ class Splitter:
         """A value in another layout."""
         if value.variable is not None or value.layout == layout:
             return value
-        return Value(layout, self.convert(value, layout), value.source, value.scope, value.made_of)
+        laid = Value(layout, self.convert(value, layout), value.source, value.scope, value.made_of)
+        laid.after_gather = layout == REPLICATED and isinstance(value.layout, Rows)
+        return laid
 
     def _add_loop(self, op: tf.Operation, plan: Plan, inputs: list[Value], scope: Scope) -> None:
         given = [self._laid(value, need) for value, need in zip(inputs, plan.need, strict=True)]
@@ -473,10 +471,13 @@ class Splitter:
                 tensor = next(own)
                 tell_shape(facts, facts.graph.inputs[place], value.layout, tensor)
                 values.append(Value(value.layout, tensor, value.source))
+                values[-1].after_gather = value.after_gather
             variables = dict(scope.state)
             for number in written:
                 variables[number] = Value(REPLICATED, next(own))
-            return Scope(facts, variables, in_loop=facts is body), values
+            found = Scope(facts, variables, in_loop=facts is body)
+            found.times = scope.times * turns_of(op, scope.facts)
+            return found, values
 
         def test(*state: tf.Tensor) -> tf.Tensor:
             own, values = inner(condition, state)
@@ -503,6 +504,14 @@ class Splitter:
             if fixed[place]:
                 scope.values[op.outputs[place].name] = value
             scope.layouts[op.outputs[place].name] = plan.out[place]
+
+
+def turns_of(op: tf.Operation, facts: GraphFacts) -> AnySize:
+    """How often a loop turns, if it is known; once otherwise."""
+    # TensorFlow's loops begin with their counter and its bound.
+    bound = facts.value(op.inputs[1]) if len(op.inputs) > 1 else None
+    turns: Any = None if bound is None or bound.ndim else bound[()]
+    return turns if turns is not None and (not isinstance(turns, int) or turns > 0) else 1
 
 
 def tell_shape(facts: GraphFacts, source: tf.Tensor, layout: Layout, tensor: tf.Tensor) -> None:

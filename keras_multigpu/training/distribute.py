@@ -18,7 +18,6 @@ def distribute(
     strategy: tf.distribute.Strategy | None = None,
     *,
     devices: Sequence[str] | int | None = None,
-    sync_batch_norm: bool = True,
     sum_dtype: str = "float32",
     asynchronous: bool = False,
 ) -> DistributedModel:
@@ -34,11 +33,6 @@ def distribute(
         strategy: A strategy; by default that in whose scope the model was made, or the one that
             `keras_multigpu.strategy` was asked for last, or what it chooses itself.
         devices: Instead of a strategy: names, or how many, as `keras_multigpu.strategy` takes them.
-        sync_batch_norm: Whether BatchNormalization layers normalise with the moments of the
-            global batch, as one device does. It costs a small sum over the replicas for each layer
-            in the forward pass, and another in the backward pass. With False each replica
-            normalises its own share, as in stock Keras, except in layers that were made with
-            `synchronized=True`.
         sum_dtype: "bfloat16" halves the bytes in which gradients travel, and rounds them to two or
             three digits: training then no longer equals one device. Weights, optimizer state and
             all other sums stay as they are. With "float32" nothing is rounded.
@@ -95,9 +89,7 @@ def distribute(
         strategy = strategy or scope_of(model)
     strategy = strategy or default_strategy(devices)
     half_sums = sum_dtype == "bfloat16"
-    replication = Replication(
-        strategy, sync_batch_norm, half_sums, *compiled, asynchronous=asynchronous
-    )
+    replication = Replication(strategy, half_sums, *compiled, asynchronous=asynchronous)
     # Not a new model around it: callbacks, and layers that keep their model, hold this very object.
     model.__class__ = distributed_class(type(model))
     model.replicate(replication)

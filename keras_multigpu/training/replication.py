@@ -37,7 +37,6 @@ class Replication:
 
     Args:
         strategy: The model's strategy.
-        sync_batch_norm: Whether BatchNorm takes its moments over all replicas.
         half_sums: Whether gradients are summed in bfloat16.
         micro_batches: In how many pieces replicas take their shares; "auto" finds out.
         pieces: How many these are now.
@@ -48,7 +47,6 @@ class Replication:
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        sync_batch_norm: bool = True,
         half_sums: bool = False,
         micro_batches: int | str = 1,
         pieces: int = 1,
@@ -92,11 +90,12 @@ class Replication:
         self.cutter = Cutter(
             self.group.count, None if spread else local, here, lambda: self.pieces > 1
         )
-        self.sync_batch_norm = sync_batch_norm
         self.half_sums = half_sums
         self.micro_batches = micro_batches
         self.pieces = pieces
         self.probes: tuple[Probe, ...] = ()
+        self.gathers_named: set[str] = set()
+        """The places of which a warning has said that they make steps slow."""
         self._data_wait: tf.Variable | None = None
         self._announced = False
         self.forget_steps()
@@ -104,7 +103,7 @@ class Replication:
     @property
     def settings(self) -> tuple[Any, ...]:
         """What a copy of the model needs besides a strategy."""
-        return self.sync_batch_norm, self.half_sums, self.micro_batches, self.pieces
+        return self.half_sums, self.micro_batches, self.pieces
 
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""
@@ -125,7 +124,7 @@ class Replication:
         self._functions |= functions
 
     def announce(self, model: keras.Model, verbose: Any = 0) -> None:
-        """Say once where the model trains, and what becomes of its BatchNormalization layers.
+        """Say once where the model trains.
 
         Where nobody has asked for the log the first of these is printed, as Keras prints progress.
         """

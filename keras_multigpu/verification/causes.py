@@ -148,14 +148,6 @@ def mixing_layer(trial: Trial) -> Cause | None:
     places = list(dict.fromkeys(place for replay in trial.replays for place in replay.differing))
     if not places:
         return None
-    norms = [p for p in places if isinstance(p, keras.layers.BatchNormalization)]
-    if norms:
-        names = ", ".join(map(trial.name, norms))
-        return Cause(
-            f"BatchNormalization is not synchronised: every replica normalises with the mean and "
-            f"variance of its own share, here in {names}.",
-            "Leave out `sync_batch_norm=False`: then it uses those of the global batch.",
-        )
     return Cause(
         f"{trial.describe(places[0])} mixes the examples of its batch, or talks to other replicas: "
         "what it computes for an example depends on the others, and a replica sees its share only.",

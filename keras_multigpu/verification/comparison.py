@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
+from keras_multigpu.training.explain import of_trained
 from keras_multigpu.training.shares import Batch
 from keras_multigpu.verification import causes
 from keras_multigpu.verification.batches import number_of_examples
@@ -145,7 +146,12 @@ def report(
         return Report(replicas, step=step, cause=cause.what, fix=cause.fix, error=error)
     # Without the loss, which stands last: rounding is measured by variables.
     largest, where = max(zip(course.differences[-1][:-1], course.names[-1], strict=False))
-    found = Report(replicas, loss, course.loss, largest)
+    explained = of_trained(course.participant.model, number_of_examples(batches[0]))
+    parts = None
+    # Sums stand in every step.
+    if explained and (explained.reason or any(p.kind != "summed" for p in explained.parts)):
+        parts = f"{explained.summary}."
+    found = Report(replicas, loss, course.loss, largest, parts=parts)
     exceeded = limits.exceeded(course)
     if exceeded is not None:
         step, name = exceeded

@@ -118,9 +118,7 @@ class Recipe:
         return Participant(model, self.device)
 
     def on_replicas(self, replicas: tf.distribute.Strategy) -> Participant:
-        model = self.model()
-        model = distribute(model, replicas, sync_batch_norm=synchronizes_batch_norm(model))
-        return Participant(model, None, replicas)
+        return Participant(distribute(self.model(), replicas), None, replicas)
 
 
 def value_of(variable: keras.Variable) -> np.ndarray:
@@ -130,11 +128,6 @@ def value_of(variable: keras.Variable) -> np.ndarray:
 
 def weights_of(model: keras.Model) -> list[np.ndarray]:
     return [value_of(weight) for weight in model.weights]
-
-
-def synchronizes_batch_norm(model: keras.Model) -> bool:
-    """As the user's function has distributed it; otherwise as `distribute` does."""
-    return not isinstance(model, DistributedModel) or model.replication.sync_batch_norm
 
 
 def operations_of(model: keras.Model) -> list[keras.Operation]:

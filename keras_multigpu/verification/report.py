@@ -20,6 +20,7 @@ class Report:
         cause: The likely cause, in one sentence.
         fix: What to do about it.
         error: What the replicas raised; None where they trained to the end.
+        parts: What replicas gather and compute whole, in one line; None where they share all.
         rounding: A remark where differences are larger than usual and still rounding.
     """
 
@@ -33,6 +34,7 @@ class Report:
     fix: str | None = None
     error: str | None = None
     rounding: str | None = None
+    parts: str | None = None
 
     @property
     def agrees(self) -> bool:

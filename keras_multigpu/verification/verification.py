@@ -48,7 +48,7 @@ class Verification:
         """Causes, each once, and what else the reader has to know."""
         remarks: dict[str, list[str]] = {}
         for report in self.reports:
-            for remark in filter(None, (explanation(report), report.rounding)):
+            for remark in filter(None, (explanation(report), report.rounding, report.parts)):
                 remarks.setdefault(remark, []).append(str(report.replicas))
         texts = [f"{listed(counts)} replicas: {text}" for text, counts in remarks.items()]
         if self.switched_off:

@@ -32,8 +32,7 @@ def verify(
     `verify` first, or keep both in a file.
 
     Args:
-        build_model: Returns a new, compiled model at each call. To check one with
-            `sync_batch_norm=False`, return what `keras_multigpu.distribute` returned.
+        build_model: Returns a new, compiled model at each call.
         data: Arrays `(x, y)` or `(x, y, sample_weight)`, in batches of 32; a batched dataset,
             or anything else that `fit` takes as `x`; or a function that returns either.
         replicas: The numbers of replicas to compare with one device.

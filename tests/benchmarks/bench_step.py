@@ -37,10 +37,6 @@ LIMITS = {  # what the project promises
     "small MLP": 0.35,
     "small MLP, steps_per_execution=8": 0.45,
     "first step, 8 replicas": 0.45,
-    "synchronised, first step, 2 replicas": 1.3,
-    "synchronised, step, 2 replicas": 1.1,
-    "synchronised, first step, 8 replicas": 1.3,
-    "synchronised, step, 8 replicas": 1.1,
     "language model, 20,000 words: fit": 1.0,
     "language model, 20,000 words: evaluate": 1.0,
 }
@@ -86,8 +82,7 @@ def stock_strategy(replicas: int) -> tf.distribute.Strategy:
 def ours(build: Callable[[], keras.Model], replicas: int, **options: object) -> keras.Model:
     """The same model under this package."""
     strategy = kmg.strategy("mirrored", devices=names(replicas))
-    # Like stock's replicas, which normalise their own shares.
-    return compiled(kmg.distribute(build(), strategy, sync_batch_norm=False), **options)
+    return compiled(kmg.distribute(build(), strategy), **options)
 
 
 def names(replicas: int) -> list[str]:
@@ -283,33 +278,6 @@ def bench_start() -> list[str]:
     return rows
 
 
-def bench_sync() -> list[str]:
-    """Processor time of MobileNetV2 with synchronised BatchNorm, against each share's own."""
-    x, y = data(mobilenet, 4)
-    rows = []
-    for replicas in (2, 8):
-        strategy = kmg.strategy("mirrored", devices=names(replicas))
-        first, later = [], []
-        for _ in range(5):
-            pair = []
-            for sync in (False, True):
-                model = compiled(kmg.distribute(mobilenet(), strategy, sync_batch_norm=sync))
-                times = []
-                for steps in (1, 4, 4):
-                    start = time.process_time()
-                    model.fit(x[: 64 * steps], y[: 64 * steps], batch_size=64, verbose=0)
-                    times.append((time.process_time() - start) / steps)
-                pair.append((times[0], times[-1]))
-                del model
-                keras.utils.clear_session()
-            first.append(tuple(side[0] for side in pair))
-            later.append(tuple(side[1] for side in pair))
-        rows.append(row(f"synchronised, first step, {replicas} replicas", first))
-        rows.append(row(f"synchronised, step, {replicas} replicas", later))
-        print(*rows[-2:], sep="\n", flush=True)
-    return rows
-
-
 def bench_memory() -> list[str]:
     """Growth of memory over 200 calls of `fit` and `predict`, after the first 20."""
     x, y = data(mlp, 2)
@@ -332,7 +300,6 @@ TABLES = {
     "input": (bench_input, "| model, 2 replicas | on the devices | on the host | ratio (range) |"),
     "buckets": (bench_buckets, "| bucket, 2 replicas | one bucket | buckets | ratio (range) |"),
     "start": (bench_start, "| MobileNetV2 | stock | ours | ratio (range) | limit |"),
-    "sync": (bench_sync, "| MobileNetV2 | own shares | synchronised | ratio (range) | limit |"),
     "memory": (bench_memory, "| 200 x `fit` + `predict` | after 20 | after 200 | growth |"),
 }
 

@@ -188,8 +188,7 @@ def made(system: str, jit: bool = False, images_on_device: bool = False) -> kera
     with strategy().scope() if system == "stock" else contextlib.nullcontext():
         model = network(images_on_device)
         if system == "ours":
-            # Like stock's replicas, which normalise their own shares.
-            model = kmg.distribute(model, strategy(), sync_batch_norm=False)
+            model = kmg.distribute(model, strategy())
         model.compile("adam", "sparse_categorical_crossentropy", jit_compile=jit)
     return model
 

@@ -80,14 +80,14 @@ def placed(kind, stock):
     def in_scope(case):
         with stock.scope():
             model = case.compiled()
-            for layer in model._flatten_layers() if case.sync_batch_norm else ():
+            for layer in model._flatten_layers():
                 if isinstance(layer, keras.layers.BatchNormalization):
                     layer.synchronized = True
         return model
 
     def distributed(case):
         two = kmg.strategy("mirrored", devices=2)
-        return kmg.distribute(case.compiled(), two, sync_batch_norm=case.sync_batch_norm)
+        return kmg.distribute(case.compiled(), two)
 
     return in_scope if kind == "stock" else distributed
 

@@ -70,8 +70,7 @@ def walked() -> Walk:
     """The walk of the first `fit`."""
     strategy = kmg.strategy(devices=["CPU:0", "CPU:1"])
     layers = [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
-    # As where the road was counted first: synchronised statistics are a side road.
-    model = kmg.distribute(keras.Sequential(layers), strategy, sync_batch_norm=False)
+    model = kmg.distribute(keras.Sequential(layers), strategy)
     model.compile("adam", "mse")
     x = np.ones((8, 4), "float32")
     with Walk() as walk:

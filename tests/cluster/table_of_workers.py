@@ -22,12 +22,7 @@ BY_NAME = {case.name: case for case in CASES}
 def numbers(name):
     """What a row leaves behind on this worker."""
     case, strategy = BY_NAME[name], kmg.strategy()
-    return run(
-        case,
-        lambda case: kmg.distribute(
-            case.compiled(), strategy, sync_batch_norm=case.sync_batch_norm
-        ),
-    ).numbers
+    return run(case, lambda case: kmg.distribute(case.compiled(), strategy)).numbers
 
 
 def main(folder, names):

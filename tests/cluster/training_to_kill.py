@@ -31,7 +31,7 @@ def trained(folder, epochs, alike):
     layers = [keras.layers.Dense(8, "relu"), keras.layers.BatchNormalization()]
     layers += [keras.layers.Dropout(0.0 if alike else 0.5), keras.layers.Dense(1)]
     layers = [keras.Input((4,)), *layers]
-    model = kmg.distribute(keras.Sequential(layers), sync_batch_norm=alike)
+    model = kmg.distribute(keras.Sequential(layers))
     model.compile("adam", "mse")
     random = np.random.default_rng(0)
     x = random.normal(size=(43, 4)).astype("float32")

@@ -22,14 +22,14 @@ from keras_multigpu.keras_internals import (
     optimizer_internals,
     variable_internals,
 )
+from keras_multigpu.partition.account import HEAVY, Account
 from keras_multigpu.partition.layouts import Block
 from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.partition.local_step import Leaf, LocalStep, Outcome
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.sizes import AnySize, Size
-from keras_multigpu.partition.splitter import HEAVY
 from keras_multigpu.training.exchange.gradients import gradients_among
-from keras_multigpu.training.exchange.stages import totals, traced
+from keras_multigpu.training.exchange.stages import summing, totals, traced
 from keras_multigpu.training.feed.cutter import has_own_memory
 from keras_multigpu.training.replica_group import (
     Copies,
@@ -102,8 +102,9 @@ class SplitStep:
         function: Callable[[Any], Any],
         pieces: int = 1,
     ) -> None:
-        self._model, self._group, self._spec = model, replication.group, spec
+        self._model, self._group, self.spec = model, replication.group, spec
         self._pieces = pieces
+        self._count = self._replicas()
         known = known_variables(model, replication)
         with self._noting():
             self._whole = traced_for_one_device(model, known, spec, function)
@@ -114,17 +115,12 @@ class SplitStep:
         self.alone: CannotSplit | None = None
         """Why one replica takes the whole batch, if it does."""
         try:
-            self._split(self._group.count)
+            self._split(self._count)
         except CannotSplit as reason:
-            if self._group.count == 1 or pieces > 1:
+            if self._count == 1 or pieces > 1:
                 raise
             self.alone = reason
-            logger.warning(
-                "One replica computes the whole of %s: %s. Its numbers are those of one device, "
-                "and it is no faster.",
-                getattr(function, "__name__", "the step"),
-                reason,
-            )
+            self._say_alone(getattr(function, "__name__", "the step"), reason)
             self._split(1)
 
     def _split(self, replicas: int) -> None:
@@ -174,7 +170,7 @@ class SplitStep:
         def rounded(cuts: Collection[str]) -> Collection[str]:
             return self._gradients(cuts, outcomes[-1], own) if self._group.sent_as else ()
 
-        self._local = traced(local, args, bool(self._model.jit_compile), places, rounded)
+        self._local = self._traced(local, args, places, rounded)
         self._layouts = outcomes[-1].layouts
         if self._pieces > 1 and self._local.types_of_later_pieces() & HEAVY:
             logger.warning(
@@ -197,6 +193,30 @@ class SplitStep:
         splitter = self._step.splitter
         assert splitter is not None
         return gradients_among(splitter.conversions.sums_of_parts, cuts, new[True], results, own)
+
+    def _replicas(self) -> int:
+        """How many replicas take part."""
+        return self._group.count
+
+    def _traced(
+        self, local: Callable[..., Any], args: Sequence[Any], places: list[int], rounded: Any
+    ) -> Any:
+        """What runs a replica's part."""
+        return traced(local, args, bool(self._model.jit_compile), places, rounded)
+
+    def _say_alone(self, name: str, reason: CannotSplit) -> None:
+        logger.warning(
+            "One replica computes the whole of %s: %s. Its numbers are those of one device, "
+            "and it is no faster.",
+            name,
+            reason,
+        )
+
+    @property
+    def account(self) -> Account:
+        """What replicas exchange in this step, and what they share."""
+        assert self._step.splitter is not None
+        return self._step.splitter.account
 
     # What training does besides.
 
@@ -258,7 +278,7 @@ class SplitStep:
         composites = [n for n, leaf in enumerate(self._leaves) if is_composite(leaf)]
         whole = None
         if composites and len(shares) > 1:
-            whole = present(whole_batch(self._group, shares, self._spec))
+            whole = present(whole_batch(self._group, shares, self.spec))
 
         def on_replica(replica: Replica) -> "OfReplica":
             values = self._group.read(self._copies, replica)
@@ -310,7 +330,7 @@ class SplitStep:
     def _run_alone(self, shares: Sequence[Rows]) -> "list[OfReplica]":
         """What one replica has, for each of this process."""
         total = tf.cast(shares[0].global_batch_size, tf.int32)
-        batch = whole_batch(self._group, shares, self._spec)
+        batch = whole_batch(self._group, shares, self.spec)
         data = tf.nest.flatten(present(batch), expand_composites=True)
         with graph_internals.single_device(), tf.device(self._group.hub):
             values = self._group.read(self._copies, self._group.replicas[0])
@@ -335,6 +355,41 @@ class SplitStep:
             for (place, layout), whole in zip(rows.items(), wholes, strict=True):
                 found[place] = led_by(whole, layout.axis, back=True)
         return [found[place] for place in range(len(found))]
+
+
+class PlannedStep(SplitStep):
+    """A step that is split over any number of replicas and never runs, to see what it would cost.
+
+    Args:
+        model: The model, whose variables are where they belong.
+        replication: Its replicas.
+        spec: The specs of a global batch.
+        function: The model's step.
+        replicas: How many replicas to plan for.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        replication: "Replication",
+        spec: Batch,
+        function: Callable[[Any], Any],
+        replicas: int,
+    ) -> None:
+        self._planned = replicas
+        super().__init__(model, replication, spec, function)
+
+    def _replicas(self) -> int:
+        return self._planned
+
+    def _traced(
+        self, local: Callable[..., Any], args: Sequence[Any], places: list[int], rounded: Any
+    ) -> Any:
+        with summing(list), graph_internals.single_device():
+            return tf.function(local, autograph=False).get_concrete_function(*args)
+
+    def _say_alone(self, name: str, reason: CannotSplit) -> None:
+        pass
 
 
 class OfReplica(NamedTuple):

@@ -3,8 +3,10 @@
 Probes look into them, and may forbid them.
 """
 
+import collections
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +14,18 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import variable_internals
+from keras_multigpu.partition.source_line import place_of
 from keras_multigpu.training.exchange.packing import SumAll
 from keras_multigpu.training.exchange.stages import present_sum, summing
 from keras_multigpu.training.replica_group import Replica, copies_in, copies_of
-from keras_multigpu.training.shares import Batch, Rows, held_until, open_spec, tensors_of
+from keras_multigpu.training.shares import (
+    Batch,
+    Rows,
+    batch_size_of,
+    held_until,
+    open_spec,
+    tensors_of,
+)
 from keras_multigpu.training.steps.probes import Times, now_that
 from keras_multigpu.training.steps.split_step import (
     BATCH,
@@ -31,6 +41,14 @@ from keras_multigpu.training.steps.watched import Watched, part_of_one, rows_of_
 
 if TYPE_CHECKING:
     from keras_multigpu.training.replication import Replication
+
+
+logger = logging.getLogger("keras_multigpu")
+
+# A part of a step that is worth a warning.
+DEAR = 0.1
+# Keras's, where nobody has told.
+USUAL_BATCH_SIZE = 32
 
 
 class SplitTrainStep(SplitStep):
@@ -52,6 +70,16 @@ class SplitTrainStep(SplitStep):
     ) -> None:
         self._watched = Watched(model, replication.group, replication.probes)
         self._watches: dict[int, Stopwatch] = {}
+        self._make(model, replication, spec, function)
+        self._warn_of_gathers(replication)
+
+    def _make(
+        self,
+        model: keras.Model,
+        replication: "Replication",
+        spec: Batch,
+        function: Callable[[Any], Any],
+    ) -> None:
         make = functools.partial(super().__init__, model, replication)
         if self._watched.measures:
             try:
@@ -61,6 +89,32 @@ class SplitTrainStep(SplitStep):
             except Exception:  # Code of the user's may want to know the batch's size.
                 pass
         make(spec, function, replication.pieces)
+
+    def _warn_of_gathers(self, replication: "Replication") -> None:
+        """Name what makes the step slow, once for each place."""
+        if self.alone or self._count == 1:
+            return
+        run = vars(self._model).get("training_run")
+        size = batch_size_of(self.spec) or (run and run.global_batch_size) or USUAL_BATCH_SIZE
+        numbers = collections.defaultdict(lambda: 1, {BATCH: size})
+        part = self.account.part_of_gathers(numbers, self._count)
+        found = [each for each in self.account.moved if each.kind == "gathered" and each.op]
+        if part <= DEAR or not found:
+            return
+        most = max(found, key=lambda each: self.account.bytes("gathered", numbers, [each]))
+        assert most.op is not None
+        place = place_of(most.op)
+        if place in replication.gathers_named:
+            return
+        replication.gathers_named.add(place)
+        logger.warning(
+            "%s needs the rows of all replicas (%s): what is gathered, and what every replica then "
+            "computes whole, takes about %d %% of a step. Its numbers are those of one device. "
+            "`kmg.explain(model)` lists what each part costs.",
+            place,
+            most.op.type,
+            round(100 * part),
+        )
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Train on a batch; what the step returns, as one device gives it."""
@@ -134,7 +188,7 @@ class SplitTrainStep(SplitStep):
         if self._watched.taps is None:
             unseen: list[list[tf.Tensor]] = [[] for _ in self._watched.probes]
             return [result._replace(measured=unseen) for result in results]
-        batch, total = whole_batch(self._group, shares, self._spec), shares[0].global_batch_size
+        batch, total = whole_batch(self._group, shares, self.spec), shares[0].global_batch_size
         found = []
         for replica, result in zip(self._group.replicas, results, strict=True):
             *others, tapped = result.pieces[0]

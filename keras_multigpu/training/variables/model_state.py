@@ -172,8 +172,7 @@ def how_distributed(model: keras.Model) -> dict[str, Any]:
     replication = getattr(model, "replication", None)
     if replication is None:
         return {}
-    sum_dtype = "bfloat16" if replication.half_sums else "float32"
-    return {"sync_batch_norm": replication.sync_batch_norm, "sum_dtype": sum_dtype}
+    return {"sum_dtype": "bfloat16" if replication.half_sums else "float32"}
 
 
 def identity_of_optimizer(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:

@@ -1,0 +1,165 @@
+"""`explain`: says how replicas share a model's step, before they do."""
+
+import collections
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.checks import require_positive_integer, value_error
+from keras_multigpu.keras_internals import model_internals
+from keras_multigpu.training.distributed_model import DistributedModel, require_compiled
+from keras_multigpu.training.explanation import Explanation, explanation_of
+from keras_multigpu.training.feed.feed import Feed
+from keras_multigpu.training.feed.sources import PythonSource
+from keras_multigpu.training.shares import Batch, batch_size_of, specs_of
+from keras_multigpu.training.steps.split_step import BATCH, PlannedStep, SplitStep
+
+KERAS_BATCH_SIZE = 32
+
+
+def explain(
+    model: keras.Model,
+    x: Any = None,
+    y: Any = None,
+    sample_weight: Any = None,
+    *,
+    batch_size: int | None = None,
+    replicas: int | None = None,
+) -> Explanation:
+    """Say how replicas share a model's training step; prints a table, and trains nothing.
+
+    A step is split where each replica can do its part, and its numbers are those of one device.
+    What needs all rows of the batch is gathered first, and then computed whole by every replica:
+    the table names the lines that ask for it, and what it costs.
+
+    It needs neither the devices nor the time of a step: `replicas=8` works on a laptop. Variables
+    are made as `fit` makes them.
+
+    Args:
+        model: A compiled model from `keras_multigpu.distribute`.
+        x: What `fit` is given; by default what the model has trained on, or batches that fit its
+            inputs and outputs.
+        y: Targets, where `x` does not bring them.
+        sample_weight: Sample weights, where `x` does not bring them.
+        batch_size: The global batch size, where `x` does not tell; 32 by default, as in Keras.
+        replicas: How many replicas; by default those that the model has, or 2 if it has one.
+
+    Returns:
+        An `Explanation`, with the table as its text.
+
+    Raises:
+        ValueError: If the model is not distributed or not compiled, or `x` is needed.
+
+    Example:
+
+    ```python
+    model = kmg.distribute(model, devices=4)
+    model.compile("adam", "sparse_categorical_crossentropy")
+    kmg.explain(model)
+    ```
+    """
+    if not isinstance(model, DistributedModel):
+        raise value_error(
+            "`model` is not distributed.",
+            "Expected a model that `kmg.distribute` returned.",
+            "Call `kmg.distribute(model)` first; it works with one device as well.",
+            model=model,
+        )
+    require_compiled(model)
+    if replicas is not None:
+        require_positive_integer("replicas", replicas)
+    replication = model.replication
+    count = replicas or (replication.group.count if replication.group.count > 1 else 2)
+    spec, size = batches_of(model, x, y, sample_weight, batch_size)
+    numbers = collections.defaultdict(lambda: 1, {BATCH: size})
+    if model.run_eagerly or replication.elsewhere is not None:
+        raise value_error(
+            "The model's step is not split.",
+            "Expected a step with a graph, on replicas that exchange sums.",
+            "Compile the model without `run_eagerly=True`, and not on parameter servers or TPUs.",
+            run_eagerly=model.run_eagerly,
+            strategy=type(replication.strategy).__name__,
+        )
+    replication.placement.prepare(model, spec, None, "train_step")
+    replication.placement.make_ready(model, spec, None, model.train_step)
+    step = PlannedStep(model, replication, spec, model.train_step, count)
+    reason = None if step.alone is None else str(step.alone)
+    found = explanation_of(step.account, "train_step", count, size, numbers, reason)
+    # Printing the table is what the function is for.
+    print(found)  # noqa: T201
+    return found
+
+
+def of_trained(model: DistributedModel, size: int) -> Explanation | None:
+    """How replicas shared the step that a model was last trained with, if they did.
+
+    Args:
+        model: The model.
+        size: How many examples its batches had.
+    """
+    functions, _ = model.replication.steps_of("train_step")
+    steps = [getattr(step, "step", None) for made in functions.values() for step in made.steps]
+    if not steps or not isinstance(steps[-1], SplitStep):
+        return None
+    reason = None if steps[-1].alone is None else str(steps[-1].alone)
+    numbers = collections.defaultdict(lambda: 1, {BATCH: size})
+    count = model.replication.group.count
+    return explanation_of(steps[-1].account, "train_step", count, size, numbers, reason)
+
+
+def batches_of(
+    model: DistributedModel, x: Any, y: Any, sample_weight: Any, batch_size: int | None
+) -> tuple[Batch, int]:
+    """The specs of a model's batches, and how many examples they have."""
+    if x is None:
+        size = batch_size or KERAS_BATCH_SIZE
+        functions, _ = model.replication.steps_of("train_step")
+        steps = [getattr(step, "step", None) for made in functions.values() for step in made.steps]
+        split = [step for step in steps if isinstance(step, SplitStep)]
+        if not split:
+            return guessed(model, size), size
+        own = batch_size_of(split[-1].spec)
+        return split[-1].spec, own if isinstance(own, int) else size
+    feed = Feed(model.replication.cutter, x, y, sample_weight, batch_size)
+    spec, known = feed.source.spec, feed.source.batch_size
+    if spec is not None and known is not None:
+        return spec, known
+    if isinstance(feed.source, PythonSource):
+        raise value_error(
+            "`x` is a generator: a batch that is read of it is gone.",
+            "Expected arrays, or anything else that can be read again.",
+            "Pass one of its batches: `kmg.explain(model, *next(batches))`.",
+            x=x,
+        )
+    first = next(iter(feed.source.first_batches(None)))
+    rows: Any = batch_size_of(first)
+    return spec or specs_of(first), int(rows)
+
+
+def guessed(model: DistributedModel, size: int) -> Batch:
+    """Specs of batches that fit a model's inputs, outputs and loss."""
+    if not getattr(model, "inputs", None):
+        raise value_error(
+            "`x` is missing, and the model does not know what its inputs look like.",
+            "Expected a batch, or anything that `fit` takes, for a model that is not functional.",
+            "Call `kmg.explain(model, x, y)`.",
+            model=model.name,
+        )
+
+    def spec_of(tensor: keras.KerasTensor) -> tf.TensorSpec:
+        shape = [1 if length is None else length for length in tensor.shape[1:]]
+        return tf.TensorSpec([size, *shape], tensor.dtype)
+
+    def label_of(tensor: keras.KerasTensor) -> tf.TensorSpec:
+        spec = spec_of(tensor)
+        if "sparse" in str(getattr(model.loss, "name", model.loss)).lower():
+            return tf.TensorSpec(spec.shape[:-1], tf.int32)
+        return spec
+
+    functional = isinstance(model, model_internals.FunctionalModel)
+    inputs, outputs = (
+        (model.input, model.output) if functional else (model.inputs[0], model.outputs[0])
+    )
+    structure = keras.tree.map_structure(spec_of, inputs)
+    return structure, keras.tree.map_structure(label_of, outputs), None

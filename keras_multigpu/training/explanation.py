@@ -1,0 +1,176 @@
+"""`Explanation`: which parts of a step replicas share, and what the others cost."""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Mapping
+
+from keras_multigpu.partition.account import Account
+from keras_multigpu.partition.source_line import place_of
+
+MOST_PARTS = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of a step.
+
+    Args:
+        kind: "summed" over the replicas; "gathered" from them; computed "whole" on each of them;
+            or run "once", on the first one.
+        place: The line that asks for it, as `train.py:31`, or the operation's name where Keras
+            itself does.
+        operation: What TensorFlow calls the operation.
+        bytes: How many bytes every replica gets by it in a step.
+        arithmetic: Which part of the step's arithmetic it is.
+    """
+
+    kind: str
+    place: str
+    operation: str
+    bytes: int = 0
+    arithmetic: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Explanation:
+    """What `keras_multigpu.explain` found. Its text is a table.
+
+    Args:
+        step: The name of the step.
+        replicas: How many replicas share it.
+        global_batch_size: The number of examples of the batches that the figures are for.
+        shared: Which part of the arithmetic replicas share, each doing its own; None for a step
+            without products and convolutions, of which no other arithmetic is counted.
+        summed_bytes: How many bytes are summed over the replicas in a step.
+        gathered_bytes: How many bytes replicas gather in a step.
+        parts: The sums together, and whatever is gathered or not shared, the most first.
+        reason: Why one replica takes the whole batch, if it does.
+    """
+
+    step: str
+    replicas: int
+    global_batch_size: int
+    shared: float | None
+    summed_bytes: int
+    gathered_bytes: int
+    parts: tuple[Part, ...]
+    reason: str | None = None
+
+    @property
+    def summary(self) -> str:
+        """One line: `exact; 98 % of the arithmetic is shared; train.py:31 gathers 2.1 MB`."""
+        if self.reason is not None:
+            return f"exact, but one replica takes the whole batch: {self.reason}"
+        said = ["exact", shared_in_words(self.shared)]
+        gathers = [part for part in self.parts if part.kind == "gathered"]
+        most = sorted(gathers, key=lambda part: -part.bytes)[:2]
+        said += [f"{part.place} gathers {in_bytes(part.bytes)}" for part in most]
+        if len(gathers) > len(most):
+            rest = self.gathered_bytes - sum(part.bytes for part in most)
+            others = len(gathers) - len(most)
+            said.append(
+                f"{others} other {'places gather' if others > 1 else 'place gathers'} "
+                f"{in_bytes(rest)}"
+            )
+        return "; ".join(said if gathers else [*said, "nothing is gathered"])
+
+    def __repr__(self) -> str:
+        return f"<Explanation {self.step} on {self.replicas} replicas: {self.summary}>"
+
+    def __str__(self) -> str:
+        batches = f"in batches of {self.global_batch_size}"
+        lines = [f"{self.step} on {self.replicas} replicas, {batches}: {self.summary}.", ""]
+        if not self.parts:
+            return lines[0]
+        rows = [("what", "where", "operation", "bytes a step", "arithmetic")]
+        rows += [
+            (
+                part.kind,
+                part.place,
+                part.operation,
+                in_bytes(part.bytes) if part.bytes else "-",
+                in_percent(part.arithmetic) if part.arithmetic else "-",
+            )
+            for part in self.parts[:MOST_PARTS]
+        ]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        lines += [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        if len(self.parts) > MOST_PARTS:
+            lines.append(f"and {len(self.parts) - MOST_PARTS} smaller ones")
+        return "\n".join(lines)
+
+
+def explanation_of(
+    account: Account,
+    step: str,
+    replicas: int,
+    global_batch_size: int,
+    numbers: Mapping[str, int],
+    reason: str | None = None,
+) -> Explanation:
+    """What an account says where sizes are these numbers."""
+    summed, gathered = (account.bytes(kind, numbers) for kind in ("summed", "gathered"))
+    return Explanation(
+        step,
+        replicas,
+        global_batch_size,
+        account.shared(numbers),
+        summed,
+        gathered,
+        () if reason else tuple(parts_of(account, numbers)),
+        reason,
+    )
+
+
+def parts_of(account: Account, numbers: Mapping[str, int]) -> Iterable[Part]:
+    sums = [each for each in account.moved if each.kind == "summed"]
+    if sums:
+        count = f"{len(sums)} values" if len(sums) > 1 else "1 value"
+        size = account.bytes("summed", numbers)
+        yield Part("summed", "gradients, losses, statistics", count, size)
+    places: dict[tuple[str, str], int] = collections.Counter()
+    for each in account.moved:
+        if each.kind == "gathered":
+            key = (place_of(each.op), each.op.type) if each.op is not None else ("results", "")
+            places[key] += account.bytes("gathered", numbers, [each])
+    for (place, name), size in most_first(places):
+        yield Part("gathered", place, name, bytes=size)
+    everything = account.flops(numbers)
+    works: dict[tuple[str, str], int] = collections.Counter()
+    for work in account.work:
+        if not work.shared:
+            works[place_of(work.op), work.op.type] += account.flops(numbers, [work])
+    for (place, name), flops in most_first(works):
+        yield Part("whole", place, name, arithmetic=flops / everything if everything else 0.0)
+    for op in account.once:
+        yield Part("once", place_of(op), op.type)
+
+
+def most_first(found: Mapping[tuple[str, str], int]) -> list[tuple[tuple[str, str], int]]:
+    return sorted(found.items(), key=lambda item: -item[1])
+
+
+def shared_in_words(shared: float | None) -> str:
+    if shared is None:
+        return "no arithmetic to speak of"
+    if shared == 1.0:
+        return "all of the arithmetic is shared"
+    return f"{in_percent(shared)} of the arithmetic is shared"
+
+
+def in_percent(part: float) -> str:
+    """A part in percent, which is 0 or 100 only where it is nothing or everything."""
+    percent = 100 * part
+    if 0 < percent < 1:
+        return "less than 1 %"
+    return f"{min(int(percent), 99) if part < 1 else 100} %"
+
+
+def in_bytes(size: int) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size} bytes"

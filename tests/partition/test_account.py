@@ -1,0 +1,88 @@
+"""What a split step costs, against numbers that are reckoned by hand."""
+
+import collections
+
+import pytest
+import tensorflow as tf
+from simulated_replicas import Simulation
+
+ROWS = tf.TensorSpec([None, 6])
+IMAGES = tf.TensorSpec([None, 8, 8, 3])
+KERNEL, DEPTHWISE = tf.ones((3, 3, 3, 5)), tf.ones((3, 3, 3, 2))
+NUMBERS = collections.defaultdict(lambda: 1, batch=10)
+
+
+def account_of(function, *specs):
+    return Simulation(function, specs, 2).step.splitter.account
+
+
+def gradient_of(function):
+    """The gradient with respect to the inputs alone."""
+
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(function(x))
+        return tape.gradient(y, x)
+
+    return gradient
+
+
+def in_a_loop(x):
+    return tf.while_loop(
+        lambda n, rows: n < 5,
+        lambda n, rows: (n + 1, rows @ tf.ones((6, 6))),
+        (0, x),
+        maximum_iterations=5,
+    )[1]
+
+
+@pytest.mark.parametrize(
+    ("function", "spec", "flops"),
+    [
+        (lambda x: x @ tf.ones((6, 4)), ROWS, 2 * 10 * 6 * 4),
+        (lambda x: tf.matmul(x, x, transpose_a=True), ROWS, 2 * 10 * 6 * 6),
+        (lambda x: tf.einsum("bc,dc->bd", x, tf.ones((4, 6))), ROWS, 2 * 10 * 6 * 4),
+        (lambda x: tf.einsum("...c,cd->...d", x, tf.ones((3, 4))), IMAGES, 2 * 10 * 64 * 3 * 4),
+        (lambda x: tf.nn.conv2d(x, KERNEL, 1, "SAME"), IMAGES, 2 * 640 * 27 * 5),
+        (lambda x: tf.nn.conv2d(x, KERNEL, 2, "SAME"), IMAGES, 2 * 160 * 27 * 5),
+        (
+            gradient_of(lambda x: tf.nn.conv2d(x, KERNEL, 1, "SAME") ** 2),
+            IMAGES,
+            2 * 2 * 640 * 27 * 5,
+        ),
+        (
+            lambda x: tf.nn.depthwise_conv2d(x, DEPTHWISE, [1, 1, 1, 1], "SAME"),
+            IMAGES,
+            2 * 640 * 9 * 6,
+        ),
+        (in_a_loop, ROWS, 5 * 2 * 10 * 6 * 6),
+    ],
+)
+def test_arithmetic_is_counted(function, spec, flops):
+    """Two for each product that is added, also in loops that turn a known number of times."""
+    account = account_of(function, spec)
+    assert account.flops(NUMBERS) == flops
+    assert account.shared(NUMBERS) == 1.0
+
+
+def test_bytes_are_those_of_the_batch_that_comes():
+    """The account is made once, for batches of every size."""
+    account = account_of(lambda x: tf.cumsum(tf.sort(x, axis=0), axis=0), ROWS)
+    assert account.bytes("gathered", {"batch": 10}) == 10 * 6 * 4
+    assert account.bytes("gathered", {"batch": 1000}) == 1000 * 6 * 4
+    assert account.bytes("summed", {"batch": 10}) == 0
+
+
+def test_a_gather_counts_with_the_arithmetic_that_it_costs():
+    """Only what is computed whole after a gather is its fault, and little is no matter."""
+    wide = tf.TensorSpec([None, 1000])
+
+    def step(x):
+        return tf.sort(x, axis=0) @ tf.ones((1000, 1000)), tf.ones((500, 500)) @ tf.ones((500, 9))
+
+    account = account_of(step, wide)
+    after = [work.after_gather for work in account.work]
+    assert after == [True, False]
+    assert account.part_of_gathers({"batch": 1000}, 2) > 0.9
+    assert account.part_of_gathers({"batch": 10}, 2) == 0.0

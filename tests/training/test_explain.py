@@ -1,0 +1,119 @@
+"""`explain`: which parts of a step replicas share, in numbers that can be reckoned by hand."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+
+
+def line_with(words):
+    """Where words stand in this file first, as `explain` names the place."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    return f"{Path(__file__).name}:{[words in line for line in lines].index(True) + 1}"
+
+
+class Contrast(keras.Sequential):
+    """Each row of the outputs is told from all others."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        logits = tf.matmul(y_pred, y_pred, transpose_b=True)  # line of the gather
+        labels = tf.range(tf.shape(logits)[0])
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+
+
+def distributed(model, **compiled):
+    model = kmg.distribute(model, devices=1)
+    model.compile("sgd", jit_compile=False, **compiled)
+    return model
+
+
+def test_a_dense_network_shares_everything(capsys):
+    """The gradients and the loss are summed; forward and backward products are all of it."""
+    model = distributed(keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]), loss="mse")
+    found = kmg.explain(model)
+    assert (found.shared, found.gathered_bytes, found.replicas) == (1.0, 0, 2)
+    # 12 weights and 3 biases in float32, and what the loss and its mean need.
+    assert 4 * 15 <= found.summed_bytes <= 4 * 15 + 32
+    assert str(found) == capsys.readouterr().out[:-1]
+    assert "train_step on 2 replicas, in batches of 32: exact; all of the arithmetic" in str(found)
+
+
+def test_the_line_that_gathers_is_named_with_what_it_costs():
+    """A product with the rows of all needs them, and is then shared."""
+    model = distributed(Contrast([keras.Input((64,)), keras.layers.Dense(8, use_bias=False)]))
+    found = kmg.explain(model, np.zeros((16, 64), "float32"), batch_size=16, replicas=4)
+    place = line_with("line of the gather")
+    (gather,) = [part for part in found.parts if part.kind == "gathered"]
+    assert (gather.place, gather.operation, gather.bytes) == (place, "MatMul", 4 * 16 * 8)
+    assert found.shared == 1.0
+    assert found.summary.endswith(f"all of the arithmetic is shared; {place} gathers 512 bytes")
+
+
+class Ranked(keras.Sequential):
+    """What follows a sort of the batch is computed whole."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        in_order = tf.sort(tf.stop_gradient(x), axis=0)  # line of the sort
+        return tf.reduce_sum(tf.matmul(in_order, tf.ones((64, 8)))) + tf.reduce_sum(y_pred)  # whole
+
+
+def test_what_every_replica_computes_whole_is_a_part_of_the_arithmetic():
+    """Of three equal products, forward, for the gradient and after the sort, two are shared."""
+    model = distributed(Ranked([keras.Input((64,)), keras.layers.Dense(8, use_bias=False)]))
+    found = kmg.explain(model, np.zeros((16, 64), "float32"), batch_size=16)
+    assert found.shared == pytest.approx(2 / 3)
+    (whole,) = [part for part in found.parts if part.kind == "whole"]
+    assert (whole.place, whole.operation) == (line_with("# whole"), "MatMul")
+    assert whole.arithmetic == pytest.approx(1 / 3)
+    assert {part.place for part in found.parts if part.kind == "gathered"} == {
+        line_with("line of the sort")
+    }
+
+
+def test_a_step_that_one_replica_takes_says_so():
+    class Text(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            text = tf.strings.reduce_join(tf.strings.as_string(y_pred))
+            return tf.reduce_mean(y_pred) * tf.cast(tf.strings.length(text), tf.float32)
+
+    model = distributed(Text([keras.Input((4,)), keras.layers.Dense(2)]))
+    found = kmg.explain(model, np.zeros((6, 4), "float32"))
+    assert found.reason and "one replica takes the whole batch" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"model": keras.Sequential()}, "`model` is not distributed"),
+        ({"replicas": 0}, "replicas"),
+        ({}, "`x` is missing"),
+        ({"x": ([np.zeros((2, 3))] for _ in range(2))}, "is a generator"),
+    ],
+)
+def test_what_cannot_be_explained_is_named(arguments, words):
+    model = kmg.distribute(keras.Sequential([keras.layers.Dense(2)]), devices=1)
+    model.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=words):
+        kmg.explain(**{"model": model} | arguments)
+
+
+@pytest.mark.parametrize(("width", "warned"), [(64, False), (4000, True)])
+def test_a_gather_that_makes_steps_slow_is_named_once(width, warned, caplog, monkeypatch):
+    """By its line; a small one is not worth a word."""
+    monkeypatch.setenv("KMG_SPLIT", "1")
+
+    class Sorted(keras.Sequential):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return tf.reduce_sum(y_pred) + tf.reduce_sum(tf.sort(x, axis=0)[0])  # slow line
+
+    model = kmg.distribute(Sorted([keras.Input((width,)), keras.layers.Dense(1)]), devices=2)
+    model.compile("sgd", jit_compile=False)
+    with caplog.at_level("WARNING", logger="keras_multigpu"):
+        model.fit(np.zeros((250, width), "float32"), batch_size=100, verbose=0)
+    said = [record.message for record in caplog.records if "rows of all" in record.message]
+    assert len(said) == warned
+    assert all(line_with("slow line") in message for message in said)
