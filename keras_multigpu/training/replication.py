@@ -16,7 +16,7 @@ from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.lengths import refuse_unequal_known
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup
-from keras_multigpu.training.servers.connection import Servers
+from keras_multigpu.training.servers.parameter_servers import Servers
 from keras_multigpu.training.servers.tpus import TPUs
 from keras_multigpu.training.shares import Batch, Shares, normalized
 from keras_multigpu.training.steps.probes import Probe

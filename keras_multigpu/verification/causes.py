@@ -40,7 +40,7 @@ class Trial:
         model = recipe.model()
         self._recipe, self._model = recipe, model
         self.custom = bool(overridden(model, "train_step"))
-        exempt = []
+        exempt: list[keras.Layer] = []
         self.tolerance = 1e-3 if recipe.precision == "float32" else 5e-2
         layers = LayerProbe(model, exempt, self.tolerance)
         gradients = GradientProbe(model, self.custom)
