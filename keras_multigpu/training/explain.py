@@ -83,7 +83,7 @@ def explain(
         )
     replication.placement.prepare(model, spec, None, "train_step")
     replication.placement.make_ready(model, spec, None, model.train_step)
-    step = PlannedStep(model, replication, spec, model.train_step, count)
+    step = PlannedStep(model, replication.setting, spec, model.train_step, count)
     reason = None if step.alone is None else str(step.alone)
     found = explanation_of(step.account, "train_step", count, size, numbers, reason)
     # Printing the table is what the function is for.
@@ -98,7 +98,7 @@ def of_trained(model: DistributedModel, size: int) -> Explanation | None:
         model: The model.
         size: How many examples its batches had.
     """
-    functions, _ = model.replication.steps_of("train_step")
+    functions = model.replication.steps_of("train_step")
     steps = [getattr(step, "step", None) for made in functions.values() for step in made.steps]
     if not steps or not isinstance(steps[-1], SplitStep):
         return None
@@ -114,7 +114,7 @@ def batches_of(
     """The specs of a model's batches, and how many examples they have."""
     if x is None:
         size = batch_size or KERAS_BATCH_SIZE
-        functions, _ = model.replication.steps_of("train_step")
+        functions = model.replication.steps_of("train_step")
         steps = [getattr(step, "step", None) for made in functions.values() for step in made.steps]
         split = [step for step in steps if isinstance(step, SplitStep)]
         if not split:

@@ -17,15 +17,14 @@ from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.lengths import refuse_unequal_known
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup
 from keras_multigpu.training.servers.parameter_servers import Servers
+from keras_multigpu.training.servers.step_elsewhere import step_elsewhere
 from keras_multigpu.training.servers.tpus import TPUs
 from keras_multigpu.training.shares import Batch, Shares, normalized
 from keras_multigpu.training.steps.probes import Probe
-from keras_multigpu.training.steps.steps_of_model import (
-    StepFunctions,
-    evaluation_step,
-    prediction_step,
-    training_step,
-)
+from keras_multigpu.training.steps.setting import Setting
+from keras_multigpu.training.steps.split_step import EagerStep, SplitStep
+from keras_multigpu.training.steps.split_train_step import EagerTrainStep, SplitTrainStep
+from keras_multigpu.training.steps.steps_of_model import StepFunctions, made_step
 from keras_multigpu.training.variables.adjusted_schedule import adjustments
 from keras_multigpu.training.variables.placement import Placement
 
@@ -180,19 +179,18 @@ class Replication:
                 # In float32 a microsecond would add nothing after half a minute.
                 self._data_wait = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         key = self.pieces, self.probes, adjusted, self.group.pretends
-        return self._of(model, "train_step", training_step, key, self._data_wait)
+        return self._of(model, "train_step", key, self._data_wait)
 
     def evaluation(self, model: keras.Model) -> StepFunctions:
-        return self._of(model, "test_step", evaluation_step)
+        return self._of(model, "test_step")
 
     def prediction(self, model: keras.Model) -> StepFunctions:
-        return self._of(model, "predict_step", prediction_step)
+        return self._of(model, "predict_step")
 
     def _of(
         self,
         model: keras.Model,
         method: str,
-        make: Callable[..., Any],
         more: tuple[Any, ...] = (),
         data_wait: tf.Variable | None = None,
         function: Callable[[Any], Any] | None = None,
@@ -211,11 +209,23 @@ class Replication:
                     if known[0] != "train_step" or known[3] in ((), self.probes)
                 }
             replicas = self.group.count, len(self.cutter.devices)
-            step = functools.partial(make, model, self, function or getattr(model, method))
+            kind: Callable[..., Any] = EagerStep if eager else SplitStep
+            elsewhere = self.elsewhere if method == "train_step" else None
+            if elsewhere is not None:
+                kind = functools.partial(step_elsewhere, elsewhere)
+            elif method == "train_step":
+                kind = EagerTrainStep if eager else SplitTrainStep
+            function = function or getattr(model, method)
+            make = functools.partial(made_step, kind, model, self.setting, method, function)
             # A coordinator does not compute what workers do.
-            direct = eager or (self.elsewhere is not None and method == "train_step")
-            self._functions[key] = StepFunctions(step, replicas, direct, data_wait)
+            direct = eager or elsewhere is not None
+            self._functions[key] = StepFunctions(make, replicas, direct, data_wait)
         return self._functions[key]
+
+    @property
+    def setting(self) -> Setting:
+        """Where steps run that are made now."""
+        return Setting(self.group, self.placement, self.probes, self.pieces, self.gathers_named)
 
     def run_directly(
         self, model: keras.Model, method: str, function: Callable[[Any], Any], data: Any
@@ -228,10 +238,10 @@ class Replication:
             function: What Keras has for it, whatever the user's is.
             data: The batch, as `train_step` is given it.
         """
-        make = training_step if method == "train_step" else evaluation_step
-        more = (1, (), (), False) if method == "train_step" else ()
-        steps = self._of(model, method, make, more, function=function)
-        return steps.run_one(self.cutter(normalized(data)))
+        with self.unwatched():
+            more = (self.pieces, ()) if method == "train_step" else ()
+            steps = self._of(model, method, more, function=function)
+            return steps.run_one(self.cutter(normalized(data)))
 
     def reads_in_graph(self, model: keras.Model) -> bool:
         """Whether a graph of steps may read the batches itself."""

@@ -1,6 +1,9 @@
 """Who computes a training step elsewhere, while the model stays with this process.
 
-connection    Elsewhere, Servers: what runs where, and copies of the model's values
-step          a step whose passes the workers of parameter servers compute
-tpus          a step on the cores of TPUs
+connection           Elsewhere: copies of the model's values with those who compute
+parameter_servers    Servers: workers that compute, and servers that hold values
+served_step          a step whose stages the workers compute
+asynchronous_step    a step that one of them computes whole, while others compute theirs
+tpus                 TPUs, and a step on their cores
+step_elsewhere       which of these steps it is
 """

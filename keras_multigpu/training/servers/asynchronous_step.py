@@ -1,7 +1,7 @@
 """A training step that a worker takes as a whole, while others take theirs."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -9,14 +9,12 @@ import tensorflow as tf
 from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.training.exchange.stages import summing
 from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.training.servers.parameter_servers import Servers
 from keras_multigpu.training.servers.served_step import bound_to_this_process
 from keras_multigpu.training.shares import Batch, Rows, present
+from keras_multigpu.training.steps.setting import Setting
 from keras_multigpu.training.steps.split_step import SplitStep, after, known_variables
 from keras_multigpu.training.variables.placement import optimizers_of
-
-if TYPE_CHECKING:
-    from keras_multigpu.training.replication import Replication
-    from keras_multigpu.training.servers.parameter_servers import Servers
 
 
 class AsynchronousTrainStep(SplitStep):
@@ -26,7 +24,7 @@ class AsynchronousTrainStep(SplitStep):
 
     Args:
         model: The model, whose variables are on the host.
-        replication: Its only replica.
+        setting: Its only replica.
         spec: The specs of a global batch.
         function: The model's step.
         servers: The workers, and the servers that hold the values.
@@ -35,12 +33,12 @@ class AsynchronousTrainStep(SplitStep):
     def __init__(
         self,
         model: keras.Model,
-        replication: "Replication",
+        setting: Setting,
         spec: Batch,
         function: Callable[[Any], Any],
-        servers: "Servers",
+        servers: Servers,
     ) -> None:
-        super().__init__(model, replication, spec, function, replication.pieces)
+        super().__init__(model, setting, spec, function, setting.pieces)
         if what := bound_to_this_process(self._whole, self._copies):
             raise servers.refusal(f"a step that needs {what}", "Leave `asynchronous` out")
         self._servers = servers
@@ -50,7 +48,7 @@ class AsynchronousTrainStep(SplitStep):
         def places_of(variables: Sequence[keras.Variable]) -> set[int]:
             return {places[i] for v in variables if (i := id(copies_of(v)[0])) in places}
 
-        known = known_variables(model, replication)
+        known = known_variables(model, setting)
         self._seeds = places_of([v for v in known if variable_internals.is_seed_state(v)])
         # Two workers that halve it would let nothing of it.
         self._scales = places_of(
@@ -86,7 +84,9 @@ class AsynchronousTrainStep(SplitStep):
         given = size, size, self._lengths(data)
         with summing(list):
             arguments = [(*numbers, *given, taken, values) for *numbers, taken in pieces]
-            result = self._on_replica(arguments, values, Rows((None, None, None), size, size), replica)
+            result = self._on_replica(
+                arguments, values, Rows((None, None, None), size, size), replica
+            )
         with after([result]):
             for place, new in zip(self._assigned, result.pieces[0][1], strict=True):
                 copy = self._stored[place]

@@ -3,25 +3,13 @@
 Whatever is not a step of training stays with this process.
 """
 
-import logging
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
-import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.training.replica_group import scope_of
-from keras_multigpu.training.shares import Batch
-from keras_multigpu.training.steps.split_train_step import EagerTrainStep
-
-if TYPE_CHECKING:
-    from keras_multigpu.training.replication import Replication
-
-logger = logging.getLogger("keras_multigpu")
-
-PROBES = "a callback that looks into steps"
-"""A reason to refuse."""
 
 
 class Elsewhere:
@@ -45,32 +33,6 @@ class Elsewhere:
         self._updated_there = updated_there
         self._is_ahead = False
         self._copies: dict[int, tuple[tf.Variable, tf.Variable]] = {}
-
-    def training_step(
-        self,
-        model: keras.Model,
-        replication: "Replication",
-        spec: Batch,
-        function: Callable[[Any], Any],
-    ) -> Any:
-        """A step of training; a `ValueError` where they cannot run it.
-
-        Args:
-            model: The model, whose variables are on the host.
-            replication: Its only replica, which is there, too.
-            spec: The specs of a global batch.
-            function: The model's step.
-        """
-        if model.run_eagerly:
-            # Only here is the Python that it asks for.
-            logger.info("`run_eagerly=True`: this process trains alone, without %s.", self.name)
-            self.settle()
-            return EagerTrainStep(model, replication, spec, function)
-        return self._traced_step(model, replication, spec, function)
-
-    def _traced_step(self, *args: Any) -> Any:
-        """A step that is traced, of the same arguments."""
-        raise NotImplementedError
 
     def copies(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
         """The copies of variables, made when they are first asked for."""

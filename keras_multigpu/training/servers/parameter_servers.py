@@ -2,19 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import keras
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import cluster_internals, graph_internals
-from keras_multigpu.training.servers.asynchronous_step import AsynchronousTrainStep
-from keras_multigpu.training.servers.connection import PROBES, Elsewhere
-from keras_multigpu.training.servers.served_step import ServedTrainStep
-from keras_multigpu.training.shares import Batch
-
-if TYPE_CHECKING:
-    from keras_multigpu.training.replication import Replication
+from keras_multigpu.training.servers.connection import Elsewhere
 
 # So many asynchronous steps are scheduled for each worker: one runs, and the next is there when it
 # ends.
@@ -33,19 +26,6 @@ class Servers(Elsewhere):
         self._logs: dict[str, Any] = {}
         self._has_logs = False
         self.steps = 0
-
-    def _traced_step(
-        self,
-        model: keras.Model,
-        replication: "Replication",
-        spec: Batch,
-        function: Callable[[Any], Any],
-    ) -> Any:
-        if not self.asynchronous:
-            return ServedTrainStep(model, replication, spec, function, self)
-        if replication.probes:
-            raise self.refusal(PROBES, "Leave `asynchronous` out")
-        return AsynchronousTrainStep(model, replication, spec, function, self)
 
     def results(self, function: Any, arguments: Sequence[Sequence[Any]]) -> list[Any]:
         """What a function returns for each list of arguments, computed by the workers."""

@@ -10,7 +10,7 @@ To the chief the workers' shares are pieces of its own one; see `stages`.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -18,13 +18,11 @@ import tensorflow as tf
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.training.exchange.stages import Part
 from keras_multigpu.training.replica_group import Copies
+from keras_multigpu.training.servers.parameter_servers import Servers
 from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.steps.setting import Setting
 from keras_multigpu.training.steps.split_step import OfReplica
 from keras_multigpu.training.steps.split_train_step import SplitTrainStep
-
-if TYPE_CHECKING:
-    from keras_multigpu.training.replication import Replication
-    from keras_multigpu.training.servers.parameter_servers import Servers
 
 PYTHON = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
 
@@ -34,7 +32,7 @@ class ServedTrainStep(SplitTrainStep):
 
     Args:
         model: The model, whose variables are on the host.
-        replication: Its only replica, with the probes.
+        setting: Its only replica, with the probes.
         spec: The specs of a global batch.
         function: The model's step.
         servers: The workers, and the servers that hold the values.
@@ -43,15 +41,15 @@ class ServedTrainStep(SplitTrainStep):
     def __init__(
         self,
         model: keras.Model,
-        replication: "Replication",
+        setting: Setting,
         spec: Batch,
         function: Callable[[Any], Any],
-        servers: "Servers",
+        servers: Servers,
     ) -> None:
         # Of what is not cut nothing is a worker's, so a single one takes two parts.
         self._servers, self._workers = servers, max(servers.workers, 2)
         self._functions: dict[Part, Any] = {}
-        super().__init__(model, replication, spec, function)
+        super().__init__(model, setting, spec, function)
         stored = servers.copies([copies[0] for copies in self._copies])
         self._stored = dict(zip(self._names_of_values, stored, strict=True))
 

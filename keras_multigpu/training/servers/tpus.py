@@ -12,19 +12,17 @@ constant there.
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.servers.connection import PROBES, Elsewhere
+from keras_multigpu.training.servers.connection import Elsewhere
 from keras_multigpu.training.shares import Batch, Rows, batch_size_of, present, shares_of
+from keras_multigpu.training.steps.setting import Setting
 from keras_multigpu.training.steps.split_step import SplitStep
-
-if TYPE_CHECKING:
-    from keras_multigpu.training.replication import Replication
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -37,24 +35,6 @@ class TPUs(Elsewhere):
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         super().__init__(strategy, "TPUs", strategy.num_replicas_in_sync, updated_there=True)
-
-    def _traced_step(
-        self,
-        model: keras.Model,
-        replication: "Replication",
-        spec: Batch,
-        function: Callable[[Any], Any],
-    ) -> Any:
-        if replication.probes:
-            raise self.refusal(PROBES, "Leave out the callback")
-        if replication.pieces > 1:
-            raise self.refusal("`micro_batches`", "Leave it out, and take smaller batches")
-        leaves = present(spec)
-        if not all(isinstance(leaf, tf.TensorSpec) and leaf.dtype != tf.string for leaf in leaves):
-            raise self.refusal(
-                "inputs that are not dense numbers", "Make them dense numbers in the dataset"
-            )
-        return TPUTrainStep(model, replication, spec, function, self)
 
     def on_each(self, values: Sequence[Any]) -> Any:
         """Values of which each core has one."""
@@ -87,7 +67,7 @@ class TPUTrainStep(SplitStep):
 
     Args:
         model: The model, whose variables are on the host.
-        replication: Its only replica, which is there, too.
+        setting: Its only replica, which is there, too.
         spec: The specs of a global batch.
         function: The model's step.
         tpus: The cores.
@@ -96,12 +76,12 @@ class TPUTrainStep(SplitStep):
     def __init__(
         self,
         model: keras.Model,
-        replication: "Replication",
+        setting: Setting,
         spec: Batch,
         function: Callable[[Any], Any],
         tpus: TPUs,
     ) -> None:
-        super().__init__(model, replication, spec, function)
+        super().__init__(model, setting, spec, function)
         self._tpus = tpus
         self._stored = tpus.copies([copies[0] for copies in self._copies])
         self._function = tf.function(self._on_cores, autograph=False)

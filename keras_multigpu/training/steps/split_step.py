@@ -11,7 +11,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
@@ -52,11 +52,9 @@ from keras_multigpu.training.shares import (
 )
 from keras_multigpu.training.steps.same_batch import require_same_batch
 from keras_multigpu.training.steps.same_graph import require_same_graph
+from keras_multigpu.training.steps.setting import Setting
 from keras_multigpu.training.variables.adjusted_schedule import adjustments
 from keras_multigpu.training.variables.placement import optimizers_of
-
-if TYPE_CHECKING:
-    from keras_multigpu.training.replication import Replication
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -91,7 +89,7 @@ class SplitStep:
 
     Args:
         model: The model, whose variables are where they belong.
-        replication: Its replicas.
+        setting: Its replicas.
         spec: The specs of a global batch.
         function: The model's step.
         pieces: In how many pieces a replica takes its share, one after another.
@@ -103,20 +101,20 @@ class SplitStep:
     def __init__(
         self,
         model: keras.Model,
-        replication: "Replication",
+        setting: Setting,
         spec: Batch,
         function: Callable[[Any], Any],
         pieces: int = 1,
     ) -> None:
-        self._model, self._group, self.spec = model, replication.group, spec
+        self._model, self._group, self.spec = model, setting.group, spec
         self._name = getattr(function, "__name__", "the step")
         self._pieces = pieces * self._workers
         self._count = self._replicas()
-        known = known_variables(model, replication)
+        known = known_variables(model, setting)
         with self._noting():
             self._whole = traced_for_one_device(model, known, spec, function)
         require_same_graph(self._group, self._whole.graph)
-        replication.placement.take(untracked_by(self._whole, known))
+        setting.placement.take(untracked_by(self._whole, known))
         self._copies = copies_of_captured(self._whole, known)
         self._leaves = present(spec)
         self.alone: CannotSplit | None = None
@@ -391,7 +389,7 @@ class PlannedStep(SplitStep):
 
     Args:
         model: The model, whose variables are where they belong.
-        replication: Its replicas.
+        setting: Its replicas.
         spec: The specs of a global batch.
         function: The model's step.
         replicas: How many replicas to plan for.
@@ -400,13 +398,13 @@ class PlannedStep(SplitStep):
     def __init__(
         self,
         model: keras.Model,
-        replication: "Replication",
+        setting: Setting,
         spec: Batch,
         function: Callable[[Any], Any],
         replicas: int,
     ) -> None:
         self._planned = replicas
-        super().__init__(model, replication, spec, function)
+        super().__init__(model, setting, spec, function)
 
     def _replicas(self) -> int:
         return self._planned
@@ -487,7 +485,7 @@ def described(spec: tf.TensorSpec, shared: bool, number: int, batch: AnySize) ->
     return Leaf([batch, *dims[1:]], InRows(0, (Block(BATCH),)))
 
 
-def known_variables(model: keras.Model, replication: "Replication") -> list[keras.Variable]:
+def known_variables(model: keras.Model, setting: Setting) -> list[keras.Variable]:
     """All Keras variables that a step may use, each once."""
     optimizers = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
     everything = [*model.variables, *model.metrics_variables, *optimizers]
@@ -570,7 +568,7 @@ class EagerStep:
 
     Args:
         model: The model, whose variables are where they belong.
-        replication: Its replicas.
+        setting: Its replicas.
         spec: The specs of a global batch.
         function: The model's step.
     """
@@ -578,20 +576,20 @@ class EagerStep:
     def __init__(
         self,
         model: keras.Model,
-        replication: "Replication",
+        setting: Setting,
         spec: Batch,
         function: Callable[[Any], Any],
     ) -> None:
-        self._model, self._replication, self._spec = model, replication, spec
+        self._model, self._setting, self._spec = model, setting, spec
         self._function = function
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Run the step on a batch; its results."""
-        group = self._replication.group
+        group = self._setting.group
         if group.is_spread and not those_here(shares):
             require_same_batch(group, shares)
         parts = whole_batch(group, shares, self._spec)
-        variables = known_variables(self._model, self._replication)
+        variables = known_variables(self._model, self._setting)
         with one_device(self._model, variables), tf.device(group.hub):
             results = self._function(keras.utils.pack_x_y_sample_weight(*parts))
         for storage in variable_internals.storages_of(variables):

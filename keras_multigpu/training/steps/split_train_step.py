@@ -8,7 +8,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -27,6 +27,7 @@ from keras_multigpu.training.shares import (
     tensors_of,
 )
 from keras_multigpu.training.steps.probes import Times, now_that
+from keras_multigpu.training.steps.setting import Setting
 from keras_multigpu.training.steps.split_step import (
     BATCH,
     EagerStep,
@@ -38,10 +39,6 @@ from keras_multigpu.training.steps.split_step import (
 )
 from keras_multigpu.training.steps.taps import joined_pieces, tapped_without_graph
 from keras_multigpu.training.steps.watched import Watched, part_of_one, rows_of_one
-
-if TYPE_CHECKING:
-    from keras_multigpu.training.replication import Replication
-
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -56,7 +53,7 @@ class SplitTrainStep(SplitStep):
 
     Args:
         model: The model, whose variables are where they belong.
-        replication: Its replicas, with the probes, and in how many pieces they take their shares.
+        setting: Its replicas, with the probes, and in how many pieces they take their shares.
         spec: The specs of a global batch.
         function: The model's step.
     """
@@ -64,33 +61,33 @@ class SplitTrainStep(SplitStep):
     def __init__(
         self,
         model: keras.Model,
-        replication: "Replication",
+        setting: Setting,
         spec: Batch,
         function: Callable[[Any], Any],
     ) -> None:
-        self._watched = Watched(model, replication.group, replication.probes)
+        self._watched = Watched(model, setting.group, setting.probes)
         self._watches: dict[int, Stopwatch] = {}
-        self._make(model, replication, spec, function)
-        self._warn_of_gathers(replication)
+        self._make(model, setting, spec, function)
+        self._warn_of_gathers(setting)
 
     def _make(
         self,
         model: keras.Model,
-        replication: "Replication",
+        setting: Setting,
         spec: Batch,
         function: Callable[[Any], Any],
     ) -> None:
-        make = functools.partial(super().__init__, model, replication)
+        make = functools.partial(super().__init__, model, setting)
         if self._watched.measures:
             try:
                 # A number in the graph may be that of examples, or another one.
-                make(open_spec(spec), function, replication.pieces)
+                make(open_spec(spec), function, setting.pieces)
                 return
             except Exception:  # Code of the user's may want to know the batch's size.
                 pass
-        make(spec, function, replication.pieces)
+        make(spec, function, setting.pieces)
 
-    def _warn_of_gathers(self, replication: "Replication") -> None:
+    def _warn_of_gathers(self, setting: Setting) -> None:
         """Name what makes the step slow, once for each place."""
         if self.alone or self._count == 1:
             return
@@ -104,9 +101,9 @@ class SplitTrainStep(SplitStep):
         most = max(found, key=lambda each: self.account.bytes("gathered", numbers, [each]))
         assert most.op is not None
         place = place_of(most.op)
-        if place in replication.gathers_named:
+        if place in setting.gathers_named:
             return
-        replication.gathers_named.add(place)
+        setting.gathers_named.add(place)
         logger.warning(
             "%s needs the rows of all replicas (%s): what is gathered, and what every replica then "
             "computes whole, takes about %d %% of a step. Its numbers are those of one device. "
@@ -236,19 +233,19 @@ class EagerTrainStep(EagerStep):
 
     Args:
         model: The model, whose variables are where they belong.
-        replication: Its replicas, with the probes.
+        setting: Its replicas, with the probes.
         spec: The specs of a global batch.
         function: The model's step.
     """
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Train on a batch; what the step returns."""
-        group, model = self._replication.group, self._model
-        watched = Watched(model, group, self._replication.probes)
+        group, model = self._setting.group, self._model
+        watched = Watched(model, group, self._setting.probes)
         watched.before_step()
         if not watched.probes:
             return super().__call__(shares)
-        variables = known_variables(model, self._replication)
+        variables = known_variables(model, self._setting)
         before = {id(variable): copies_of(variable)[0].read_value() for variable in variables}
         started = tf.timestamp()
         with watched.noting():

@@ -6,7 +6,7 @@ later `fit`, `evaluate` and `predict`, so that repeated calls neither trace nor 
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -24,12 +24,7 @@ from keras_multigpu.training.shares import (
     tensors_of,
     those_here,
 )
-from keras_multigpu.training.steps.split_step import EagerStep, SplitStep
-from keras_multigpu.training.steps.split_train_step import EagerTrainStep, SplitTrainStep
-
-if TYPE_CHECKING:
-    from keras_multigpu.training.replication import Replication
-
+from keras_multigpu.training.steps.setting import Setting
 
 RunStep = Callable[[Sequence[Rows]], Any]
 """Runs a step on the rows of each replica."""
@@ -41,51 +36,32 @@ MakeStep = Callable[[Batch, Batch | None], RunStep]
 """Makes a step for batches of these specs; with the first of them, if it is at hand."""
 
 
-def training_step(
+def made_step(
+    kind: Callable[[keras.Model, Setting, Batch, Function], RunStep],
     model: keras.Model,
-    replication: "Replication",
+    setting: Setting,
+    method: str,
     function: Function,
     spec: Batch,
     batch: Batch | None,
 ) -> RunStep:
-    """The training step for batches of these specs; with the first of them, if it is at hand."""
-    replication.placement.prepare(model, spec, batch, "train_step")
-    replication.placement.make_ready(model, spec, batch, function)
-    if replication.elsewhere is not None:
-        return replication.elsewhere.training_step(model, replication, spec, function)
-    kind = EagerTrainStep if model.run_eagerly else SplitTrainStep
-    return kind(model, replication, spec, function)
+    """The step for batches of these specs.
 
-
-def evaluation_step(
-    model: keras.Model,
-    replication: "Replication",
-    function: Function,
-    spec: Batch,
-    batch: Batch | None,
-) -> RunStep:
-    replication.placement.prepare(model, spec, batch, "test_step")
-    replication.placement.make_ready(model, spec, batch, function)
-    return plain_step(model, replication, spec, function)
-
-
-def prediction_step(
-    model: keras.Model,
-    replication: "Replication",
-    function: Function,
-    spec: Batch,
-    batch: Batch | None,
-) -> RunStep:
-    replication.placement.prepare(model, spec, batch)
-    return plain_step(model, replication, spec, function)
-
-
-def plain_step(
-    model: keras.Model, replication: "Replication", spec: Batch, function: Function
-) -> RunStep:
-    """A step into which nobody looks."""
-    kind = EagerStep if model.run_eagerly else SplitStep
-    return kind(model, replication, spec, function)
+    Args:
+        kind: Makes it, once the model is ready.
+        model: The model.
+        setting: Where it runs.
+        method: The name of the method of the model.
+        function: The step, as one device runs it.
+        spec: The specs of a global batch.
+        batch: The first one, if it is at hand.
+    """
+    if method == "predict_step":
+        setting.placement.prepare(model, spec, batch)
+    else:
+        setting.placement.prepare(model, spec, batch, method)
+        setting.placement.make_ready(model, spec, batch, function)
+    return kind(model, setting, spec, function)
 
 
 class StepFunctions:
