@@ -1,7 +1,4 @@
-"""Optimizers as pure functions, which Keras offers on TensorFlow only in pieces.
-
-Its TensorFlow optimizer clips before it sums over replicas and updates through `merge_call`,
-which fails inside `cond`. The backend-neutral parent has the same arithmetic without either.
+"""Optimizers that update plain variables, whatever strategy these live under.
 
 Keras updates variables one by one, a dozen operations each; for a MobileNet with Adam that is
 2,000 operations on tensors of a few hundred numbers, all dispatch. Optimizers that treat every
@@ -45,7 +42,7 @@ ELEMENTWISE = frozenset(
 
 
 class JoinedVariable:
-    """Several variables of one dtype as one flat variable, inside a stateless scope."""
+    """Several variables of one dtype as one flat variable."""
 
     index_in_slots = 0
     """Where the optimizer finds the slots that belong to this variable."""
@@ -184,8 +181,7 @@ def joining(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
 
 def remember_variables(optimizers: Sequence[keras.optimizers.Optimizer]) -> None:
     """Note which of each optimizer's tables belong to which variable; before a model is moved."""
-    # Keras looks variables up by their storage, which changes with the strategy; `as_functional`
-    # looks them up by identity.
+    # Keras looks variables up by their storage, which changes with the strategy.
     for optimizer in optimizers:
         if not optimizer.built or "_tables_by_identity" in vars(optimizer):
             continue

@@ -160,6 +160,9 @@ class Conversions:
         """
         if tensor.dtype in UNSENT:
             raise CannotSplit(f"values of the type {tensor.dtype.name} cannot be summed")
+        if not self.numbers.is_outermost:
+            # Replicas meet between stages, which the body of a loop is not cut into.
+            raise CannotSplit("replicas cannot meet inside of a loop or a condition", tensor.op)
         sent = SENT_AS.get(tensor.dtype)
         shape = tensor.shape
         op, times = self._asking

@@ -52,6 +52,11 @@ class LocalNumbers:
         return self._known[size]
 
     @property
+    def is_outermost(self) -> bool:
+        """Whether what is added now is not inside of a loop, a condition or a function."""
+        return tf.compat.v1.get_default_graph() is self._graph
+
+    @property
     def fraction(self) -> tf.Tensor:
         """The replica's part of all examples, in double precision."""
         if "fraction" not in self._known:

@@ -13,10 +13,10 @@ from keras_multigpu.training.feed.feed import Feed
 from keras_multigpu.training.feed.sources import knows_epochs
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.loop_functions import loop_function, made_again
+from keras_multigpu.training.one_device import traces_one_device
 from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import Batch, normalized
-from keras_multigpu.training.steps.split_step import traces_one_device
 from keras_multigpu.training.threads import alone
 from keras_multigpu.training.variables.placement import build_optimizer
 from keras_multigpu.training.workers import agreed_seed, require_same_call, together

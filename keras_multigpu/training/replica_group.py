@@ -46,10 +46,10 @@ class Replica(NamedTuple):
 class MovedBytes:
     """How many bytes steps have moved, as the sizes of results: a sum counts once.
 
-    They are `summed` over replicas, `gathered` from them, or `copied` to their devices.
+    They are `summed` over replicas, or `gathered` from them.
     """
 
-    KINDS = ("summed", "gathered", "copied")
+    KINDS = ("summed", "gathered")
 
     def __init__(self) -> None:
         self._known = dict.fromkeys(self.KINDS, 0)

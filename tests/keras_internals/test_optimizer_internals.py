@@ -5,48 +5,119 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import keras_multigpu as kmg
 from keras_multigpu.keras_internals import optimizer_internals
-from keras_multigpu.keras_internals.versions import minor
+from keras_multigpu.keras_internals.optimizer_internals import JoinedVariable
+from keras_multigpu.training.steps.split_step import plain_storages
+from keras_multigpu.training.variables.placement import place_optimizers
+
+GRADIENTS = [tf.constant(value) for value in ([[1.0, -2.0]], [4.0, 0.5, -8.0], 2.0)]
 
 
-# Before Keras 3.13 Muon fails on TensorFlow.
-@pytest.mark.parametrize(
-    "name",
-    ["SGD", "Adam", "Nadam", "Lamb", *(["Muon"] if minor(keras.version()) >= (3, 13) else [])],
-)
-def test_an_optimizer_can_be_a_pure_function(name):
-    """`apply` inside a stateless scope yields what it would have assigned."""
-    trained, pure = (keras.Variable(np.ones((2, 2), "float32"), name="kernel") for _ in range(2))
-    gradient = tf.constant([[1.0, 2.0], [3.0, 4.0]])
-    ordinary = getattr(keras.optimizers, name)(learning_rate=0.1)
-    ordinary.build([trained])
-    ordinary.apply([gradient], [trained])
-    functional = getattr(keras.optimizers, name)(learning_rate=0.1)
-    functional.build([pure])
-    optimizer_internals.remember_variables([functional])
-    values = [(v, tf.convert_to_tensor(v)) for v in [pure, *functional.variables]]
-    with keras.StatelessScope(values) as scope:
-        with optimizer_internals.functional([functional]):
-            functional.apply([gradient], [pure])
-    np.testing.assert_array_equal(pure.numpy(), np.ones((2, 2)))
-    np.testing.assert_allclose(scope.get_current_value(pure), trained.numpy(), rtol=1e-6)
-    assert type(functional).__name__ == name and functional.iterations.numpy() == 0
+def weights():
+    return [keras.Variable(start) for start in ([[1.0, 2.0]], [3.0, 4.0, 5.0], 6.0)]
 
 
-def test_weight_decay_exclusions_survive():
-    """An optimizer still notes excluded variables by their key."""
-    first, second = (keras.Variable(np.ones(2, "float32"), name=name) for name in "ab")
-    optimizer = keras.optimizers.AdamW(learning_rate=0.1, weight_decay=0.5)
-    optimizer.exclude_from_weight_decay(var_list=[first])
-    optimizer.build([first, second])
-    optimizer_internals.remember_variables([optimizer])
-    values = [(v, tf.convert_to_tensor(v)) for v in [first, second, *optimizer.variables]]
-    with keras.StatelessScope(values) as scope:
-        zeros = [tf.zeros(2), tf.zeros(2)]
-        with optimizer_internals.functional([optimizer]):
-            optimizer.apply(zeros, [first, second])
-    np.testing.assert_allclose(scope.get_current_value(first), [1, 1])
-    np.testing.assert_allclose(scope.get_current_value(second), [0.95, 0.95])
+def updates_of(optimizer, variables, gradients, steps=1):
+    """The variables after some updates, and what each update was asked for."""
+    asked = []
+    optimizer.build(variables)
+    original = optimizer.update_step
+
+    def counted(gradient, variable, learning_rate):
+        asked.append(variable)
+        original(gradient, variable, learning_rate)
+
+    vars(optimizer)["update_step"] = counted
+    for _ in range(steps):
+        with optimizer_internals.on_one_device([optimizer]):
+            optimizer.apply(gradients, variables)
+    return [variable.numpy() for variable in (*variables, *optimizer.variables)], asked
+
+
+def test_joined_variables_are_end_to_end():
+    """Parts keep their shapes, and get the new values once."""
+    parts = weights()
+    joined = JoinedVariable(parts)
+    assert joined.shape == (6,) and joined.dtype == "float32"
+    joined.assign_add([1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    joined.assign_sub(tf.constant([0.0, 0.0, 0.0, 0.0, 0.0, 4.0]))
+    joined.give_back()
+    assert [part.numpy().tolist() for part in parts] == [[[2.0, 3.0]], [4.0, 5.0, 6.0], 3.0]
+
+
+def test_a_joined_variable_calculates_as_a_tensor():
+    """With numbers on either side, and wherever TensorFlow takes a tensor."""
+    parts = [keras.Variable([1.0, 2.0]), keras.Variable([[4.0]])]
+    v = JoinedVariable(parts)
+    found = [v + 1, 1 + v, v - 1, v * 2, 2 * v, v / 2, -v, tf.square(v), tf.cast(v, "int32")]
+    assert [each.numpy().tolist() for each in found] == [
+        [2, 3, 5],
+        [2, 3, 5],
+        [0, 1, 3],
+        [2, 4, 8],
+        [2, 4, 8],
+        [0.5, 1, 2],
+        [-1, -2, -4],
+        [1, 4, 16],
+        [1, 2, 4],
+    ]
+
+
+def test_small_variables_take_one_update():
+    """A velocity of -0.5 * gradient, and half of it again in the second step."""
+    optimizer = keras.optimizers.SGD(0.5, momentum=0.5)
+    variables = weights()
+    values, asked = updates_of(optimizer, variables, GRADIENTS, steps=2)
+    # Two steps with gradient g move a weight by -0.5 g - (0.25 g + 0.5 g).
+    expected = [[[-0.25, 4.5]], [-2.0, 3.375, 15.0], 3.5]
+    for value, answer in zip(values[:3], expected, strict=True):
+        np.testing.assert_array_equal(value, np.array(answer, "float32"), strict=True)
+    assert [type(variable) for variable in asked] == [JoinedVariable] * 2
+    # After the weights, the number of steps and the learning rate.
+    assert values[5].tolist() == [[-0.75, 1.5]]
+
+
+@pytest.mark.parametrize("kind", sorted(optimizer_internals.ELEMENTWISE, key=lambda c: c.__name__))
+def test_each_elementwise_optimizer_has_the_numbers_of_single_updates(kind, monkeypatch):
+    """To the bit, in all their slots: joined, and one by one, as with variables too large."""
+    results = []
+    for small, count in ((optimizer_internals.SMALL, 2), (0, 6)):
+        monkeypatch.setattr(optimizer_internals, "SMALL", small)
+        values, asked = updates_of(kind(0.1), weights(), GRADIENTS, steps=2)
+        assert len(asked) == count
+        results.append(values)
+    for together, single in zip(*results, strict=True):
+        np.testing.assert_array_equal(together, single)
+
+
+def test_what_cannot_be_joined_is_updated_alone(monkeypatch):
+    """Large variables, rows of a table, other dtypes, optimizers that look at a whole variable."""
+    monkeypatch.setattr(optimizer_internals, "SMALL", 4)
+    variables = [
+        keras.Variable([1.0, 1.0]),
+        keras.Variable(np.ones(5, "float32")),
+        keras.Variable([[1.0], [1.0]]),
+        keras.Variable([1.0, 1.0], dtype="float16"),
+        keras.Variable([1.0]),
+    ]
+    table = tf.IndexedSlices(tf.constant([[2.0]]), tf.constant([1]), tf.constant([2, 1]))
+    gradients = [tf.ones(2), tf.ones(5), table, tf.ones(2, tf.float16), tf.ones(1)]
+    values, asked = updates_of(keras.optimizers.SGD(0.5), variables, gradients)
+    assert [value.tolist() for value in values[:5]] == [
+        [0.5, 0.5],
+        [0.5] * 5,
+        [[1.0], [0.0]],
+        [0.5, 0.5],
+        [0.5],
+    ]
+    assert asked[:2] == variables[1:3]
+    parts = [[id(part) for part in each.parts] for each in asked[2:]]
+    assert parts == [[id(variables[0]), id(variables[4])], [id(variables[3])]]
+
+    # Lamb scales the step by the norm of each variable.
+    _, asked = updates_of(keras.optimizers.Lamb(0.1), weights(), GRADIENTS)
+    assert [len(variable.shape) for variable in asked] == [2, 1, 0]
 
 
 def test_an_optimizer_says_what_it_keeps_from_decay():
@@ -83,3 +154,17 @@ def test_optimizers_can_be_built_for_variables_of_any_strategy():
     with optimizer_internals.variables_anywhere():
         optimizer.build([variable])
     assert len(optimizer.variables) == 3
+
+
+def test_optimizers_know_moved_variables():
+    """Keras still notes variables by where they lie: indices, and what is kept from decay."""
+    first, second = (keras.Variable(np.ones(2, "float32"), name=name) for name in "ab")
+    optimizer = keras.optimizers.AdamW(learning_rate=0.1, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_list=[first])
+    optimizer.build([first, second])
+    place_optimizers([optimizer], kmg.strategy(devices=2), [first, second])
+    with plain_storages([first, second, *optimizer.variables]):
+        with optimizer_internals.on_one_device([optimizer]):
+            optimizer.apply([tf.zeros(2), tf.zeros(2)], [first, second])
+            found = [first.numpy(), second.numpy()]
+    np.testing.assert_allclose(found, [[1, 1], [0.95, 0.95]])

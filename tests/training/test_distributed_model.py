@@ -287,14 +287,6 @@ def test_scalars_can_be_read_as_numbers():
     assert int(model.optimizer.iterations) == 3
 
 
-def test_stateful_layers_are_refused():
-    """States of a batch cannot be shared out; the error names the layer."""
-    layer = keras.layers.LSTM(3, stateful=True, name="memory")
-    model = keras.Sequential([keras.Input(batch_shape=(6, 3, 2)), layer])
-    with pytest.raises(ValueError, match="keeps its state.*Received: layer='memory'"):
-        kmg.distribute(model, strategy(2))
-
-
 def test_the_strategy_that_was_asked_for_is_used():
     """Nothing has to be handed on, and batches count for its replicas, too."""
     asked = kmg.strategy(devices=2)

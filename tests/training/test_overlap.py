@@ -50,7 +50,7 @@ class NearTheInput(keras.layers.Layer):
     def call(self, x):
         @tf.custom_gradient
         def product(x, factor):
-            return x * factor, lambda dy: (dy * factor, self.waited(tf.reduce_sum(dy * x)))
+            return x * factor, lambda dy: (dy * factor, tf.reduce_sum(self.waited(dy * x)))
 
         return product(x, tf.convert_to_tensor(self.factor))
 
@@ -75,6 +75,7 @@ class NearTheInput(keras.layers.Layer):
 
 @pytest.mark.parametrize("steps_per_execution", [1, 2])
 @pytest.mark.slow
+@pytest.mark.usefixtures("python_sees_rows")
 def test_the_first_sum_is_over_before_the_backward_pass_ends(monkeypatch, steps_per_execution):
     """The last layer's bucket is summed while the first layer still computes its gradient."""
     monkeypatch.setattr(packing, "BUCKET", 64)

@@ -50,6 +50,7 @@ class Noise(NamedTuple):
 class NoiseProbe(Probe):
     """Keeps exponential means of both estimates."""
 
+    callback = "GradientNoiseScale"
     by_piece = True
 
     def __init__(self, smoothing: float) -> None:

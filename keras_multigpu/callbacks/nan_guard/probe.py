@@ -42,6 +42,8 @@ class FiniteProbe(Probe):
         facts: One row for each replica, filled when something is found.
     """
 
+    callback = "NaNGuard"
+
     def __init__(self, model: keras.Model, goes_on: bool) -> None:
         self.model = model
         self.goes_on = goes_on

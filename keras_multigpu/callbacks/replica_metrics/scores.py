@@ -38,6 +38,8 @@ class Score(NamedTuple):
 class ScoreProbe(StepProbe):
     """Adds up times, losses and norms, and updates metrics (as in `compile`) of each replica."""
 
+    callback = "ReplicaMetrics"
+
     def __init__(self, on_trace: Callable[[], None], metrics: Any) -> None:
         super().__init__(on_trace, losses=True)
         self._metrics = metrics

@@ -189,8 +189,10 @@ class Probe:
     Attributes:
         timed: Whether `Seen.times` is wanted.
         by_piece: Whether `Seen.pieces` is wanted.
+        callback: The callback whose it is, for errors.
     """
 
+    callback = "A callback"
     timed = False
     by_piece = False
 

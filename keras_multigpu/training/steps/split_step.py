@@ -9,7 +9,6 @@ What a replica needs of the others are sums between the stages of its graph; see
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +31,7 @@ from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.training.exchange.gradients import gradients_among
 from keras_multigpu.training.exchange.stages import summing, totals, traced
 from keras_multigpu.training.feed.cutter import has_own_memory
+from keras_multigpu.training.one_device import tracing_one_device
 from keras_multigpu.training.replica_group import (
     Copies,
     Replica,
@@ -59,12 +59,6 @@ from keras_multigpu.training.variables.placement import optimizers_of
 logger = logging.getLogger("keras_multigpu")
 
 BATCH = "batch"
-_thread = threading.local()
-
-
-def traces_one_device() -> bool:
-    """Whether a step is being traced as one device runs it."""
-    return bool(getattr(_thread, "traces", False))
 
 
 class Sums:
@@ -315,7 +309,7 @@ class SplitStep:
             for place, tensor in enumerate(present(rows.data)):
                 if whole is not None and place in composites:
                     tensor = whole[place]
-                elif not is_shared(self._leaves[place]):
+                elif self._group.count > 1 and not is_shared(self._leaves[place]):
                     # A replica without examples has borrowed a row.
                     tensor = cut(tensor, 0, rows.examples)
                 data += tf.nest.flatten(tensor, expand_composites=True)
@@ -525,12 +519,8 @@ def traced_for_one_device(
 def one_device(model: keras.Model, variables: Sequence[keras.Variable]) -> Iterator[None]:
     """Let the model's step be that of one device, whatever strategy its variables live under."""
     with graph_internals.single_device(), plain_storages(variables):
-        with optimizer_internals.on_one_device(optimizers_of(model)):
-            before, _thread.traces = traces_one_device(), True
-            try:
-                yield
-            finally:
-                _thread.traces = before
+        with optimizer_internals.on_one_device(optimizers_of(model)), tracing_one_device():
+            yield
 
 
 def whole_batch(group: ReplicaGroup, shares: Sequence[Rows], spec: Batch) -> Batch:
@@ -538,6 +528,9 @@ def whole_batch(group: ReplicaGroup, shares: Sequence[Rows], spec: Batch) -> Bat
     if not those_here(shares):
         return gathered(shares, spec)
     own = [shares[replica.id] for replica in group.replicas]
+    if group.count == 1:
+        # Its leaves may have different numbers of rows.
+        return own[0].data
     parts = [present(first_rows(rows.data, rows.examples)) for rows in own]
     batch: Batch = filled(spec, group.joined(parts))
     return batch

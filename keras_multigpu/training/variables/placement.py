@@ -21,6 +21,7 @@ from keras_multigpu.keras_internals import (
     optimizer_internals,
     variable_internals,
 )
+from keras_multigpu.training.one_device import tracing_one_device
 from keras_multigpu.training.replica_group import scope_of
 from keras_multigpu.training.shares import Batch, symbolic
 
@@ -234,7 +235,7 @@ class Placement:
                 lambda *parts: function(keras.utils.pack_x_y_sample_weight(*parts)), autograph=False
             )
             # An optimizer would make its variables inside of this graph.
-            with idle_optimizers(model), graph_internals.single_device():
+            with idle_optimizers(model), graph_internals.single_device(), tracing_one_device():
                 step.get_concrete_function(*spec)
             place_model(model, self._strategy)
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cpu_replicas import covering, replicas_of
-from split_switch import SPLITS
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import GradientNoiseScale
@@ -66,7 +65,7 @@ SHARES = [
 @pytest.mark.parametrize(
     ("shares", "compiled"),
     # Without a graph one replica takes the whole batch of a step that is split otherwise.
-    covering(SHARES, [{}, {"steps_per_execution": 2}, {"run_eagerly": not SPLITS}]),
+    covering(SHARES, [{}, {"steps_per_execution": 2}]),
 )
 @pytest.mark.slow
 def test_estimates_are_those_by_hand(shares, compiled):

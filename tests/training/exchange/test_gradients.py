@@ -13,12 +13,6 @@ X, Y = np.random.default_rng(0).normal(size=(2, 9, 4)).astype("float32")
 FIRST, NORMALISED, LAST = (4 + 1) * 6, 2 * 6, (6 + 1) * 4
 
 
-@pytest.fixture(autouse=True)
-def split(monkeypatch):
-    """Steps are split."""
-    monkeypatch.setenv("KMG_SPLIT", "1")
-
-
 class Net(keras.Sequential):
     """Two layers, with an optimizer for each."""
 

@@ -14,10 +14,9 @@ from keras_multigpu.training.replica_group import ReplicaGroup
 NUMBER = tf.TensorSpec(())
 
 
-def on_two_replicas(function, in_a_graph=True):
+def on_two_replicas(function):
     """What a function of one number returns on replicas that hold 1 and 2: a row for each value."""
-    run = on_replicas(function)
-    results = tf.function(run, autograph=False)() if in_a_graph else run()
+    results = tf.function(on_replicas(function), autograph=False)()
     values = [map(float, tf.nest.flatten(result)) for result in results]
     return [list(of_all) for of_all in zip(*values, strict=True)]
 
@@ -28,38 +27,37 @@ def on_replicas(function):
     return lambda: group.run(lambda replica: function(tf.constant(replica.id + 1.0)))
 
 
+def total(number):
+    return stages.totals([number])[0]
+
+
 def several_sums(number):
     """Two sums that need nothing from each other, and one of both."""
-    first, second = stages.total(number), stages.total(number * 10.0)
-    return first, stages.total(second + number), number
+    first, second = total(number), total(number * 10.0)
+    return first, total(second + number), number
 
 
-def gradient_of_a_sum(number):
-    """The slope of `number * sum of numbers`, all replicas' losses taken together."""
-    with tf.GradientTape() as tape:
-        tape.watch(number)
-        loss = number * stages.total(number)
-    return tape.gradient(loss, number)
+@pytest.mark.parametrize("way", ["traced once", "compiled", "in the replica"])
+def test_a_sum_in_the_middle(way):
+    """(1 + 2); (10 + 20) + 1 and (10 + 20) + 2, summed; the replica's own number."""
+    function = several_sums
+    if way != "in the replica":
+        function = stages.traced(function, (NUMBER,), jit_compile=way == "compiled")
+    assert on_two_replicas(function) == [[3, 3], [63, 63], [1, 2]]
 
 
-@pytest.mark.parametrize("way", ["traced once", "directly", "in the replica"])
-@pytest.mark.parametrize(
-    ("function", "expected"),
-    [
-        # (1 + 2); (10 + 20) + 1 and (10 + 20) + 2, summed; the replica's own.
-        (several_sums, [[3, 3], [63, 63], [1, 2]]),
-        # The sum of the losses is (a + b) ** 2, so the slope is 2 (a + b).
-        (gradient_of_a_sum, [[6, 6]]),
-    ],
-)
-def test_a_sum_in_the_middle(way, function, expected):
-    """Its value and its gradient."""
-    called = {
-        "traced once": lambda: stages.traced(function, (NUMBER,), jit_compile=False),
-        "directly": lambda: stages.called_directly(function),
-        "in the replica": lambda: function,
-    }[way]()
-    assert on_two_replicas(called, in_a_graph=way != "directly") == expected
+def test_sums_of_pieces_and_of_all():
+    """Replicas have 1 and 2 twice, and pieces add 0 and 10: 12 and 14, 26 in all."""
+
+    def function(number, piece):
+        own = stages.totals_of_pieces([number + piece])[0]
+        return own, total(number + piece), own + piece, total(number)
+
+    call = stages.traced(function, (NUMBER, NUMBER), jit_compile=False, of_piece=[1])
+    found = on_two_replicas(lambda n: call.in_pieces([(n, tf.constant(p)) for p in (0.0, 10.0)]))
+    # Every piece is a share, so what all pieces of a replica have counts for each of them.
+    assert found[:4] == [[12, 14], [26, 26], [12, 14], [6, 6]]
+    assert found[4:] == [[12, 14], [26, 26], [22, 24], [6, 6]]
 
 
 def test_sums_at_the_same_place_travel_together(monkeypatch):
@@ -99,11 +97,11 @@ def test_stages_wait_for_each_other_and_hand_on_what_is_not_a_number():
     def function(number):
         said = tf.strings.as_string(number)
         listed = tf.TensorArray(tf.float32, 1).write(0, number)
-        total = stages.total(number)
-        with tf.control_dependencies([said, tf.group(total)]):
-            later = total + table[0] + listed.read(0)
+        summed = total(number)
+        with tf.control_dependencies([said, tf.group(summed)]):
+            later = summed + table[0] + listed.read(0)
         sparse = tf.IndexedSlices(later[tf.newaxis], tf.constant([0]), tf.constant([2]))
-        while_loop = tf.while_loop(lambda n: n < later, lambda n: n * 2.0, [total])[0]
+        while_loop = tf.while_loop(lambda n: n < later, lambda n: n * 2.0, [summed])[0]
         return later, tf.strings.to_number(said), sparse, while_loop, None
 
     call = stages.traced(function, (NUMBER,), jit_compile=False)
@@ -121,7 +119,7 @@ def test_stages_run_what_nothing_needs_and_live_as_long_as_a_graph_that_calls_th
     seen = tf.Variable(0.0)
 
     def function(number):
-        seen.assign_add(stages.total(number))
+        seen.assign_add(total(number))
         return number
 
     call = tf.function(on_replicas(stages.traced(function, (NUMBER,), False)), autograph=False)
@@ -130,12 +128,6 @@ def test_stages_run_what_nothing_needs_and_live_as_long_as_a_graph_that_calls_th
     graph()
     # Each of two replicas adds 1 + 2.
     assert float(seen) == 6.0
-
-
-def test_a_stage_can_be_compiled():
-    """By XLA, each for itself."""
-    call = stages.traced(gradient_of_a_sum, (NUMBER,), jit_compile=True)
-    assert on_two_replicas(call) == [[6, 6]]
 
 
 def test_a_function_is_traced_once_for_open_sizes():
@@ -154,8 +146,7 @@ def test_a_function_is_traced_once_for_open_sizes():
     assert calls == [[None]]
 
 
-@pytest.mark.parametrize("way", ["graph", "directly"])
-def test_it_runs_as_on_one_device_inside_a_replica(way):
+def test_it_runs_as_on_one_device_inside_a_replica():
     """The function sees no strategy, wherever it is called."""
     seen = []
 
@@ -163,9 +154,7 @@ def test_it_runs_as_on_one_device_inside_a_replica(way):
         seen.append(tf.distribute.has_strategy())
         return number + 1.0
 
-    call = stages.called_directly(look)
-    if way == "graph":
-        call = stages.traced(look, (tf.TensorSpec(()),), jit_compile=False)
+    call = stages.traced(look, (NUMBER,), jit_compile=False)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     results = strategy.run(lambda: call(tf.constant(1.0)))
     assert [float(each) for each in strategy.experimental_local_results(results)] == [2.0, 2.0]

@@ -34,9 +34,14 @@ class Both(keras.Model):
         return self.dense(x["labelled"]) + moved
 
 
+def rows_of(count):
+    """Rows of different numbers."""
+    return np.arange(3.0 * count, dtype="float32").reshape(count, 3) / 64
+
+
 def batch(labelled=LABELLED, unlabelled=UNLABELLED):
     """One batch of arrays."""
-    x = {"labelled": np.ones((labelled, 3), "float32"), "unlabelled": np.ones((unlabelled, 3))}
+    x = {"labelled": rows_of(labelled), "unlabelled": rows_of(unlabelled)}
     return x, np.ones((labelled, 1), "float32")
 
 
@@ -52,7 +57,7 @@ def zipped(drop_remainder):
     """Batches of both kinds of rows side by side, whose sizes are known or not."""
 
     def of(rows, size):
-        one = tf.data.Dataset.from_tensors(tf.ones(3)).repeat(rows)
+        one = tf.data.Dataset.from_tensor_slices(rows_of(rows))
         return one.batch(size, drop_remainder=drop_remainder)
 
     both = tf.data.Dataset.zip(of(4 * LABELLED, LABELLED), of(4 * UNLABELLED, UNLABELLED))
@@ -130,14 +135,17 @@ def test_the_first_batch_with_other_lengths_is_named(copied, monkeypatch):
     assert read == [4, 3]
 
 
-@pytest.mark.parametrize("made", DATA.values(), ids=DATA)
-def test_one_replica_does_as_keras(made):
+@pytest.mark.parametrize(
+    ("name", "eager"), [*((name, False) for name in DATA), ("sizes unknown", True)]
+)
+def test_one_replica_does_as_keras(name, eager):
     """The same logs and predictions."""
+    made = DATA[name]
     results = []
     for distribute in (False, True):
         keras.utils.set_random_seed(1)
         model = compiled(1) if distribute else Both()
-        model.compile("sgd", "mse", metrics=["mae"])
+        model.compile("sgd", "mse", metrics=["mae"], run_eagerly=eager)
         history = model.fit(made(), steps_per_epoch=2, shuffle=False, verbose=0).history
         scores = model.evaluate(made(), steps=2, verbose=0)
         results.append((history, scores, model.predict(made(), steps=2, verbose=0)))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from rows_in_python import zeros_after
-from split_switch import SPLITS
 
 import keras_multigpu as kmg
 
@@ -110,7 +109,6 @@ def related(y_true, y_pred):
     return keras.ops.mean(keras.ops.square(keras.ops.transpose(y_true) - y_pred), axis=1)
 
 
-@pytest.mark.skipif(not SPLITS, reason="The old step refuses such losses, and normalises pieces.")
 @pytest.mark.parametrize(
     ("layers", "loss"),
     [
@@ -130,18 +128,6 @@ def test_pieces_are_further_shares_of_the_batch(layers, loss, caplog):
     )
     waits = loss != "mse" or keras.layers.BatchNormalization in layers
     assert ("saves little memory" in caplog.text) == waits
-
-
-@pytest.mark.skipif(SPLITS, reason="Pieces are further shares of the batch.")
-@pytest.mark.slow
-def test_losses_of_the_whole_batch_refuse_pieces():
-    """A scalar loss needs all predictions at once; the error says what to do."""
-
-    def scalar(y_true, y_pred):
-        return keras.ops.mean(keras.ops.square(y_true - y_pred))
-
-    with pytest.raises(ValueError, match="`micro_batches` cannot be used .* Received"):
-        trained(kmg.distribute(dense(), strategy(2)), scalar, micro_batches=2)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, "many"])

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cpu_replicas import replicas_of
-from own_step import OwnStep
-from split_switch import SPLITS
+from own_step import OwnStep, UnseenStep
 
 import keras_multigpu as kmg
 from keras_multigpu.training.steps.probes import Probe
@@ -73,7 +72,7 @@ X = np.array([[1.0], [2.0], [3.0]], np.float32)
 
 
 # Without a graph one replica takes the whole batch of a step that is split otherwise.
-EACH = [{}, {"steps_per_execution": 2}, *([] if SPLITS else [{"run_eagerly": True}])]
+EACH = [{}, {"steps_per_execution": 2}]
 
 
 @pytest.mark.parametrize("compiled", EACH)
@@ -91,7 +90,6 @@ def test_each_replica_has_its_own_loss_and_gradient(compiled):
     assert (probe.order.numpy() > 0).all()
 
 
-@pytest.mark.skipif(not SPLITS, reason="The old step takes shares without a graph, too.")
 @pytest.mark.parametrize("rate", [0.0, 0.25])
 def test_without_a_graph_the_first_replica_has_all(rate):
     """A step that is forbidden there is undone."""
@@ -140,28 +138,14 @@ def test_steps_stay_compiled_for_the_same_probe_only():
     assert len(model.replication._functions) == 2
 
 
-class Unknown(OwnStep):
-    """Its loss comes from nowhere that is known."""
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(self(x) - tf.cast(y, tf.float32)))
-        weights = self.trainable_variables
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"loss": loss}
-
-
-@pytest.mark.parametrize("kind", [Unknown] if SPLITS else [Unknown, OwnStep])
-def test_probes_are_refused_in_a_train_step_of_ones_own(kind):
-    """What the user's code computes is not known."""
-    model = kmg.distribute(kind(), replicas_of(2))
+def test_probes_are_refused_where_a_step_computes_a_loss_of_its_own():
+    """Nothing tells which of its tensors is the loss."""
+    model = kmg.distribute(UnseenStep(), replicas_of(2))
     model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="`train_step` of your own.*Received: probe='Remember'"):
+    with pytest.raises(ValueError, match="of your own.*Received: callback='A callback'"):
         model.fit(X, np.zeros((3, 1)), verbose=0, callbacks=[Watch(Remember())])
 
 
-@pytest.mark.skipif(not SPLITS, reason="The old step looks into Keras's own only.")
 def test_a_train_step_of_ones_own_is_seen_where_it_computes_a_loss():
     """As Keras's own: with `compute_loss`, and gradients that an optimizer is given."""
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")

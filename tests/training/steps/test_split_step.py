@@ -1,4 +1,4 @@
-"""The step of one device, split over replicas: still behind a switch, `KMG_SPLIT=1`."""
+"""The step of one device, split over replicas."""
 
 import keras
 import numpy as np
@@ -9,12 +9,6 @@ import keras_multigpu as kmg
 from keras_multigpu.training.steps.split_step import SplitStep
 
 ROWS, BATCH = 15, 7
-
-
-@pytest.fixture(autouse=True)
-def split(monkeypatch):
-    """Steps are split."""
-    monkeypatch.setenv("KMG_SPLIT", "1")
 
 
 class Trained(keras.Sequential):
@@ -130,21 +124,40 @@ def test_the_same_seed_drops_the_same_units_on_any_number_of_replicas(replicas):
     np.testing.assert_array_equal(again, found)
 
 
-def test_what_no_replica_can_share_runs_on_one(caplog):
-    """Text that is computed from the batch as a whole cannot travel; the numbers are the same."""
+def joined(outputs, targets, model):
+    """Text that is computed from the batch as a whole, which cannot travel."""
+    text = tf.strings.reduce_join(tf.strings.as_string(tf.math.sign(outputs[:, 0])))
+    length = tf.cast(tf.strings.length(text), tf.float32)
+    return tf.reduce_mean((outputs - targets) ** 2) * length
 
-    def joined(outputs, targets, model):
-        text = tf.strings.reduce_join(tf.strings.as_string(tf.math.sign(outputs[:, 0])))
-        length = tf.cast(tf.strings.length(text), tf.float32)
-        return tf.reduce_mean((outputs - targets) ** 2) * length
 
-    expected, _ = trained(lambda: Trained(joined, layers()), 0)
+def in_python_now_and_then(outputs, targets, model):
+    """Python that runs once, for all replicas, inside of a loop and a condition."""
+    loss = tf.reduce_mean((outputs - targets) ** 2)
+
+    def half(number, factor):
+        return number + 1, tf.reshape(tf.numpy_function(lambda x: x / 2, [factor], tf.float32), ())
+
+    _, factor = tf.while_loop(lambda number, _: number < 2, half, (0, tf.constant(4.0)))
+    return loss * tf.cond(tf.stop_gradient(loss) > 0.0, lambda: half(0, factor)[1], lambda: factor)
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        (joined, "cannot be gathered: AsString"),
+        (in_python_now_and_then, "cannot meet inside of a loop or a condition: "),
+    ],
+)
+def test_what_no_replica_can_share_runs_on_one(loss, reason, caplog):
+    """The numbers are the same."""
+    expected, _ = trained(lambda: Trained(loss, layers()), 0)
     with caplog.at_level("WARNING", logger="keras_multigpu"):
-        found, model = trained(lambda: Trained(joined, layers()), 2)
+        found, model = trained(lambda: Trained(loss, layers()), 2)
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6)
     assert all(step.step.alone for step in model.replication.training(model).steps)
-    assert any("cannot be gathered: AsString" in record.message for record in caplog.records)
+    assert any(reason in record.message for record in caplog.records)
 
 
 @pytest.mark.slow

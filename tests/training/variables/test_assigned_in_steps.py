@@ -4,6 +4,7 @@ The last batch has fewer examples, and with two replicas their shares are unequa
 """
 
 import functools
+import re
 
 import keras
 import numpy as np
@@ -191,50 +192,56 @@ def test_metrics_that_layers_own_see_micro_batches_as_one(replicas):
     np.testing.assert_allclose([logs["single"], logs["rows"]], [X.mean(), (X**2).mean()], rtol=1e-5)
 
 
-OPTIMIZER = keras.optimizers.SGD()
+class InABranch(keras.layers.Layer):
+    """Assigns in a branch, and in a loop, what it makes of the whole batch."""
+
+    def build(self, shape):
+        self.v = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+    def compute_output_shape(self, shape):
+        """Without a call, in which Keras would hand on what a branch has assigned."""
+        return shape
+
+    def call(self, x):
+        def yes():
+            self.v.assign_add(ops.mean(x))
+            return 1.0
+
+        branch = ops.cond(ops.sum(x) > 0, yes, lambda: 0.0)
+
+        def add(n):
+            self.v.assign_add(ops.max(x))
+            return [n + 1.0]
+
+        (turns,) = tf.while_loop(lambda n: n < 3, add, [tf.constant(0.0)])
+        return x + self.v + branch + turns
 
 
-def assigning(assign, **options):
-    """A model with a layer that assigns something."""
+class SetsTheRate(keras.layers.Layer):
+    """Assigns what an optimizer reads in the same step."""
 
-    class Assigning(keras.layers.Layer):
-        def build(self, shape):
-            self.v = self.add_weight(shape=(), initializer="zeros", **options)
-
-        def call(self, x):
-            assign(self, x)
-            return x
-
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1), Assigning()])
-    model = kmg.distribute(model, kmg.strategy("mirrored", devices=2))
-    model.compile(OPTIMIZER, "mse")
-    return model
+    def call(self, x):
+        self.optimizer[0].learning_rate.assign(0.5 * ops.mean(ops.square(x)))
+        return x
 
 
-def in_a_condition(layer, x):
-    def yes():
-        layer.v.assign(1.0)
-        return 1.0
+@pytest.mark.parametrize("kind", [InABranch, SetsTheRate])
+@pytest.mark.slow
+def test_wherever_something_is_assigned_it_is_kept(kind, caplog):
+    """Inside conditions and loops, and in an optimizer."""
 
-    ops.cond(ops.sum(x) > 0, yes, lambda: 0.0)
+    def weights(place, **options):
+        keras.utils.set_random_seed(1)
+        layer, optimizer = kind(), keras.optimizers.SGD(0.1)
+        layer.optimizer = [optimizer]
+        model = place(keras.Sequential([keras.Input((3,)), keras.layers.Dense(1), layer]))
+        model.compile(optimizer, "mse", **options)
+        model.fit(X, Y, batch_size=3, epochs=2, shuffle=False, verbose=0)
+        return [*model.get_weights(), optimizer.learning_rate.numpy()]
 
-
-@pytest.mark.parametrize(
-    ("assign", "options", "message"),
-    [
-        (in_a_condition, {"trainable": False}, "inside of a condition.*Received: variable='.*'"),
-        (in_a_condition, {}, "inside of a condition.*Received: variable='.*'"),
-        (
-            lambda layer, x: OPTIMIZER.learning_rate.assign(0.5),
-            {"trainable": False},
-            "to an optimizer's variable.*Received: variable='.*learning_rate'",
-        ),
-    ],
-)
-def test_what_cannot_be_kept_is_refused_by_name(assign, options, message):
-    """A value that exists in a branch only, and those that the step itself computes."""
-    with pytest.raises(ValueError, match=f"(?s){message}"):
-        assigning(assign, **options).train_on_batch(X, Y)
+    found = weights(lambda model: kmg.distribute(model, devices=2))
+    require_equal(found, weights(lambda model: model))
+    assert not caplog.records
 
 
 class Counts(keras.layers.Layer):
@@ -248,34 +255,29 @@ class Counts(keras.layers.Layer):
         return x
 
 
-@pytest.mark.parametrize(
-    ("replicas", "options"), [(2, {}), (2, {"run_eagerly": True}), (1, {"micro_batches": 2})]
-)
-def test_variables_of_tensorflow_are_refused_where_code_runs_several_times(replicas, options):
-    """Each replica and piece would count; a model that runs once for a batch counts right."""
+@pytest.mark.parametrize(("replicas", "options"), [(2, {}), (1, {"micro_batches": 2})])
+@pytest.mark.slow
+def test_variables_of_tensorflow_are_assigned_once_for_a_batch(replicas, options):
+    """Not by each replica and each piece."""
     strategy = kmg.strategy("mirrored", devices=replicas)
     model = keras.Sequential([keras.Input((3,)), Counts(), keras.layers.Dense(3)])
     model = kmg.distribute(model, strategy)
     model.compile("sgd", "mse", **options)
-    for call in (model.train_on_batch, model.test_on_batch)[:replicas]:
-        with pytest.raises(ValueError, match="A `tf.Variable` is assigned.*Received: variable="):
-            call(X, X)
-    assert float(model.layers[0].calls) == 0
-    if replicas == 1:
-        model.predict(X, batch_size=3, verbose=0)
-        assert float(model.layers[0].calls) == 2
+    counted = []
+    for call in (model.train_on_batch, model.test_on_batch, model.predict_on_batch):
+        call(*(X, X)[: 1 if call == model.predict_on_batch else 2])
+        counted.append(float(model.layers[0].calls))
+    assert counted == [1, 2, 3]
 
 
 class Reads(keras.layers.Layer):
     """Reads variables of TensorFlow's, whole and by their rows."""
 
-    def __init__(self, in_a_function=False):
+    def __init__(self):
         super().__init__()
         self.factor = tf.Variable(2.0, trainable=False)
         self.table = tf.Variable([[0.5], [1.5]], trainable=False)
-        self.scaled = lambda x: self.factor * x
-        if in_a_function:
-            self.scaled = tf.function(self.scaled)
+        self.scaled = tf.function(lambda x: self.factor * x)
 
     def call(self, x):
         x = ops.cond(self.factor > 2.5, lambda: x + self.factor, lambda: x - self.factor)
@@ -303,14 +305,6 @@ def test_variables_of_tensorflow_may_be_read(options):
     require_equal(found, losses(lambda model: model, {"run_eagerly": True}))
 
 
-def test_xla_reads_no_variable_of_another_device_in_a_function():
-    """A `tf.function` may be called from elsewhere, so its variables are its own."""
-    model = kmg.distribute(keras.Sequential([keras.Input((3,)), Reads(True)]), devices=2)
-    model.compile(None, "mse", jit_compile=True)
-    with pytest.raises(ValueError, match="inside a `tf.function`.*Received: variable="):
-        model.test_on_batch(X, X)
-
-
 class LastRows(keras.layers.Layer):
     """Keeps the last rows that it was called with; a graph does not know how many it is given."""
 
@@ -324,7 +318,7 @@ class LastRows(keras.layers.Layer):
 
 @pytest.mark.slow
 def test_rows_that_a_layer_keeps(caplog):
-    """On one replica as in Keras; on two each has its share only, which is said."""
+    """They are those of the whole batch, in its order."""
     kept = []
     for devices in (0, 1, 2):
         keras.utils.set_random_seed(0)
@@ -334,9 +328,9 @@ def test_rows_that_a_layer_keeps(caplog):
         model.compile("sgd", "mse", run_eagerly=not devices)
         model.fit(X, Y, batch_size=8, verbose=0, shuffle=False)
         kept.append(model.get_weights())
-        assert ("relates examples" in caplog.text) == (devices == 2)
-    for one, other in zip(*kept[:2], strict=True):
-        np.testing.assert_allclose(other, one, rtol=2e-5, atol=1e-7)
+    require_equal(kept[1], kept[0])
+    require_equal(kept[2], kept[0])
+    assert not caplog.records
 
 
 @pytest.mark.slow
@@ -360,12 +354,17 @@ def test_a_loss_may_be_a_python_number(value):
         def compute_loss(self, *args, **kwargs):
             return value if not callable(value) else super().compute_loss(*args, **kwargs)
 
-    model = Constant([keras.Input((3,)), keras.layers.Dense(1)])
-    model = kmg.distribute(model, kmg.strategy("mirrored", devices=2))
-    model.compile("sgd", value if callable(value) else None)
+    def made():
+        model = Constant([keras.Input((3,)), keras.layers.Dense(1)])
+        model.compile("sgd", value if callable(value) else None)
+        return model
+
+    model = kmg.distribute(made(), kmg.strategy("mirrored", devices=2))
     expected = value(None, None) if callable(value) else value
     assert model.evaluate(X, Y, verbose=0) == expected
-    with pytest.raises(ValueError, match="No gradients provided for any variable"):
+    with pytest.raises(Exception, match=".") as in_keras:
+        made().train_on_batch(X, Y)
+    with pytest.raises(in_keras.type, match=re.escape(str(in_keras.value)[:40])):
         model.train_on_batch(X, Y)
     model.trainable = False
     model.compile("sgd", model.loss)
@@ -407,7 +406,8 @@ def test_metrics_made_inside_a_scope(own_step):
 
 
 @pytest.mark.slow
-def test_a_stateful_network_keeps_its_states_on_one_replica():
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_stateful_network_keeps_its_states(replicas, caplog):
     """From batch to batch, until they are set to zero."""
 
     def outputs(place):
@@ -422,8 +422,9 @@ def test_a_stateful_network_keeps_its_states_on_one_replica():
         lstm.reset_states()
         return [*states, first, model.predict(x[:2], batch_size=2, verbose=0)]
 
-    found = outputs(lambda model: kmg.distribute(model, kmg.strategy("one_device")))
+    found = outputs(lambda model: kmg.distribute(model, devices=replicas))
     require_equal(found, outputs(lambda model: model))
+    assert not caplog.records
 
 
 @pytest.mark.slow
@@ -489,7 +490,7 @@ class OwnStep(keras.Model):
         return super().train_step(data)
 
 
-def with_assigned_weights(replicas, layer, cls=keras.Model, loss="mse", **options):
+def with_assigned_weights(replicas, layer, cls=keras.Model, loss="mse", callbacks=(), **options):
     """The logs, weights and predictions of two epochs; plain Keras's without replicas."""
     keras.utils.set_random_seed(1)
     inputs = keras.Input((3,))
@@ -499,7 +500,7 @@ def with_assigned_weights(replicas, layer, cls=keras.Model, loss="mse", **option
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["mae"], **options)
     # The last batch has two examples: of three replicas one is without.
     given = {"batch_size": 3, "shuffle": False, "verbose": 0, "validation_data": (X, Y)}
-    logs = model.fit(X, Y, epochs=2, **given).history
+    logs = model.fit(X, Y, epochs=2, callbacks=list(callbacks), **given).history
     return [*map(logs.get, sorted(logs)), *model.get_weights(), model.predict(X, verbose=0)]
 
 
@@ -521,17 +522,6 @@ class LossOfAll(keras.Model):
         return super().compute_loss(x, y, y_pred, sample_weight) + ops.max(y_pred)
 
 
-@pytest.mark.slow
-def test_weights_that_a_layer_assigns_with_a_loss_of_the_whole_batch():
-    """One replica has all rows; several have either these, or variables."""
-    found = with_assigned_weights(1, Centered, LossOfAll)
-    expected = with_weights_assigned_in_keras(Centered, LossOfAll)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
-    with pytest.raises(ValueError, match="a trainable variable.*Received: variable="):
-        with_assigned_weights(2, Centered, LossOfAll)
-
-
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize(
     ("layer", "cls", "options"),
@@ -540,23 +530,16 @@ def test_weights_that_a_layer_assigns_with_a_loss_of_the_whole_batch():
         (Centered, keras.Model, {}),
         (Centered, OwnStep, {}),
         (Centered, keras.Model, {"loss": mean_of_squares}),
+        (Centered, LossOfAll, {}),
+        (Centered, keras.Model, {"callbacks": [kmg.callbacks.NaNGuard()]}),
         (Centered, keras.Model, {"run_eagerly": True}),
         (Centered, keras.Model, {"jit_compile": True}),
     ],
 )
 @pytest.mark.slow
 def test_weights_that_a_layer_assigns(replicas, layer, cls, options):
-    """They were refused, and in a step of one's own each replica had those of its own rows."""
+    """Also where a probe looks into the step."""
     found = with_assigned_weights(replicas, layer, cls, **options)
     expected = with_weights_assigned_in_keras(layer, cls, options.get("loss", "mse"))
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
-
-
-def test_who_looks_into_steps_hears_of_layers_that_assign_weights():
-    """There may be no `train_step` of the user's to blame."""
-    layer = keras.layers.SpectralNormalization(keras.layers.Dense(1))
-    model = kmg.distribute(keras.Sequential([keras.Input((3,)), layer]), devices=2)
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="layers that assign a trainable weight.*SpectralNorm"):
-        model.fit(X, Y, verbose=0, callbacks=[kmg.callbacks.NaNGuard()])

@@ -145,8 +145,8 @@ def test_a_tape_in_the_loss_watches_the_weights(replicas):
     assert_close(trained(replicas, as_it_is, Flat), in_keras(as_it_is, Flat))
 
 
-@pytest.mark.parametrize("cls", [keras.Model, OwnLoss])
 @pytest.mark.slow
-def test_what_is_recomputed_is_what_was_computed(cls):
-    """The same moments of the whole batch, the same draws; assigned once."""
-    assert_close(trained(2, keras.remat, cls, norm=True), trained(2, as_it_is, cls, norm=True))
+def test_what_is_recomputed_is_what_one_device_recomputes():
+    """With moments of the whole batch, and draws of their own, as in Keras."""
+    found = trained(2, keras.remat, norm=True, jit_compile=False)
+    assert_close(found, trained(None, keras.remat, norm=True, jit_compile=False))

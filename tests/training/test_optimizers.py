@@ -1,0 +1,108 @@
+"""Optimizers that are not in the table of trainings, and what their users have made of them."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_multigpu as kmg
+
+X = np.random.default_rng(0).normal(size=(7, 3)).astype("float32")
+
+
+def trained(place, optimizer, cls=keras.Model):
+    """The weights after three epochs, of which each ends with a smaller batch."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((3,))
+    model = place(cls(inputs, keras.layers.Dense(1)(inputs)))
+    model.compile(optimizer, "mse", run_eagerly=not isinstance(model, kmg.DistributedModel))
+    model.fit(X, X[:, :1], 4, epochs=3, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+def require_one_devices_weights(make, cls=keras.Model):
+    found = trained(lambda model: kmg.distribute(model, devices=2), make(), cls)
+    for one, other in zip(found, trained(lambda model: model, make(), cls), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["Adadelta", "Adagrad", "Adamax", "Ftrl"])
+@pytest.mark.slow
+def test_optimizers_train_as_on_one_device(name):
+    require_one_devices_weights(lambda: getattr(keras.optimizers, name)(0.1))
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")
+@pytest.mark.slow
+def test_weights_that_a_loss_does_not_depend_on_stay_as_they_are():
+    """In Keras too they are not even decayed."""
+
+    class OneHead(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.mean((y_pred[0] - y) ** 2)
+
+    x = keras.Input((1,))
+    heads = [keras.layers.Dense(1, kernel_initializer="ones")(x) for _ in range(2)]
+    model = kmg.distribute(OneHead(x, heads), devices=2)
+    model.compile(keras.optimizers.AdamW(0.1, weight_decay=0.5))
+    model.train_on_batch(np.ones((3, 1)), np.zeros((3, 1)))
+    first, _, second, _ = model.get_weights()
+    assert first[0, 0] < 0.95 and second[0, 0] == 1
+
+
+class Halving(keras.optimizers.SGD):
+    """Takes half of each gradient, where Keras's step hands them over."""
+
+    def apply_gradients(self, grads_and_vars):
+        return super().apply_gradients([(0.5 * g, v) for g, v in grads_and_vars])
+
+
+class Lookahead(keras.optimizers.Optimizer):
+    """Kernels and biases have an optimizer each, and go half way back every second time."""
+
+    def __init__(self):
+        super().__init__(learning_rate=0.1)
+        self.parts = {"kernels": keras.optimizers.Adam(0.1), "biases": [keras.optimizers.SGD(0.1)]}
+
+    def build(self, variables):
+        super().build(variables)
+        self.parts["kernels"].build(variables[:1])
+        self.parts["biases"][0].build(variables[1:])
+        self.slow = [self.add_variable_from_reference(v, "slow") for v in variables]
+
+    def apply(self, grads, trainable_variables=None):
+        if not self.built:
+            self.build(trainable_variables)
+        self.parts["kernels"].apply(grads[:1], trainable_variables[:1])
+        self.parts["biases"][0].apply(grads[1:], trainable_variables[1:])
+        self.iterations.assign_add(1)
+        back = 0.5 * keras.ops.cast(self.iterations % 2 == 0, "float32")
+        for slow, weight in zip(self.slow, trainable_variables, strict=True):
+            weight.assign(weight + back * (slow - weight))
+            slow.assign(weight)
+
+
+class Around(keras.optimizers.Optimizer):
+    """Doubles gradients for another optimizer, which is built when it gets them."""
+
+    def __init__(self):
+        super().__init__(learning_rate=0.1)
+        self.inner = keras.optimizers.Adam(0.1)
+
+    def apply(self, grads, trainable_variables=None):
+        self.inner.apply([2 * g for g in grads], trainable_variables)
+        self.iterations.assign_add(1)
+
+
+class OwnStep(keras.Model):
+    """Calls Keras's step."""
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("cls", [keras.Model, OwnStep])
+@pytest.mark.parametrize("make", [Halving, Lookahead, Around])
+@pytest.mark.slow
+def test_what_a_user_has_made_of_optimizers(make, cls):
+    """Another `apply_gradients`, and one optimizer around others, update as on one device."""
+    require_one_devices_weights(make, cls)
