@@ -1,7 +1,5 @@
 """The door to a model: its layers, how they are wired and called, what a call leaves behind."""
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -18,27 +16,6 @@ FunctionalModel = Functional
 def layers_of(model: keras.Model) -> list[keras.Layer]:
     """The model and all layers inside it, however deep."""
     return list(model._flatten_layers())
-
-
-@contextlib.contextmanager
-def kept_by_layers(model: keras.Model) -> Iterator[None]:
-    """Give layers back afterwards what they hold now of a call: losses, tensors in attributes."""
-    held = []
-    for layer in layers_of(model):
-        attributes = vars(layer)
-        for name, value in attributes.items():
-            if isinstance(value, tf.Tensor):
-                held.append((attributes, name, value))
-            elif name == "_losses" or (
-                isinstance(value, list) and any(isinstance(each, tf.Tensor) for each in value)
-            ):
-                held.append((attributes, name, value[:]))
-    yield
-    for attributes, name, value in held:
-        if isinstance(value, list):
-            attributes[name][:] = value  # Keras's own list, whose items it looks at.
-        else:
-            attributes[name] = value
 
 
 def wiring(model: keras.Model) -> list[Any]:
@@ -143,23 +120,6 @@ def real_call(function: Any, *arguments: Any) -> Any:
         return function(*arguments)
 
 
-def activity_regularized_layers(model: keras.Model) -> list[keras.Layer]:
-    """Layers that add the penalty of an activity regularizer in every call."""
-    return [layer for layer in layers_of(model) if layer.activity_regularizer is not None]
-
-
-stateless_scope = backend.get_stateless_scope
-"""Returns the innermost stateless scope, None outside of any."""
-
-
-def tracked_losses(model: keras.Model, tensors: list[Any]) -> None:
-    """Let `model.losses` report these tensors inside the present stateless scope."""
-    scope = stateless_scope()
-    for tensor in tensors:
-        scope.add_loss(tensor)
-        model._loss_ids.add(id(tensor))
-
-
 get_mask = backend.get_keras_mask
 """Returns the Keras mask that travels with a tensor."""
 
@@ -180,20 +140,6 @@ def attach(tensors: list[Any], attachments: list[Any]) -> None:
             backend.set_keras_mask(tensor, mask)
         if logits is not None:
             tensor._keras_logits = logits
-
-
-def batch_norm_moments(
-    layer: keras.layers.BatchNormalization, inputs: Any, mask: Any
-) -> tuple[Any, Any]:
-    """The mean and variance that a BatchNorm layer takes by itself."""
-    return type(layer)._moments(layer, inputs, mask)
-
-
-def take_moments(layer: keras.layers.BatchNormalization, function: Any) -> None:
-    """Let a BatchNorm layer normalise with the mean and variance that a function returns."""
-    # Keras lets a layer choose between its own replica's moments and those of all replicas, which
-    # it takes in a way that loses digits and fails on an empty share.
-    vars(layer)["_moments"] = function
 
 
 def overridden(model: keras.Model, *methods: str) -> list[str]:

@@ -86,11 +86,6 @@ def is_seed_state(variable: keras.Variable) -> bool:
     return variable.name == "seed_generator_state"
 
 
-def places_of_seeds(variables: Sequence[keras.Variable]) -> list[int]:
-    """Where the states of seed generators stand among variables."""
-    return [place for place, variable in enumerate(variables) if is_seed_state(variable)]
-
-
 GLOBAL_SEED_GENERATOR = "global_seed_generator"
 """Where Keras keeps the generator; Keras itself has a name for that since 3.13."""
 

@@ -198,32 +198,34 @@ class ReplicaGroup:
                 for part, value in (pairs[place] for place in places):
                     part.assign(value, read_value=False)
 
-    def sum(self, tensors: Sequence[tf.Tensor], differentiable: bool = False) -> list[tf.Tensor]:
+    def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums of tensors over all replicas; called by each of them."""
         if not tensors or self.count == 1:
             return list(tensors)
         if self.pretends:
             return [tensor * tf.cast(self.count, tensor.dtype) for tensor in tensors]
+        summed = self._summed(tensors)
+        self._count_here("summed", summed)
+        return summed
+
+    def _summed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         context = tf.distribute.get_replica_context()
         total = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
         if self.is_spread:
             # TensorFlow would copy all into one tensor, whatever their types.
             # What TensorFlow keeps for the gradient of a sum, graph and all, it never lets go.
-            summed = [total(tensor) for tensor in tensors]
-        elif differentiable or not isinstance(self.strategy, tf.distribute.MirroredStrategy):
-            summed = total(list(tensors))
-        else:
-            # A gradient would cost four operations for each tensor and replica.
-            # TensorFlow keeps int32 on the host, and sums it apart.
-            places = [place for place, tensor in enumerate(tensors) if tensor.dtype == tf.int32]
-            others = [place for place in range(len(tensors)) if place not in places]
-            found: dict[int, tf.Tensor] = {}
-            for group in filter(None, (others, places)):
-                args = tuple(tensors[place] for place in group)
-                found.update(zip(group, context.merge_call(sums, args=args), strict=True))
-            summed = [found[place] for place in range(len(tensors))]
-        self._count_here("summed", summed)
-        return summed
+            return [total(tensor) for tensor in tensors]
+        if not isinstance(self.strategy, tf.distribute.MirroredStrategy):
+            return list(total(list(tensors)))
+        # A gradient would cost four operations for each tensor and replica.
+        # TensorFlow keeps int32 on the host, and sums it apart.
+        places = [place for place, tensor in enumerate(tensors) if tensor.dtype == tf.int32]
+        others = [place for place in range(len(tensors)) if place not in places]
+        found: dict[int, tf.Tensor] = {}
+        for group in filter(None, (others, places)):
+            args = tuple(tensors[place] for place in group)
+            found.update(zip(group, context.merge_call(sums, args=args), strict=True))
+        return [found[place] for place in range(len(tensors))]
 
     def gather(self, tensors: Sequence[tf.Tensor], alike: bool = False) -> list[tf.Tensor]:
         """The rows of all replicas, in the order of their ids; called by each of them.
@@ -232,13 +234,10 @@ class ReplicaGroup:
         """
         if self.count == 1:
             return list(tensors)
-        context = tf.distribute.get_replica_context()
         if self.pretends:
             gathered = [tf.concat([tensor] * self.count, axis=0) for tensor in tensors]
-        elif self.is_spread:
-            gathered = rows_by_sums(list(tensors), self.present.id, self.count, self.sum, alike)
         else:
-            gathered = [context.all_gather(tensor, axis=0) for tensor in tensors]
+            gathered = rows_by_sums(list(tensors), self.present.id, self.count, self._summed, alike)
         self._count_here("gathered", gathered)
         return gathered
 

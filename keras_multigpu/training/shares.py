@@ -16,7 +16,6 @@ from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.training.lengths import (
     is_one_row,
     length_of,
-    refuse_unequal_known,
     require_equal_lengths,
 )
 
@@ -298,24 +297,9 @@ def sparse_tensor(matrix: Any) -> tf.SparseTensor:
     return tf.sparse.reorder(tf.SparseTensor(indices, as_tensor(matrix.data), matrix.shape))
 
 
-def rows_count(share: Rows) -> Any:
-    """The number of rows at hand, the borrowed one included."""
-    leaf = next(leaf for leaf in keras.tree.flatten(share.x) if leaf is not None)
-    return leaf.shape[0] if leaf.shape[0] is not None else tf.shape(leaf)[0]
-
-
 def first_rows(tensors: Any, count: Any) -> Any:
     """The first rows of each tensor; scalars and None as they are."""
     return keras.tree.map_structure(lambda leaf: cut(leaf, 0, count), tensors)
-
-
-def piece_of(share: Rows, size: Any, index: int, pieces: int) -> tuple[Rows, Any]:
-    """One of several pieces of a replica's rows, and how many rows it really has."""
-    start, stop = share_bounds(size, index, pieces)
-    examples = tf.cast(stop - start, COUNT) * tf.cast(share.examples > 0, COUNT)
-    # A single replica has its batches as they came.
-    refuse_unequal_known(share.data)
-    return Rows(rows(share.data, start, stop), examples, share.global_batch_size), stop - start
 
 
 def specs_of(tensors: Any) -> Any:
@@ -337,14 +321,6 @@ def with_length(spec: Any, length: int | None) -> Any:
     if isinstance(spec, tf.RaggedTensorSpec):
         return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
     return type(spec)(shape, spec.dtype)
-
-
-def without_batch_size(specs: Any) -> Any:
-    """Specs whose first axis is open: those of a global batch, from those of a share."""
-    return keras.tree.map_structure(
-        lambda spec: with_length(spec, None) if spec is not None and spec.shape.rank else spec,
-        specs,
-    )
 
 
 def symbolic(specs: Any) -> Any:

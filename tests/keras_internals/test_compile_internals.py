@@ -1,7 +1,6 @@
 """Where Keras keeps what `compile` was given, and what it makes of it."""
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.keras_internals import compile_internals
@@ -29,37 +28,9 @@ def test_compile_still_tells_what_it_was_given_and_makes_metrics_of_names():
     assert isinstance(metric, keras.metrics.BinaryAccuracy)
 
 
-def test_compiled_parts_are_found():
-    """`compile` still keeps losses, metrics and the running mean under the same names."""
-    model = compiled_model()
-    model.evaluate(np.zeros((2, 3)), np.zeros((2, 2)), verbose=0)
-    assert compile_internals.loss_tracker(model).name == "loss"
-    assert compile_internals.owned_metrics(model) == []
-    compile_internals.compile_loss(model)(tf.zeros((2, 2)), tf.zeros((2, 2)))
-    (loss,) = compile_internals.losses_of(model)
-    assert loss.name == "mse"
-    with compile_internals.losses_exchanged(model, [lambda *data: tf.constant(7.0)]):
-        compiled = compile_internals.compile_loss(model)
-        assert float(compiled(tf.ones((2, 2)), tf.zeros((2, 2)))) == 7.0
-    assert compile_internals.losses_of(model) == [loss]
-
-
 def test_metrics_given_to_compile_are_found_before_they_are_used():
     """`compile` still keeps metric objects in `_user_metrics` and `_user_weighted_metrics`."""
     given = [keras.metrics.MeanIoU(2), keras.metrics.Mean()]
     model = compiled_model(metrics=["mae", given[0]], weighted_metrics=[[given[1]]])
     assert compile_internals.given_metrics(model) == given
     assert compile_internals.given_metrics(compiled_model(metrics=None)) == []
-
-
-def test_metrics_get_what_belongs_to_them_from_keras():
-    """Keras still keeps compiled metrics in `_flat_metrics`, one entry for each output."""
-    model = compiled_model(weighted_metrics=["mse"])
-    data = tf.ones((2, 2)), tf.zeros((2, 2)), tf.ones(2)
-    compile_internals.build_metrics(model, None, *data, call=lambda f, *args: f(*args))
-    model.reset_metrics()
-    seen = []
-    compile_internals.update_metrics(model, lambda *given: seen.append(given), *data)
-    assert [(metric.name, len(given)) for metric, *given in seen] == [("mae", 2), ("mse", 3)]
-    assert [m.name for m in compile_internals.compiled_metrics(model)] == ["mae", "mse"]
-    assert float(model.get_metrics_result()["mae"]) == 0.0

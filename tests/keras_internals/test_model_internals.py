@@ -41,49 +41,11 @@ def test_fit_says_where_it_calls_evaluate():
     assert said == [True]
 
 
-def test_layers_get_back_what_they_held():
-    """A layer still has its losses in `_losses`, which is emptied when it is called anew."""
-
-    class Adds(keras.layers.Layer):
-        def call(self, x):
-            self.kept = x
-            self.add_loss(keras.ops.sum(x))
-            return x
-
-    model = keras.Sequential([Adds()])
-    model(tf.ones((1, 1)))
-    losses, kept = model.losses, model.layers[0].kept
-    with model_internals.kept_by_layers(model):
-        model(tf.zeros((1, 1)))
-        assert model.losses[0] is not losses[0]
-    assert model.losses[0] is losses[0] and model.layers[0].kept is kept
-
-
 def test_a_made_class_has_the_public_name_of_its_original():
     """Keras still keeps public names of classes in `REGISTERED_OBJS_TO_NAMES`."""
     made = type("Sequential", (keras.Sequential,), {})
     model_internals.register_like(made, keras.Sequential)
     assert keras.saving.serialize_keras_object(made())["module"] == "keras"
-
-
-def test_batch_norm_takes_its_moments_in_one_method():
-    """`BatchNormalization._moments(inputs, mask)` still returns mean and variance."""
-    layer = keras.layers.BatchNormalization()
-    layer.build((None, 2))
-    mean, variance = model_internals.batch_norm_moments(
-        layer, tf.constant([[1.0, 2.0], [3.0, 6.0]]), None
-    )
-    np.testing.assert_allclose(mean, [2, 4])
-    np.testing.assert_allclose(variance, [1, 4])
-
-
-def test_batch_norm_takes_its_moments_from_a_function():
-    """`BatchNormalization` still asks `_moments` for what it normalises with."""
-    layer = keras.layers.BatchNormalization(epsilon=0.0)
-    model_internals.take_moments(
-        layer, lambda inputs, mask: (tf.constant([1.0]), tf.constant([4.0]))
-    )
-    np.testing.assert_allclose(layer(tf.constant([[1.0], [5.0]]), training=True), [[0], [2]])
 
 
 def test_functions_run_on_shapes_of_every_kind():
@@ -99,21 +61,6 @@ def test_functions_run_on_shapes_of_every_kind():
     )
     assert result.shape == (None, 3)
     assert kinds[1:] == ["SparseTensor", "RaggedTensor"]
-
-
-def test_the_present_stateless_scope_is_found():
-    """The innermost one, None outside of any."""
-    assert model_internals.stateless_scope() is None
-    with keras.StatelessScope() as scope:
-        assert model_internals.stateless_scope() is scope
-
-
-def test_losses_can_be_reported_in_a_stateless_scope():
-    """`model.losses` still lists the tensors of the scope that carry the model's mark."""
-    model = keras.Sequential([keras.layers.Dense(1)])
-    with keras.StatelessScope(collect_losses=True):
-        model_internals.tracked_losses(model, [tf.constant(4.0)])
-        assert [float(loss) for loss in model.losses] == [4.0]
 
 
 def test_masks_and_logits_travel_with_tensors():

@@ -47,23 +47,17 @@ SumAll = Callable[[list[tf.Tensor]], list[tf.Tensor]]
 class Packing:
     """The layout of a list of tensors, whose shapes are static, inside a shorter list of packs.
 
-    They come to be in an order, by default that of the list, and each travels as some dtype, by
-    default its own.
+    They come to be in the order of the list, and each travels as some dtype, by default its own.
     """
 
     def __init__(
-        self,
-        tensors: Sequence[tf.Tensor],
-        order: Sequence[int] | None = None,
-        sent_as: Sequence[tf.DType] | None = None,
+        self, tensors: Sequence[tf.Tensor], sent_as: Sequence[tf.DType] | None = None
     ) -> None:
         self._shapes = [tuple(tensor.shape) for tensor in tensors]
         dtypes = sent_as or [tensor.dtype for tensor in tensors]
-        order = range(len(tensors)) if order is None else order
-        place = {index: position for position, index in enumerate(order)}
         self._members: list[list[int]] = []
         small: dict[tuple[tf.DType, tf.DType], list[int]] = {}
-        for index in order:
+        for index in range(len(tensors)):
             if self._size([index]) * dtypes[index].size >= LARGE:
                 self._members.append([index])
             else:
@@ -72,19 +66,12 @@ class Packing:
         for (_, dtype), members in small.items():
             self._members += self._buckets(members, dtype)
         # What fills up first is not what is ready first: a large tensor may have come between.
-        self._members.sort(key=lambda members: place[members[-1]])
+        self._members.sort(key=lambda members: members[-1])
         self.sent_as = [dtypes[members[0]] for members in self._members]
 
     def pack(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         flat = [[tf.reshape(tensors[i], [-1]) for i in members] for members in self._members]
         return [parts[0] if len(parts) == 1 else tf.concat(parts, axis=0) for parts in flat]
-
-    def summed(self, packs: Sequence[tf.Tensor], total: SumAll) -> list[tf.Tensor]:
-        """The sums of packs over replicas, each on its way as soon as its bucket is full."""
-        return [
-            tf.cast(total([tf.cast(pack, dtype)])[0], pack.dtype)
-            for pack, dtype in zip(packs, self.sent_as, strict=True)
-        ]
 
     def unpack(self, packs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The tensors again, in their first order and shapes."""
@@ -95,28 +82,6 @@ class Packing:
             for index, part in zip(members, parts, strict=True):
                 tensors[index] = tf.reshape(part, self._shapes[index])
         return [tensors[index] for index in range(len(self._shapes))]
-
-    def one(self, packs: Sequence[tf.Tensor], index: int) -> tf.Tensor:
-        """One of the tensors, without taking the others out."""
-        place = next(n for n, members in enumerate(self._members) if index in members)
-        members = self._members[place]
-        start = self._size(members[: members.index(index)])
-        flat = tf.reshape(packs[place], [-1])
-        return tf.reshape(flat[start : start + self._size([index])], self._shapes[index])
-
-    def endings(self, packs: Sequence[tf.Tensor], first: int) -> list[tf.Tensor]:
-        """The part of each pack that holds the tensors from `first` on.
-
-        They must be the last ones in the order, too.
-        """
-        parts = []
-        for members, pack in zip(self._members, packs, strict=True):
-            before = [index for index in members if index < first]
-            if not before:
-                parts.append(pack)
-            elif len(before) < len(members):
-                parts.append(tf.reshape(pack, [-1])[self._size(before) :])
-        return parts
 
     def _buckets(self, members: Sequence[int], dtype: tf.DType) -> list[list[int]]:
         """Tensors that travel as one dtype, in as many buckets as they fill."""
@@ -132,14 +97,3 @@ class Packing:
 
     def _size(self, members: Sequence[int]) -> int:
         return sum(math.prod(self._shapes[index]) for index in members)
-
-
-def order_of_backward(gradients: Sequence[tf.Tensor]) -> list[int]:
-    """The indices of gradients in the order in which a backward pass yields them."""
-    # That is the order in which it has added their operations to the graph. Without a graph they
-    # are all there before any sum begins.
-    if tf.executing_eagerly() or not gradients:
-        return list(range(len(gradients)))
-    operations = gradients[0].graph.get_operations()
-    numbers = {operation.name: number for number, operation in enumerate(operations)}
-    return sorted(range(len(gradients)), key=lambda index: numbers[gradients[index].op.name])
