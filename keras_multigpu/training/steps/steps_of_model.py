@@ -56,6 +56,10 @@ def made_step(
         spec: The specs of a global batch.
         batch: The first one, if it is at hand.
     """
+    if method != "train_step" or not setting.probes:
+        # Without a graph the step itself builds the model, as in Keras. But a probe may forbid the
+        # first step, and what that has changed must have been there before.
+        batch = None
     if method == "predict_step":
         setting.placement.prepare(model, spec, batch)
     else:

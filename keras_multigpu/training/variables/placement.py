@@ -200,7 +200,7 @@ class Placement:
         Args:
             model: The model.
             spec: The specs of a batch, if they are known.
-            batch: A batch, which a model that runs eagerly needs: it may read the numbers.
+            batch: A batch, by which a model that runs eagerly is built: it may read the numbers.
             method: The method that takes it.
         """
         of_loops = [f"make_{kind}_function" for kind in LOOPS]
@@ -239,6 +239,8 @@ class Placement:
                 step.get_concrete_function(*spec)
             place_model(model, self._strategy)
 
+        if model.run_eagerly and batch is None:
+            return
         if not are_built(model_internals.layers_of(model)):
             run_step()
         elif has_call(model):

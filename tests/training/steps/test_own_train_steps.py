@@ -225,6 +225,10 @@ def test_optimizers_are_built_while_the_step_is_traced(eager):
     model.train_on_batch(x, x)
     # The mean of all, and the least.
     np.testing.assert_allclose([model.scale[0], model.shift[0]], [1 - 7.2, -1], rtol=1e-6)
+    # Another method puts variables where they belong; momentum is half of what it was, and one.
+    model.predict(x, verbose=0)
+    model.train_on_batch(x, x)
+    np.testing.assert_allclose([model.scale[0], model.shift[0]], [1 - 14.4, -2.5], rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -255,7 +255,9 @@ class Counts(keras.layers.Layer):
         return x
 
 
-@pytest.mark.parametrize(("replicas", "options"), [(2, {}), (1, {"micro_batches": 2})])
+@pytest.mark.parametrize(
+    ("replicas", "options"), [(2, {}), (2, {"run_eagerly": True}), (1, {"micro_batches": 2})]
+)
 @pytest.mark.slow
 def test_variables_of_tensorflow_are_assigned_once_for_a_batch(replicas, options):
     """Not by each replica and each piece."""
@@ -268,6 +270,34 @@ def test_variables_of_tensorflow_are_assigned_once_for_a_batch(replicas, options
         call(*(X, X)[: 1 if call == model.predict_on_batch else 2])
         counted.append(float(model.layers[0].calls))
     assert counted == [1, 2, 3]
+
+
+class Fading(keras.Model):
+    """Counts its calls in Python, and adds less noise in each."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.calls = keras.layers.Dense(1), 0
+
+    def call(self, x):
+        self.calls += 1
+        return self.dense(x + 1.0 / self.calls)
+
+
+@pytest.mark.slow
+def test_without_a_graph_python_runs_once_for_each_batch():
+    """Also where the model is built by that."""
+
+    def numbers(place):
+        keras.utils.set_random_seed(1)
+        model = place(Fading())
+        model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"], run_eagerly=True)
+        fit = {"batch_size": 3, "shuffle": False, "verbose": 0, "validation_data": (X, Y)}
+        history = model.fit(X, Y, epochs=2, **fit).history
+        return [*history.values(), model.predict(X, verbose=0), model.calls, model.get_weights()]
+
+    found = numbers(lambda model: kmg.distribute(model, devices=2))
+    require_equal(found, numbers(lambda model: model))
 
 
 class Reads(keras.layers.Layer):
