@@ -589,7 +589,7 @@ class EagerStep:
             first, *others = copies_in(storage)
             for other in others:
                 other.assign(first)
-        if len(known_variables(self._model, self._replication)) > len(variables):
+        if len(known_variables(self._model, self._setting)) > len(variables):
             # The step has made some.
             self._setting.placement.prepare(self._model)
         return results
