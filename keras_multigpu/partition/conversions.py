@@ -37,10 +37,13 @@ class Exchange(Protocol):
     Attributes:
         replicas: How many there are.
         on_cpu: Whether some are CPUs, where more kernels fail without rows.
+        has_equal_shares: Whether all have as many examples, a number that is known in the graph,
+            while XLA is to compile that for all of them.
     """
 
     replicas: int
     on_cpu: bool
+    has_equal_shares: bool
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of a tensor over replicas, on each of them."""
@@ -192,10 +195,13 @@ class Conversions:
         ):
             whole = self.numbers.number(self.numbers.batches[block.batch] * block.factor)
             before = first - done
+            # To XLA, sizes must not depend on which replica it is.
+            start = 0 if self.exchange.has_equal_shares else before
             pads = (
-                [[0, 0]] * axis + [[before, whole - before - length]] + [[0, 0]] * (rank - axis - 1)
+                [[0, 0]] * axis + [[start, whole - start - length]] + [[0, 0]] * (rank - axis - 1)
             )
-            placed.append(tf.pad(piece, pads))
+            full = tf.pad(piece, pads)
+            placed.append(tf.roll(full, before, axis) if start is not before else full)
             done = done + whole
         full = placed[0] if len(placed) == 1 else tf.concat(placed, axis)
         return self.sum(full, value, "gathered")

@@ -81,6 +81,7 @@ class LocalStep:
         leaves: Sequence[tf.Tensor],
         values: Sequence[tf.Tensor],
         lengths: Mapping[str, tf.Tensor] | None = None,
+        whole_results: bool = False,
     ) -> Outcome:
         """Add a replica's part to the graph that is being traced.
 
@@ -91,6 +92,7 @@ class LocalStep:
             leaves: Its rows of the batch's tensors.
             values: The values of the variables.
             lengths: How long axes are that have names; by default those of the leaves.
+            whole_results: Whether each replica shall have the rows of all in the results.
         """
         numbers = self._numbers(replica, counts, leaves, lengths or {})
         splitter = self.splitter = Splitter(self._exchange, numbers, self._evenly)
@@ -107,7 +109,10 @@ class LocalStep:
             variable = self._numbers_of.get(id(outer))
             inputs.append(Value(REPLICATED, outer, inner, variable=variable))
         found = splitter.add(scope, inputs)
-        layouts = [REPLICATED if v.layout == PARTIAL else v.layout for v in found]
+        layouts = [
+            REPLICATED if whole_results or value.layout == PARTIAL else value.layout
+            for value in found
+        ]
         outputs = [
             splitter.convert(value, layout) for value, layout in zip(found, layouts, strict=True)
         ]

@@ -59,12 +59,14 @@ def drawn(
         if op.type == "StatelessRandomUniformFullIntV2":
             attributes = {"dtype": dtype}
         flat = getattr(tf.raw_ops, op.type)(
-            shape=tf.reshape(surplus + count, [1]),
+            # As many for each replica: to XLA on a TPU sizes must not depend on which it is.
+            shape=tf.reshape(values - 1 + count, [1]),
             key=key,
             counter=drawn_from,
             alg=algorithm,
             **attributes,
         )
         own = tf.concat([[tf.cast(length, rest.dtype)], rest], axis=0)
-        parts.append(tf.reshape(flat[surplus:], own))
+        taken = tf.slice(flat, tf.reshape(surplus, [1]), tf.reshape(count, [1]))
+        parts.append(tf.reshape(taken, own))
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)

@@ -18,7 +18,7 @@ from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.lengths import refuse_unequal_known
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup
-from keras_multigpu.training.servers.connection import Servers
+from keras_multigpu.training.servers.parameter_servers import Servers
 from keras_multigpu.training.servers.tpus import TPUs
 from keras_multigpu.training.shares import Batch, Shares
 from keras_multigpu.training.steps.probes import Probe
@@ -231,7 +231,7 @@ class Replication:
 
     def splits(self, model: keras.Model) -> bool:
         """Whether the step of one device is split; a private switch until all steps are."""
-        return self.elsewhere is None and os.environ.get("KMG_SPLIT") == "1"
+        return self.elsewhere is not None or os.environ.get("KMG_SPLIT") == "1"
 
     def reads_in_graph(self, model: keras.Model) -> bool:
         """Whether a graph of steps may read the batches itself."""

@@ -16,7 +16,7 @@ class Sums:
     """Exchanges by sums, at which the local graph is cut."""
 
     def __init__(self, replicas: int) -> None:
-        self.replicas, self.on_cpu = replicas, True
+        self.replicas, self.on_cpu, self.has_equal_shares = replicas, True, False
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         return stages.totals([tensor])[0]

@@ -239,11 +239,12 @@ class Stages:
     def __call__(self, *args: Any) -> Any:
         return self.in_pieces([args])[0]
 
-    def in_pieces(self, pieces: Sequence[Sequence[Any]]) -> list[Any]:
+    def in_pieces(self, pieces: Sequence[Sequence[Any]], run: "RunPart | None" = None) -> list[Any]:
         """What the function returns for each piece of a replica's share.
 
         Args:
             pieces: The arguments for each.
+            run: Runs a part for all pieces; by default here, for one after another.
         """
         if not tf.executing_eagerly():
             # The calls that this graph makes need the functions of the stages.
@@ -252,7 +253,7 @@ class Stages:
         summands: dict[str, tf.Tensor] = {}
         waiting: list[tf.Operation] = []
         for number, part in enumerate(self._parts):
-            summands |= part.run(known)
+            summands |= part.run(known) if run is None else run(part, known)
             here = [cut for cut in part.cuts if cut.name in self._pieces.sums]
             sums = {cut.outputs[0].name: summands[cut.inputs[0].name] for cut in here}
             waiting += [cut for cut in part.cuts if cut not in here]
@@ -297,6 +298,11 @@ class Part:
 
     Args:
         of_piece: Whether each piece of a replica's share runs them for itself.
+
+    Attributes:
+        inputs: The tensors that have to be there, by name.
+        outputs: The tensors that are needed outside.
+        call: The values of `outputs`, given those of `inputs`.
     """
 
     # They become a function by their definitions: to trace it would take TensorFlow as long as to
@@ -306,15 +312,19 @@ class Part:
         self.operations: list[tf.Operation] = []
         self.cuts: list[tf.Operation] = []
         self._nodes: dict[str, Any] = {}
-        self._inputs: dict[str, tf.Tensor] = {}
-        self._outputs: list[tf.Tensor] = []
-        self._call: Any = None
+        self.inputs: dict[str, tf.Tensor] = {}
+        self.outputs: list[tf.Tensor] = []
+        self.call: Any = None
 
     @property
     def names_needed(self) -> list[str]:
         """The names of tensors that have to be there, for the operations and for the sums."""
-        needed = [*self._inputs.values(), *(cut.inputs[0] for cut in self.cuts)]
-        return [tensor.name for tensor in needed]
+        return [*self.inputs, *self.summands]
+
+    @property
+    def summands(self) -> list[str]:
+        """The names of tensors that are summed after it."""
+        return list(dict.fromkeys(cut.inputs[0].name for cut in self.cuts))
 
     def find_nodes(self, nodes: dict[str, Any]) -> None:
         """Find what it runs, and what comes from outside: tensors, and what must be over.
@@ -360,8 +370,8 @@ class Part:
 
     def _input(self, tensor: tf.Tensor) -> str:
         """The name of the input that is this tensor."""
-        self._inputs.setdefault(tensor.name, tensor)
-        return f"kmg_input_{list(self._inputs).index(tensor.name)}"
+        self.inputs.setdefault(tensor.name, tensor)
+        return f"kmg_input_{list(self.inputs).index(tensor.name)}"
 
     def definition(self, whole: Any, wanted: set[str], must_run: set[str]) -> Any:
         """A function of the operations.
@@ -371,14 +381,14 @@ class Part:
             wanted: The names of tensors that are needed outside.
             must_run: The names of operations that run although nothing needs them.
         """
-        self._outputs = [t for op in self.operations for t in op.outputs if t.name in wanted]
+        self.outputs = [t for op in self.operations for t in op.outputs if t.name in wanted]
         definition = type(whole)()
         signature = definition.signature
         signature.name = f"kmg_stage_{next(_numbers)}"
-        for place, tensor in enumerate(self._inputs.values()):
+        for place, tensor in enumerate(self.inputs.values()):
             name = f"kmg_input_{place}"
             signature.input_arg.add(name=name, type=tensor.dtype.as_datatype_enum)
-        for place, tensor in enumerate(self._outputs):
+        for place, tensor in enumerate(self.outputs):
             name = f"kmg_output_{place}"
             signature.output_arg.add(name=name, type=tensor.dtype.as_datatype_enum)
             definition.ret[name] = reference(tensor, self._nodes[tensor.op.name].name)
@@ -407,11 +417,11 @@ class Part:
         # TensorFlow may leave out or merge calls of the other kind.
         if any(operation.op_def.is_stateful for operation in self.operations):
             kind = tf.raw_ops.StatefulPartitionedCall
-        types = [tensor.dtype for tensor in self._outputs]
-        self._call = functools.partial(called, kind, name, types)
+        types = [tensor.dtype for tensor in self.outputs]
+        self.call = functools.partial(called, kind, name, types)
         if compiled is not None:
-            specs = [tf.TensorSpec(t.shape, t.dtype) for t in self._inputs.values()]
-            self._call = compiled(self._call, specs)
+            specs = [tf.TensorSpec(t.shape, t.dtype) for t in self.inputs.values()]
+            self.call = compiled(self.call, specs)
 
     def run(self, known: Sequence[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
         """Run for all pieces, and give them what they need; what is to be summed, by name.
@@ -420,7 +430,6 @@ class Part:
             known: What each piece knows.
         """
         summands: dict[str, tf.Tensor] = {}
-        wanted = {cut.inputs[0].name for cut in self.cuts}
         before: list[tf.Tensor] = []
         made: dict[str, tf.Tensor] = {}
         for place, each in enumerate(known):
@@ -431,7 +440,7 @@ class Part:
             with tf.control_dependencies(before):
                 made = self(each)
             each |= made
-            for name in wanted:
+            for name in self.summands:
                 summands[name] = summands[name] + each[name] if place else each[name]
             before = [*summands.values()] or list(made.values())
         return summands
@@ -444,11 +453,15 @@ class Part:
         """
         if not self.operations:
             return {}
-        made = self._call(*(known[name] for name in self._inputs))
-        for tensor, value in zip(self._outputs, made, strict=True):
+        made = self.call(*(known[name] for name in self.inputs))
+        for tensor, value in zip(self.outputs, made, strict=True):
             # The next function takes what its specs say, and no less.
             value.set_shape(tensor.shape)
-        return {tensor.name: value for tensor, value in zip(self._outputs, made, strict=True)}
+        return {tensor.name: value for tensor, value in zip(self.outputs, made, strict=True)}
+
+
+RunPart = Callable[[Part, list[dict[str, tf.Tensor]]], dict[str, tf.Tensor]]
+"""Runs a part for all pieces of a replica's share, as `Part.run` does."""
 
 
 def due_times(parts: Sequence[Part]) -> dict[str, int]:

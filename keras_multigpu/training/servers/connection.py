@@ -1,28 +1,27 @@
 """Copies of a model's values with those who compute for it, while the model stays where it is.
 
-`Servers` are the workers that compute and the servers that hold values, as their coordinator sees
-them. Whatever is not a pass over a batch stays on the coordinator.
+Whatever is not a step of training stays with this process.
 """
 
-from collections import deque
+import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.keras_internals import cluster_internals
 from keras_multigpu.training.replica_group import scope_of
+from keras_multigpu.training.shares import Batch
+from keras_multigpu.training.steps.split_train_step import EagerTrainStep
 
-# So many asynchronous steps are scheduled for each worker: one runs, and the next is there when it
-# ends.
-AHEAD = 2
+if TYPE_CHECKING:
+    from keras_multigpu.training.replication import Replication
 
-NO_SUM = "a loss that is not a sum over examples"
-ASSIGNS = "a layer or a loss that assigns a trainable weight"
-WHOLE_BATCH = "a metric that needs all predictions of a batch at once"
-"""Reasons to refuse a model."""
+logger = logging.getLogger("keras_multigpu")
+
+PROBES = "a callback that looks into steps"
+"""A reason to refuse."""
 
 
 class Elsewhere:
@@ -45,15 +44,41 @@ class Elsewhere:
         self.workers = workers
         self._updated_there = updated_there
         self._is_ahead = False
-        self._copies: dict[int, tuple[keras.Variable, tf.Variable]] = {}
+        self._copies: dict[int, tuple[tf.Variable, tf.Variable]] = {}
 
-    def copies(self, variables: Sequence[keras.Variable]) -> list[tf.Variable]:
+    def training_step(
+        self,
+        model: keras.Model,
+        replication: "Replication",
+        spec: Batch,
+        function: Callable[[Any], Any],
+    ) -> Any:
+        """A step of training; a `ValueError` where they cannot run it.
+
+        Args:
+            model: The model, whose variables are on the host.
+            replication: Its only replica, which is there, too.
+            spec: The specs of a global batch.
+            function: The model's step.
+        """
+        if model.run_eagerly:
+            # Only here is the Python that it asks for.
+            logger.info("`run_eagerly=True`: this process trains alone, without %s.", self.name)
+            self.settle()
+            return EagerTrainStep(model, replication, spec, function)
+        return self._traced_step(model, replication, spec, function)
+
+    def _traced_step(self, *args: Any) -> Any:
+        """A step that is traced, of the same arguments."""
+        raise NotImplementedError
+
+    def copies(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
         """The copies of variables, made when they are first asked for."""
         for variable in variables:
             if id(variable) not in self._copies:
                 # In the scope of parameter servers variables go to these in turn.
                 with scope_of(self.strategy):
-                    copy = tf.Variable(tf.convert_to_tensor(variable), trainable=False)
+                    copy = tf.Variable(variable.read_value(), trainable=False)
                 self._copies[id(variable)] = variable, copy
         return [self._copies[id(variable)][1] for variable in variables]
 
@@ -61,7 +86,7 @@ class Elsewhere:
         """Give the copies the model's values, before a step that needs them."""
         if not self._is_ahead:
             for variable, copy in self._copies.values():
-                copy.assign(tf.convert_to_tensor(variable))
+                copy.assign(variable.read_value())
         self._is_ahead = self._updated_there
 
     def pull(self) -> None:
@@ -76,62 +101,11 @@ class Elsewhere:
         self.pull()
         return {}
 
-    def refusal(self, model: keras.Model, what: str) -> ValueError:
-        """The error for a model with something that they cannot train."""
+    def refusal(self, what: str, fix: str) -> ValueError:
+        """The error for what they cannot do in a training."""
         return value_error(
-            f"A model with {what} cannot be trained by {self.name}.",
-            "Expected Keras's own training step, with losses and metrics that are sums over "
-            "examples.",
-            "Change the model, or train it with the kind 'mirrored' or 'multi_worker'.",
-            model=type(model).__name__,
+            f"{self.name[0].upper()}{self.name[1:]} cannot train with {what}.",
+            "Expected a training without it.",
+            f"{fix}, or train with the kind 'mirrored' or 'multi_worker'.",
+            strategy=type(self.strategy).__name__,
         )
-
-
-class Servers(Elsewhere):
-    """The workers and parameter servers of one model; asynchronous ones wait for nobody."""
-
-    def __init__(self, strategy: tf.distribute.Strategy, asynchronous: bool) -> None:
-        workers = cluster_internals.workers_of_servers(strategy)
-        super().__init__(strategy, "workers of parameter servers", workers, asynchronous)
-        self.asynchronous = asynchronous
-        self._coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-        self._under_way: deque[tuple[Any, Callable[[Any], dict[str, Any]]]] = deque()
-        self._logs: dict[str, Any] = {}
-        self._has_logs = False
-        self.steps = 0
-
-    def results(self, function: Any, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """What a function returns for each tuple of arguments, computed by the workers."""
-        remote = [self._coordinator.schedule(function, args=each) for each in arguments]
-        self._coordinator.join()
-        return [value.fetch() for value in remote]
-
-    def schedule(
-        self, function: Any, arguments: tuple[Any, ...], done: Callable[[Any], dict[str, Any]]
-    ) -> dict[str, Any]:
-        """Let a worker call a function, when it has time; the logs of what is done by now.
-
-        Args:
-            function: A `tf.function`.
-            arguments: What it is called with.
-            done: Makes logs of what it returned.
-        """
-        self.steps += 1
-        remote = self._coordinator.schedule(function, args=arguments)
-        self._under_way.append((remote, done))
-        # The first step of an epoch is waited for, because callbacks expect logs.
-        if len(self._under_way) > AHEAD * self.workers or not self._has_logs:
-            self._finish_one()
-        return self._logs
-
-    def settle(self) -> dict[str, Any]:
-        """Wait for all that is under way, and give the coordinator the servers' values."""
-        while self._under_way:
-            self._finish_one()
-        self._has_logs = False
-        self.pull()
-        return self._logs
-
-    def _finish_one(self) -> None:
-        remote, done = self._under_way.popleft()
-        self._logs, self._has_logs = done(remote.fetch()), True

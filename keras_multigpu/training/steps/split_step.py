@@ -23,6 +23,7 @@ from keras_multigpu.keras_internals import (
     variable_internals,
 )
 from keras_multigpu.partition.account import HEAVY, Account
+from keras_multigpu.partition.conversions import Exchange
 from keras_multigpu.partition.layouts import Block
 from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.partition.local_step import Leaf, LocalStep, Outcome
@@ -75,6 +76,8 @@ class Sums:
         on_cpu: Whether some are CPUs.
     """
 
+    has_equal_shares = False
+
     def __init__(self, replicas: int, on_cpu: bool) -> None:
         self.replicas, self.on_cpu = replicas, on_cpu
 
@@ -93,6 +96,9 @@ class SplitStep:
         pieces: In how many pieces a replica takes its share, one after another.
     """
 
+    _workers = 1
+    """Among how many workers a replica divides its share."""
+
     def __init__(
         self,
         model: keras.Model,
@@ -102,7 +108,8 @@ class SplitStep:
         pieces: int = 1,
     ) -> None:
         self._model, self._group, self.spec = model, replication.group, spec
-        self._pieces = pieces
+        self._name = getattr(function, "__name__", "the step")
+        self._pieces = pieces * self._workers
         self._count = self._replicas()
         known = known_variables(model, replication)
         with self._noting():
@@ -114,31 +121,39 @@ class SplitStep:
         try:
             self._split(self._count)
         except CannotSplit as reason:
-            if self._count == 1 or pieces > 1:
+            if self._count * self._workers == 1 or pieces > 1:
                 raise
-            self.alone = reason
-            self._say_alone(getattr(function, "__name__", "the step"), reason)
+            self._stay_alone(reason)
+            self._pieces = 1
             self._split(1)
 
-    def _split(self, replicas: int) -> None:
-        """Make the graph that each of so many replicas runs."""
+    def _stay_alone(self, reason: CannotSplit) -> None:
+        """Let one replica take the whole batch from now on."""
+        self.alone = reason
+        self._say_alone(self._name, reason)
+
+    def _local_step(self, exchange: Exchange) -> LocalStep:
+        """What a replica does of the step, where so many of them exchange values."""
         batch = size_of_batch(self._leaves)
         leaves: list[Leaf] = []
-        specs = []
+        self._specs = []
         for leaf in self._leaves:
-            shared = replicas * self._pieces == 1 or is_shared(leaf)
+            shared = exchange.replicas == 1 or is_shared(leaf)
             for tensor in tf.nest.flatten(leaf, expand_composites=True):
                 leaves.append(described(tensor, shared, len(leaves), batch))
                 # A replica has fewer rows than the batch.
-                specs.append(tensor if shared else opened(tensor))
+                self._specs.append(tensor if shared else opened(tensor))
         self._described = leaves
         handles = [copies[0].handle for copies in self._copies]
+        taps = self._tensors_to_see()
+        return LocalStep(self._whole, leaves, handles, {BATCH: batch}, exchange, taps)
+
+    def _split(self, replicas: int) -> None:
+        """Make the graph that each of so many replicas runs."""
         devices = [replica.device for replica in self._group.replicas]
         on_cpu = not all(has_own_memory(device) for device in devices)
-        sums = Sums(replicas * self._pieces, on_cpu)
-        self._step = LocalStep(
-            self._whole, leaves, handles, {BATCH: batch}, sums, self._tensors_to_see()
-        )
+        self._step = self._local_step(Sums(replicas * self._pieces, on_cpu))
+        leaves, specs = self._described, self._specs
         outcomes: list[Outcome] = []
         own: list[tf.Tensor] = []
 
@@ -168,14 +183,19 @@ class SplitStep:
             return self._gradients(cuts, outcomes[-1], own) if self._group.sent_as else ()
 
         self._local = self._traced(local, args, places, rounded)
+        placeholders = self._local.graph.inputs[4 + len(lengths) + len(specs) :]
+        self._names_of_values = [each.name for each in placeholders[: len(values)]]
         self._layouts = outcomes[-1].layouts
         if self._pieces > 1 and self._local.types_of_later_pieces() & HEAVY:
-            logger.warning(
-                "`micro_batches=%d` saves little memory with this model: each piece waits for sums "
-                "over all of them, as BatchNormalization needs, and is kept until then. Its "
-                "numbers are those of one piece.",
-                self._pieces,
-            )
+            logger.warning(self._said_of_waiting_pieces())
+
+    def _said_of_waiting_pieces(self) -> str:
+        """What it means that pieces of a replica's share wait for sums in the middle of a step."""
+        return (
+            f"`micro_batches={self._pieces}` saves little memory with this model: each piece waits "
+            "for sums over all of them, as BatchNormalization needs, and is kept until then. Its "
+            "numbers are those of one piece."
+        )
 
     def _gradients(
         self, cuts: Collection[str], outcome: Outcome, own: Sequence[tf.Tensor]
@@ -239,7 +259,12 @@ class SplitStep:
         """What a replica has, given its arguments for each piece of its share."""
         if self._pieces == 1:
             return OfReplica([self._local(*pieces[0])])
-        return OfReplica(self._local.in_pieces(pieces))
+        return OfReplica(self._run_in_pieces(pieces))
+
+    def _run_in_pieces(self, pieces: list[Any]) -> list[Any]:
+        """What the graph yields for each piece of a share."""
+        found: list[Any] = self._local.in_pieces(pieces)
+        return found
 
     # The step.
 
@@ -262,7 +287,11 @@ class SplitStep:
             self._group.assign(places, result.pieces[0][1], replica)
 
     def _outputs(self, results: Sequence["OfReplica"]) -> Any:
-        flat = iter(self._joined([[each[0] for each in one.pieces] for one in results]))
+        return self._filled(self._joined([[each[0] for each in one.pieces] for one in results]))
+
+    def _filled(self, tensors: Sequence[Any]) -> Any:
+        """The step's results, of these tensors."""
+        flat = iter(tensors)
         return tf.nest.map_structure(
             lambda leaf: None if leaf is None else next(flat),
             self._whole.structured_outputs,

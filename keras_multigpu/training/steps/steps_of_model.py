@@ -18,9 +18,6 @@ from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.replica_pass.loss_reduction import NeedsWholeBatch
 from keras_multigpu.training.replica_pass.passes import TrainingPass
 from keras_multigpu.training.replica_pass.sync_batch_norm import synchronized
-from keras_multigpu.training.servers.connection import ASSIGNS, NO_SUM
-from keras_multigpu.training.servers.step import ServedTrainStep
-from keras_multigpu.training.servers.tpus import TPUs, TPUTrainStep
 from keras_multigpu.training.shares import (
     Batch,
     Here,
@@ -60,14 +57,14 @@ def training_step(
     replication.placement.prepare(model, spec, batch, "train_step")
     if replication.splits(model):
         replication.placement.make_ready(model, spec, batch, model.train_step)
+        if replication.elsewhere is not None:
+            return replication.elsewhere.training_step(model, replication, spec, model.train_step)
         kind = EagerTrainStep if model.run_eagerly else SplitTrainStep
         return kind(model, replication, spec, model.train_step)
     # One replica has the whole batch: Keras's own moments are those of all.
     several = replication.shares_of_batch > 1
     layers = synchronized_layers(model) if several else []
     context = (lambda rows: synchronized(layers, rows)) if layers else None
-    if replication.elsewhere is not None:
-        return step_elsewhere(model, replication, spec, context)
     probes, pieces = replication.probes, replication.pieces
 
     def on_variables() -> RunStep:
@@ -94,42 +91,6 @@ def training_step(
         return StepAsNeeded(sum_of_examples, others)
     # On the variables, `compute_loss` would be given a replica's rows.
     return whole_batch() if several else StepAsNeeded(whole_batch, {AssignsWeights: on_variables})
-
-
-def step_elsewhere(
-    model: keras.Model, replication: "Replication", spec: Batch, context: Any
-) -> RunStep:
-    """The training step of parameter servers or TPUs; a `ValueError` if there is none.
-
-    The context is that of `TrainingPass`.
-    """
-    elsewhere = replication.elsewhere
-    assert elsewhere is not None
-    on_tpus, several = isinstance(elsewhere, TPUs), replication.shares_of_batch > 1
-    dense = all(
-        isinstance(leaf, tf.TensorSpec) and leaf.dtype != tf.string for leaf in present(spec)
-    )
-    reasons = {
-        "a `train_step` of its own": overridden(model, "train_step"),
-        "a `compute_loss` of its own": overridden(model, "compute_loss"),
-        "`run_eagerly=True`": model.run_eagerly,
-        "BatchNormalization": context is not None and not on_tpus,
-        "a callback that looks into steps": replication.probes,
-        "inputs that are not dense numbers": on_tpus and not dense,
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise elsewhere.refusal(model, reason)
-    apart = several and not on_tpus
-    replica_pass = TrainingPass(model, replication, spec, context, apart)
-    step: Any = TPUTrainStep if on_tpus else ServedTrainStep
-    try:
-        made: RunStep = step(replica_pass, elsewhere)
-        return made
-    except NeedsWholeBatch:
-        raise elsewhere.refusal(model, NO_SUM) from None
-    except AssignsWeights:
-        raise elsewhere.refusal(model, ASSIGNS) from None
 
 
 def evaluation_step(
