@@ -2,8 +2,9 @@
 
     parameter_servers.py FOLDER
 
-The chief leaves `synchronous.npz` and `masked.npz` with all that two trainings left behind, and
-prints as JSON what became of an asynchronous one. `environments` says which process is which.
+The chief leaves `killed.npz` with all that a training left behind in which a worker was killed,
+the same of each of `ROWS`, by its number, and prints as JSON what became of other trainings.
+`environments` says which process is which.
 """
 
 import json
@@ -17,6 +18,18 @@ os.environ["KERAS_BACKEND"] = "tensorflow"
 import keras
 import numpy as np
 import tensorflow as tf
+
+ROWS = [
+    "BatchNorm, empty replicas",
+    "masked words, LSTM",
+    "mask in the loss, mean_with_sample_weight",
+    "compute_loss overridden",
+    "penalties of weights, activities and a layer",
+    "sums over a mask, penalties, clipping by hand",
+    "loss object of the whole batch",
+    "R2Score, root of the mean",
+]
+"""Rows of `replica_cases.py`: what needs more than sums over examples."""
 
 
 def model_and_data(middle=(), momentum=0.9):
@@ -41,26 +54,46 @@ def numbers(model, history, x):
     return {**found, **logs, **{f"predictions {i}": each for i, each in predicted}}
 
 
-def masked_training(place=lambda model: model):
-    """What a training leaves behind whose losses are divided by masks and by weights."""
+class Drops(keras.Sequential):
+    """Says which units dropout has dropped, as the bits of a number."""
+
+    def train_step(self, data):
+        bits = tf.reshape(2.0 ** tf.range(24, dtype="float32"), (6, 4))
+        (weight,) = self.trainable_weights
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        dropped = tf.reduce_sum(bits * tf.cast(self(x, training=True) == 0, "float32"))
+        self.optimizer.apply([tf.ones_like(weight)], [weight])
+        return {"dropped": dropped}
+
+
+def dropped(place=lambda model: model):
+    """Which units are dropped in each of three steps."""
     keras.utils.set_random_seed(1)
-    inputs = keras.Input((5,), dtype="int32")
-    embedded = keras.layers.Embedding(7, 4, mask_zero=True)(inputs)
-    words = keras.layers.Dense(1, name="words")(embedded)
-    whole = keras.layers.Dense(1, name="whole")(keras.layers.GlobalAveragePooling1D()(embedded))
-    model = place(keras.Model(inputs, {"words": words, "whole": whole}))
-    by_weight = keras.losses.MeanSquaredError(reduction="mean_with_sample_weight")
-    model.compile(keras.optimizers.Adam(0.05), {"words": "mae", "whole": by_weight})
-    random = np.random.default_rng(0)
-    # Words are zeros, which count for nothing, far more often at the end than at the beginning.
-    x = np.where(random.uniform(size=(13, 5)) < np.linspace(0.1, 0.8, 13)[:, None], 0, 3)
-    x = (x * random.integers(1, 3, x.shape)).astype("int32")
-    x[:, 0] = 1
-    y = {"words": random.normal(size=(13, 5, 1)), "whole": random.normal(size=(13, 1))}
-    weights = {"words": np.ones((13, 1)), "whole": random.uniform(size=13)}
-    fit = {"batch_size": 6, "epochs": 2, "shuffle": False, "verbose": 0}
-    history = model.fit(x, y, sample_weight=weights, **fit)
-    return numbers(model, history, x)
+    model = place(Drops([keras.Input((4,)), keras.layers.Dropout(0.5), Scale()]))
+    # XLA, which Keras would choose for one device, draws other numbers.
+    model.compile("sgd", jit_compile=False)
+    return [model.train_on_batch(np.ones((6, 4)), return_dict=True)["dropped"] for _ in range(3)]
+
+
+class Scale(keras.layers.Layer):
+    """A weight, so that there is something to train."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(initializer="ones")
+
+    def call(self, inputs):
+        return inputs * self.scale
+
+
+def looked_up(place=lambda model: model, **options):
+    """The losses of a model with a table, which only the process has that made it."""
+    keras.utils.set_random_seed(1)
+    words = keras.layers.StringLookup(vocabulary=["a", "b", "c"])
+    inputs = keras.Input((), dtype="string")
+    model = place(keras.Model(inputs, keras.layers.Embedding(4, 1)(words(inputs))), **options)
+    model.compile("sgd", "mse")
+    x = tf.constant(["a", "b", "c", "d", "a"])
+    return model.fit(x, np.ones((5, 1)), batch_size=3, epochs=2, verbose=0).history["loss"]
 
 
 class Kill(keras.callbacks.Callback):
@@ -84,6 +117,23 @@ def environments(ports):
     return [{"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks]
 
 
+def without_a_graph(place=lambda model: model):
+    """The losses of a model that Python runs."""
+    model, x, y = model_and_data()
+    model = place(model)
+    model.compile("sgd", "mse", run_eagerly=True)
+    return model.fit(x, y, batch_size=20, shuffle=False, verbose=0).history["loss"]
+
+
+def refused(call):
+    """What the error of a call says."""
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def main(folder):
     """Train in both ways, or serve until somebody kills this process."""
     config = json.loads(os.environ["TF_CONFIG"])
@@ -93,16 +143,28 @@ def main(folder):
 
     spec = tf.train.ClusterSpec(config["cluster"])
     here = [tf.distribute.Server(spec, role, 0) for role in ("ps", "worker")]
+    from replica_cases import CASES
+    from replica_runs import run
+
     import keras_multigpu as kmg
 
     model, x, y = model_and_data()
     model = kmg.distribute(model)
     kill = [Kill(folder, 1)]
     history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=kill)
-    np.savez(folder / "synchronous.npz", **numbers(model, history, x))
+    np.savez(folder / "killed.npz", **numbers(model, history, x))
 
-    masked = masked_training(kmg.distribute)
-    np.savez(folder / "masked.npz", **masked)
+    by_name = {case.name: case for case in CASES}
+    for number, name in enumerate(ROWS):
+        found = run(by_name[name], lambda case: kmg.distribute(case.compiled()))
+        np.savez(folder / f"{number}.npz", **found.numbers)
+
+    model, x, y = model_and_data()
+    model = kmg.distribute(model)
+    x[8:16] = np.nan
+    guard = kmg.callbacks.NaNGuard(action="skip")
+    history = model.fit(x[:24], y[:24], batch_size=8, shuffle=False, verbose=0, callbacks=[guard])
+    np.savez(folder / "guarded.npz", **numbers(model, history, x[:8]))
 
     drawn = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.1)]
     model, x, y = model_and_data(drawn, momentum=0.0)
@@ -110,6 +172,13 @@ def main(folder):
     before = model.evaluate(x, y, verbose=0)[0]
     history = model.fit(x, y, batch_size=8, epochs=20, verbose=0, callbacks=[Kill(folder, 2)])
     found = {
+        "dropped": dropped(kmg.distribute),
+        "looked up": looked_up(kmg.distribute),
+        "without a graph": without_a_graph(kmg.distribute),
+        "refused": [
+            refused(lambda: looked_up(kmg.distribute, asynchronous=True)),
+            refused(lambda: model.fit(x, y, verbose=0, callbacks=[guard])),
+        ],
         "before": before,
         "after": model.evaluate(x, y, verbose=0)[0],
         "steps": int(model.optimizer.iterations),

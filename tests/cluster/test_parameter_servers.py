@@ -8,20 +8,17 @@ import keras
 import numpy as np
 import parameter_servers
 import pytest
-import tensorflow as tf
 from processes_left import PATIENCE
-from refused_elsewhere import Largest, Own
-from replica_runs import difference
+from replica_cases import CASES
+from replica_runs import alone, difference, run
 from worker_processes import Workers, free_ports
 
 import keras_multigpu as kmg
-from keras_multigpu.training.servers.connection import Elsewhere
-from keras_multigpu.training.steps.steps_of_model import training_step
 
 
 @pytest.fixture(scope="module")
 def left_behind(tmp_path_factory):
-    """The numbers of a synchronous training, and what became of an asynchronous one."""
+    """The numbers that synchronous trainings left behind, and what became of other ones."""
     folder = tmp_path_factory.mktemp("servers")
     of_each = parameter_servers.environments(free_ports(5))
     with Workers(Path(parameter_servers.__file__), 3, (folder,), of_each=of_each) as processes:
@@ -31,35 +28,70 @@ def left_behind(tmp_path_factory):
     found = re.search(r"^result (.*)$", output, re.MULTILINE)
     assert ended == [0, -9, -9] and found, output
     loaded = {}
-    for kind in ("synchronous", "masked"):
-        with np.load(folder / f"{kind}.npz") as numbers:
-            loaded[kind] = dict(numbers)
-    return loaded, json.loads(found[1])
+    for file in folder.glob("*.npz"):
+        with np.load(file) as numbers:
+            loaded[file.stem] = dict(numbers)
+    return loaded, json.loads(found[1]), output
+
+
+def assert_equal(found, expected, tolerance=2e-5):
+    """All numbers of two trainings are the same."""
+    assert found.keys() == expected.keys()
+    apart = {name: difference(value, found[name]) for name, value in expected.items()}
+    assert not {name: each for name, each in apart.items() if each > tolerance}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["synchronous", "masked"])
-def test_synchronous_workers_end_where_one_device_does(left_behind, kind):
-    """Also where workers have no example of the last batch, though one is killed, and with masks.
+def test_synchronous_workers_end_where_one_device_does(left_behind):
+    """Also where workers have no example of the last batch, though one is killed."""
+    model, x, y = parameter_servers.model_and_data()
+    history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    assert_equal(left_behind[0]["killed"], parameter_servers.numbers(model, history, x))
 
-    With masks, and weights that are divided by their sum, workers need numbers of all shares.
-    """
-    found = left_behind[0][kind]
-    if kind == "masked":
-        expected = parameter_servers.masked_training()
-    else:
-        model, x, y = parameter_servers.model_and_data()
-        history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-        expected = parameter_servers.numbers(model, history, x)
-    assert found.keys() == expected.keys()
-    apart = {name: difference(value, found[name]) for name, value in expected.items()}
-    assert all(each < 2e-5 for each in apart.values()), apart
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(parameter_servers.ROWS)), ids=parameter_servers.ROWS)
+def test_whatever_a_step_does_workers_do_it_as_one_device(left_behind, number):
+    """Moments and masks of all rows, steps and losses of one's own, metrics that do not add up."""
+    (case,) = (case for case in CASES if case.name == parameter_servers.ROWS[number])
+    expected = run(case, alone).numbers
+    assert_equal(left_behind[0][str(number)], expected, case.tolerance)
+
+
+@pytest.mark.slow
+def test_workers_drop_what_one_device_drops(left_behind):
+    """To the bit."""
+    assert left_behind[1]["dropped"] == parameter_servers.dropped()
+
+
+@pytest.mark.slow
+def test_what_workers_do_not_have_the_chief_computes(left_behind):
+    """A table for look-ups, and Python without a graph; a line says so."""
+    _, found, output = left_behind
+    np.testing.assert_allclose(found["looked up"], parameter_servers.looked_up(), rtol=1e-5)
+    expected = parameter_servers.without_a_graph()
+    np.testing.assert_allclose(found["without a graph"], expected, rtol=1e-5)
+    assert "computes the whole of train_step: workers do not have its table for" in output
+    # Asynchronously, nobody waits for the chief.
+    of_table, of_callback = found["refused"]
+    assert "cannot train with a step that needs its table for look-ups" in of_table
+    assert "cannot train with a callback that looks into steps" in of_callback
+
+
+@pytest.mark.slow
+def test_a_callback_looks_into_the_steps_of_workers(left_behind):
+    """The second batch is not finite, and changes nothing."""
+    model, x, y = parameter_servers.model_and_data()
+    finite = np.r_[0:8, 16:24]
+    history = model.fit(x[finite], y[finite], batch_size=8, shuffle=False, verbose=0)
+    expected = parameter_servers.numbers(model, history, x[:8])
+    assert_equal({name: left_behind[0]["guarded"][name] for name in expected}, expected)
 
 
 @pytest.mark.slow
 def test_asynchronous_workers_lose_no_step_though_one_is_killed(left_behind):
     """Each batch has updated the model: 20 epochs of 6 batches, of which one worker did most."""
-    _, found = left_behind
+    found = left_behind[1]
     # Killed between its update and its answer, a worker has that one batch done again by another.
     assert found["steps"] in (20 * 6, 20 * 6 + 1)
     assert found["after"] < found["before"] / 4
@@ -84,48 +116,6 @@ def test_a_dead_parameter_server_is_named(kind, tmp_path):
         processes.processes[0].join(PATIENCE)
         output = processes.output(0)
     assert f"WorkerFailure: Parameter server 0 ({addresses[1]}) is gone. Expected" in output, output
-
-
-def served(model, asynchronous):
-    """Let a model have two workers, as far as its step is made before they are asked."""
-    strategy = model.distribute_strategy
-    model.replication.elsewhere = Elsewhere(strategy, "workers of parameter servers", 2, False)
-    model.replication.elsewhere.asynchronous = asynchronous
-    model.replication.shares_of_batch = 1 if asynchronous else 2
-
-
-@pytest.mark.parametrize(
-    ("model", "settings", "what"),
-    [
-        (Own, {}, "with a `train_step` of its own"),
-        (keras.Sequential, {"run_eagerly": True}, "with `run_eagerly=True`"),
-        (keras.Sequential, {"loss": lambda y, p: tf.reduce_max(y - p)}, "is not a sum over"),
-        (
-            keras.Sequential,
-            {"metrics": [Largest()]},
-            "needs all predictions of a batch",
-        ),
-    ],
-)
-def test_what_workers_cannot_do_is_refused_by_name(model, settings, what):
-    """Before any of them is asked."""
-    model = kmg.distribute(model([keras.Input((2,)), keras.layers.Dense(1)]))
-    model.compile(**{"optimizer": "sgd", "loss": "mse", **settings})
-    spec = (tf.TensorSpec((None, 2)), tf.TensorSpec((None, 1)), None)
-    served(model, asynchronous=True)
-    with pytest.raises(ValueError, match=what):
-        training_step(model, model.replication, spec, None)
-
-
-def test_the_moments_of_all_workers_are_refused():
-    """They pass over their shares apart; asynchronous ones have whole batches."""
-    layers = [keras.Input((2,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
-    model = kmg.distribute(keras.Sequential(layers))
-    model.compile("sgd", "mse")
-    spec = (tf.TensorSpec((None, 2)), tf.TensorSpec((None, 1)), None)
-    served(model, asynchronous=False)
-    with pytest.raises(ValueError, match="with BatchNormalization"):
-        training_step(model, model.replication, spec, None)
 
 
 def test_asynchronous_replicas_are_refused():
