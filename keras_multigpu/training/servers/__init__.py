@@ -1,6 +1,8 @@
 """Who computes a training step elsewhere, while the model stays with this process.
 
-connection    Elsewhere, Servers: what runs where, and copies of the model's values
-step          a step whose passes the workers of parameter servers compute
-tpus          a step on the cores of TPUs
+connection            Elsewhere: copies of the model's values with those who compute
+parameter_servers     Servers: what runs where, by one coordinator
+served_step           a step whose stages workers compute, which wait for each other
+asynchronous_step     a step that a worker takes whole
+tpus                  a step on the cores of TPUs
 """
