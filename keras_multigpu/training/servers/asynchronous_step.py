@@ -84,9 +84,10 @@ class AsynchronousTrainStep(SplitStep):
         (replica,) = self._group.replicas
         pieces = self._taken_in_pieces(replica, size, tf.constant(0), data)
         given = size, size, self._lengths(data)
+        arguments = [(*numbers, *given, taken, values) for *numbers, taken in pieces]
         with summing(list):
-            arguments = [(*numbers, *given, taken, values) for *numbers, taken in pieces]
-            result = self._on_replica(arguments, values, Rows((None, None, None), size, size), replica)
+            rows = Rows((None, None, None), size, size)
+            result = self._on_replica(arguments, values, rows, replica)
         with after([result]):
             for place, new in zip(self._assigned, result.pieces[0][1], strict=True):
                 copy = self._stored[place]
