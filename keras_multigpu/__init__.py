@@ -14,6 +14,7 @@ __all__ = [
     "distribute",
     "DistributedModel",
     "explain",
+    "function",
     "strategy",
     "train_separately",
     "verify",
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from keras_multigpu.training.distribute import distribute as distribute
     from keras_multigpu.training.distributed_model import DistributedModel as DistributedModel
     from keras_multigpu.training.explain import explain as explain
+    from keras_multigpu.training.function import function as function
     from keras_multigpu.verification.verify import verify as verify
 else:
     # The same names, imported when they are first used: `keras-multigpu --help` needs no Keras.
@@ -36,6 +38,7 @@ else:
         "distribute": "training.distribute",
         "DistributedModel": "training.distributed_model",
         "explain": "training.explain",
+        "function": "training.function",
         "strategy": "replicas",
         "train_separately": "separately.train_separately",
         "verify": "verification.verify",

@@ -14,8 +14,12 @@ TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
 # The arguments of `main`: a short training on two replicas. Each returns an accuracy.
 ARGUMENTS = {
     "augment_images": {"epochs": 2, "replicas": 2},
+    "contrastive": {"epochs": 3, "replicas": 2},
+    "custom_loop": {"epochs": 1, "replicas": 2},
+    "gan": {"epochs": 20, "replicas": 2},
     "imbalanced_classes": {"epochs": 2, "replicas": 2},
     "own_train_step": {"epochs": 1, "replicas": 2},
+    "policy_gradient": {"epochs": 5, "replicas": 2},
     "preprocess_on_other_hosts": {"epochs": 1, "replicas": 2},
     "resume_training": {"epochs": 4, "replicas": 2},
     "scale_batch_and_warm_up": {"epochs": 2, "replicas": 2},
@@ -24,6 +28,7 @@ ARGUMENTS = {
     "train_from_tfds": {"epochs": 1, "replicas": 2},
     "train_on_replicas": {"epochs": 1, "replicas": 2},
     "train_separately": {"folds": 2, "epochs": 1, "devices": 2},
+    "vae": {"epochs": 4, "replicas": 2},
     "watch_each_replica": {"epochs": 6, "replicas": 2},
 }
 
@@ -82,6 +87,12 @@ def test_no_example_is_left_out():
 def test_an_example_learns_something(name, results):
     """After a short training it does better than the tenth that guessing would get right."""
     assert results[name] > 0.3
+
+
+@pytest.mark.parametrize("name", ["custom_loop", "gan", "vae", "policy_gradient", "contrastive"])
+def test_the_page_on_custom_loops_shows_each_of_them(name):
+    page = (TUTORIALS / "custom_loops.md").read_text(encoding="utf-8")
+    assert f'--8<-- "examples/{name}.py:loop"' in page
 
 
 @pytest.mark.parametrize("name", PICTURES)

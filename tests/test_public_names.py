@@ -16,6 +16,7 @@ PUBLIC_NAMES = [
     "distribute",
     "DistributedModel",
     "explain",
+    "function",
     "strategy",
     "train_separately",
     "verify",

@@ -98,6 +98,7 @@ class LocalStep:
         splitter = self.splitter = Splitter(self._exchange, numbers, self._evenly)
         state = {number: Value(REPLICATED, value) for number, value in enumerate(values)}
         scope = self.scope = Scope(self.facts, dict(state))
+        scope.may_exchange = True
         graph_inputs = self._whole.graph.inputs
         inputs = [
             Value(leaf.layout, tensor, source)

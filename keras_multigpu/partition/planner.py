@@ -15,6 +15,7 @@ from keras_multigpu.partition.facts import BRANCHES, CALLS, LOOPS, GraphFacts, i
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Items, Layout, Rows, joined
 from keras_multigpu.partition.moments import moments_in
 from keras_multigpu.partition.plan import RULES, Plan
+from keras_multigpu.partition.randomness import drawn, has_slices, rows_drawn
 from keras_multigpu.partition.rules.elementwise import elements
 from keras_multigpu.partition.rules.sums import LINEAR, LINEAR_IN_FLOATS, SCALED, SUMMED
 from keras_multigpu.partition.site import with_entry
@@ -67,6 +68,8 @@ class Scope:
     ) -> None:
         self.facts, self.state, self.in_loop = facts, state, in_loop
         self.is_called = is_called
+        self.may_exchange = False
+        """Whether replicas may exchange something in it, which not all loops and branches can."""
         self.times: AnySize = 1
         """How often it runs in a step, as far as that is known."""
         self.layouts: dict[str, Layout] = {}
@@ -144,6 +147,7 @@ class Planner:
             return self._loops[key]
         if is_call(op):
             inner = Scope(scope.facts.inner[op.name][0], {}, scope.in_loop, is_called=True)
+            inner.may_exchange = scope.may_exchange and not is_compiled(op)
             out = tuple(self.lay_out(inner, ins))
             if inner.exchanges and is_compiled(op):
                 # What XLA compiles cannot be cut.
@@ -169,6 +173,10 @@ class Planner:
             op.inputs and op.inputs[0].dtype == tf.resource and op.type == "ReadVariableOp"
         ):
             return whole
+        if scope.may_exchange and set(ins) <= {REPLICATED}:
+            rows = rows_drawn(op, scope.facts)
+            if rows is not None:
+                return Plan(whole.need, (rows,), emit=own_rows_drawn(rows))
         if set(ins) <= {REPLICATED}:
             return whole
         if op.outputs and all(is_known(scope.facts.value(tensor)) for tensor in op.outputs):
@@ -295,6 +303,23 @@ class Planner:
                 raise CannotSplit("a condition exchanges values although all are whole", op)
             return self._plan_branches(op, whole, scope)
         return Plan(need, out), False
+
+
+def own_rows_drawn(rows: Rows) -> Any:
+    """What adds a replica's rows of a draw."""
+
+    def emit(site: Any, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+        if has_slices(site.op):
+            return [drawn(site.op, inputs, rows, site.numbers)]
+        return [own_rows_of(site.run(inputs)[0], rows, site.numbers)]
+
+    return emit
+
+
+def own_rows_of(whole: tf.Tensor, rows: Rows, numbers: Any) -> tf.Tensor:
+    """A replica's rows of the first axis of what is whole."""
+    parts = [whole[first : first + length] for first, length in numbers.ranges(rows.blocks)]
+    return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
 
 
 def is_compiled(op: tf.Operation) -> bool:

@@ -5,10 +5,24 @@ counter's start plus n. So a draw can begin in the middle, to the bit. What reje
 a truncated normal or a gamma, takes an unknown number of blocks, and is drawn whole.
 """
 
+from collections.abc import Mapping
+from typing import Protocol
+
 import tensorflow as tf
 
-from keras_multigpu.partition.layouts import Rows
+from keras_multigpu.partition.layouts import Block, Rows
 from keras_multigpu.partition.local_numbers import LocalNumbers
+from keras_multigpu.partition.sizes import AnySize
+
+
+class Facts(Protocol):
+    """What has to be known."""
+
+    batches: Mapping[str, AnySize]
+
+    def dims(self, tensor: tf.Tensor) -> list[AnySize | None] | None:
+        """The length of each axis."""
+
 
 # The place of the counter and of the algorithm among their inputs is 2 and 3.
 SLICED = {
@@ -16,6 +30,16 @@ SLICED = {
     "StatelessRandomNormalV2",
     "StatelessRandomUniformIntV2",
     "StatelessRandomUniformFullIntV2",
+}
+# What is drawn whole, and by the others that have a state: by one replica for all.
+DRAWS = {
+    *SLICED,
+    "StatelessTruncatedNormalV2",
+    "StatelessRandomGammaV3",
+    "RandomStandardNormal",
+    "RandomUniform",
+    "RandomUniformInt",
+    "TruncatedNormal",
 }
 PHILOX, CHOSEN_BY_DEVICE = 1, 3
 
@@ -29,6 +53,18 @@ def has_slices(op: tf.Operation) -> bool:
         # What a device chooses is Philox, unless XLA compiles for a TPU.
         return op.inputs[3].op.type == "StatelessRandomGetAlg"
     return int(algorithm) in (PHILOX, CHOSEN_BY_DEVICE)
+
+
+def rows_drawn(op: tf.Operation, facts: Facts) -> Rows | None:
+    """How a draw lies that has something for each example, as the noise that a GAN begins with."""
+    dims = facts.dims(op.outputs[0]) if op.type in DRAWS else None
+    # One number for each example may be there to put them in another order, which needs all.
+    if dims is None or len(dims) < 2:
+        return None
+    for batch, size in facts.batches.items():
+        if dims[0] == size:
+            return Rows(0, (Block(batch),))
+    return None
 
 
 def drawn(

@@ -40,6 +40,7 @@ from keras_multigpu.partition.planner import (
     Scope,
     is_compiled,
     is_known,
+    own_rows_of,
     passed_through,
 )
 from keras_multigpu.partition.rules import skipped_empty
@@ -94,6 +95,7 @@ class Splitter:
             facts = scope.facts.inner[op.name][0]
             inner = Scope(facts, scope.state, scope.in_loop, is_called=True)
             inner.times = scope.times
+            inner.may_exchange = scope.may_exchange and not is_compiled(op)
             if is_compiled(op):
                 plan = self.planner.plan_in(op, scope)
                 pairs = zip(inputs, plan.need, strict=True)
@@ -220,7 +222,9 @@ class Splitter:
         given = [self.convert(value, need) for value, need in zip(inputs, plan.need, strict=True)]
         if runs_once(op):
             self.account.once.append(op)
-            return self._once(op, site, given, scope)
+            outs = self._once(op, site, given, scope)
+            rows = plan.out[0] if plan.out else None
+            return [own_rows_of(outs[0], rows, self.numbers)] if isinstance(rows, Rows) else outs
         outs = self._unless_empty(op, plan, site, given, scope)
         if plan.combine:
             outs = [self.conversions.combined(plan.combine, outs[0])]

@@ -48,7 +48,7 @@ class AsynchronousTrainStep(SplitStep):
         def places_of(variables: Sequence[keras.Variable]) -> set[int]:
             return {places[i] for v in variables if (i := id(copies_of(v)[0])) in places}
 
-        known = known_variables(model, setting)
+        known = known_variables(model)
         self._seeds = places_of([v for v in known if variable_internals.is_seed_state(v)])
         # Two workers that halve it would let nothing of it.
         self._scales = places_of(

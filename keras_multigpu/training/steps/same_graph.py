@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.cluster.failures import ending_together
-from keras_multigpu.keras_internals.user_lines import user_line
+from keras_multigpu.partition.source_line import place_of
 from keras_multigpu.training.replica_group import ReplicaGroup
 
 NAMES = ("container", "shared_name")
@@ -34,10 +34,9 @@ def require_same_graph(group: ReplicaGroup, graph: Any) -> None:
     pairs = zip(*everyones, strict=True)
     place = next((n for n, each in enumerate(pairs) if len({*each}) > 1), common)
     operation = operations[min(place, len(operations) - 1)]
-    line = user_line(operation)
     error = value_error(
         "The workers have traced different steps: the first operation that differs is number "
-        f"{place}, here `{operation.type}`" + (f" of {line}." if line else "."),
+        f"{place}, here `{operation.type}` of {place_of(operation)}.",
         "Expected the same model, loss and step on all workers.",
         "Let nothing in them depend on the worker, or on numbers that it draws by itself.",
         worker=group.worker,

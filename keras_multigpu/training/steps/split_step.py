@@ -104,7 +104,7 @@ class SplitStep:
         self._name = getattr(function, "__name__", "the step")
         self._pieces = pieces * self._workers
         self._count = self._replicas()
-        known = known_variables(model, setting)
+        known = known_variables(model)
         with self._noting():
             self._whole = traced_for_one_device(model, known, spec, function)
         require_same_graph(self._group, self._whole.graph)
@@ -479,7 +479,7 @@ def described(spec: tf.TensorSpec, shared: bool, number: int, batch: AnySize) ->
     return Leaf([batch, *dims[1:]], InRows(0, (Block(BATCH),)))
 
 
-def known_variables(model: keras.Model, setting: Setting) -> list[keras.Variable]:
+def known_variables(model: keras.Model) -> list[keras.Variable]:
     """All Keras variables that a step may use, each once."""
     optimizers = [v for optimizer in optimizers_of(model) for v in optimizer.variables]
     everything = [*model.variables, *model.metrics_variables, *optimizers]
@@ -582,14 +582,14 @@ class EagerStep:
         if group.is_spread and not those_here(shares):
             require_same_batch(group, shares)
         parts = whole_batch(group, shares, self._spec)
-        variables = known_variables(self._model, self._setting)
+        variables = known_variables(self._model)
         with one_device(self._model, variables), tf.device(group.hub):
             results = self._function(keras.utils.pack_x_y_sample_weight(*parts))
         for storage in variable_internals.storages_of(variables):
             first, *others = copies_in(storage)
             for other in others:
                 other.assign(first)
-        if len(known_variables(self._model, self._setting)) > len(variables):
+        if len(known_variables(self._model)) > len(variables):
             # The step has made some.
             self._setting.placement.prepare(self._model)
         return results

@@ -245,7 +245,7 @@ class EagerTrainStep(EagerStep):
         watched.before_step()
         if not watched.probes:
             return super().__call__(shares)
-        variables = known_variables(model, self._setting)
+        variables = known_variables(model)
         before = {id(variable): copies_of(variable)[0].read_value() for variable in variables}
         started = tf.timestamp()
         with watched.noting():

@@ -22,7 +22,6 @@ from keras_multigpu.keras_internals import (
     variable_internals,
 )
 from keras_multigpu.training.one_device import tracing_one_device
-from keras_multigpu.training.replica_group import scope_of
 from keras_multigpu.training.shares import Batch, symbolic
 
 LOOPS = ("train", "test", "predict")
@@ -114,28 +113,66 @@ def place_variables(variables: list[keras.Variable], strategy: tf.distribute.Str
     """Give each variable a storage under `strategy`, starting from its value."""
     home = home_device(strategy)
     known = zip(variables, variable_internals.storages_of(variables), strict=True)
-    values = [
-        (variable, storage.numpy())
+    moved = [
+        (variable, storage)
         for variable, storage in known
         if storage is not None and not lives_under(storage, strategy, home)
     ]
-    if values:
-        moved = [variable for variable, _ in values]
-        variable_internals.set_storages(moved, copied(values, strategy))
+    if moved:
+        variables = [variable for variable, _ in moved]
+        values = [(variable, storage.numpy()) for variable, storage in moved]
+        storages = copied(values, strategy, [storage for _, storage in moved])
+        variable_internals.set_storages(variables, storages)
 
 
 def copied(
-    values: Sequence[tuple[keras.Variable, np.ndarray]], strategy: tf.distribute.Strategy
+    values: Sequence[tuple[keras.Variable, np.ndarray]],
+    strategy: tf.distribute.Strategy,
+    before: Sequence[tf.Variable] = (),
 ) -> list[tf.Variable]:
-    """Storages for variables with these values under `strategy`: a copy on each replica."""
+    """Storages for variables with these values under `strategy`: a copy on each replica.
+
+    Args:
+        values: The variables and their values.
+        strategy: The strategy.
+        before: Where these values lie now. What lies on the first replica's device is the first
+            copy from now on: functions that somebody has traced before go on with it.
+    """
     home = home_device(strategy)
-    with tf.init_scope(), scope_of(strategy) if home is None else tf.device(home):
-        storages = [
-            tf.Variable(value, dtype=value.dtype, trainable=v.trainable, name=v.name)
-            for v, value in values
-        ]
+    if home is not None:
+        with tf.init_scope(), tf.device(home):
+            return made(values)
+    ready: list[tf.Variable] = []
+
+    def first_or_new(create: Callable[..., tf.Variable], **arguments: Any) -> tf.Variable:
+        return ready.pop() if ready else create(**arguments)
+
+    with tf.init_scope(), graph_internals.single_device():
+        with tf.variable_creator_scope(first_or_new), strategy.scope():
+            storages = []
+            for place, each in enumerate(values):
+                own = before[place : place + 1]
+                ready[:] = [first for first in own if can_be_first(first, strategy)]
+                storages += made([each])
     variable_internals.make_usual(storages)
     return storages
+
+
+def made(values: Sequence[tuple[keras.Variable, np.ndarray]]) -> list[tf.Variable]:
+    return [
+        tf.Variable(value, dtype=value.dtype, trainable=v.trainable, name=v.name)
+        for v, value in values
+    ]
+
+
+def can_be_first(storage: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
+    """Whether a variable can be the copy of the first replica of a strategy."""
+    if isinstance(storage, tf.distribute.DistributedValues) or not isinstance(
+        strategy, tf.distribute.MirroredStrategy
+    ):
+        return False
+    first = tf.DeviceSpec.from_string(strategy.extended.worker_devices[0])
+    return tf.DeviceSpec.from_string(storage.device) == first
 
 
 def lives_under(storage: tf.Variable, strategy: tf.distribute.Strategy, home: str | None) -> bool:

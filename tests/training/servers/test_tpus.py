@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from cpu_replicas import replicas_of
-from refused_elsewhere import Largest, Own
 from replica_cases import CASES
 from replica_runs import alone, differences, run
 
@@ -49,6 +48,9 @@ def regression(count=2, optimizer="sgd", **options):
         ("masked words, LSTM", 3),
         ("mixed_float16, overflow on one replica", 2),
         ("penalties of weights, activities and a layer", 2),
+        ("sums over a mask, penalties, clipping by hand", 2),
+        ("loss object of the whole batch", 3),
+        ("R2Score, root of the mean", 2),
     ],
 )
 def test_cores_end_where_one_device_does(name, count):
@@ -61,29 +63,48 @@ def test_cores_end_where_one_device_does(name, count):
 
 
 def words(compiled):
-    """Losses, and the weights after them, of words that are masked, with a normalisation."""
+    """Losses, and the weights after them, of words that are masked, with noise and moments."""
     keras.utils.set_random_seed(1)
     layers = [
         keras.layers.Embedding(5, 3, mask_zero=True),
         keras.layers.BatchNormalization(),
+        # Next to none: XLA draws other numbers.
+        keras.layers.GaussianNoise(1e-9),
         keras.layers.Dense(1),
     ]
     model = on_cores(keras.Sequential([keras.Input((4,)), *layers]), 1)
-    if compiled:
-        tpus = model.replication.elsewhere
-        run_on_cores = tpus.run
-        tpus.run = lambda function, arguments: tf.function(
-            run_on_cores, autograph=False, jit_compile=True
-        )(function, arguments)
-    model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
+    tpus = model.replication.elsewhere
+    # There is one core, but it does what the second of two does: sums are those of one half.
+    tpus.workers = 2
+    run_on_cores = tpus.run
+    tpus.on_each = lambda values: values[1]
+
+    def run(function, arguments):
+        _, *leaves = arguments
+        on_second = tf.function(
+            # One, but XLA does not know it, as on a TPU, where all cores have one program.
+            lambda *leaves: function(tf.random.uniform((), 1, 2, tf.int32), *leaves),
+            autograph=False,
+            jit_compile=compiled,
+        )
+        return run_on_cores(on_second, leaves)
+
+    tpus.run = run
+    model.compile(keras.optimizers.Adam(0.1), relating, metrics=["mae"])
     x = np.arange(24).reshape(6, 4) % 5
     losses = [model.train_on_batch(x[:size], np.ones((size, 4, 1))) for size in (6, 4)]
     return [*losses, *(variable.numpy() for variable in model.variables)]
 
 
+def relating(y_true, y_pred):
+    """A loss for which the rows of all cores are needed."""
+    rows = tf.reshape(y_pred - y_true, [tf.shape(y_pred)[0], -1])
+    return tf.reduce_mean(tf.matmul(rows, rows, transpose_b=True) ** 2)
+
+
 @pytest.mark.slow
 def test_xla_compiles_the_step_of_a_core_as_a_whole():
-    """With all that it reads and assigns, as it has to on a TPU."""
+    """With all that it reads and assigns, and without knowing which core it is, as on a TPU."""
     for plain, compiled in zip(words(False), words(True), strict=True):
         np.testing.assert_allclose(compiled, plain, rtol=1e-5, atol=1e-6)
 
@@ -158,28 +179,67 @@ def test_values_come_home_after_each_epoch_and_an_interruption():
     np.testing.assert_allclose(ends.weights[0], plain.get_weights()[0], rtol=1e-5)
 
 
-class Normalized(keras.Sequential):
-    """With a layer that assigns a weight which the optimizer updates as well."""
+class Rows(keras.Sequential):
+    """Returns rows of the batch from its `train_step`, and remembers the largest one."""
 
-    def __init__(self, layers):
-        super().__init__([*layers[:-1], keras.layers.SpectralNormalization(layers[-1])])
+    def train_step(self, data):
+        logs = super().train_step(data)
+        outputs = self(data[0], training=True)
+        return {**logs, "rows": outputs, "largest": tf.reduce_max(outputs, axis=0)}
+
+
+def dropping(place, **options):
+    """What a `train_step` returns, twice, of a model that drops and has normalised weights."""
+    keras.utils.set_random_seed(1)
+    dense = keras.layers.SpectralNormalization(keras.layers.Dense(4))
+    model = place(Rows([keras.Input((3,)), dense, keras.layers.Dropout(0.5)]))
+    # XLA, which Keras would choose for one device, draws other numbers.
+    model.compile("sgd", lambda y, p: tf.reduce_max(tf.abs(y - p)), jit_compile=False, **options)
+    x = np.random.default_rng(0).normal(size=(9, 3)).astype("float32")
+    return [model.train_on_batch(x, x[:, :1], return_dict=True) for _ in range(2)]
+
+
+@pytest.mark.parametrize("options", [{}, {"run_eagerly": True}])
+def test_cores_drop_what_one_device_drops(options):
+    """A third each, in a step of one's own with a loss of the whole batch; rows come whole."""
+    expected = dropping(lambda model: model, **options)
+    found = dropping(lambda model: on_cores(model, 3), **options)
+    for one, other in zip(expected, found, strict=True):
+        assert one.keys() == other.keys()
+        np.testing.assert_array_equal(one["rows"] == 0, other["rows"] == 0)
+        for name, value in one.items():
+            np.testing.assert_allclose(other[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_what_cores_cannot_share_each_computes_whole(caplog):
+    """Text that is computed from the batch as a whole."""
+
+    def loss(y, p):
+        text = tf.strings.reduce_join(tf.strings.as_string(tf.math.sign(p[:, 0])))
+        return tf.reduce_mean((y - p) ** 2) * tf.cast(tf.strings.length(text), tf.float32)
+
+    model, x, y = regression()
+    model.compile("sgd", loss)
+    losses = [model.train_on_batch(x, y) for _ in range(2)]
+    assert "One replica computes the whole of train_step" in caplog.text
+    plain = regression()[0]
+    plain = keras.models.clone_model(plain)
+    plain.set_weights(regression()[0].get_weights())
+    plain.compile("sgd", loss, jit_compile=False)
+    np.testing.assert_allclose(losses, [plain.train_on_batch(x, y) for _ in range(2)], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("model", "settings", "what"),
+    ("settings", "callbacks", "what"),
     [
-        (Normalized, {}, "with a layer or a loss that assigns a trainable weight cannot"),
-        (Own, {}, "with a `train_step` of its own cannot be trained by TPUs"),
-        (keras.Sequential, {"run_eagerly": True}, "with `run_eagerly=True` cannot"),
-        (keras.Sequential, {"loss": lambda y, p: tf.reduce_max(y - p)}, "that is not a sum over"),
-        (keras.Sequential, {"metrics": [Largest()]}, "needs all predictions of a batch at once"),
+        ({"micro_batches": 2}, [], "TPUs cannot train with `micro_batches`"),
+        ({}, [kmg.callbacks.NaNGuard()], "TPUs cannot train with a callback that looks into steps"),
     ],
 )
-def test_what_cores_cannot_do_is_refused_by_name(model, settings, what):
-    model = on_cores(model([keras.Input((2,)), keras.layers.Dense(1)]))
-    model.compile(**{"optimizer": "sgd", "loss": "mse", **settings})
+def test_what_cores_cannot_do_is_refused_by_name(settings, callbacks, what):
+    model, x, y = regression(**settings)
     with pytest.raises(ValueError, match=what):
-        model.train_on_batch(np.ones((4, 2)), np.ones((4, 1)))
+        model.fit(x, y, verbose=0, callbacks=callbacks)
 
 
 def test_inputs_that_are_not_dense_are_refused():
@@ -187,7 +247,7 @@ def test_inputs_that_are_not_dense_are_refused():
     model = on_cores(keras.Model(inputs, keras.layers.Dense(1)(inputs)))
     model.compile("sgd", "mse")
     data = tf.sparse.from_dense(np.eye(4, 3, dtype="float32")), np.ones((4, 1))
-    with pytest.raises(ValueError, match="with inputs that are not dense numbers cannot"):
+    with pytest.raises(ValueError, match="cannot train with inputs that are not dense numbers"):
         model.train_on_batch(*data)
 
 
@@ -229,9 +289,9 @@ def test_the_step_is_traced_under_a_tpu_strategy(monkeypatch, caplog):
     class Traced(Exception):
         """Instead of the results."""
 
-    def traced(step, count, *arguments):
+    def traced(step, *arguments):
         function = tf.function(step._on_cores, autograph=False)
-        graphs.append(function.get_concrete_function(count, *arguments).graph)
+        graphs.append(function.get_concrete_function(*arguments).graph)
         raise Traced
 
     made = TPUTrainStep.__init__

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras_versions import has_multi_optimizer
 
 import keras_multigpu as kmg
@@ -76,3 +77,18 @@ def test_metrics_made_in_a_scope_are_brought_together():
     placement.place_once(metric.variables)
     metric.update_state([0, 1, 1], [0, 1, 0])
     assert metric.total_cm.numpy().tolist() == [[1, 0], [1, 1]]
+
+
+def test_functions_traced_before_go_on_with_the_values():
+    """The storage on the first replica's device is the first copy, of plain variables as well."""
+    variable = keras.Variable([1.0, 2.0])
+    storage = variable_internals.variable_storage(variable)
+    read = tf.function(lambda: variable * 1.0)
+    read()
+    placement.place_variables([variable], STRATEGY)
+    first, second = copies_of(variable)
+    assert first is storage
+    np.testing.assert_array_equal(second.numpy(), [1.0, 2.0])
+    variable.assign([3.0, 4.0])
+    np.testing.assert_array_equal(read(), [3.0, 4.0])
+    np.testing.assert_array_equal(second.numpy(), [3.0, 4.0])

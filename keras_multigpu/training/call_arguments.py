@@ -1,0 +1,100 @@
+"""The arguments of a function as a batch, whose rows replicas share, and as what is constant."""
+
+import collections
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.training.lengths import is_one_row
+
+
+class CallArguments:
+    """What a function was called with.
+
+    Rows are shared where a first axis is as long as that of most tensors; other tensors come to
+    all replicas whole. All that is no tensor is a constant, as `tf.function` has it.
+
+    Args:
+        args: The arguments by place.
+        kwargs: Those by name.
+
+    Attributes:
+        leaves: The tensors; those that are whole have a first axis of length 1 before their own.
+        key: What two calls have in common whose steps differ in nothing but shapes.
+    """
+
+    def __init__(self, args: Any, kwargs: Any) -> None:
+        self._structure = args, kwargs
+        self._flat = tf.nest.flatten(self._structure)
+        self._moves = [is_tensor(leaf) for leaf in self._flat]
+        tensors = [
+            as_tensor(leaf) for leaf, moves in zip(self._flat, self._moves, strict=True) if moves
+        ]
+        size = most_common_length(tensors)
+        self._whole = tuple(is_whole(tensor, size) for tensor in tensors)
+        self.leaves = [
+            with_axis(tensor) if alike else tensor
+            for tensor, alike in zip(tensors, self._whole, strict=True)
+        ]
+        if size is None:
+            # A batch has rows.
+            self.leaves.append(tf.zeros([1]))
+        constants = [
+            None if moves else constant_key(leaf)
+            for leaf, moves in zip(self._flat, self._moves, strict=True)
+        ]
+        form = str(tf.nest.map_structure(lambda leaf: 0, self._structure))
+        self.key: Hashable = form, tuple(constants), self._whole
+
+    def with_leaves(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
+        """The same arguments with other tensors: by place and by name."""
+        own = zip(leaves, self._whole, strict=False)
+        tensors = iter([without_axis(leaf) if alike else leaf for leaf, alike in own])
+        again = [
+            next(tensors) if moves else leaf
+            for leaf, moves in zip(self._flat, self._moves, strict=True)
+        ]
+        args, kwargs = tf.nest.pack_sequence_as(self._structure, again)
+        return args, kwargs
+
+
+def is_tensor(leaf: Any) -> bool:
+    return tf.is_tensor(leaf) or isinstance(leaf, np.ndarray | np.generic)
+
+
+def as_tensor(leaf: Any) -> Any:
+    return leaf if tf.is_tensor(leaf) else tf.convert_to_tensor(leaf)
+
+
+def most_common_length(tensors: Sequence[Any]) -> int | None:
+    """The length of most first axes, of the earlier tensor in doubt; None where there are none."""
+    lengths = [int(t.shape[0]) for t in tensors if t.shape.rank and t.shape[0] is not None]
+    found = collections.Counter(length for length in lengths if length != 1)
+    return found.most_common(1)[0][0] if found else (1 if lengths else None)
+
+
+def is_whole(tensor: Any, size: int | None) -> bool:
+    """Whether a tensor with axes is not one of rows of the batch."""
+    return bool(tensor.shape.rank) and not is_one_row(tensor) and tensor.shape[0] != size
+
+
+def with_axis(tensor: Any) -> Any:
+    if isinstance(tensor, tf.SparseTensor):
+        return tf.sparse.expand_dims(tensor, 0)
+    return tf.expand_dims(tensor, 0)
+
+
+def without_axis(tensor: Any) -> Any:
+    if isinstance(tensor, tf.SparseTensor):
+        return tf.sparse.reshape(tensor, tensor.dense_shape[1:])
+    return tensor[0]
+
+
+def constant_key(leaf: Any) -> Hashable:
+    try:
+        hash(leaf)
+    except TypeError:
+        return type(leaf), id(leaf)
+    return type(leaf), leaf

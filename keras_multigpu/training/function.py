@@ -1,0 +1,249 @@
+"""`function`: a step of a custom training loop, written for one device, on all replicas."""
+
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from keras_multigpu.checks import type_error, value_error
+from keras_multigpu.replicas import default_strategy
+from keras_multigpu.training.call_arguments import CallArguments
+from keras_multigpu.training.distributed_model import DistributedModel
+from keras_multigpu.training.kept_by import Kept, kept_by
+from keras_multigpu.training.one_device import traces_one_device
+from keras_multigpu.training.replication import Replication
+from keras_multigpu.training.shares import Batch, Shares, specs_of
+from keras_multigpu.training.steps.split_step import (
+    EagerStep,
+    SplitStep,
+    known_variables,
+    traced_for_one_device,
+)
+from keras_multigpu.training.steps.steps_of_model import RunStep, StepFunctions, common_spec
+from keras_multigpu.training.variables.placement import place_optimizers
+from keras_multigpu.training.workers import together
+
+# So many forms of a batch have a graph of their own; the next one gets a graph for all lengths.
+EXACT_FORMS = 2
+
+
+def function(
+    step: Callable[..., Any] | None = None,
+    *,
+    strategy: tf.distribute.Strategy | None = None,
+    devices: Sequence[str] | int | None = None,
+    jit_compile: bool = False,
+) -> Any:
+    """Let the step of a training loop of your own run on all replicas, as `tf.function` on one.
+
+    The step is written for one device and for the whole batch: no `strategy.run`, no
+    `strategy.reduce`, no distributed dataset, and no division by a global batch size. It is traced
+    once, and its graph is split over the replicas: they share the rows of the batch, and all that
+    it computes, returns and assigns is what one device gives.
+
+    What it takes besides the batch it may close over: models, layers, optimizers, metrics. Those
+    that it uses are put on the devices, whether they went through `keras_multigpu.distribute` or
+    not.
+
+    Args:
+        step: The step: a function of tensors or arrays, in lists, tuples and dictionaries if you
+            like. Rows are shared where a first axis is as long as that of most arguments; others
+            are given to all replicas whole. As with `tf.function`, numbers and strings of Python's
+            are constants: each new one is traced anew.
+        strategy: A strategy; by default that of the distributed models that the step uses, or the
+            one that `keras_multigpu.strategy` was asked for last, or what it chooses itself.
+        devices: Instead of a strategy: names, or how many, as `keras_multigpu.strategy` takes them.
+        jit_compile: Whether XLA compiles the step.
+
+    Returns:
+        A function with the same arguments and results.
+
+    Example:
+
+    ```python
+    @kmg.function
+    def train_step(images, labels):
+        with tf.GradientTape() as tape:
+            loss = loss_fn(labels, model(images, training=True))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+        return loss
+
+    for images, labels in dataset:
+        loss = train_step(images, labels)
+    ```
+    """
+    if strategy is not None and devices is not None:
+        raise value_error(
+            "`strategy` and `devices` came together.",
+            "Expected one of them: a strategy already has its devices.",
+            "Leave one out.",
+            strategy=strategy,
+            devices=devices,
+        )
+    if step is None:
+        return functools.partial(
+            function, strategy=strategy, devices=devices, jit_compile=jit_compile
+        )
+    if not callable(step):
+        raise type_error(
+            "`step` is not a function.",
+            "Expected the step of a training loop.",
+            "Write `@kmg.function` above it, or `@kmg.function(devices=2)`.",
+            step=step,
+        )
+    if devices is not None:
+        # Now, while logical devices can still be made.
+        strategy = default_strategy(devices)
+    return SharedFunction(step, strategy, jit_compile)
+
+
+class SharedFunction:
+    """A function that runs on all replicas.
+
+    Args:
+        step: The function, for one device.
+        strategy: As in `function`; None for that of the models.
+        jit_compile: As in `function`.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        strategy: tf.distribute.Strategy | None,
+        jit_compile: bool,
+    ) -> None:
+        # A `tf.function` would go on with variables that have moved since.
+        self._step: Callable[..., Any] = getattr(step, "python_function", step)
+        functools.update_wrapper(self, self._step)
+        self._given = strategy, jit_compile
+        self._replication: Replication | None = None
+        self._functions: dict[Any, StepFunctions] = {}
+        self._specs: dict[Any, list[Any]] = {}
+
+    def __get__(self, instance: Any, owner: type | None = None) -> "SharedFunction":
+        """The method of an object."""
+        if instance is None:
+            return self
+        name = f"_keras_multigpu_{self._step.__name__}"
+        if name not in vars(instance):
+            method = types.MethodType(self._step, instance)
+            vars(instance)[name] = SharedFunction(method, *self._given)
+        method_of_all: SharedFunction = vars(instance)[name]
+        return method_of_all
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the step on a batch; its results, as one device gives them."""
+        if traces_one_device() or not tf.executing_eagerly():
+            # Inside of another one.
+            return self._step(*args, **kwargs)
+        arguments = CallArguments(args, kwargs)
+        batch: Batch = (arguments.leaves, None, None)
+        eager = tf.config.functions_run_eagerly()
+        replication = self._replicated()
+        key = arguments.key, eager
+        if key not in self._functions:
+            replicas = replication.group.count, len(replication.cutter.devices)
+            make = functools.partial(self._make, arguments, eager)
+            self._functions[key] = StepFunctions(make, replicas, eager)
+        with together(replication.group):
+            shares = Shares(replication.cutter(batch).rows, None)
+            return self._functions[key].run_one(shares, self._spec_of(key, specs_of(batch)))
+
+    def _replicated(self) -> Replication:
+        """The replicas: those of the distributed models that the step uses, by default."""
+        if self._replication is None:
+            strategy, _ = self._given
+            models = [part for part in kept_by(self._step).layers if is_replicated(part)]
+            strategies = {id(model.replication.strategy): model for model in models}
+            if strategy is None and len(strategies) > 1:
+                first, second, *_ = strategies.values()
+                raise value_error(
+                    "The step uses models that are distributed over different devices.",
+                    "Expected one strategy for all of them.",
+                    "Pass the same `kmg.strategy(...)` to `kmg.distribute` for each.",
+                    models=[first.name, second.name],
+                )
+            if strategy is None and models:
+                strategy = models[0].replication.strategy
+            self._replication = Replication(strategy or default_strategy())
+            if self._replication.elsewhere is not None:
+                raise value_error(
+                    "A step of one's own cannot run on parameter servers or TPUs.",
+                    "Expected replicas that exchange sums.",
+                    "Pass `devices=2`, or a `kmg.strategy` of GPUs.",
+                    strategy=type(self._replication.strategy).__name__,
+                )
+        return self._replication
+
+    def _spec_of(self, key: Any, spec: Batch) -> Batch:
+        """The specs that a batch's step is made for: its own, or open ones after several forms."""
+        known = self._specs.setdefault(key, [])
+        if spec not in known and len(known) < EXACT_FORMS:
+            known.append(spec)
+        if spec in known:
+            return spec
+        # One more graph, and not one for each length of text.
+        known[EXACT_FORMS:] = [keras.tree.map_structure(common_spec, known[-1], spec)]
+        return known[-1]
+
+    def _make(
+        self, arguments: CallArguments, eager: bool, spec: Batch, first: Batch | None
+    ) -> RunStep:
+        """The step for batches of these specs."""
+        replication = self._replicated()
+
+        def on_batch(data: Any) -> Any:
+            args, kwargs = arguments.with_leaves(data[0] if isinstance(data, tuple) else data)
+            if eager:
+                return self._step(*args, **kwargs)
+            # Anew for each trace, so that it knows no variables from before.
+            return tf.function(self._step)(*args, **kwargs)
+
+        on_batch.__name__ = getattr(self._step, "__name__", "the step")
+        parts = Parts(kept_by(self._step), self._given[1])
+        if not parts.are_built and not eager:
+            # The device is a mark: functions of the user's, which TensorFlow would not trace again
+            # otherwise, would go on with the variables from before these were placed.
+            with tf.device("/device:CPU:0"):
+                known = known_variables(parts)
+                traced_for_one_device(parts, known, spec, on_batch)
+            parts = Parts(kept_by(self._step), self._given[1])
+        parts.place(replication.strategy)
+        return (EagerStep if eager else SplitStep)(parts, replication.setting, spec, on_batch)
+
+
+def is_replicated(part: Any) -> bool:
+    """Whether a layer is a model that knows its replicas."""
+    return isinstance(part, DistributedModel) and "_replication" in vars(part)
+
+
+class Parts:
+    """What a step uses, in the place of the model that a step of Keras's is of."""
+
+    def __init__(self, kept: Kept, jit_compile: bool) -> None:
+        self.kept, self.jit_compile = kept, jit_compile
+        self.optimizers = kept.optimizers
+        """Where the step looks for optimizers."""
+        self.trainable_variables: list[keras.Variable] = []
+
+    @property
+    def are_built(self) -> bool:
+        return self.kept.are_built
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        return [variable for layer in self.kept.layers for variable in layer.variables]
+
+    @property
+    def metrics_variables(self) -> list[keras.Variable]:
+        models = [layer for layer in self.kept.layers if isinstance(layer, keras.Model)]
+        of_models = [variable for model in models for variable in model.metrics_variables]
+        return of_models + [v for metric in self.kept.metrics for v in metric.variables]
+
+    def place(self, strategy: tf.distribute.Strategy) -> None:
+        """Give all variables a copy on each replica; those of metrics need one only."""
+        place_optimizers(self.optimizers, strategy, self.variables)

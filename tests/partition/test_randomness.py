@@ -1,0 +1,63 @@
+"""Random draws with a row for each example lie in rows, where that costs nothing."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from simulated_replicas import Simulation
+
+from keras_multigpu.partition.layouts import Rows
+
+ROWS = tf.TensorSpec([None, 6])
+SEED = (1, 2)
+
+
+def noise(x, draw=tf.random.stateless_normal, **more):
+    return draw([tf.shape(x)[0], 3], SEED, **more)
+
+
+def in_a_branch(x):
+    """Whole in one branch, rows in the other: nothing can be exchanged there."""
+    rows = noise(x)
+    return tf.cond(x[0, 0] > 0, lambda: tf.sort(noise(x), axis=0), lambda: rows)
+
+
+def in_a_loop(x):
+    return tf.while_loop(
+        lambda n, rows: n < 3,
+        lambda n, rows: (n + 1, tf.sort(noise(x) + rows, axis=0)),
+        (0, noise(x)),
+    )[1]
+
+
+@pytest.mark.parametrize(
+    ("function", "in_rows"),
+    [
+        (noise, True),
+        (lambda x: noise(x, tf.random.stateless_truncated_normal), True),
+        (lambda x: noise(x, tf.random.stateless_uniform, maxval=9, minval=2, dtype=tf.int32), True),
+        # Numbers by which somebody puts the batch in another order, and those of no examples.
+        (lambda x: tf.random.stateless_uniform([tf.shape(x)[0]], SEED), False),
+        (lambda x: tf.random.stateless_uniform([4, 3], SEED), False),
+        (in_a_branch, None),
+        (in_a_loop, None),
+    ],
+)
+@pytest.mark.parametrize("counts", [(3, 2), (2, 0, 1)])
+def test_draws_for_examples_lie_in_rows(function, in_rows, counts):
+    """To the bit what one device draws."""
+    split = Simulation(function, [ROWS], len(counts))
+    x = np.ones((sum(counts), 6), "float32")
+    (found,) = split(counts, x)
+    np.testing.assert_array_equal(found, function(tf.constant(x)))
+    (layout,) = split.outcome.layouts
+    assert in_rows is None or isinstance(layout, Rows) == in_rows
+
+
+def test_a_draw_with_a_state_is_made_once_for_all():
+    """Each replica has rows of the same numbers, and draws others in the next step."""
+    split = Simulation(lambda x: tf.random.normal([tf.shape(x)[0], 3]), [ROWS], 2)
+    x = np.ones((5, 6), "float32")
+    (first,), (second,) = split((3, 2), x), split((3, 2), x)
+    assert first.shape == (5, 3)
+    assert isinstance(split.outcome.layouts[0], Rows)
+    assert len(np.unique(np.concatenate([first, second]))) == 30

@@ -1,0 +1,235 @@
+"""`kmg.function`: the step of a custom loop gives on N replicas what `tf.function` gives on one."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+
+SIZES = (7, 7, 5, 1, 2)
+
+
+def decorated(replicas):
+    """The decorator to compare with, or ours."""
+    return kmg.function(devices=replicas) if replicas else tf.function
+
+
+def batches(*widths):
+    draws = np.random.default_rng(0)
+    return [
+        [draws.normal(size=(size, width)).astype("float32") for width in widths] for size in SIZES
+    ]
+
+
+def classifier(replicas):
+    """The loop of the guide "Writing a training loop from scratch", unbuilt, with two metrics."""
+    model = keras.Sequential(
+        [
+            keras.layers.Dense(8, activation="tanh"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(4),
+        ]
+    )
+    optimizer = keras.optimizers.Adam(0.02, clipnorm=1.0)
+    mean, accuracy = keras.metrics.Mean(), keras.metrics.MeanAbsoluteError()
+    loss_of = keras.losses.MeanSquaredError()
+
+    @decorated(replicas)
+    def step(x, y, scale):
+        if tf.reduce_sum(x) > 0:  # Converted by AutoGraph.
+            scale = scale + 0.5
+        with tf.GradientTape() as tape:
+            outputs = model(x, training=True)
+            loss = scale * loss_of(y, outputs)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        mean.update_state(loss)
+        accuracy.update_state(y, outputs)
+        return {"loss": loss, "outputs": outputs, "norm": tf.linalg.global_norm(gradients)}
+
+    results = [step(x, y, np.float32(0.5)) for x, y in batches(5, 4)]
+    return results, [model, optimizer, mean, accuracy]
+
+
+def gan(replicas):
+    """Two models and two optimizers, of which one is distributed, and random numbers inside."""
+    generator = keras.Sequential([keras.Input((3,)), keras.layers.Dense(6), keras.layers.ReLU()])
+    critic = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5), keras.layers.Dense(1)])
+    seeds = keras.random.SeedGenerator(1)
+    optimizers = {"g": keras.optimizers.Adam(0.01), "c": keras.optimizers.SGD(0.01, momentum=0.9)}
+    entropy = keras.losses.BinaryCrossentropy(from_logits=True)
+
+    def critic_loss(real, fake):
+        return entropy(tf.ones_like(real), real) + entropy(tf.zeros_like(fake), fake)
+
+    @decorated(replicas)
+    def step(images):
+        noise = keras.random.normal([tf.shape(images)[0], 3], seed=seeds)
+        with tf.GradientTape() as for_g, tf.GradientTape() as for_c:
+            made = generator(noise, training=True)
+            real, fake = critic(images, training=True), critic(made, training=True)
+            losses = entropy(tf.ones_like(fake), fake), critic_loss(real, fake)
+        for key, tape, model, loss in zip(
+            ("g", "c"), (for_g, for_c), (generator, critic), losses, strict=True
+        ):
+            gradients = tape.gradient(loss, model.trainable_variables)
+            optimizers[key].apply(gradients, model.trainable_variables)
+        return losses
+
+    results = [step(images) for (images,) in batches(6)]
+    return results, [generator, critic, *optimizers.values()]
+
+
+def as_method(replicas):
+    """A method of an object with a variable, a table that is not a batch, and a constant."""
+
+    class Trainer:
+        def __init__(self):
+            self.layer = keras.layers.Dense(3)
+            self.optimizer = keras.optimizers.SGD(0.1)
+            self.count = tf.Variable(0)
+
+        @decorated(replicas)
+        def step(self, rows, weights, power=2):
+            self.count.assign_add(1)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_max(tf.abs(self.layer(rows["x"]) * weights[:3]) ** power)
+            gradients = tape.gradient(loss, self.layer.trainable_variables)
+            self.optimizer.apply(gradients, self.layer.trainable_variables)
+            return loss, self.count + 0
+
+    trainer = Trainer()
+    weights = np.arange(4, dtype="float32")
+    results = [trainer.step({"x": x}, weights, power=3) for (x,) in batches(5)]
+    return [*results, trainer.count.read_value()], [trainer.layer, trainer.optimizer]
+
+
+@pytest.mark.parametrize(("loop", "replicas"), [(classifier, 3), (gan, 2), (as_method, 3)])
+def test_a_step_gives_what_one_device_gives(loop, replicas):
+    """Results, weights, optimizers and metrics, with uneven batches and replicas without rows."""
+    found = []
+    for count in (0, replicas):
+        keras.utils.set_random_seed(3)
+        results, parts = loop(count)
+        states = [[v.numpy() for v in part.variables] for part in parts]
+        found.append(tf.nest.flatten([tf.nest.map_structure(np.array, results), states]))
+    for expected, ours in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=2e-6)
+
+
+def accounts_of(step):
+    """What the graphs of a function cost."""
+    steps = [each for made in step._functions.values() for each in made.steps]
+    return [each.step.account for each in steps]
+
+
+def test_what_begins_with_noise_is_shared_as_well():
+    """A generator's products, whose inputs are drawn and not given."""
+    generator = keras.Sequential([keras.Input((3,)), keras.layers.Dense(6)])
+
+    @kmg.function(devices=2)
+    def step(images):
+        noise = tf.random.normal([8, 3])
+        return tf.reduce_mean(generator(noise)) - tf.reduce_mean(images)
+
+    step(np.ones((8, 6), "float32"))
+    (account,) = accounts_of(step)
+    assert account.shared({}) == 1.0
+
+
+def test_a_model_may_be_trained_by_fit_and_by_a_step():
+    """It is one model: the step goes on with the weights of `fit`, and `fit` with those of it."""
+    x, y = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
+
+    def trained(replicas):
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        if replicas:
+            model = kmg.distribute(model, devices=replicas)
+        model.compile("adam", "mse", jit_compile=False)
+
+        @tf.function if not replicas else kmg.function
+        def step(x):
+            weights = model.trainable_variables
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(model(x))
+            model.optimizer.apply(tape.gradient(loss, weights), weights)
+            return loss
+
+        losses = []
+        for _ in range(2):
+            model.fit(x, y, verbose=0)
+            losses.append(float(step(x)))
+        return [*losses, *model.get_weights(), model.predict(x, verbose=0)]
+
+    for one, other in zip(trained(0), trained(2), strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-5)
+
+
+def test_a_function_in_another_one_is_a_part_of_it():
+    """Decorated with ours or with TensorFlow's; and Python's numbers are constants."""
+    add = kmg.function(devices=2)(lambda x, n: x + n)
+    traced = []
+
+    @kmg.function(devices=2)
+    @tf.function
+    def step(x, n):
+        traced.append(n)
+        return tf.reduce_sum(add(x, n)), n
+
+    x = np.ones(3, "float32")
+    assert [float(step(x, n)[0]) for n in (1, 2, 1)] == [6.0, 9.0, 6.0]
+    assert set(traced) == {1, 2}
+    assert float(tf.function(lambda: step(x, 1)[0])()) == 6.0
+
+
+def test_without_a_graph_python_runs_in_each_step():
+    """As TensorFlow's own switch asks; the values are those of one device on all replicas."""
+    weight, seen = keras.Variable([1.0, 2.0]), []
+    layer = keras.layers.Dense(2)
+
+    @kmg.function(devices=2)
+    def step(x):
+        seen.append(x.shape[0])
+        weight.assign(weight + tf.reduce_sum(layer(x), axis=0) * 0 + tf.reduce_sum(x))
+        return weight * 1.0
+
+    tf.config.run_functions_eagerly(True)
+    try:
+        for _ in range(2):
+            found = step(np.ones((3, 1), "float32"))
+    finally:
+        tf.config.run_functions_eagerly(False)
+    assert seen == [3, 3]
+    np.testing.assert_array_equal(found, [7.0, 8.0])
+
+
+def test_after_two_shapes_lengths_are_open():
+    """Text of any length does not mean a graph for each length."""
+    traced = []
+
+    @kmg.function(devices=2)
+    def step(x):
+        traced.append(tuple(x.shape))
+        return tf.reduce_sum(x)
+
+    for length in (3, 4, 5, 6, 7):
+        assert float(step(np.ones((2, length), "float32"))) == 2.0 * length
+    assert traced == [(2, 3), (2, 4), (2, None)]
+
+
+def test_what_makes_no_sense_is_named():
+    """Early, with what was expected."""
+    with pytest.raises(TypeError, match="`step` is not a function"):
+        kmg.function(3)
+    with pytest.raises(ValueError, match="`strategy` and `devices` came together"):
+        kmg.function(devices=2, strategy=kmg.strategy(devices=2))
+    first, second = (
+        kmg.distribute(keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)]), devices=count)
+        for count in (2, 3)
+    )
+    step = kmg.function(lambda x: first(x) + second(x))
+    with pytest.raises(ValueError, match="distributed over different devices"):
+        step(np.ones((4, 1), "float32"))
