@@ -49,6 +49,13 @@ class OwnStep(kmg.DistributedModel):
         return {**super().train_step(data), "seen": tf.ones(())}
 
 
+class BuiltByItsStep(Subclassed):
+    """Its step is Keras's, traced once to build it."""
+
+    def train_step(self, data):
+        return super().train_step(data)
+
+
 class PlainSubclass(keras.Model):
     def __init__(self):
         super().__init__()
@@ -77,6 +84,7 @@ FORMS = {
     "subclassed, not built": lambda: kmg.distribute(PlainSubclass(), strategy(3)),
     "made directly": lambda: kmg.distribute(kmg.DistributedModel(*ends()), strategy(3)),
     "by subclassing": lambda: kmg.distribute(Subclassed(), strategy(3)),
+    "own step, not built": lambda: kmg.distribute(BuiltByItsStep(), strategy(3)),
     "own step, functional": lambda: kmg.distribute(OwnStep(*ends()), strategy(3)),
 }
 
