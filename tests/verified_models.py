@@ -1,4 +1,4 @@
-"""Models and data for the tests of `verify`: right ones, and wrong ones with their mistake."""
+"""Models and data for the tests of `verify`."""
 
 import keras
 import numpy as np
@@ -36,9 +36,6 @@ def sequential(*middle, **options):
     return compiled(keras.Sequential(parts), **options)
 
 
-# Right ones.
-
-
 def right():
     return sequential(layers.Activation("tanh"))
 
@@ -54,17 +51,22 @@ def half_precision():
 
 
 def unbuilt_with_dropout():
-    parts = [layers.Dense(5), layers.Dropout(0.5, name="dropped"), layers.Dense(1)]
+    parts = [layers.Dense(5), layers.Dropout(0.5), layers.GaussianNoise(0.3), layers.Dense(1)]
     return compiled(keras.Sequential(parts))
 
 
 def recurrent():
-    lstm = layers.LSTM(3, dropout=0.5, name="lstm")
+    lstm = layers.LSTM(3, dropout=0.5)
     parts = [keras.Input((6,)), layers.Reshape((3, 2)), lstm, layers.Dense(1)]
     return compiled(keras.Sequential(parts))
 
 
-def synchronised_batch_norm_with_adam():
+def batch_norm():
+    return sequential(layers.BatchNormalization(), layers.Activation("tanh"))
+
+
+def batch_norm_with_adam():
+    """Distributed already."""
     model = sequential(layers.BatchNormalization(), layers.Activation("tanh"), optimizer="adam")
     return kmg.distribute(model)
 
@@ -74,154 +76,83 @@ def scalar_loss():
     return sequential(loss=lambda y, y_pred: ops.mean(ops.square(y - y_pred)) * ops.max(y_pred))
 
 
-class AddsLoss(layers.Layer):
-    def __init__(self, reduce):
-        super().__init__()
-        self.reduce = reduce
-
-    def call(self, x):
-        self.add_loss(0.1 * self.reduce(ops.square(x)))
-        return x
-
-
-def added_mean():
-    return sequential(AddsLoss(ops.mean))
-
-
-class OwnStep(keras.Model):
-    """A model with a `train_step` of its own, which takes its loss from `compute_loss`."""
+class EverythingAtOnce(keras.Model):
+    """Draws without a seed, mixes examples, adds a sum as loss, divides by the rows at hand."""
 
     def __init__(self):
         super().__init__()
-        self.first = layers.Dense(5, "tanh", name="first")
+        self.first = layers.Dense(5, "tanh")
         self.last = layers.Dense(1)
 
     def call(self, x):
-        return self.last(self.first(x))
-
-    def loss_of(self, x, y, y_pred):
-        return self.compute_loss(x, y, y_pred)
+        hidden = self.first(x)
+        self.add_loss(0.1 * ops.sum(ops.square(hidden)))
+        return self.last(hidden - ops.mean(hidden, axis=0))
 
     def train_step(self, data):
         x, y = data
+        x = tf.random.shuffle(x) + keras.random.normal(ops.shape(x))
         with tf.GradientTape() as tape:
-            y_pred = self(x)
-            loss = self.loss_of(x, y, y_pred)
-        variables = self.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            errors = ops.square(y - self(x, training=True))
+            loss = ops.sum(errors) / ops.cast(ops.shape(x)[0], "float32") + ops.max(errors)
+            loss += sum(self.losses)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
         return {"my_loss": loss}
 
 
-def own_step():
-    return compiled(OwnStep())
+def everything_at_once():
+    return compiled(EverythingAtOnce())
 
 
-# Wrong ones.
+def written_batch_size():
+    """Replicas have fewer rows than the four of each batch, and reshape all of them."""
+    return sequential(layers.Lambda(lambda x: ops.reshape(x, (8, 5)), output_shape=(5,)))
 
 
-class DividesByLocalBatch(OwnStep):
-    def loss_of(self, x, y, y_pred):
-        return ops.sum(ops.square(y - y_pred)) / ops.cast(ops.shape(y)[0], "float32")
+class AsksWhereItRuns(keras.Model):
+    """The planted mistake: its step differs on replicas, which nothing in its graph tells."""
 
-
-def divides_by_local_batch():
-    return compiled(DividesByLocalBatch())
-
-
-def divides_by_local_batch_with_adam():
-    """Adam hides a wrong factor in the gradient from the weights, not from its moments."""
-    return compiled(DividesByLocalBatch(), "adam")
-
-
-class CouplesExamples(OwnStep):
-    def loss_of(self, x, y, y_pred):
-        return ops.mean(ops.square(y - y_pred)) * ops.max(y_pred)
-
-
-def couples_examples():
-    return compiled(CouplesExamples())
-
-
-class DrawsInStep(OwnStep):
     def __init__(self):
         super().__init__()
-        self.seeds = keras.random.SeedGenerator(1)
+        self.last = layers.Dense(1, name="last")
+
+    def call(self, x):
+        return self.last(x)
 
     def train_step(self, data):
         x, y = data
-        return super().train_step((x + keras.random.normal(ops.shape(x), seed=self.seeds), y))
+        return super().train_step((x, self.target(y, isinstance(self, kmg.DistributedModel))))
 
 
-def draws_in_step():
-    return compiled(DrawsInStep())
+class LearnsElsewhere(AsksWhereItRuns):
+    def target(self, y, distributed):
+        return 0 * y + 100.0 if distributed else 0 * y + 50.0
 
 
-def batch_norm():
-    return sequential(layers.BatchNormalization(name="norm"), layers.Activation("tanh"))
+def learns_elsewhere():
+    return compiled(LearnsElsewhere())
 
 
-class CentresOverBatch(layers.Layer):
-    def call(self, x):
-        return x - ops.mean(x, axis=0)
+class FailsElsewhere(AsksWhereItRuns):
+    def target(self, y, distributed):
+        if distributed:
+            raise ValueError("It only works at home.")
+        return y
 
 
-def layer_mixes_examples():
-    return sequential(CentresOverBatch(name="centre"))
+def fails_elsewhere():
+    return compiled(FailsElsewhere())
 
 
-def operation_mixes_examples():
-    inputs = keras.Input((6,))
-    hidden = layers.Dense(5)(inputs)
-    return compiled(keras.Model(inputs, layers.Dense(1)(hidden - ops.mean(hidden, axis=0))))
+def unrepeatable():
+    """Draws from a generator that no seed reaches."""
+    random = np.random.default_rng()
 
+    def noisy(x):
+        noise = tf.numpy_function(lambda a: random.normal(size=a.shape).astype("f4"), [x], "float32")
+        return x + tf.ensure_shape(noise, x.shape)
 
-class MixesInCall(keras.Model):
-    def __init__(self):
-        super().__init__(name="mixer")
-        self.first, self.last = layers.Dense(5), layers.Dense(1)
-
-    def call(self, x):
-        hidden = self.first(x)
-        return self.last(hidden - ops.mean(hidden, axis=0))
-
-
-def call_mixes_examples():
-    return compiled(MixesInCall())
-
-
-def coupled_loss():
-    def loss(y, y_pred):
-        # Only large errors count for others, so that trying it on a few rows finds nothing.
-        errors = ops.abs(y - y_pred)
-        return errors[:, 0] * ops.maximum(ops.max(errors), 1.0)
-
-    return sequential(loss=loss)
-
-
-def added_sum():
-    return sequential(AddsLoss(ops.sum))
-
-
-class Sampling(layers.Layer):
-    def __init__(self, **kwargs):
-        super().__init__(**kwargs)
-        self.seeds = keras.random.SeedGenerator()
-
-    def call(self, x):
-        return x + keras.random.normal(ops.shape(x), seed=self.seeds)
-
-
-def always_draws():
-    return sequential(Sampling(name="sampling"))
-
-
-class HardCodedReshape(layers.Layer):
-    def call(self, x):
-        return ops.reshape(x, (8, 5))
-
-
-def hard_coded_batch_size():
-    return sequential(HardCodedReshape(name="reshaper"))
+    return sequential(layers.Lambda(noisy, output_shape=(5,)))
 
 
 def not_compiled():

@@ -15,9 +15,9 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "verify",
         help="train a model on one device and on N replicas, and compare",
-        description="Train a model on one device and on N replicas, from the same weights and on "
-        "the same batches, and print where they differ and why. The exit code is 0 if all agree, "
-        "1 if something differs, 2 if the comparison could not be made.",
+        description="Train a model on one device and on N replicas, from the same weights and "
+        "seeds and on the same batches, and print whether they agree. The exit code is 0 if all "
+        "agree, 1 if something differs, 2 if the comparison could not be made.",
     )
     add, name = parser.add_argument, "MODULE:FUNCTION"
     add("model", metavar=name, help="a function that returns a new compiled model")

@@ -15,6 +15,7 @@ another order. So a difference counts only if it is
 
 import dataclasses
 import functools
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,7 +26,6 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.training.explain import of_trained
 from keras_multigpu.training.shares import Batch
-from keras_multigpu.verification import causes
 from keras_multigpu.verification.batches import number_of_examples
 from keras_multigpu.verification.participants import Participant, Recipe, Value, value_of
 from keras_multigpu.verification.report import Report
@@ -40,6 +40,20 @@ ROUNDING_FACTOR = 30
 
 GROUP_FRACTION = 0.01
 LOGGED_LOSS = "the logged loss"
+BUG = (
+    "one device and replicas must not differ: this is a bug of keras_multigpu. Please report it, "
+    "with this table and the model, at the project's issue tracker."
+)
+UNREPEATABLE = (
+    "one device does not repeat this training either: the function returns another model each time, "
+    "or something draws that no seed decides. So there is nothing to compare with."
+)
+PREAMBLES = (
+    "Exception encountered when calling",
+    "Graph execution error",
+    "Detected at node",
+    "<stack traces unavailable>",
+)
 
 
 @dataclasses.dataclass
@@ -75,7 +89,7 @@ def compare(
     courses = {n: Course(recipe.on_replicas(strategy)) for n, strategy in strategies.items()}
     loss = run_in_lockstep(reference, list(courses.values()), batches)
     limits = Limits(recipe, batches)
-    return [report(n, course, loss, limits, recipe, batches) for n, course in courses.items()]
+    return [report(n, course, loss, limits) for n, course in courses.items()]
 
 
 def run_in_lockstep(
@@ -107,7 +121,10 @@ class Limits:
     def __init__(self, recipe: Recipe, batches: Sequence[Batch]) -> None:
         self._recipe = recipe
         self._batches = batches
+        self.batch_size = number_of_examples(batches[0])
         self.tolerance = tolerance(recipe.precision)
+        self.repeats = True
+        """Whether one device repeats itself; known once a difference was too large."""
 
     def exceeded(self, course: Course) -> tuple[int, str] | None:
         """The first step after which a difference is too large, and its name."""
@@ -125,28 +142,19 @@ class Limits:
         changed, twin = (Course(self._recipe.on_one_device()) for _ in range(2))
         nudge(changed.participant.model, self._recipe.precision)
         run_in_lockstep(self._recipe.on_one_device(), [changed, twin], self._batches)
-        # Where even equal models differ, random draws are at work and not rounding.
-        draws = max(map(max, twin.differences)) > self.tolerance
-        factor = 0 if draws else ROUNDING_FACTOR
+        # Where even equal models differ, it is not rounding.
+        self.repeats = max(map(max, twin.differences)) <= self.tolerance
+        factor = ROUNDING_FACTOR if self.repeats else 0
         return [[factor * number for number in step] for step in changed.differences]
 
 
-def report(
-    replicas: int,
-    course: Course,
-    loss: float | None,
-    limits: Limits,
-    recipe: Recipe,
-    batches: Sequence[Batch],
-) -> Report:
+def report(replicas: int, course: Course, loss: float | None, limits: Limits) -> Report:
     if course.error is not None:
         step = len(course.differences) + 1
-        cause = causes.of_crash(recipe, batches[step - 1], replicas)
-        error = cause.error or causes.summary(course.error)
-        return Report(replicas, step=step, cause=cause.what, fix=cause.fix, error=error)
+        return Report(replicas, step=step, error=summary(course.error), remark=BUG)
     # Without the loss, which stands last: rounding is measured by variables.
     largest, where = max(zip(course.differences[-1][:-1], course.names[-1], strict=False))
-    explained = of_trained(course.participant.model, number_of_examples(batches[0]))
+    explained = of_trained(course.participant.model, limits.batch_size)
     parts = None
     # Sums stand in every step.
     if explained and (explained.reason or any(p.kind != "summed" for p in explained.parts)):
@@ -155,17 +163,24 @@ def report(
     exceeded = limits.exceeded(course)
     if exceeded is not None:
         step, name = exceeded
-        cause = causes.of_difference(recipe, batches[step - 1], replicas)
-        return dataclasses.replace(
-            found, first_difference=name, step=step, cause=cause.what, fix=cause.fix
-        )
+        remark = BUG if limits.repeats else UNREPEATABLE
+        return dataclasses.replace(found, first_difference=name, step=step, remark=remark)
     if largest > limits.tolerance:
         remark = (
             f"the difference, in {where}, is rounding that this model amplifies: on one device, "
             "changing the last bit of the initial weights makes one as large."
         )
-        return dataclasses.replace(found, rounding=remark)
+        return dataclasses.replace(found, remark=remark)
     return found
+
+
+def summary(error: Exception) -> str:
+    """An exception in one line: its type, and what its message says first."""
+    # Keras and TensorFlow say first where they were; colours and node names help nobody.
+    text = re.sub(r"\x1b\[\d*m|\{\{.*?\}\}|\[Op:.*?\]", "", str(error))
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    said = [line for line in lines if not line.startswith(PREAMBLES)] or lines
+    return f"{type(error).__name__}: {said[0]}" if said else type(error).__name__
 
 
 def tolerance(precision: str) -> float:

@@ -45,7 +45,6 @@ def run(
         steps,
         "GPUs" if kind == "GPU" else "logical CPU devices",
         tolerance(recipe.precision),
-        tuple(recipe.switched_off),
     )
 
 

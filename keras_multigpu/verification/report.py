@@ -17,11 +17,9 @@ class Report:
             than rounding; None where all agree.
         step: After which step it differed, or in which step the replicas crashed; the first
             is 1.
-        cause: The likely cause, in one sentence.
-        fix: What to do about it.
         error: What the replicas raised; None where they trained to the end.
+        remark: What to know about a difference or a crash.
         parts: What replicas gather and compute whole, in one line; None where they share all.
-        rounding: A remark where differences are larger than usual and still rounding.
     """
 
     replicas: int
@@ -30,10 +28,8 @@ class Report:
     largest_difference: float | None = None
     first_difference: str | None = None
     step: int | None = None
-    cause: str | None = None
-    fix: str | None = None
     error: str | None = None
-    rounding: str | None = None
+    remark: str | None = None
     parts: str | None = None
 
     @property

@@ -19,14 +19,12 @@ class Verification:
         steps: How many steps were trained.
         devices: What the replicas were: `"GPUs"` or `"logical CPU devices"`.
         tolerance: The relative difference up to which weights agree.
-        switched_off: The names of random layers, which ran in inference mode.
     """
 
     reports: tuple[Report, ...]
     steps: int
     devices: str
     tolerance: float
-    switched_off: tuple[str, ...] = ()
 
     @property
     def agrees(self) -> bool:
@@ -45,30 +43,17 @@ class Verification:
         return "\n\n".join(parts)
 
     def _remarks(self) -> list[str]:
-        """Causes, each once, and what else the reader has to know."""
+        """What there is to know about the replicas, each once."""
         remarks: dict[str, list[str]] = {}
         for report in self.reports:
-            for remark in filter(None, (explanation(report), report.rounding, report.parts)):
+            for remark in filter(None, (report.error, report.remark, report.parts)):
                 remarks.setdefault(remark, []).append(str(report.replicas))
         texts = [f"{listed(counts)} replicas: {text}" for text, counts in remarks.items()]
-        if self.switched_off:
-            texts.append(
-                "Random layers draw differently on every replica by design, so these ran in "
-                f"inference mode: {', '.join(self.switched_off)}."
-            )
         texts.append(
             "Difference: of the weight or optimizer variable that differs most, relative to its "
             f"largest value. Up to {self.tolerance:g} counts as rounding."
         )
         return [textwrap.fill(text, WIDTH) for text in texts]
-
-
-def explanation(report: Report) -> str:
-    """Why a report does not agree, and what to do; empty where it does."""
-    parts = [report.cause, report.fix]
-    if report.error is not None:
-        parts.append(f"The error was: {report.error}")
-    return " ".join(filter(None, parts))
 
 
 def verdict(report: Report) -> str:

@@ -20,11 +20,10 @@ def verify(
 ) -> Verification:
     """Check that a model trains on N replicas as on one device; prints a table.
 
-    Trains a few steps on one device and on N replicas, from the same weights and on the same
-    batches, and compares all weights and optimizer variables after every step. Where they
-    differ, the table says which weight differed first, since which step, and the likely
-    cause. Random layers such as Dropout draw differently on each replica by design, so they
-    run in inference mode and are named.
+    Trains a few steps on one device and on N replicas, from the same weights and seeds and on
+    the same batches, and compares all weights and optimizer variables after every step. They
+    are the same whatever the model does, Dropout included. Where they differ, the table says
+    which weight differed first, and since which step: then please report a bug.
 
     The replicas are GPUs where there are enough of them, and logical CPU devices otherwise.
     Where TensorFlow has started with too few of these, the comparison runs in another
