@@ -108,8 +108,7 @@ class SplitStep:
         with self._noting():
             self._whole = traced_for_one_device(model, known, spec, function)
         require_same_graph(self._group, self._whole.graph)
-        setting.placement.take(untracked_by(self._whole, known))
-        self._copies = copies_of_captured(self._whole, known)
+        self._find_captured(setting)
         self._leaves = present(spec)
         self.alone: CannotSplit | None = None
         """Why one replica takes the whole batch, if it does."""
@@ -121,6 +120,24 @@ class SplitStep:
             self._stay_alone(reason)
             self._pieces = 1
             self._split(1)
+
+    def _find_captured(self, setting: Setting) -> None:
+        """Find the variables that the step uses, and where their values are."""
+        others = {id(variable.handle): variable for variable in self._whole.graph.variables}
+        known = known_variables(self._model, setting)
+        storages = variable_internals.storages_of(known)
+        handles = [copies_in(storage)[0].handle for storage in storages]
+        # A step of the user's has built its optimizers just now, if at all.
+        setting.placement.place_optimizers(self._model)
+        storages = variable_internals.storages_of(known)
+        tracked = {id(h): copies_in(s) for h, s in zip(handles, storages, strict=True)}
+        captured = self._whole.captured_inputs
+        self._handles = [h for h in captured if id(h) in tracked or id(h) in others]
+        untracked = [others[id(h)] for h in self._handles if id(h) not in tracked]
+        setting.placement.take(untracked)
+        self._copies: list[Copies] = [
+            tracked[id(h)] if id(h) in tracked else (others[id(h)],) for h in self._handles
+        ]
 
     def _stay_alone(self, reason: CannotSplit) -> None:
         """Let one replica take the whole batch from now on."""
@@ -139,9 +156,8 @@ class SplitStep:
                 # A replica has fewer rows than the batch.
                 self._specs.append(tensor if shared else opened(tensor))
         self._described = leaves
-        handles = [copies[0].handle for copies in self._copies]
         taps = self._tensors_to_see()
-        return LocalStep(self._whole, leaves, handles, {BATCH: batch}, exchange, taps)
+        return LocalStep(self._whole, leaves, self._handles, {BATCH: batch}, exchange, taps)
 
     def _split(self, replicas: int) -> None:
         """Make the graph that each of so many replicas runs."""
@@ -534,26 +550,6 @@ def whole_batch(group: ReplicaGroup, shares: Sequence[Rows], spec: Batch) -> Bat
     parts = [present(first_rows(rows.data, rows.examples)) for rows in own]
     batch: Batch = filled(spec, group.joined(parts))
     return batch
-
-
-def untracked_by(whole: Any, known: Sequence[keras.Variable]) -> list[tf.Variable]:
-    """The variables that a graph uses and the model does not track, in the order of their use."""
-    tracked = {
-        id(copy) for s in variable_internals.storages_of(list(known)) for copy in copies_in(s)
-    }
-    by_handle = {id(variable.handle): variable for variable in whole.graph.variables}
-    used = [by_handle[id(h)] for h in whole.captured_inputs if id(h) in by_handle]
-    return [variable for variable in used if id(variable) not in tracked]
-
-
-def copies_of_captured(whole: Any, known: Sequence[keras.Variable]) -> list[Copies]:
-    """The copies of the variables that a graph uses."""
-    copies = [copies_in(s) for s in variable_internals.storages_of(list(known))]
-    by_handle = {id(each[0].handle): each for each in copies}
-    for variable in whole.graph.variables:
-        by_handle.setdefault(id(variable.handle), (variable,))
-    captured = [each for each in whole.captured_inputs if each.dtype == tf.resource]
-    return [by_handle[id(handle)] for handle in captured if id(handle) in by_handle]
 
 
 class EagerStep:

@@ -220,6 +220,10 @@ class Placement:
             ):
                 variable.assign(agreed.values[0])
 
+    def place_optimizers(self, model: keras.Model) -> None:
+        """Put the variables of all optimizers of a model where they belong."""
+        place_optimizers(optimizers_of(model), self._strategy)
+
     def place_metrics(self, model: keras.Model) -> None:
         """Let the variables of metrics live once: callbacks and Keras's loops change them, too."""
         given = [v for metric in compile_internals.given_metrics(model) for v in metric.variables]

@@ -176,3 +176,15 @@ def test_a_step_without_a_graph_is_run_once_for_the_whole_batch():
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6)
     assert sizes == seen == [7, 7, 1] * 2
+
+
+def test_an_optimizer_that_the_step_builds_is_the_models_in_each_fit():
+    """The momentum that the model has, and saves, is the one that the step goes on with."""
+    model = Trained(lambda outputs, *_: tf.reduce_sum(outputs), [keras.layers.Dense(1)])
+    model.build((None, 1))
+    model.compile(keras.optimizers.SGD(1.0, momentum=0.5))
+    kmg.distribute(model, devices=2)
+    for expected in (-2.0, -3.0, -3.5):
+        model.fit(np.ones((2, 1)), np.ones((2, 1)), verbose=0)
+        *_, of_bias = model.optimizer.variables
+        assert tf.convert_to_tensor(of_bias).numpy() == [expected]
