@@ -1,6 +1,5 @@
 """`verify` finds that models train alike, and names where they do not."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path

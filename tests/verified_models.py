@@ -149,7 +149,9 @@ def unrepeatable():
     random = np.random.default_rng()
 
     def noisy(x):
-        noise = tf.numpy_function(lambda a: random.normal(size=a.shape).astype("f4"), [x], "float32")
+        noise = tf.numpy_function(
+            lambda a: random.normal(size=a.shape).astype("f4"), [x], "float32"
+        )
         return x + tf.ensure_shape(noise, x.shape)
 
     return sequential(layers.Lambda(noisy, output_shape=(5,)))

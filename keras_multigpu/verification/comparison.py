@@ -45,8 +45,8 @@ BUG = (
     "with this table and the model, at the project's issue tracker."
 )
 UNREPEATABLE = (
-    "one device does not repeat this training either: the function returns another model each time, "
-    "or something draws that no seed decides. So there is nothing to compare with."
+    "one device does not repeat this training either: the function returns another model each "
+    "time, or something draws that no seed decides. So there is nothing to compare with."
 )
 PREAMBLES = (
     "Exception encountered when calling",
