@@ -5,10 +5,10 @@ import inspect
 
 import numpy as np
 import tensorflow as tf
+from validator import Operand, Sample
 
 from keras_multigpu.partition.rules import elementwise
 from keras_multigpu.partition.sizes import Size
-from keras_multigpu.partition.validator import Operand, Sample
 
 raw = tf.raw_ops
 B, C, T = Size.of("batch"), Size.of("other"), Size.of("time")

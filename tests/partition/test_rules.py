@@ -6,11 +6,11 @@ And none is missing where an operation, run on rows as they lie, gives rows or a
 import pytest
 import sample_operations
 import tensorflow as tf
+from validator import Sample, Trial, validate
 
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Rows
 from keras_multigpu.partition.plan import RULES, Plan
 from keras_multigpu.partition.rules import FAILS_EMPTY
-from keras_multigpu.partition.validator import Sample, Trial, validate
 
 SAMPLES = sample_operations.SAMPLES
 floats, ints, B = sample_operations.floats, sample_operations.ints, sample_operations.B
