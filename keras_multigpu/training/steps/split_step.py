@@ -124,7 +124,7 @@ class SplitStep:
     def _find_captured(self, setting: Setting) -> None:
         """Find the variables that the step uses, and where their values are."""
         others = {id(variable.handle): variable for variable in self._whole.graph.variables}
-        known = known_variables(self._model, setting)
+        known = known_variables(self._model)
         storages = variable_internals.storages_of(known)
         handles = [copies_in(storage)[0].handle for storage in storages]
         # A step of the user's has built its optimizers just now, if at all.
