@@ -54,7 +54,7 @@ from keras_multigpu.training.steps.same_batch import require_same_batch
 from keras_multigpu.training.steps.same_graph import require_same_graph
 from keras_multigpu.training.steps.setting import Setting
 from keras_multigpu.training.variables.adjusted_schedule import adjustments
-from keras_multigpu.training.variables.placement import optimizers_of
+from keras_multigpu.training.variables.placement import optimizers_of, place_model
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -587,5 +587,5 @@ class EagerStep:
                 other.assign(first)
         if len(known_variables(self._model)) > len(variables):
             # The step has made some.
-            self._setting.placement.prepare(self._model)
+            place_model(self._model, group.strategy)
         return results

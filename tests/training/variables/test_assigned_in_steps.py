@@ -241,7 +241,7 @@ def test_wherever_something_is_assigned_it_is_kept(kind, caplog):
 
     found = weights(lambda model: kmg.distribute(model, devices=2))
     require_equal(found, weights(lambda model: model))
-    assert not caplog.records
+    assert not [r for r in caplog.records if r.name == "keras_multigpu"]
 
 
 class Counts(keras.layers.Layer):
@@ -360,7 +360,7 @@ def test_rows_that_a_layer_keeps(caplog):
         kept.append(model.get_weights())
     require_equal(kept[1], kept[0])
     require_equal(kept[2], kept[0])
-    assert not caplog.records
+    assert not [r for r in caplog.records if r.name == "keras_multigpu"]
 
 
 @pytest.mark.slow
@@ -454,7 +454,7 @@ def test_a_stateful_network_keeps_its_states(replicas, caplog):
 
     found = outputs(lambda model: kmg.distribute(model, devices=replicas))
     require_equal(found, outputs(lambda model: model))
-    assert not caplog.records
+    assert not [r for r in caplog.records if r.name == "keras_multigpu"]
 
 
 @pytest.mark.slow
