@@ -6,7 +6,6 @@
 | `compile_internals` | what `compile` was given and made of it: losses and metrics |
 | `variable_internals` | what holds the value of a variable, and the states of seeds |
 | `optimizer_internals` | how optimizers keep and update their variables |
-| `step_hooks` | what a step of the user's own calls, while it is traced |
 | `dataset_internals` | how a dataset was made, and how Keras makes one |
 | `graph_internals` | functions by their definitions, reads, the scope of a strategy |
 | `cluster_internals` | workers and their connections |

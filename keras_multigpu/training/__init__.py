@@ -4,10 +4,11 @@
                    Keras's methods       epochs, run    steps, compiled     of a batch
                                          feed/ ahead
 
-One step, on each replica:
+One step, split by `keras_multigpu.partition`:
 
-    shares ──> replica_pass/ ───────> exchange/ ────> update/
-    its rows   forward, backward      sums travel     new values
+    the model's step ──> a replica's part ────────> stages ──────────> new values
+    traced for one       one graph for all, which   run on its rows;   assigned on each
+    device               `partition` makes          exchange/ sums     together
 
 `replica_group` is the only place that knows which replicas exist and how they exchange values;
 `variables/` says where values live. `run` is what callbacks may ask, `steps/probes` what they

@@ -258,7 +258,7 @@ class LogsItsLoss(keras.Model):
 
 
 @pytest.mark.slow
-def test_own_steps_log_what_they_return_and_synchronise_batch_norm():
+def test_own_steps_log_what_they_return_and_normalise_the_batch():
     """The logs are the global values; BatchNorm sees the global batch."""
     histories = []
     for model in (LogsItsLoss(), kmg.distribute(LogsItsLoss(), strategy(3))):

@@ -1,6 +1,6 @@
 """A function traced once for all replicas, although these exchange sums in the middle of it.
 
-Where the function calls `total`, its graph is cut. Every replica runs one stage after another
+Where the function calls `totals`, its graph is cut. Every replica runs one stage after another
 on its device; between them the replicas sum what the cuts ask for:
 
     stage 0 ──> sum ──> stage 1 ──> sum ──> stage 2
@@ -52,7 +52,7 @@ def totals_of_pieces(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
 
 @contextlib.contextmanager
 def summing(function: Any) -> Iterator[None]:
-    """Let `total` sum with this function."""
+    """Let `totals` sum with this function."""
     before = present_sum()
     _thread.sum = function
     try:
@@ -62,7 +62,7 @@ def summing(function: Any) -> Iterator[None]:
 
 
 def present_sum() -> SumAll | None:
-    """What `total` sums with now; None outside of replicas."""
+    """What `totals` sums with now; None outside of replicas."""
     return getattr(_thread, "sum", None)
 
 

@@ -1,10 +1,11 @@
-"""Which step a model needs, and the steps.
+"""The step of one device, split over the replicas.
 
-steps_of_model     chooses, for the model as it is compiled; compiles for the batches that come
-step               what steps have in common, and the usual one: losses that are sums over examples
-evaluation_step    the pass and the step of `evaluate` and `predict`
-whole_batch_step   losses that need the whole batch
-custom_step        around a `train_step` of the user's own (`present_step`, `whole_values`)
-same_batch         whether all processes have read the same batch
+steps_of_model     steps for the batches that come, compiled
+setting            where they run
+split_step         any step, or one without a graph
+split_train_step   one of training, into which probes look
 probes             what callbacks measure and forbid inside a step
+watched            what probes are shown, and what follows (`noted_step`, `taps`)
+own_examples       a loss as if the examples of one replica were all (`own_parts`)
+same_batch         whether all processes have read the same batch (`same_graph`: and traced alike)
 """
