@@ -102,9 +102,8 @@ def test_what_cannot_be_explained_is_named(arguments, words):
 
 
 @pytest.mark.parametrize(("width", "warned"), [(64, False), (4000, True)])
-def test_a_gather_that_makes_steps_slow_is_named_once(width, warned, caplog, monkeypatch):
+def test_a_gather_that_makes_steps_slow_is_named_once(width, warned, caplog):
     """By its line; a small one is not worth a word."""
-    monkeypatch.setenv("KMG_SPLIT", "1")
 
     class Sorted(keras.Sequential):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
