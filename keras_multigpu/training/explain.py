@@ -70,16 +70,15 @@ def explain(
     if replicas is not None:
         require_positive_integer("replicas", replicas)
     replication = model.replication
-    count = replicas or (replication.group.count if replication.group.count > 1 else 2)
+    count = replicas or max(replication.shares_of_batch, 2)
     spec, size = batches_of(model, x, y, sample_weight, batch_size)
     numbers = collections.defaultdict(lambda: 1, {BATCH: size})
-    if model.run_eagerly or replication.elsewhere is not None:
+    if model.run_eagerly:
         raise value_error(
             "The model's step is not split.",
-            "Expected a step with a graph, on replicas that exchange sums.",
-            "Compile the model without `run_eagerly=True`, and not on parameter servers or TPUs.",
-            run_eagerly=model.run_eagerly,
-            strategy=type(replication.strategy).__name__,
+            "Expected a step with a graph.",
+            "Compile the model without `run_eagerly=True`.",
+            run_eagerly=True,
         )
     replication.placement.prepare(model, spec, None, "train_step")
     replication.placement.make_ready(model, spec, None, model.train_step)

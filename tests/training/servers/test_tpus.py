@@ -121,6 +121,14 @@ def test_shares_have_one_length_and_the_other_cores_count_for_nothing(caplog):
     np.testing.assert_allclose(kernel, 0.01 * 2 * x[:6].T @ y[:6] / 6, rtol=1e-5)
 
 
+def test_what_cores_share_is_explained(capsys):
+    """By the table for as many replicas."""
+    model, x, y = regression(3)
+    found = kmg.explain(model, x, y)
+    assert (found.replicas, found.shared, found.gathered_bytes) == (3, 1, 0)
+    assert "train_step on 3 replicas" in capsys.readouterr().out
+
+
 class Watching(keras.callbacks.Callback):
     """Looks at the weights after each step, and halves the rate."""
 
