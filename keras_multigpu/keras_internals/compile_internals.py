@@ -46,20 +46,14 @@ def flatten_metrics(model: keras.Model, logs: dict[str, Any]) -> Any:
     return model._flatten_metrics_in_order(logs)
 
 
-def build_model(model: keras.Model, batch: Any, call: Any = symbolic_call) -> None:
-    """Build the model, its compiled losses and metrics.
-
-    Args:
-        model: The model.
-        batch: `(x, y, sample_weight)`.
-        call: `symbolic_call` where the batch is symbolic, `real_call` where it is tensors.
-    """
+def build_model(model: keras.Model, batch: Any) -> None:
+    """Build the model, its compiled losses and metrics, with a symbolic `(x, y, sample_weight)`."""
     x, y, sample_weight = batch
     losses, metrics = model._compile_loss, model._compile_metrics
     if all(part is None or part.built for part in (*layers_of(model), losses, metrics)):
         return
-    y_pred = call(lambda x: called(model, x, training=False), x)
+    y_pred = symbolic_call(lambda x: called(model, x, training=False), x)
     if metrics is not None and not metrics.built:
-        call(model.compute_metrics, x, y, y_pred, sample_weight)
+        symbolic_call(model.compute_metrics, x, y, y_pred, sample_weight)
     if losses is not None and not losses.built:
-        call(losses, y, y_pred, sample_weight)
+        symbolic_call(losses, y, y_pred, sample_weight)

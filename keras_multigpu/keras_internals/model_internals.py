@@ -113,13 +113,6 @@ def symbolic_call(function: Any, *arguments: Any) -> Any:
     )
 
 
-def real_call(function: Any, *arguments: Any) -> Any:
-    """Run a function on tensors, which builds what is not built yet; nothing else is kept."""
-    # For code that cannot run on shapes, because it reads the numbers.
-    with keras.StatelessScope():
-        return function(*arguments)
-
-
 get_mask = backend.get_keras_mask
 """Returns the Keras mask that travels with a tensor."""
 

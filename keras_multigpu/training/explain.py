@@ -80,8 +80,8 @@ def explain(
             "Compile the model without `run_eagerly=True`.",
             run_eagerly=True,
         )
-    replication.placement.prepare(model, spec, None, "train_step")
-    replication.placement.make_ready(model, spec, None, model.train_step)
+    replication.placement.prepare(model, spec, "train_step")
+    replication.placement.make_ready(model, spec, model.train_step)
     step = PlannedStep(model, replication.setting, spec, model.train_step, count)
     reason = None if step.alone is None else str(step.alone)
     found = explanation_of(step.account, "train_step", count, size, numbers, reason)

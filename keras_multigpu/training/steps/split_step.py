@@ -579,13 +579,20 @@ class EagerStep:
             require_same_batch(group, shares)
         parts = whole_batch(group, shares, self._spec)
         variables = known_variables(self._model)
-        with one_device(self._model, variables), tf.device(group.hub):
+        with one_device(self._model, variables), tf.device(group.hub), self._noting():
             results = self._function(keras.utils.pack_x_y_sample_weight(*parts))
         for storage in variable_internals.storages_of(variables):
             first, *others = copies_in(storage)
             for other in others:
                 other.assign(first)
         if len(known_variables(self._model)) > len(variables):
-            # The step has made some.
-            place_model(self._model, group.strategy)
+            self._place_made()
         return results
+
+    def _noting(self) -> contextlib.AbstractContextManager[Any]:
+        """The context in which the step runs."""
+        return contextlib.nullcontext()
+
+    def _place_made(self) -> None:
+        """Put the variables that the step has made where they belong."""
+        place_model(self._model, self._setting.group.strategy)

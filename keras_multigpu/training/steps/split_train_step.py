@@ -13,11 +13,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.keras_internals import variable_internals
 from keras_multigpu.partition.source_line import place_of
 from keras_multigpu.training.exchange.packing import SumAll
 from keras_multigpu.training.exchange.stages import present_sum, summing
-from keras_multigpu.training.replica_group import Replica, copies_in, copies_of
+from keras_multigpu.training.replica_group import Replica, copies_of
 from keras_multigpu.training.shares import (
     Batch,
     Rows,
@@ -243,10 +242,12 @@ class EagerTrainStep(EagerStep):
         group, model = self._setting.group, self._model
         watched = Watched(model, group, self._setting.probes)
         watched.before_step()
+        before: dict[int, tf.Tensor] = {}
+        self._before, self._made = before, list[tuple[tf.Variable, tf.Tensor]]()
         if not watched.probes:
             return super().__call__(shares)
-        variables = known_variables(model)
-        before = {id(variable): copies_of(variable)[0].read_value() for variable in variables}
+        for variable in known_variables(model):
+            before[id(variable)] = copies_of(variable)[0].read_value()
         started = tf.timestamp()
         with watched.noting():
             logs = super().__call__(shares)
@@ -275,11 +276,27 @@ class EagerTrainStep(EagerStep):
         allowed = watched.verdict(measured)
         if allowed is None or allowed:
             return logs
-        storages = variable_internals.storages_of(variables)
-        for variable, storage in zip(variables, storages, strict=True):
-            for part in copies_in(storage):
+        for variable in known_variables(model):
+            for part in copies_of(variable):
                 part.assign(before[id(variable)])
         return watched.kept(logs, allowed)
+
+    def _noting(self) -> contextlib.AbstractContextManager[Any]:
+        return tf.variable_creator_scope(self._noted)
+
+    def _noted(self, create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+        """Make a variable, as the first step does, and note what it begins with."""
+        variable = create(**options)
+        self._made.append((variable, variable.read_value()))
+        return variable
+
+    def _place_made(self) -> None:
+        begun = {id(variable): value for variable, value in self._made}
+        for variable in known_variables(self._model):
+            (first, *_) = copies_of(variable)
+            if id(first) in begun:
+                self._before[id(variable)] = begun[id(first)]
+        super()._place_made()
 
 
 class Stopwatch:

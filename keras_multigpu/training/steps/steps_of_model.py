@@ -18,7 +18,6 @@ from keras_multigpu.training.shares import (
     Rows,
     Shares,
     filled,
-    gathered,
     present,
     share_spec,
     tensors_of,
@@ -32,8 +31,8 @@ RunStep = Callable[[Sequence[Rows]], Any]
 Function = Callable[[Any], Any]
 """A step as one device runs it, given a batch: `model.train_step`, say."""
 
-MakeStep = Callable[[Batch, Batch | None], RunStep]
-"""Makes a step for batches of these specs; with the first of them, if it is at hand."""
+MakeStep = Callable[[Batch], RunStep]
+"""Makes a step for batches of these specs."""
 
 
 def made_step(
@@ -43,7 +42,6 @@ def made_step(
     method: str,
     function: Function,
     spec: Batch,
-    batch: Batch | None,
 ) -> RunStep:
     """The step for batches of these specs.
 
@@ -54,17 +52,12 @@ def made_step(
         method: The name of the method of the model.
         function: The step, as one device runs it.
         spec: The specs of a global batch.
-        batch: The first one, if it is at hand.
     """
-    if method != "train_step" or not setting.probes:
-        # Without a graph the step itself builds the model, as in Keras. But a probe may forbid the
-        # first step, and what that has changed must have been there before.
-        batch = None
     if method == "predict_step":
-        setting.placement.prepare(model, spec, batch)
+        setting.placement.prepare(model, spec)
     else:
-        setting.placement.prepare(model, spec, batch, method)
-        setting.placement.make_ready(model, spec, batch, function)
+        setting.placement.prepare(model, spec, method)
+        setting.placement.make_ready(model, spec, function)
     return kind(model, setting, spec, function)
 
 
@@ -112,7 +105,7 @@ class StepFunctions:
             spec = self._common_spec(shares.spec)
         assert spec is not None
         here = those_here(shares.rows)
-        return self._step(spec, here, shares.rows)(shares.rows)
+        return self._step(spec, here)(shares.rows)
 
     def make(self, spec: Batch, here: Here = ()) -> None:
         """Compile the step for batches of these specs before there are any."""
@@ -127,14 +120,10 @@ class StepFunctions:
         self._forms[key_of(form)] = common
         return common
 
-    def _step(self, spec: Batch, here: Here, rows: Sequence[Rows] = ()) -> Any:
+    def _step(self, spec: Batch, here: Here) -> Any:
         key = key_of(spec), here
         if key not in self._single:
-            first = None
-            if rows and self._eager:
-                # What a process has not read cannot be needed to build the model.
-                first = next(r.data for r in rows if r.is_here) if here else gathered(rows, spec)
-            step = self._make_step(spec, first)
+            step = self._make_step(spec)
             if not self._eager:
                 everyone, local = self._replicas
                 share = share_spec(spec, everyone)

@@ -167,9 +167,9 @@ def made(values: Sequence[tuple[keras.Variable, np.ndarray]]) -> list[tf.Variabl
 
 def can_be_first(storage: tf.Variable, strategy: tf.distribute.Strategy) -> bool:
     """Whether a variable can be the copy of the first replica of a strategy."""
-    if isinstance(storage, tf.distribute.DistributedValues) or not isinstance(
-        strategy, tf.distribute.MirroredStrategy
-    ):
+    # Central storage has variables of its own kind, which assign in its scope only.
+    is_plain = getattr(storage, "distribute_strategy", None) is None
+    if not is_plain or not isinstance(strategy, tf.distribute.MirroredStrategy):
         return False
     first = tf.DeviceSpec.from_string(strategy.extended.worker_devices[0])
     return tf.DeviceSpec.from_string(storage.device) == first
@@ -233,7 +233,6 @@ class Placement:
         self,
         model: keras.Model,
         spec: Batch | None = None,
-        batch: Batch | None = None,
         method: str | None = None,
     ) -> None:
         """Build what is not built, and put all variables where they belong.
@@ -241,7 +240,6 @@ class Placement:
         Args:
             model: The model.
             spec: The specs of a batch, if they are known.
-            batch: A batch, by which a model that runs eagerly is built: it may read the numbers.
             method: The method that takes it.
         """
         of_loops = [f"make_{kind}_function" for kind in LOOPS]
@@ -249,9 +247,13 @@ class Placement:
         refuse_own_loops(model, own)
         layers = model_internals.layers_of(model)
         # A step of the user's builds the model when it is traced, as in Keras: only it knows what
-        # it calls it with.
+        # it calls it with. So does one without a graph, which runs once for each batch.
         unbuilt = has_call(model) and not are_built(layers)
-        called = unbuilt and call_once(model, spec, batch, method in own)
+        called = False
+        if unbuilt and spec is not None and not model.run_eagerly and method not in own:
+            with graph_internals.single_device():
+                model_internals.symbolic_call(model, symbolic(spec[0]))
+            called = True
         place_model(model, self._strategy)
         self.place_metrics(model)
         # A layer that the call leaves out is never built.
@@ -262,14 +264,8 @@ class Placement:
         if method == "train_step" and (unbuilt or method not in own):
             build_optimizer(model.optimizer, model.trainable_variables, self._strategy)
 
-    def make_ready(
-        self,
-        model: keras.Model,
-        spec: Batch,
-        batch: Batch | None,
-        function: Callable[[Any], Any],
-    ) -> None:
-        """Build what a step of the user's own needs, whose code cannot create variables there."""
+    def make_ready(self, model: keras.Model, spec: Batch, function: Callable[[Any], Any]) -> None:
+        """Build what a step of the user's own needs, whose graph cannot create variables."""
 
         def run_step() -> None:
             step = tf.function(
@@ -280,37 +276,17 @@ class Placement:
                 step.get_concrete_function(*spec)
             place_model(model, self._strategy)
 
-        if model.run_eagerly and batch is None:
+        if model.run_eagerly:
             return
         if not are_built(model_internals.layers_of(model)):
             run_step()
         elif has_call(model):
             try:
                 with graph_internals.single_device():
-                    if batch is not None and model.run_eagerly:
-                        compile_internals.build_model(model, batch, model_internals.real_call)
-                    else:
-                        compile_internals.build_model(model, symbolic(spec))
+                    compile_internals.build_model(model, symbolic(spec))
             except Exception:  # The step calls the model with something else than `x`.
                 run_step()
         self.place_metrics(model)
-
-
-def call_once(model: keras.Model, spec: Batch | None, batch: Batch | None, own: bool) -> bool:
-    """Call a model with `x`, which builds it; whether that was possible. See `prepare`."""
-    try:
-        with graph_internals.single_device():
-            if batch is not None and model.run_eagerly:
-                model_internals.real_call(model, batch[0])
-            elif spec is not None and not model.run_eagerly and not own:
-                model_internals.symbolic_call(model, symbolic(spec[0]))
-            else:
-                return False
-    except Exception:
-        if own:  # It calls the model with something else.
-            return False
-        raise
-    return True
 
 
 def has_call(model: keras.Model) -> bool:

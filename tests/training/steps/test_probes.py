@@ -108,6 +108,18 @@ def test_without_a_graph_the_first_replica_has_all(rate):
     assert history.history["loss"] == [0.0]
 
 
+def test_a_first_step_without_a_graph_that_is_forbidden():
+    """It builds the model, whose variables then have what they began with."""
+    layer = keras.layers.Dense(1, kernel_initializer="ones")
+    model = kmg.distribute(OwnStep(layer), replicas_of(2))
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"], run_eagerly=True)
+    model.fit(X * 10, np.zeros((3, 1)), 3, verbose=0, callbacks=[Watch(Forbid())])
+    kernel, bias = model.get_weights()
+    assert (kernel.tolist(), bias.tolist()) == ([[1]], [0])
+    assert not any(np.any(variable.numpy()) for variable in model.metrics_variables)
+    assert not any(np.any(v.numpy()) for v in model.optimizer.variables if "rate" not in v.name)
+
+
 @pytest.mark.slow
 def test_an_empty_replica_has_nothing():
     """One example on two replicas: the second has zeros."""

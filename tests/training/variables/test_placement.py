@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras_versions import has_multi_optimizer
 
 import keras_multigpu as kmg
-from keras_multigpu.keras_internals import variable_internals
+from keras_multigpu.keras_internals import graph_internals, variable_internals
 from keras_multigpu.training.replica_group import copies_of
 from keras_multigpu.training.variables import placement
 
@@ -28,6 +28,17 @@ def test_each_replica_gets_a_copy(dtype):
     placement.place_variables([variable], STRATEGY)
     assert variable_internals.variable_storage(variable) is storage
     assert [part.device[-5:] for part in copies_of(variable)] == ["CPU:0", "CPU:1"]
+
+
+def test_copies_of_a_variable_of_central_storage_can_be_assigned():
+    """In its scope, too: its own kind of variable cannot be one of them."""
+    central = kmg.strategy("central_storage", devices=2)
+    with central.scope():
+        variable = keras.Variable([1.0, 0.0])
+        placement.place_variables([variable], STRATEGY)
+        with graph_internals.single_device():
+            variable.assign([2.0, 0.0])
+    assert values(variable) == [[2, 0], [2, 0]]
 
 
 def test_a_variable_without_a_value_stays_without():
