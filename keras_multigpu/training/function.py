@@ -190,9 +190,7 @@ class SharedFunction:
         known[EXACT_FORMS:] = [keras.tree.map_structure(common_spec, known[-1], spec)]
         return known[-1]
 
-    def _make(
-        self, arguments: CallArguments, eager: bool, spec: Batch, first: Batch | None
-    ) -> RunStep:
+    def _make(self, arguments: CallArguments, eager: bool, spec: Batch) -> RunStep:
         """The step for batches of these specs."""
         replication = self._replicated()
 
