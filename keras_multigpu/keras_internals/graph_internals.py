@@ -36,6 +36,13 @@ def add_function(definition: Any) -> None:
     context.context().add_function_def(definition)
 
 
+def call_function(name: str, inputs: list[tf.Tensor], outputs: int) -> list[tf.Tensor]:
+    """The results of a function that TensorFlow knows by its name, called without a graph."""
+    # `PartitionedCall` takes no integers on GPUs if it stands alone.
+    made = context.context().call_function(name.encode(), inputs, outputs)
+    return list(made) if outputs else []
+
+
 def remove_function(name: str) -> None:
     """Let TensorFlow forget a function."""
     context.context().remove_function(name)

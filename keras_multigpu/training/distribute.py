@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import value_error
+from keras_multigpu.checks import require_choice, value_error
 from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training.distributed_model import DistributedModel, distributed_class
 from keras_multigpu.training.replication import Replication
@@ -20,6 +20,8 @@ def distribute(
     devices: Sequence[str] | int | None = None,
     sum_dtype: str = "float32",
     asynchronous: bool = False,
+    on_inexact: str = "one_device",
+    self_check: bool = True,
 ) -> DistributedModel:
     """Let a Keras model train on all replicas of a strategy.
 
@@ -38,6 +40,11 @@ def distribute(
             all other sums stay as they are. With "float32" nothing is rounded.
         asynchronous: With parameter servers: each worker takes whole batches and waits for nobody,
             so training no longer equals one device.
+        on_inexact: What happens if the self-check finds that the replicas would not give the
+            numbers of one device, which is a fault of this package: "one_device" lets one replica
+            take the whole of each batch, with a warning; "error" raises.
+        self_check: Whether each training step is tried on a few examples of its first batch, split
+            and unsplit, before it runs. Nothing of that is kept.
 
     Returns:
         The model, now a `DistributedModel`.
@@ -80,16 +87,18 @@ def distribute(
             "Leave it out for sums that are not rounded.",
             sum_dtype=sum_dtype,
         )
+    require_choice("on_inexact", on_inexact, ("one_device", "error"))
     # Not `model.replication`: a plain model has none, and a distributed one would make it on the
     # default strategy.
     previous = vars(model).get("_replication")
     # What `compile` was told of micro-batches stays when a model moves.
-    compiled = () if previous is None else (previous.micro_batches, previous.pieces)
+    compiled = (1, 1) if previous is None else (previous.micro_batches, previous.pieces)
     if previous is None and devices is None and not tf.distribute.has_strategy():
         strategy = strategy or scope_of(model)
     strategy = strategy or default_strategy(devices)
     half_sums = sum_dtype == "bfloat16"
-    replication = Replication(strategy, half_sums, *compiled, asynchronous=asynchronous)
+    how = half_sums, *compiled, on_inexact, self_check
+    replication = Replication(strategy, *how, asynchronous=asynchronous)
     # Not a new model around it: callbacks, and layers that keep their model, hold this very object.
     model.__class__ = distributed_class(type(model))
     model.replicate(replication)

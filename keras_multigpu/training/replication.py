@@ -39,6 +39,8 @@ class Replication:
         half_sums: Whether gradients are summed in bfloat16.
         micro_batches: In how many pieces replicas take their shares; "auto" finds out.
         pieces: How many these are now.
+        on_inexact: What happens where a split step does not give the numbers of one device.
+        self_check: Whether it is tried before its first batch.
         asynchronous: Whether workers of parameter servers wait for nobody.
         as_tpus: Whether the strategy is used as one of TPUs, which the tests do with another one.
     """
@@ -49,6 +51,8 @@ class Replication:
         half_sums: bool = False,
         micro_batches: int | str = 1,
         pieces: int = 1,
+        on_inexact: str = "one_device",
+        self_check: bool = True,
         *,
         asynchronous: bool = False,
         as_tpus: bool = False,
@@ -92,6 +96,7 @@ class Replication:
         self.half_sums = half_sums
         self.micro_batches = micro_batches
         self.pieces = pieces
+        self.on_inexact, self.self_check = on_inexact, self_check
         self.probes: tuple[Probe, ...] = ()
         self.gathers_named: set[str] = set()
         """The places of which a warning has said that they make steps slow."""
@@ -102,7 +107,8 @@ class Replication:
     @property
     def settings(self) -> tuple[Any, ...]:
         """What a copy of the model needs besides a strategy."""
-        return self.half_sums, self.micro_batches, self.pieces
+        how = self.on_inexact, self.self_check
+        return self.half_sums, self.micro_batches, self.pieces, *how
 
     def forget_steps(self) -> None:
         """Drop the compiled steps, because the model has changed."""
@@ -219,13 +225,22 @@ class Replication:
             make = functools.partial(made_step, kind, model, self.setting, method, function)
             # A coordinator does not compute what workers do.
             direct = eager or elsewhere is not None
-            self._functions[key] = StepFunctions(make, replicas, direct, data_wait)
+            devices = self.cutter.devices
+            self._functions[key] = StepFunctions(make, replicas, direct, data_wait, devices)
         return self._functions[key]
 
     @property
     def setting(self) -> Setting:
         """Where steps run that are made now."""
-        return Setting(self.group, self.placement, self.probes, self.pieces, self.gathers_named)
+        return Setting(
+            self.group,
+            self.placement,
+            self.probes,
+            self.pieces,
+            self.gathers_named,
+            self.on_inexact,
+            self.self_check,
+        )
 
     def run_directly(
         self, model: keras.Model, method: str, function: Callable[[Any], Any], data: Any

@@ -255,6 +255,7 @@ class Part:
         self.inputs: dict[str, tf.Tensor] = {}
         self.outputs: list[tf.Tensor] = []
         self.call: Any = None
+        self._name = ""
 
     @property
     def names_needed(self) -> list[str]:
@@ -349,7 +350,7 @@ class Part:
         compiled: Callable[[Callable[..., Any], Sequence[Any]], Any] | None,
     ) -> None:
         """Let TensorFlow know the function; `compiled` as in `Stages`."""
-        name = function.signature.name
+        name = self._name = function.signature.name
         graph_internals.add_function(function)
         # TensorFlow would keep it until the process ends, and so those of all models ever traced.
         weakref.finalize(self, graph_internals.remove_function, name)
@@ -384,6 +385,15 @@ class Part:
                 summands[name] = summands[name] + each[name] if place else each[name]
             before = [*summands.values()] or list(made.values())
         return summands
+
+    def without_graph(self, known: Sequence[dict[str, tf.Tensor]]) -> dict[str, tf.Tensor]:
+        """As `run`, for all replicas and without a graph around it."""
+        for each in known:
+            if self.operations:
+                inputs = [each[name] for name in self.inputs]
+                made = graph_internals.call_function(self._name, inputs, len(self.outputs))
+                each |= zip([tensor.name for tensor in self.outputs], made, strict=True)
+        return {name: sum_of([each[name] for each in known]) for name in self.summands}
 
     def __call__(self, known: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """The tensors that are needed outside, by name.
@@ -475,6 +485,23 @@ def reference(tensor: tf.Tensor, name: str) -> str:
             return f"{name}:{argument.name}:{place}"
         place -= count
     raise IndexError(tensor.name)
+
+
+def for_all(function: Any, all_args: Sequence[Any]) -> list[Any]:
+    """What a traced function returns for each replica, where one device runs it for all in turn.
+
+    Args:
+        function: What `traced` made.
+        all_args: The arguments of each replica.
+    """
+    if not isinstance(function, Stages):
+        return [function(*args) for args in all_args]
+    with summing(list):
+        return function.in_pieces(all_args, Part.without_graph)
+
+
+def sum_of(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    return functools.reduce(lambda one, two: one + two, tensors)
 
 
 def stage_numbers(graph: Any, cuts: set[str]) -> dict[str, int]:

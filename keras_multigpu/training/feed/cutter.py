@@ -164,6 +164,35 @@ class SharesInGraph:
         return Shares(tuple(next(self.iterator)), None)
 
 
+def replayed(rows: Sequence[Rows], spec: Any, devices: Sequence[str]) -> Any:
+    """An iterator of one batch, which has been read; None where it would look otherwise.
+
+    Args:
+        rows: The shares of the batch.
+        spec: What the iterator said of its elements that they come from.
+        devices: Where they wait for the step.
+    """
+    # An iterator for several devices tells what it has for one of them.
+    whole = (spec,) * len(rows) if isinstance(spec, Rows) else spec
+    leaves = [leaf for leaf in tf.nest.flatten(rows, expand_composites=True) if leaf is not None]
+    specs = [form for form in tf.nest.flatten(whole, expand_composites=True) if form is not None]
+    with tf.device(HOST):
+        moving = tuple(tf.identity(leaf) for leaf in leaves)
+
+    @tf.autograph.experimental.do_not_convert
+    def in_form(*tensors: tf.Tensor) -> Any:
+        # Lengths that differ from batch to batch are open.
+        opened = [
+            tf.compat.v1.placeholder_with_default(tensor, form.shape)
+            for tensor, form in zip(tensors, specs, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(whole, opened, expand_composites=True)
+
+    dataset = tf.data.Dataset.from_tensors(moving).map(in_form)
+    iterator = iter(WaitingShares(dataset, devices)).iterator
+    return iterator if iterator.element_spec == spec else None
+
+
 def are_copied(devices: Sequence[str], specs: Any) -> bool:
     """Whether tensors like these are copied to the devices before the step asks for them."""
     # Logical CPUs share the host's memory. Strings cannot leave it, and what is made of tensors of

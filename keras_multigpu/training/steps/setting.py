@@ -16,6 +16,9 @@ class Setting(NamedTuple):
         probes: What looks into steps of training.
         pieces: In how many pieces replicas take their shares.
         gathers_named: Of which gathers the user has been told.
+        on_inexact: "one_device" or "error": what happens where a split step would give other
+            numbers than one device.
+        self_check: Whether it is tried before its first batch.
     """
 
     group: ReplicaGroup
@@ -23,3 +26,5 @@ class Setting(NamedTuple):
     probes: tuple[Probe, ...]
     pieces: int
     gathers_named: set[str]
+    on_inexact: str = "one_device"
+    self_check: bool = False

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
@@ -29,7 +30,7 @@ from keras_multigpu.partition.local_step import Leaf, LocalStep, Outcome
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.training.exchange.gradients import gradients_among
-from keras_multigpu.training.exchange.stages import summing, totals, traced
+from keras_multigpu.training.exchange.stages import for_all, summing, totals, traced
 from keras_multigpu.training.feed.cutter import has_own_memory
 from keras_multigpu.training.one_device import tracing_one_device
 from keras_multigpu.training.replica_group import (
@@ -42,6 +43,7 @@ from keras_multigpu.training.replica_group import (
 from keras_multigpu.training.shares import (
     Batch,
     Rows,
+    batch_size_of,
     cut,
     filled,
     first_rows,
@@ -52,6 +54,7 @@ from keras_multigpu.training.shares import (
 )
 from keras_multigpu.training.steps.same_batch import require_same_batch
 from keras_multigpu.training.steps.same_graph import require_same_graph
+from keras_multigpu.training.steps.self_check import Tried, nudged, unoptimized
 from keras_multigpu.training.steps.setting import Setting
 from keras_multigpu.training.variables.adjusted_schedule import adjustments
 from keras_multigpu.training.variables.placement import optimizers_of, place_model
@@ -133,6 +136,10 @@ class SplitStep:
         tracked = {id(h): copies_in(s) for h, s in zip(handles, storages, strict=True)}
         captured = self._whole.captured_inputs
         self._handles = [h for h in captured if id(h) in tracked or id(h) in others]
+        self._captured = [
+            others[id(h)] if id(h) in others else tracked[id(h)][0] for h in self._handles
+        ]
+        """The variables that the unsplit step has, until it has been tried."""
         untracked = [others[id(h)] for h in self._handles if id(h) not in tracked]
         setting.placement.take(untracked)
         self._copies: list[Copies] = [
@@ -275,6 +282,95 @@ class SplitStep:
     def _run_in_pieces(self, pieces: list[Any]) -> list[Any]:
         """What the graph yields for each piece of a share."""
         found: list[Any] = self._local.in_pieces(pieces)
+        return found
+
+    # Tried on one device, see `self_check`.
+
+    @property
+    def parts(self) -> int:
+        """In how many parts the batch is taken."""
+        return self._count * self._pieces
+
+    @property
+    def takes_any_number(self) -> bool:
+        """Whether the step is made for batches of every size."""
+        return not isinstance(size_of_batch(self._leaves), int)
+
+    @property
+    def hub(self) -> str:
+        """The device where it is tried."""
+        return self._group.hub
+
+    @property
+    def rounds_sums(self) -> bool:
+        """Whether replicas exchange fewer digits."""
+        return bool(self._group.sent_as)
+
+    def operations(self) -> Iterator[tf.Operation]:
+        """All operations of the unsplit step."""
+        waiting = [self._step.facts]
+        while waiting:
+            facts = waiting.pop()
+            waiting += [inner for each in facts.inner.values() for inner in each]
+            yield from facts.operations
+
+    def on_one_device(self, batch: Batch, nudge: tuple[float, int] | None = None) -> Tried:
+        """What the unsplit step yields; variables are then as they were.
+
+        Args:
+            batch: The batch.
+            nudge: By how much to change the last digits of variables before, and a seed.
+        """
+        before = [copies[0].numpy() for copies in self._copies]
+        start = before if nudge is None else list(nudged(before, *nudge))
+        # They are the first copies, unless these are on another device.
+        variables = self._captured
+        try:
+            for variable, value in zip(variables, start, strict=True):
+                variable.assign(value)
+            with tf.device(self._group.hub), unoptimized():
+                results = self._whole(*batch)
+            after = [variables[number].numpy() for number in self._assigned]
+        finally:
+            for variable, value in zip(variables, before, strict=True):
+                variable.assign(value)
+        return self._tried(results, start, after)
+
+    def in_parts(self, batch: Batch) -> Tried:
+        """What the parts of all replicas yield, one after another; nothing is assigned."""
+        values = [copies[0].read_value() for copies in self._copies]
+        data = tf.nest.flatten(present(batch), expand_composites=True)
+        rows: Any = batch_size_of(batch)
+        total, lengths, given = tf.constant(int(rows)), self._lengths(data), []
+        for number in range(self.parts):
+            start, stop = share_bounds(int(rows), number, self.parts)
+            own = [
+                tensor[start:stop] if isinstance(leaf.layout, InRows) else tensor
+                for leaf, tensor in zip(self._described, data, strict=True)
+            ]
+            counts = tf.constant([stop - start, start])
+            given.append((tf.constant(number), counts, total, counts[0], lengths, own, values))
+        with tf.device(self._group.hub), unoptimized():
+            pieces = for_all(self._local, given)
+        results = []
+        for place, layout in enumerate(self._layouts):
+            parts = [outputs[place] for outputs, *_ in pieces]
+            results.append(
+                tf.concat(parts, layout.axis) if isinstance(layout, InRows) else parts[0]
+            )
+        after = [tensor.numpy() for tensor in pieces[0][1]]
+        return self._tried(results, [value.numpy() for value in values], after)
+
+    def _tried(
+        self, results: Any, before: Sequence[np.ndarray], after: Sequence[np.ndarray]
+    ) -> Tried:
+        found = Tried([], [], [])
+        for place, leaf in enumerate(tf.nest.flatten(results, expand_composites=True)):
+            if leaf is not None:
+                found.add(f"result {place + 1}", leaf.numpy())
+        for number, new in zip(self._assigned, after, strict=True):
+            name = self._copies[number][0].name.partition(":")[0]
+            found.add(name, new, before[number])
         return found
 
     # The step.

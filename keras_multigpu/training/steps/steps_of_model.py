@@ -11,6 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_multigpu.training.feed.cutter import replayed
 from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.shares import (
     Batch,
@@ -69,6 +70,7 @@ class StepFunctions:
         replicas: How many replicas share a batch, and how many of their shares are here.
         eager: Whether steps run without a graph.
         data_wait: Where the seconds add up that graphs wait for data, if that is of interest.
+        devices: Where shares wait for the step.
     """
 
     def __init__(
@@ -77,8 +79,9 @@ class StepFunctions:
         replicas: tuple[int, int],
         eager: bool,
         data_wait: tf.Variable | None = None,
+        devices: Sequence[str] = (),
     ) -> None:
-        self._make_step = make_step
+        self._make_step, self._devices = make_step, devices
         self._replicas = replicas
         self._eager = eager
         self._data_wait = data_wait
@@ -93,10 +96,28 @@ class StepFunctions:
     def run(self, group: Group, spec: Batch | None) -> Any:
         """Run a group of batches; what the last step returned."""
         if group.iterator is not None and spec is not None:
-            loop = self._loop(group.iterator, spec, group.most > 1)
-            return loop(group.iterator, *((tf.constant(group.size),) if group.most > 1 else ()))
+            return self._run_in_graph(group, spec)
         for shares in group.shares:
             result = self.run_one(shares, spec)
+        return result
+
+    def _run_in_graph(self, group: Group, spec: Batch) -> Any:
+        """Run batches that a graph reads."""
+        several, left = group.most > 1, group.size
+        here = those_here(group.iterator.element_spec)
+        if not is_checked(self._step(spec, here)):
+            # Python reads the first, looks at it, and gives it back.
+            rows = tuple(next(group.iterator))
+            again = replayed(rows, group.iterator.element_spec, self._devices)
+            self._checked(spec, here, rows)
+            if again is None:
+                result = self.run_one(Shares(rows, None), spec)
+            else:
+                result = self._loop(again, spec, several)(again, *counted(1, several))
+            left -= 1
+        if left:
+            loop = self._loop(group.iterator, spec, several)
+            result = loop(group.iterator, *counted(left, several))
         return result
 
     def run_one(self, shares: Shares, spec: Batch | None = None) -> Any:
@@ -105,7 +126,7 @@ class StepFunctions:
             spec = self._common_spec(shares.spec)
         assert spec is not None
         here = those_here(shares.rows)
-        return self._step(spec, here)(shares.rows)
+        return self._checked(spec, here, shares.rows)(shares.rows)
 
     def make(self, spec: Batch, here: Here = ()) -> None:
         """Compile the step for batches of these specs before there are any."""
@@ -132,6 +153,13 @@ class StepFunctions:
                 step = CompiledStep(step, [share if one else elsewhere for one in present])
             self._single[key] = step
         return self._single[key]
+
+    def _checked(self, spec: Batch, here: Here, rows: Sequence[Rows]) -> Any:
+        """The step for a batch, which it has been tried on if it is new."""
+        step = self._step(spec, here)
+        if not is_checked(step):
+            step.step.check(rows)
+        return step
 
     def _loop(self, iterator: Any, spec: Batch, several: bool) -> Any:
         here = those_here(iterator.element_spec)
@@ -165,6 +193,16 @@ class CompiledStep:
 
     def _on_leaves(self, leaves: Sequence[Any]) -> Any:
         return self.step(filled(self._spec, leaves))
+
+
+def is_checked(step: Any) -> bool:
+    """Whether a step may run: those of training are tried before."""
+    return bool(getattr(getattr(step, "step", None), "is_checked", True))
+
+
+def counted(size: int, several: bool) -> tuple[tf.Tensor, ...]:
+    """What a loop is told of the number of its steps, if it may take several."""
+    return (tf.constant(size),) if several else ()
 
 
 def reading(step: CompiledStep, iterator: Any, data_wait: tf.Variable | None = None) -> Any:

@@ -1,0 +1,170 @@
+"""Whether a split step gives the numbers of one device, tried on a few examples of its first batch.
+
+The unsplit step and the parts of all replicas run on one device, one after another, from the same
+state, and nothing of it is kept. They may differ by rounding. How much that is depends on the
+model: where a difference is large it is compared with what a change of the weights in their last
+digits makes of the unsplit step. Adam divides gradients by their size, so one that is zero but for
+rounding moves a weight in either direction, on one device as well.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.training.shares import Batch, batch_size_of, first_rows
+
+if TYPE_CHECKING:
+    from keras_multigpu.training.steps.split_step import SplitStep
+
+# How far two correct steps are apart, relative to what a step changes. A float32 has 24 bits, and
+# sums of a deep network in another order have 14 in common. A wrong rule is wrong by a tenth.
+ROUNDING = 1e-3
+# The same where some of it is in 16 bits, or in TF32, with 8 or 11 bits.
+COARSE_ROUNDING = 5e-2
+# What the last digits of weights are changed by, and how much larger a difference may be.
+LAST_DIGITS, COARSE_DIGITS = 2.0**-20, 2.0**-9
+AMPLIFIED = 30
+NUDGES = 3
+
+
+class Tried(NamedTuple):
+    """What a step yields.
+
+    Attributes:
+        names: What each value is called.
+        values: Results as they are, and of variables by how much they change.
+        rounded: By how much the last digits of each may differ.
+    """
+
+    names: list[str]
+    values: list[np.ndarray]
+    rounded: list[float]
+
+    def add(self, name: str, value: np.ndarray, before: np.ndarray | None = None) -> None:
+        """Add a result, or what a variable is after the step and was before."""
+        self.names.append(name)
+        if not tf.as_dtype(value.dtype).is_floating:
+            self.values.append(value)
+            self.rounded.append(0.0)
+            return
+        wide = value.astype(np.float64)
+        largest = float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
+        digits = float(ml_dtypes.finfo(value.dtype).eps)
+        self.values.append(wide if before is None else wide - before.astype(np.float64))
+        self.rounded.append(8 * digits * largest)
+
+
+def difference(step: "SplitStep", batch: Batch) -> str | None:
+    """What differs beyond rounding if a step is split; None if nothing does, or it cannot be told.
+
+    Args:
+        step: The step.
+        batch: A batch, of which it takes no more than it needs.
+    """
+    rows = batch_size_of(batch)
+    few = step.parts + 1 if step.takes_any_number else rows
+    counts = [few, rows] if few < rows else [rows]  # type: ignore[operator]
+    for count in counts:
+        given = first_rows(batch, count)
+        try:
+            expected = step.on_one_device(given)
+        except tf.errors.OpError:
+            # It may want an even number of rows. What fails with all of them fails in `fit`, too.
+            continue
+        try:
+            found = step.in_parts(given)
+        except tf.errors.ResourceExhaustedError:
+            return None
+        except tf.errors.OpError as error:
+            return f"it fails where one device does not: {error.message.splitlines()[0]}"
+        return first_difference(step, given, expected, found)
+    return None
+
+
+def first_difference(step: "SplitStep", batch: Batch, expected: Tried, found: Tried) -> str | None:
+    coarse = is_coarse(step)
+    limit = COARSE_ROUNDING if coarse else ROUNDING
+    far = [
+        (place, size)
+        for place, size in enumerate(distances(expected, found))
+        # A NaN is neither small nor large.
+        if not size <= limit
+    ]
+    if not far:
+        return None
+    digits = COARSE_DIGITS if coarse else LAST_DIGITS
+    nudged = [
+        distances(expected, step.on_one_device(batch, nudge=(digits, seed)))
+        for seed in range(NUDGES)
+    ]
+    for place, size in far:
+        if not size <= AMPLIFIED * max(each[place] for each in nudged):
+            return f"{expected.names[place]} differs by {size:.1e} of its size"
+    return None
+
+
+def distances(expected: Tried, found: Tried) -> list[float]:
+    """How far each value is from what it should be, relative to its size."""
+    return [
+        distance(*each)
+        for each in zip(expected.values, found.values, expected.rounded, strict=True)
+    ]
+
+
+def distance(expected: np.ndarray, found: np.ndarray, rounded: float) -> float:
+    """The largest difference, relative to the largest value.
+
+    Args:
+        expected: The values of one device.
+        found: The others.
+        rounded: Up to where a difference is none.
+    """
+    if expected.shape != found.shape:
+        return np.inf
+    if expected.dtype.kind != "f":
+        return float(not np.array_equal(expected, found))
+    with np.errstate(invalid="ignore"):
+        equal = (expected == found) | (np.isnan(expected) & np.isnan(found))
+        apart = np.where(equal, 0.0, np.abs(expected - found))
+    if not np.isfinite(apart).all():
+        return np.inf
+    largest = float(np.abs(expected[np.isfinite(expected)]).max(initial=0.0))
+    beyond = max(0.0, float(apart.max(initial=0.0)) - rounded)
+    return beyond / largest if largest else (np.inf if beyond else 0.0)
+
+
+def is_coarse(step: "SplitStep") -> bool:
+    """Whether some of a step is computed with few digits."""
+    if step.rounds_sums:
+        return True
+    small = {tensor.dtype for op in step.operations() for tensor in op.outputs}
+    on_gpu = tf.DeviceSpec.from_string(step.hub).device_type == "GPU"
+    tf32 = on_gpu and tf.config.experimental.tensor_float_32_execution_enabled()
+    return tf32 or bool(small & {tf.float16, tf.bfloat16})
+
+
+def nudged(values: Sequence[np.ndarray], digits: float, seed: int) -> Iterator[np.ndarray]:
+    """Values with other last digits."""
+    draws = np.random.default_rng(seed)
+    for value in values:
+        if tf.as_dtype(value.dtype).is_floating:
+            signs = draws.choice([-1.0, 1.0], size=value.shape)
+            yield (value.astype(np.float64) * (1.0 + digits * signs)).astype(value.dtype)
+        else:
+            yield value
+
+
+@contextlib.contextmanager
+def unoptimized() -> Iterator[None]:
+    """Let TensorFlow run graphs as they are: to optimise one takes longer than to run it once."""
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    try:
+        yield
+    finally:
+        kept = {"disable_meta_optimizer": before.get("disable_meta_optimizer", False)}
+        tf.config.optimizer.set_experimental_options(kept)

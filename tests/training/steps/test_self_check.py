@@ -1,0 +1,99 @@
+"""A split step is tried before it runs: a false rule is found, rounding is not taken for one."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import keras_multigpu as kmg
+from keras_multigpu.partition.plan import Plan
+from keras_multigpu.partition.rules import RULES
+from keras_multigpu.training.steps.self_check import distance
+
+ROWS, BATCH = 20, 7
+
+
+@pytest.fixture
+def false_rule(monkeypatch):
+    """Sums over the rows before each one, of the rows of a replica alone."""
+
+    def rule(op, ins, facts):
+        return Plan(ins, ins[:1])
+
+    monkeypatch.setitem(RULES, "Cumsum", rule)
+
+
+class Ordered(keras.Sequential):
+    """A loss that needs sums over the rows before each one."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return tf.reduce_mean(tf.cumsum(y_pred, axis=0) ** 2)
+
+
+def trained(replicas, make=Ordered, optimizer=None, data=lambda x: x, epochs=1, **options):
+    keras.utils.set_random_seed(1)
+    model = make([keras.Input((5,)), keras.layers.Dropout(0.2), keras.layers.Dense(3)])
+    x = np.random.default_rng(0).normal(size=(ROWS, 5)).astype("float32")
+    if replicas:
+        model = kmg.distribute(model, devices=replicas, **options)
+    model.compile(optimizer or keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    given = tf.data.Dataset.from_tensor_slices(x).batch(BATCH) if data else x
+    history = model.fit(given, epochs=epochs, shuffle=False, verbose=0)
+    return [*model.get_weights(), history.history["loss"]], model
+
+
+def alone(model):
+    functions = model.replication.steps_of("train_step")
+    return [step.step.alone for made in functions.values() for step in made.steps]
+
+
+def test_a_false_rule_is_found_and_does_no_harm(false_rule, caplog):
+    """One replica takes the batches, from the first one on, and says why."""
+    expected, _ = trained(0)
+    with caplog.at_level("WARNING", logger="keras_multigpu"):
+        found, model = trained(3)
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=2e-5)
+    assert all(alone(model))
+    (said,) = [r.message for r in caplog.records if "would not give the numbers" in r.message]
+    assert "One replica computes the whole of train_step" in said
+    # Without it nobody notices.
+    found, model = trained(3, self_check=False)
+    assert not np.allclose(found[0], expected[0], rtol=1e-3)
+
+
+def test_a_false_rule_is_an_error_where_somebody_asks_for_that(false_rule):
+    with pytest.raises(RuntimeError, match="does not give the numbers of one device: .* differs"):
+        trained(2, on_inexact="error")
+
+
+def test_nothing_of_the_trial_is_kept():
+    """Neither the batch that was looked at, nor draws, nor the optimizer's state."""
+    found, model = trained(2, optimizer=keras.optimizers.Adam(0.01))
+    expected, _ = trained(2, optimizer=keras.optimizers.Adam(0.01), self_check=False)
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_array_equal(other, one)
+    assert not any(alone(model))
+    assert int(model.optimizer.iterations) == 3
+
+
+def test_an_unknown_wish_is_named():
+    with pytest.raises(ValueError, match="`on_inexact` has an unknown value"):
+        trained(2, on_inexact="never")
+
+
+@pytest.mark.parametrize(
+    ("expected", "found", "rounded", "size"),
+    [
+        ([1.0, 2.0], [1.0, 2.5], 0.0, 0.25),
+        ([np.nan, np.inf], [np.nan, np.inf], 0.0, 0.0),
+        ([np.nan, 1.0], [1.0, 1.0], 0.0, np.inf),
+        ([0.0, 0.0], [1e-9, 0.0], 1e-8, 0.0),
+        ([0.0, 0.0], [1e-7, 0.0], 1e-8, np.inf),
+        ([3, 4], [3, 4], 0.0, 0.0),
+        ([3, 4], [3, 5], 0.0, 1.0),
+        ([1.0], [1.0, 1.0], 0.0, np.inf),
+    ],
+)
+def test_differences_are_relative_to_what_a_step_changes(expected, found, rounded, size):
+    assert distance(np.array(expected), np.array(found), rounded) == size
