@@ -24,6 +24,7 @@ ELEMENTWISE = {*UNARY, *BROADCASTING, *SAME_SHAPES}
 # What they make is cheap, so a replica makes its own rows of it.
 MAKERS = {"Fill", "BroadcastTo", "Tile", "Range", *randomness.SLICED}
 UNSENT = (tf.string, tf.resource, tf.variant)
+# How replicas send numbers that they cannot add up.
 SENT_AS = {
     **dict.fromkeys([tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16], tf.int32),
     tf.uint32: tf.int64,

@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals, variable_internals
+from keras_multigpu.partition.conversions import SENT_AS
 from keras_multigpu.replicas import obtained, short_name
 from keras_multigpu.training.exchange.stages import summing
 
@@ -428,13 +429,6 @@ def rows_by_sums(
             whole.set_shape([None, *tensors[index].shape[1:]])
             gathered[index] = tf.cast(whole, tensors[index].dtype)
     return [gathered[index] for index in range(len(tensors))]
-
-
-SENT_AS = {
-    **dict.fromkeys([tf.bool, tf.int8, tf.uint8, tf.int16, tf.uint16], tf.int32),
-    tf.uint32: tf.int64,
-}
-"""How processes send numbers that they cannot add up."""
 
 
 def refuse_to_send(tensors: Sequence[Any]) -> None:
