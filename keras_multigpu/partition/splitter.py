@@ -197,8 +197,10 @@ class Splitter:
             return
         if set(plan.need) <= {REPLICATED} and (op.type in MAKERS or self._is_lazy(op, inputs)):
             out = op.outputs[0]
+            # Who asks for all of it makes it, also where most ask for rows.
+            whole = Plan(plan.need, (REPLICATED,))
             scope.values[out.name] = Value(
-                REPLICATED, lambda: self._run(op, plan, inputs, scope)[0], out, scope, inputs
+                REPLICATED, lambda: self._run(op, whole, inputs, scope)[0], out, scope, inputs
             )
             return
         self._set(op, plan, self._run(op, plan, inputs, scope), inputs, scope)

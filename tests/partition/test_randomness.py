@@ -15,6 +15,10 @@ def noise(x, draw=tf.random.stateless_normal, **more):
     return draw([tf.shape(x)[0], 3], SEED, **more)
 
 
+def integers(x):
+    return noise(x, tf.random.stateless_uniform, maxval=9, minval=2, dtype=tf.int32)
+
+
 def in_a_branch(x):
     """Whole in one branch, rows in the other: nothing can be exchanged there."""
     rows = noise(x)
@@ -34,10 +38,13 @@ def in_a_loop(x):
     [
         (noise, True),
         (lambda x: noise(x, tf.random.stateless_truncated_normal), True),
-        (lambda x: noise(x, tf.random.stateless_uniform, maxval=9, minval=2, dtype=tf.int32), True),
+        (integers, True),
         # Numbers by which somebody puts the batch in another order, and those of no examples.
         (lambda x: tf.random.stateless_uniform([tf.shape(x)[0]], SEED), False),
         (lambda x: tf.random.stateless_uniform([4, 3], SEED), False),
+        # Somebody needs all of them.
+        (lambda x: tf.gather(integers(x), [1, 0]), None),
+        (lambda x: tf.sort(noise(x, tf.random.stateless_truncated_normal), axis=0), None),
         (in_a_branch, None),
         (in_a_loop, None),
     ],

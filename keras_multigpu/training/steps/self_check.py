@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
+from keras_multigpu.partition.source_line import place_of
 from keras_multigpu.training.shares import Batch, batch_size_of, first_rows
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 ROUNDING = 1e-3
 # The same where some of it is in 16 bits, or in TF32, with 8 or 11 bits.
 COARSE_ROUNDING = 5e-2
+# Where one operation is to be named, of those that a difference has gone through.
+CLEAR = 1e-2
 # What the last digits of weights are changed by, and how much larger a difference may be.
 LAST_DIGITS, COARSE_DIGITS = 2.0**-20, 2.0**-9
 AMPLIFIED = 30
@@ -103,7 +106,27 @@ def first_difference(step: "SplitStep", batch: Batch, expected: Tried, found: Tr
     ]
     for place, size in far:
         if not size <= AMPLIFIED * max(each[place] for each in nudged):
-            return f"{expected.names[place]} differs by {size:.1e} of its size"
+            what = f"{expected.names[place]} differs by {size:.1e} of its size"
+            line = first_line(step, batch)
+            return what if line is None else f"{what}, first in {line}"
+    return None
+
+
+def first_line(step: "SplitStep", batch: Batch) -> str | None:
+    """Where the first operation comes from whose parts do not make its whole; None if not found.
+
+    The step cannot run any more then.
+    """
+    try:
+        whole, parts = (step.everything(batch, count) for count in (1, step.parts))
+    except Exception:  # It only helps to understand what was found already.
+        return None
+    for name, (op, expected) in whole.items():
+        if name in parts:
+            found = parts[name][1]
+            rounded = 1e-5 * float(np.abs(expected).max(initial=0.0))
+            if not distance(expected.astype("float64"), found.astype("float64"), rounded) <= CLEAR:
+                return f"{place_of(op)} ({op.type})"
     return None
 
 

@@ -24,7 +24,7 @@ from keras_multigpu.keras_internals import (
 )
 from keras_multigpu.partition.account import HEAVY, Account
 from keras_multigpu.partition.conversions import Exchange
-from keras_multigpu.partition.layouts import Block
+from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Block, Layout
 from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.partition.local_step import Leaf, LocalStep, Outcome
 from keras_multigpu.partition.planner import CannotSplit
@@ -171,7 +171,7 @@ class SplitStep:
         devices = [replica.device for replica in self._group.replicas]
         on_cpu = not all(has_own_memory(device) for device in devices)
         self._step = self._local_step(Sums(replicas * self._pieces, on_cpu))
-        leaves, specs = self._described, self._specs
+        leaves = self._described
         outcomes: list[Outcome] = []
         own: list[tf.Tensor] = []
 
@@ -188,14 +188,12 @@ class SplitStep:
                 done = tf.zeros(())
             return outcome.outputs, made, done, self._seen(share)
 
-        number = tf.TensorSpec((), tf.int32)
-        values = [tf.TensorSpec(copies[0].shape, copies[0].dtype) for copies in self._copies]
-        lengths = dict.fromkeys(self._lengths(specs), number)
+        args = self._specs_of_arguments()
+        *_, lengths, specs, values = args
         places: list[int] = []
         if self._pieces > 1:
             rows = [n for n, leaf in enumerate(leaves) if isinstance(leaf.layout, InRows)]
             places = [0, 1, *(4 + len(lengths) + place for place in rows)]
-        args = (number, tf.TensorSpec((2,), tf.int32), number, number, lengths, specs, values)
 
         def rounded(cuts: Collection[str]) -> Collection[str]:
             return self._gradients(cuts, outcomes[-1], own) if self._group.sent_as else ()
@@ -206,6 +204,14 @@ class SplitStep:
         self._layouts = outcomes[-1].layouts
         if self._pieces > 1 and self._local.types_of_later_pieces() & HEAVY:
             logger.warning(self._said_of_waiting_pieces())
+
+    def _specs_of_arguments(self) -> tuple[Any, ...]:
+        """The specs of what a replica's part is given."""
+        number = tf.TensorSpec((), tf.int32)
+        values = [tf.TensorSpec(copies[0].shape, copies[0].dtype) for copies in self._copies]
+        lengths = dict.fromkeys(self._lengths(self._specs), number)
+        counts = number, tf.TensorSpec((2,), tf.int32), number, number
+        return *counts, lengths, self._specs, values
 
     def _said_of_waiting_pieces(self) -> str:
         """What it means that pieces of a replica's share wait for sums in the middle of a step."""
@@ -338,18 +344,7 @@ class SplitStep:
 
     def in_parts(self, batch: Batch) -> Tried:
         """What the parts of all replicas yield, one after another; nothing is assigned."""
-        values = [copies[0].read_value() for copies in self._copies]
-        data = tf.nest.flatten(present(batch), expand_composites=True)
-        rows: Any = batch_size_of(batch)
-        total, lengths, given = tf.constant(int(rows)), self._lengths(data), []
-        for number in range(self.parts):
-            start, stop = share_bounds(int(rows), number, self.parts)
-            own = [
-                tensor[start:stop] if isinstance(leaf.layout, InRows) else tensor
-                for leaf, tensor in zip(self._described, data, strict=True)
-            ]
-            counts = tf.constant([stop - start, start])
-            given.append((tf.constant(number), counts, total, counts[0], lengths, own, values))
+        values, given = self._arguments(batch, self.parts)
         with tf.device(self._group.hub), unoptimized():
             pieces = for_all(self._local, given)
         results = []
@@ -360,6 +355,63 @@ class SplitStep:
             )
         after = [tensor.numpy() for tensor in pieces[0][1]]
         return self._tried(results, [value.numpy() for value in values], after)
+
+    def everything(self, batch: Batch, parts: int) -> dict[str, tuple[tf.Operation, np.ndarray]]:
+        """The values of the step's tensors, by name, in the order in which they are computed.
+
+        The step cannot run any more then.
+
+        Args:
+            batch: The batch.
+            parts: In how many parts to compute them; in one, no rule of the partition is used.
+        """
+        pieces, self._pieces = self._pieces, 1
+        step = self._local_step(Sums(parts, True))
+        found: list[tuple[tf.Tensor, Layout]] = []
+
+        def local(number: Any, counts: Any, total: Any, share: Any, *rest: Any) -> list[tf.Tensor]:
+            lengths, data, values = rest
+            step(number, [[*tf.unstack(counts), total]], data, values, lengths)
+            assert step.scope is not None
+            made = [
+                (tensor, step.scope.values[tensor.name])
+                for op in step.scope.facts.operations
+                for tensor in op.outputs
+                if tensor.name in step.scope.values and tensor.dtype.is_floating
+            ]
+            made = [(tensor, value) for tensor, value in made if is_joinable(value.layout)]
+            found[:] = [(tensor, value.layout) for tensor, value in made]
+            return [tf.identity(value.local) for _, value in made]
+
+        function = traced(local, self._specs_of_arguments(), False)
+        _, given = self._arguments(batch, parts)
+        with tf.device(self._group.hub), unoptimized():
+            of_parts = for_all(function, given)
+        self._pieces = pieces
+        values = {}
+        for (tensor, layout), *each in zip(found, *of_parts, strict=True):
+            if isinstance(layout, InRows):
+                values[tensor.name] = tensor.op, tf.concat(each, layout.axis).numpy()
+            else:
+                whole = tf.add_n(each) if layout == PARTIAL else each[0]
+                values[tensor.name] = tensor.op, whole.numpy()
+        return values
+
+    def _arguments(self, batch: Batch, parts: int) -> tuple[list[tf.Tensor], list[tuple[Any, ...]]]:
+        """The values of variables, and what each of so many parts of a batch is given."""
+        values = [copies[0].read_value() for copies in self._copies]
+        data = tf.nest.flatten(present(batch), expand_composites=True)
+        rows: Any = batch_size_of(batch)
+        total, lengths, given = tf.constant(int(rows)), self._lengths(data), []
+        for number in range(parts):
+            start, stop = share_bounds(int(rows), number, parts)
+            own = [
+                tensor[start:stop] if isinstance(leaf.layout, InRows) else tensor
+                for leaf, tensor in zip(self._described, data, strict=True)
+            ]
+            counts = tf.constant([stop - start, start])
+            given.append((tf.constant(number), counts, total, counts[0], lengths, own, values))
+        return values, given
 
     def _tried(
         self, results: Any, before: Sequence[np.ndarray], after: Sequence[np.ndarray]
@@ -548,6 +600,13 @@ def after(results: Sequence[OfReplica]) -> Iterator[None]:
 
 def one_after_another(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
+
+
+def is_joinable(layout: Layout) -> bool:
+    """Whether parts that lie so are easily made the whole."""
+    return layout in (REPLICATED, PARTIAL) or (
+        isinstance(layout, InRows) and len(layout.blocks) == 1
+    )
 
 
 def led_by(tensor: tf.Tensor, axis: int, back: bool = False) -> tf.Tensor:

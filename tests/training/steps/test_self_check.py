@@ -1,5 +1,7 @@
 """A split step is tried before it runs: a false rule is found, rounding is not taken for one."""
 
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -27,7 +29,7 @@ class Ordered(keras.Sequential):
     """A loss that needs sums over the rows before each one."""
 
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return tf.reduce_mean(tf.cumsum(y_pred, axis=0) ** 2)
+        return tf.reduce_mean(tf.cumsum(y_pred, axis=0) ** 2)  # the false line
 
 
 def trained(replicas, make=Ordered, optimizer=None, data=lambda x: x, epochs=1, **options):
@@ -57,6 +59,9 @@ def test_a_false_rule_is_found_and_does_no_harm(false_rule, caplog):
     assert all(alone(model))
     (said,) = [r.message for r in caplog.records if "would not give the numbers" in r.message]
     assert "One replica computes the whole of train_step" in said
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    number = 1 + ["# the false line" in line for line in lines].index(True)
+    assert f"first in test_self_check.py:{number} (Cumsum)" in said
     # Without it nobody notices.
     found, model = trained(3, self_check=False)
     assert not np.allclose(found[0], expected[0], rtol=1e-3)
