@@ -168,10 +168,8 @@ def require_equal(found, expected):
 @pytest.mark.parametrize(
     ("kind", "replicas", "options"),
     [
-        (OwnLoss, 1, {}),
         (OwnLoss, 2, {}),
         # A plain model with a loss that assigns as well.
-        (StatefulLoss, 1, {}),
         (StatefulLoss, 2, {"run_eagerly": True}),
         (StatefulLoss, 2, {"jit_compile": True, "steps_per_execution": 2}),
     ],
