@@ -40,11 +40,13 @@ class Exchange(Protocol):
         on_cpu: Whether some are CPUs, where more kernels fail without rows.
         has_equal_shares: Whether all have as many examples, a number that is known in the graph,
             while XLA is to compile that for all of them.
+        compiled: Whether XLA compiles what they do.
     """
 
     replicas: int
     on_cpu: bool
     has_equal_shares: bool
+    compiled: bool
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum of a tensor over replicas, on each of them."""
@@ -254,7 +256,7 @@ class Conversions:
             start, _, delta = (each.local for each in inputs)
             offset = start + tf.cast(first, start.dtype) * delta
             return tf.cast(tf.range(length), start.dtype) * delta + offset
-        if randomness.has_slices(op) and layout.axis == 0:
+        if randomness.has_slices(op, self.numbers.compiled) and layout.axis == 0:
             return randomness.drawn(op, [each.local for each in inputs], layout, self.numbers)
         if op.type in ("BroadcastTo", "Tile"):
             own = facts.dims(op.inputs[0])

@@ -18,6 +18,7 @@ class LocalNumbers:
         before: How many examples those before it have, by batch.
         sizes: How large the sizes are that have names; for batches, of all replicas together.
         batches: The size of each batch: a name, or a number where the graph was traced for it.
+        compiled: Whether XLA compiles the graph.
     """
 
     def __init__(
@@ -27,9 +28,10 @@ class LocalNumbers:
         before: Mapping[str, tf.Tensor],
         sizes: Mapping[str, tf.Tensor],
         batches: Mapping[str, AnySize],
+        compiled: bool = False,
     ) -> None:
         self.replica, self.own, self.before = replica, own, before
-        self.sizes, self.batches = sizes, batches
+        self.sizes, self.batches, self.compiled = sizes, batches, compiled
         self.is_first = tf.equal(replica, 0)
         self._graph = tf.compat.v1.get_default_graph()
         self._known: dict[Any, tf.Tensor] = {}

@@ -141,4 +141,5 @@ class LocalStep:
                     ((names, coefficient),) = dim.terms
                     if len(names) == 1 and coefficient == 1 and names[0] not in sizes:
                         sizes[names[0]] = tf.shape(tensor)[axis]
-        return LocalNumbers(replica, own, before, sizes, self._batches)
+        compiled = self._exchange.compiled
+        return LocalNumbers(replica, own, before, sizes, self._batches, compiled)

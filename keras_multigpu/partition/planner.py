@@ -309,7 +309,7 @@ def own_rows_drawn(rows: Rows) -> Any:
     """What adds a replica's rows of a draw."""
 
     def emit(site: Any, inputs: list[tf.Tensor]) -> list[tf.Tensor]:
-        if has_slices(site.op):
+        if has_slices(site.op, site.numbers.compiled):
             return [drawn(site.op, inputs, rows, site.numbers)]
         return [own_rows_of(site.run(inputs)[0], rows, site.numbers)]
 

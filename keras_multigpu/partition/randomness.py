@@ -44,9 +44,15 @@ DRAWS = {
 PHILOX, CHOSEN_BY_DEVICE = 1, 3
 
 
-def has_slices(op: tf.Operation) -> bool:
-    """Whether an operation can draw a part of its random numbers."""
-    if op.type not in SLICED:
+def has_slices(op: tf.Operation, compiled: bool) -> bool:
+    """Whether an operation can draw a part of its random numbers.
+
+    Args:
+        op: The operation.
+        compiled: Whether XLA compiles it.
+    """
+    # XLA makes pairs of normal numbers of the two halves of a tensor, so its shape decides.
+    if op.type not in SLICED or (compiled and op.type == "StatelessRandomNormalV2"):
         return False
     algorithm = tf.get_static_value(op.inputs[3])
     if algorithm is None:

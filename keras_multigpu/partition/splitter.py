@@ -138,9 +138,12 @@ class Splitter:
                 else Value(value.layout, next(own), value.source)
                 for value in inputs
             ]
+            before, self.numbers.compiled = self.numbers.compiled, True
             outs = self.add(inner, given)
             layouts.extend(value.layout for value in outs)
-            return [value.local for value in outs]
+            found = [value.local for value in outs]
+            self.numbers.compiled = before
+            return found
 
         call = tf.function(function, autograph=False, jit_compile=True)
         outs = call(*[value.local for value in moving])

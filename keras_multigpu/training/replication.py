@@ -98,7 +98,7 @@ class Replication:
         self.pieces = pieces
         self.on_inexact, self.self_check = on_inexact, self_check
         self.probes: tuple[Probe, ...] = ()
-        self.gathers_named: set[str] = set()
+        self.told: set[str] = set()
         """The places of which a warning has said that they make steps slow."""
         self._data_wait: tf.Variable | None = None
         self._announced = False
@@ -237,7 +237,7 @@ class Replication:
             self.placement,
             self.probes,
             self.pieces,
-            self.gathers_named,
+            self.told,
             self.on_inexact,
             self.self_check,
         )
@@ -320,7 +320,7 @@ class Replication:
             except tf.errors.ResourceExhaustedError:
                 # The others are in the middle of the step.
                 largest = max(int(rows.examples) for rows in shares.rows)
-                if self.group.is_spread or self.pieces >= largest:
+                if self.group.is_spread or self.pieces >= largest or self.training(model).alone:
                     raise
                 refuse_unequal_known(shares.rows[0].data)
                 self.pieces *= 2

@@ -17,6 +17,7 @@ class Sums:
 
     def __init__(self, replicas: int) -> None:
         self.replicas, self.on_cpu, self.has_equal_shares = replicas, True, False
+        self.compiled = False
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         return stages.totals([tensor])[0]

@@ -39,7 +39,8 @@ class AsynchronousTrainStep(SplitStep):
         servers: Servers,
     ) -> None:
         super().__init__(model, setting, spec, function, setting.pieces)
-        if what := bound_to_this_process(self._whole, self._copies):
+        what = bound_to_this_process(self._whole, self._copies)
+        if what := what or (self._unsplit and f"what cannot be handed on ({self.alone})"):
             raise servers.refusal(f"a step that needs {what}", "Leave `asynchronous` out")
         self._servers = servers
         self._stored = servers.copies([copies[0] for copies in self._copies])

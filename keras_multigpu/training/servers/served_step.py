@@ -51,7 +51,9 @@ class ServedTrainStep(SplitTrainStep):
         self._functions: dict[Part, Any] = {}
         super().__init__(model, setting, spec, function)
         stored = servers.copies([copies[0] for copies in self._copies])
-        self._stored = dict(zip(self._names_of_values, stored, strict=True))
+        # The chief trains alone with what cannot be split at all.
+        names = self._names_of_values if self._unsplit is None else []
+        self._stored = dict(zip(names, stored, strict=bool(names)))
 
     def _split(self, replicas: int) -> None:
         if self._pieces > 1 and (what := bound_to_this_process(self._whole, self._copies)):

@@ -112,7 +112,7 @@ class TPUTrainStep(SplitStep):
             return self._filled(self._function(count, size, *arguments))
         except CannotSplit as reason:
             if count == 1:
-                raise
+                raise self._tpus.refusal(f"this step ({reason})", "Change that") from reason
             self._stay_alone(reason)
             return self(shares)
 
@@ -144,7 +144,7 @@ class OfCores:
         counts: Whether the core that runs now is one of them.
     """
 
-    on_cpu, has_equal_shares = False, True
+    on_cpu, has_equal_shares, compiled = False, True, True
 
     def __init__(self, tpus: TPUs, replicas: int, counts: tf.Tensor) -> None:
         self._tpus, self.replicas, self._counts = tpus, replicas, counts

@@ -68,6 +68,7 @@ class OwnExamples:
             {batch: tf.zeros_like(examples)},
             {**numbers.sizes, batch: examples},
             numbers.batches,
+            numbers.compiled,
         )
         whole, own = numbers.number(numbers.batches[batch]), examples
         self._to_mean = tf.math.divide_no_nan(tf.cast(whole, tf.float64), tf.cast(own, tf.float64))

@@ -70,12 +70,13 @@ class Sums:
     Args:
         replicas: How many there are.
         on_cpu: Whether some are CPUs.
+        compiled: Whether XLA compiles what they do.
     """
 
     has_equal_shares = False
 
-    def __init__(self, replicas: int, on_cpu: bool) -> None:
-        self.replicas, self.on_cpu = replicas, on_cpu
+    def __init__(self, replicas: int, on_cpu: bool, compiled: bool) -> None:
+        self.replicas, self.on_cpu, self.compiled = replicas, on_cpu, compiled
 
     def sum(self, tensor: tf.Tensor) -> tf.Tensor:
         return tensor if self.replicas == 1 else totals([tensor])[0]
@@ -105,6 +106,7 @@ class SplitStep:
     ) -> None:
         self._model, self._group, self.spec = model, setting.group, spec
         self._name = getattr(function, "__name__", "the step")
+        self._setting, self._asked = setting, pieces
         self._pieces = pieces * self._workers
         self._count = self._replicas()
         known = known_variables(model)
@@ -115,14 +117,22 @@ class SplitStep:
         self._leaves = present(spec)
         self.alone: CannotSplit | None = None
         """Why one replica takes the whole batch, if it does."""
+        self._unsplit: Any = None
         try:
             self._split(self._count)
         except CannotSplit as reason:
-            if self._count * self._workers == 1 or pieces > 1:
-                raise
-            self._stay_alone(reason)
-            self._pieces = 1
-            self._split(1)
+            if self._count * self._pieces > 1:
+                self._stay_alone(reason)
+            self.alone, self._pieces = reason, 1
+            try:
+                self._split(1)
+            except CannotSplit:
+                # It changes variables in a way that is not known, so their values cannot be handed
+                # in and out. Since it was traced they may have been placed.
+                self._whole = traced_for_one_device(model, known, spec, function)
+                self._unsplit = tf.function(
+                    self._whole, autograph=False, jit_compile=bool(model.jit_compile)
+                )
 
     def _find_captured(self, setting: Setting) -> None:
         """Find the variables that the step uses, and where their values are."""
@@ -170,7 +180,8 @@ class SplitStep:
         """Make the graph that each of so many replicas runs."""
         devices = [replica.device for replica in self._group.replicas]
         on_cpu = not all(has_own_memory(device) for device in devices)
-        self._step = self._local_step(Sums(replicas * self._pieces, on_cpu))
+        sums = Sums(replicas * self._pieces, on_cpu, bool(self._model.jit_compile))
+        self._step = self._local_step(sums)
         leaves = self._described
         outcomes: list[Outcome] = []
         own: list[tf.Tensor] = []
@@ -246,12 +257,7 @@ class SplitStep:
         return traced(local, args, bool(self._model.jit_compile), places, rounded)
 
     def _say_alone(self, reason: CannotSplit) -> None:
-        logger.warning(
-            "One replica computes the whole of %s: %s. Its numbers are those of one device, "
-            "and it is no faster.",
-            self._name,
-            reason,
-        )
+        self._setting.say_alone(self._name, self._asked, str(reason))
 
     @property
     def account(self) -> Account:
@@ -366,7 +372,7 @@ class SplitStep:
             parts: In how many parts to compute them; in one, no rule of the partition is used.
         """
         pieces, self._pieces = self._pieces, 1
-        step = self._local_step(Sums(parts, True))
+        step = self._local_step(Sums(parts, True, False))
         found: list[tuple[tf.Tensor, Layout]] = []
 
         def local(number: Any, counts: Any, total: Any, share: Any, *rest: Any) -> list[tf.Tensor]:
@@ -429,6 +435,8 @@ class SplitStep:
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Run the step on a batch; its results, as one device gives them."""
+        if self._unsplit is not None:
+            return self._run_unsplit(shares)
         results = self._results(shares)
         with after(results):
             self._assign(results)
@@ -523,6 +531,16 @@ class SplitStep:
             made = self._local(tf.constant(0), own, total, total, {}, data, values)
         result = OfReplica([made])
         return [result] * len(self._group.replicas)
+
+    def _run_unsplit(self, shares: Sequence[Rows]) -> Any:
+        """Run the step as it is on one replica, and give the others the values that it leaves."""
+        batch = whole_batch(self._group, shares, self.spec)
+        with graph_internals.single_device(), tf.device(self._group.hub):
+            results = self._unsplit(*batch)
+        for first, *others in self._copies:
+            for other in others:
+                other.assign(first)
+        return results
 
     def _joined(self, parts: Sequence[Sequence[Sequence[tf.Tensor]]]) -> list[tf.Tensor]:
         """The results of all replicas: those that are alike once, and rows one after another."""
@@ -715,7 +733,11 @@ class EagerStep:
         setting: Its replicas.
         spec: The specs of a global batch.
         function: The model's step.
+        pieces: In how many pieces a replica was to take its share, one after another.
     """
+
+    alone = True
+    """One replica takes the whole batch."""
 
     def __init__(
         self,
@@ -723,9 +745,13 @@ class EagerStep:
         setting: Setting,
         spec: Batch,
         function: Callable[[Any], Any],
+        pieces: int = 1,
     ) -> None:
         self._model, self._setting, self._spec = model, setting, spec
         self._function = function
+        if setting.group.count * pieces > 1:
+            reason = "`run_eagerly=True` leaves no graph to split"
+            setting.say_alone("each step", pieces, reason)
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Run the step on a batch; its results."""

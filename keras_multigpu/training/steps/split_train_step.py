@@ -74,6 +74,8 @@ class SplitTrainStep(SplitStep):
         self.is_checked = not setting.self_check
         """Whether it has shown that it gives the numbers of one device."""
         self._make(model, setting, spec, function)
+        if self._unsplit is not None:
+            self._watched.refuse_unsplit(str(self.alone))
         self._warn_of_gathers(setting)
 
     def _make(
@@ -107,9 +109,9 @@ class SplitTrainStep(SplitStep):
         most = max(found, key=lambda each: self.account.bytes("gathered", numbers, [each]))
         assert most.op is not None
         place = place_of(most.op)
-        if place in setting.gathers_named:
+        if place in setting.told:
             return
-        setting.gathers_named.add(place)
+        setting.told.add(place)
         logger.warning(
             "%s needs the rows of all replicas (%s): what is gathered, and what every replica then "
             "computes whole, takes about %d %% of a step. Its numbers are those of one device. "
@@ -152,6 +154,8 @@ class SplitTrainStep(SplitStep):
         """Train on a batch; what the step returns, as one device gives it."""
         watched = self._watched
         watched.before_step()
+        if self._unsplit is not None:
+            return self._run_unsplit(shares)
         results = self._results(shares)
         with after(results):
             allowed = watched.verdict([result.measured for result in results])
@@ -272,6 +276,15 @@ class EagerTrainStep(EagerStep):
         spec: The specs of a global batch.
         function: The model's step.
     """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        setting: Setting,
+        spec: Batch,
+        function: Callable[[Any], Any],
+    ) -> None:
+        super().__init__(model, setting, spec, function, setting.pieces)
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Train on a batch; what the step returns."""

@@ -93,6 +93,12 @@ class StepFunctions:
     def steps(self) -> list[Any]:
         return list(self._single.values())
 
+    @property
+    def alone(self) -> bool:
+        """Whether one replica takes the whole batch in some step."""
+        steps = [getattr(step, "step", step) for step in self.steps]
+        return any(getattr(step, "alone", None) for step in steps)
+
     def run(self, group: Group, spec: Batch | None) -> Any:
         """Run a group of batches; what the last step returned."""
         if group.iterator is not None and spec is not None:

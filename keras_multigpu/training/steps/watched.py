@@ -64,6 +64,17 @@ class Watched:
             refuse_to_measure(self._measuring[0])
         self.taps = Taps(noted, any(probe.by_piece for probe in self._measuring))
 
+    def refuse_unsplit(self, reason: str) -> None:
+        """Raise a `ValueError` if a probe wants to see a step that runs as it is."""
+        if self.measures:
+            raise value_error(
+                "A callback wants to measure inside a step that runs as it is, unseen.",
+                "Expected a step that reads and assigns variables by operations that are known.",
+                "Leave out the callback, or change what stands in the way.",
+                probe=type(self._measuring[0]).__name__,
+                reason=reason,
+            )
+
     def scale(self, value_of: Callable[[keras.Variable], Any]) -> tf.Tensor:
         """The factor of the loss, given the values of variables before the step."""
         state = [(variable, value_of(variable)) for variable in state_of(self._model.optimizer)]

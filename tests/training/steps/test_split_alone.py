@@ -1,0 +1,214 @@
+"""Steps that one replica takes whole, because nobody can split them: one device's numbers."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import keras_multigpu as kmg
+
+X = np.random.default_rng(0).normal(size=(14, 5)).astype("float32")
+Y = X[:, :3]
+
+
+class Plain(keras.Sequential):
+    """What can be split, but for what subclasses add."""
+
+    def __init__(self):
+        super().__init__([keras.Input((5,)), layers.Dense(3)])
+
+
+class CountsLetters(Plain):
+    """Text that is made of all rows cannot travel."""
+
+    def train_step(self, data):
+        x, y = data
+        letters = tf.strings.length(tf.strings.reduce_join(tf.strings.as_string(x[:, 0])))
+        return super().train_step((x * tf.cast(letters, x.dtype) / 100.0, y))
+
+
+class Draws(Plain):
+    """It draws from a state that TensorFlow keeps in a variable."""
+
+    def __init__(self):
+        super().__init__()
+        self.draws = tf.random.Generator.from_seed(3)
+
+    def train_step(self, data):
+        x, y = data
+        return super().train_step((x + self.draws.normal(tf.shape(x)), y))
+
+
+class Remembers(Plain):
+    """It writes rows into a variable of its own, and reads what has been written."""
+
+    def __init__(self):
+        super().__init__()
+        self.queue = tf.Variable(tf.zeros((4, 5)), trainable=False)
+
+    def train_step(self, data):
+        x, y = data
+        self.queue.scatter_nd_update([[0], [2]], x[:2])
+        return super().train_step((x + tf.reduce_mean(self.queue), y))
+
+
+def trained(model, **compiled):
+    """Weights, losses and predictions; batches of 4, 4, 4 and 2."""
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", **compiled)
+    history = model.fit(X, Y, batch_size=4, shuffle=False, verbose=0).history
+    return [*model.get_weights(), *history["loss"], model.predict(X, verbose=0)]
+
+
+def both(make, replicas, micro_batches=1, **compiled):
+    """The outcome in plain Keras, and on replicas, with the model."""
+    keras.utils.set_random_seed(0)
+    expected = trained(make(), **compiled)
+    keras.utils.set_random_seed(0)
+    model = kmg.distribute(make(), devices=replicas)
+    if micro_batches != 1:
+        compiled["micro_batches"] = micro_batches
+    return expected, trained(model, **compiled), model
+
+
+def said(caplog):
+    return [text for text in caplog.messages if text.startswith("One replica computes")]
+
+
+PIECES = ", and not in 3 micro-batches"
+LETTERS = "rows of the type string cannot be gathered: AsString (AsString)"
+WRITES = "it uses a variable in a way that is not known: "
+ENDING = ". Its numbers are those of one device, and it is no faster."
+
+
+@pytest.mark.parametrize(
+    ("make", "replicas", "pieces", "reason"),
+    [
+        (CountsLetters, 2, 3, PIECES + ": " + LETTERS + ENDING),
+        (CountsLetters, 1, 3, PIECES + ": " + LETTERS + ENDING),
+        (Draws, 2, 1, ": " + WRITES + "RngReadAndSkip"),
+        (Draws, 1, 1, None),
+        (Remembers, 3, 1, ": " + WRITES + "ResourceScatterNdUpdate"),
+        (Remembers, 2, 3, PIECES + ": " + WRITES + "ResourceScatterNdUpdate"),
+    ],
+)
+@pytest.mark.slow
+def test_what_cannot_be_split_is_whole_on_one_replica(make, replicas, pieces, reason, caplog):
+    """One line says so; all replicas then have its values."""
+    expected, found, model = both(make, replicas, pieces, jit_compile=False)
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=2e-5, atol=1e-6)
+    assert len(said(caplog)) == (reason is not None)
+    if reason is not None:
+        assert said(caplog)[0].startswith("One replica computes the whole of train_step" + reason)
+    for variable in model.variables:
+        first, *others = model.replication.strategy.experimental_local_results(variable.value)
+        assert all(np.array_equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize(("replicas", "pieces"), [(1, 3), (2, 1), (2, 3)])
+def test_without_a_graph_one_line_says_who_computes(replicas, pieces, caplog):
+    """However many steps, of whichever kind and with whichever number of rows."""
+    expected, found, _ = both(Plain, replicas, pieces, run_eagerly=True)
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=2e-5, atol=1e-6)
+    (first, *others) = said(caplog)
+    assert first == (
+        f"One replica computes the whole of each step{PIECES if pieces > 1 else ''}: "
+        f"`run_eagerly=True` leaves no graph to split{ENDING}"
+    )
+    # Prediction knows no pieces.
+    assert len(others) == (replicas > 1 and pieces > 1)
+
+
+def test_a_callback_cannot_look_into_a_step_that_runs_as_it_is():
+    """It is told why, before the first step."""
+
+    class Noise(layers.Layer):
+        draws = tf.random.Generator.from_seed(3)
+
+        def call(self, x):
+            return x + self.draws.normal(tf.shape(x))
+
+    model = keras.Sequential([keras.Input((5,)), Noise(), layers.Dense(3)])
+    model = kmg.distribute(model, devices=2)
+    model.compile("sgd", "mse", jit_compile=False)
+    before = model.get_weights()
+    with pytest.raises(ValueError, match="(?s)runs as it is.*are known.*Leave out.*RngRead"):
+        model.fit(X, Y, verbose=0, callbacks=[kmg.callbacks.NaNGuard()])
+    np.testing.assert_array_equal(before[0], model.get_weights()[0])
+
+
+def test_memory_that_one_replica_lacks_is_not_looked_for_in_pieces():
+    """`micro_batches="auto"` gives up where more pieces change nothing."""
+    runs = []
+
+    class Hungry(CountsLetters):
+        def train_step(self, data):
+            def fail(rows):
+                runs.append(len(rows))
+                raise MemoryError("not enough")
+
+            x, y = data
+            failed = tf.ensure_shape(tf.numpy_function(fail, [x], tf.float32), [])
+            return super().train_step((x + failed, y))
+
+    model = kmg.distribute(Hungry(), devices=2)
+    model.compile("sgd", "mse", jit_compile=False, micro_batches="auto")
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        model.train_on_batch(X, Y)
+    assert runs == [14]
+
+
+def test_what_xla_cannot_compile_fails_as_in_keras():
+    """With the name of the operation, and nothing is trained."""
+    for replicas in (0, 2):
+        model = CountsLetters()
+        if replicas:
+            model = kmg.distribute(model, devices=replicas)
+        model.compile("sgd", "mse", jit_compile=True)
+        before = model.get_weights()
+        with pytest.raises(tf.errors.InvalidArgumentError, match="unsupported.*AsString"):
+            model.fit(X, Y, verbose=0)
+        np.testing.assert_array_equal(before[0], model.get_weights()[0])
+
+
+def convnet():
+    rows = [layers.Reshape((5, 1)), layers.Conv1D(4, 3, padding="same")]
+    rows += [layers.BatchNormalization(), layers.Activation("relu"), layers.Flatten()]
+    return keras.Sequential([keras.Input((5,)), *rows, layers.Dense(3)])
+
+
+def recurrent():
+    return keras.Sequential(
+        [keras.Input((5,)), layers.Reshape((5, 1)), layers.LSTM(4), layers.Dense(3)]
+    )
+
+
+def noisy():
+    noises = [layers.Dropout(0.4, seed=3), layers.GaussianNoise(0.1, seed=4)]
+    return keras.Sequential([keras.Input((5,)), layers.Dense(16, "relu"), *noises, layers.Dense(3)])
+
+
+class DrawsCompiled(layers.Layer):
+    """XLA compiles this layer alone."""
+
+    @tf.function(jit_compile=True)
+    def call(self, x):
+        return x + tf.random.stateless_normal(tf.shape(x), [1, 2])
+
+
+def partly():
+    return keras.Sequential([keras.Input((5,)), DrawsCompiled(), layers.Dense(3)])
+
+
+@pytest.mark.parametrize(
+    ("make", "compiles"), [(convnet, True), (recurrent, True), (noisy, True), (partly, False)]
+)
+@pytest.mark.slow
+def test_what_xla_compiles_is_what_it_compiles_for_one_device(make, compiles, caplog):
+    """Stages with sums between them, loops, and random numbers, which XLA draws otherwise."""
+    expected, found, _ = both(make, 2, jit_compile=compiles)
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=2e-5, atol=1e-6)
+    assert not said(caplog)
