@@ -115,6 +115,11 @@ class TrainingRun:
         return self._replication.pieces
 
     @property
+    def is_eager(self) -> bool:
+        """Whether Python runs each step, without a graph or for workers elsewhere."""
+        return bool(self._model.run_eagerly) or self._replication.elsewhere is not None
+
+    @property
     def batch_spec(self) -> Batch | None:
         """The specs of a batch; None where only the data can tell."""
         return self._feed.source.spec

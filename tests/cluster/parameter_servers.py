@@ -162,8 +162,9 @@ def main(folder):
     model, x, y = model_and_data()
     model = kmg.distribute(model)
     x[8:16] = np.nan
-    guard = kmg.callbacks.NaNGuard(action="skip")
-    history = model.fit(x[:24], y[:24], batch_size=8, shuffle=False, verbose=0, callbacks=[guard])
+    guard, metrics = kmg.callbacks.NaNGuard(action="skip"), kmg.callbacks.ReplicaMetrics()
+    fit = {"batch_size": 8, "shuffle": False, "verbose": 0, "callbacks": [guard, metrics]}
+    history = model.fit(x[:24], y[:24], **fit)
     np.savez(folder / "guarded.npz", **numbers(model, history, x[:8]))
 
     drawn = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.1)]

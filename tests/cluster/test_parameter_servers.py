@@ -79,13 +79,15 @@ def test_what_workers_do_not_have_the_chief_computes(left_behind):
 
 
 @pytest.mark.slow
-def test_a_callback_looks_into_the_steps_of_workers(left_behind):
-    """The second batch is not finite, and changes nothing."""
+def test_callbacks_look_into_the_steps_of_workers(left_behind):
+    """The second batch is not finite, and changes nothing; to them, all workers are one replica."""
     model, x, y = parameter_servers.model_and_data()
     finite = np.r_[0:8, 16:24]
     history = model.fit(x[finite], y[finite], batch_size=8, shuffle=False, verbose=0)
     expected = parameter_servers.numbers(model, history, x[:8])
-    assert_equal({name: left_behind[0]["guarded"][name] for name in expected}, expected)
+    found = left_behind[0]["guarded"]
+    assert_equal({name: found[name] for name in expected}, expected)
+    assert found["log replica_0/examples_per_second"] > 0
 
 
 @pytest.mark.slow

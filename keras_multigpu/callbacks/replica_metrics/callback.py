@@ -117,7 +117,7 @@ class ReplicaMetrics(keras.callbacks.Callback):
         self._place = Place.of(self.model.replication.group)
         self._probe.output_names = list(getattr(self.model, "output_names", None) or ["output"])
         self._run.watch(self._probe)
-        self._clock = StepClock(self._run, self._probe, bool(self.model.run_eagerly))
+        self._clock = StepClock(self._run, self._probe, self._run.is_eager)
         self._run.after_each("on_train_batch_end", self._step_done)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:

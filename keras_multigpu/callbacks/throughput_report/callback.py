@@ -116,7 +116,7 @@ class ThroughputReport(keras.callbacks.Callback):
         self._seen = not run.has_own_train_step
         probe = self._measures if self._seen else self._traces
         run.watch(probe)
-        self._clock = StepClock(run, probe, bool(self.model.run_eagerly))
+        self._clock = StepClock(run, probe, run.is_eager)
         run.after_each("on_train_batch_end", self._clock.step_done)
         self._group = self.model.replication.group
         self._devices = [self._group.name_of(replica) for replica in range(self._group.count)]
