@@ -54,7 +54,7 @@ from keras_multigpu.training.shares import (
 )
 from keras_multigpu.training.steps.same_batch import require_same_batch
 from keras_multigpu.training.steps.same_graph import require_same_graph
-from keras_multigpu.training.steps.self_check import Tried, nudged, unoptimized
+from keras_multigpu.training.steps.self_check import RESULT, Tried, nudged, unoptimized
 from keras_multigpu.training.steps.setting import Setting
 from keras_multigpu.training.variables.adjusted_schedule import adjustments
 from keras_multigpu.training.variables.placement import optimizers_of, place_model
@@ -425,7 +425,7 @@ class SplitStep:
         found = Tried([], [], [])
         for place, leaf in enumerate(tf.nest.flatten(results, expand_composites=True)):
             if leaf is not None:
-                found.add(f"result {place + 1}", leaf.numpy())
+                found.add(f"{RESULT} {place + 1}", leaf.numpy())
         for number, new in zip(self._assigned, after, strict=True):
             name = self._copies[number][0].name.partition(":")[0]
             found.add(name, new, before[number])

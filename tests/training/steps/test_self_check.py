@@ -82,6 +82,37 @@ def test_nothing_of_the_trial_is_kept():
     assert int(model.optimizer.iterations) == 3
 
 
+def test_a_false_rule_is_found_in_16_bits(false_rule):
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        _, model = trained(3)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert all(alone(model))
+
+
+def test_the_sign_of_a_gradient_that_is_nothing_but_rounding_is_no_difference():
+    """With eight bits, and an optimizer that looks at nothing but signs."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            keras.Input((16, 16, 3), dtype="bfloat16"),
+            keras.layers.Conv2D(8, 3, dtype="mixed_bfloat16"),
+            keras.layers.BatchNormalization(dtype="mixed_bfloat16"),
+            keras.layers.Conv2DTranspose(4, 3, strides=2, dtype="mixed_bfloat16"),
+            keras.layers.GlobalAveragePooling2D(dtype="mixed_bfloat16"),
+            keras.layers.Dense(5, dtype="mixed_bfloat16"),
+        ]
+    )
+    model = kmg.distribute(model, devices=3, on_inexact="error")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Lion(), loss, jit_compile=False)
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=(16, 16, 16, 3)).astype("float32")
+    model.fit(x, draws.integers(0, 5, 16), batch_size=16, verbose=0)
+    assert not any(alone(model))
+
+
 def test_an_unknown_wish_is_named():
     with pytest.raises(ValueError, match="`on_inexact` has an unknown value"):
         trained(2, on_inexact="never")
