@@ -270,6 +270,16 @@ def open_spec(batch: Batch) -> Batch:
     return keras.tree.map_structure(opened, batch)
 
 
+def sized_spec(spec: Batch, examples: int) -> Batch:
+    """Specs of a batch of so many examples, where their number was left open."""
+
+    def sized(leaf: Any) -> Any:
+        is_open = leaf is not None and leaf.shape.rank and leaf.shape[0] is None
+        return with_length(leaf, examples) if is_open else leaf
+
+    return keras.tree.map_structure(sized, spec)
+
+
 def normalized(batch: Any) -> Batch:
     """A batch as `(x, y, sample_weight)` of tensors or specs; missing parts are None."""
     parts = keras.utils.unpack_x_y_sample_weight(batch)

@@ -18,9 +18,11 @@ from keras_multigpu.training.shares import (
     Here,
     Rows,
     Shares,
+    batch_size_of,
     filled,
     present,
     share_spec,
+    sized_spec,
     tensors_of,
     those_here,
 )
@@ -88,6 +90,8 @@ class StepFunctions:
         self._single: dict[tuple[Hashable, Here], RunStep] = {}
         self._looped: dict[Hashable, Any] = {}
         self._forms: dict[Hashable, Batch] = {}
+        self._of_sizes = False
+        """Whether there is a step for each number of examples, which the model has to know."""
 
     @property
     def steps(self) -> list[Any]:
@@ -111,6 +115,10 @@ class StepFunctions:
         """Run batches that a graph reads."""
         several, left = group.most > 1, group.size
         here = those_here(group.iterator.element_spec)
+        if not self._is_possible(spec, here):
+            for _ in range(left):
+                result = self.run_one(Shares(tuple(next(group.iterator)), None), spec)
+            return result
         if not is_checked(self._step(spec, here)):
             # Python reads the first, looks at it, and gives it back.
             rows = tuple(next(group.iterator))
@@ -132,7 +140,34 @@ class StepFunctions:
             spec = self._common_spec(shares.spec)
         assert spec is not None
         here = those_here(shares.rows)
+        if not self._is_possible(spec, here):
+            try:
+                spec = self._with_size(spec, here, int(shares.rows[0].global_batch_size))
+            except Exception:
+                if self._of_sizes:
+                    raise
+                # Not even then: what is wrong with the model shows without a size as well.
+                self._step(spec, here)
         return self._checked(spec, here, shares.rows)(shares.rows)
+
+    def _is_possible(self, spec: Batch, here: Here) -> bool:
+        """Whether there is a step for batches of these specs, or of any number of examples."""
+        if self._of_sizes:
+            return False
+        try:
+            self._step(spec, here)
+        except Exception:  # Code of the user's may want to know the batch's size.
+            if batch_size_of(spec) is not None:
+                raise
+            return False
+        return True
+
+    def _with_size(self, spec: Batch, here: Here, examples: int) -> Batch:
+        """The specs of so many examples, for which there is a step."""
+        spec = sized_spec(spec, examples)
+        self._step(spec, here)
+        self._of_sizes = True
+        return spec
 
     def make(self, spec: Batch, here: Here = ()) -> None:
         """Compile the step for batches of these specs before there are any."""

@@ -22,7 +22,7 @@ from keras_multigpu.keras_internals import (
     variable_internals,
 )
 from keras_multigpu.training.one_device import tracing_one_device
-from keras_multigpu.training.shares import Batch, symbolic
+from keras_multigpu.training.shares import Batch, batch_size_of, sized_spec, symbolic
 
 LOOPS = ("train", "test", "predict")
 
@@ -252,7 +252,7 @@ class Placement:
         called = False
         if unbuilt and spec is not None and not model.run_eagerly and method not in own:
             with graph_internals.single_device():
-                model_internals.symbolic_call(model, symbolic(spec[0]))
+                build_by_call(model, spec)
             called = True
         place_model(model, self._strategy)
         self.place_metrics(model)
@@ -287,6 +287,22 @@ class Placement:
             except Exception:  # The step calls the model with something else than `x`.
                 run_step()
         self.place_metrics(model)
+
+
+def build_by_call(model: keras.Model, spec: Batch) -> None:
+    """Build a model by a call with stand-ins for a batch of these specs."""
+    try:
+        model_internals.symbolic_call(model, symbolic(spec[0]))
+    except Exception:
+        if batch_size_of(spec) is not None:
+            raise
+        try:
+            # Its code may want to know how many examples there are; its variables hardly ever do.
+            model_internals.symbolic_call(model, symbolic(sized_spec(spec, 2)[0]))
+            return
+        except Exception:  # That is not what it is missing.
+            pass
+        raise
 
 
 def has_call(model: keras.Model) -> bool:

@@ -1,0 +1,92 @@
+"""Models whose code has to know how many examples there are: a step for each size of batch."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import keras_multigpu as kmg
+
+X = np.random.default_rng(0).normal(size=(14, 5)).astype("float32")
+Y = X[:, :3]
+
+
+class Counts(keras.Model):
+    """Its loop is Python's, over examples; each has a weight by its place."""
+
+    def __init__(self):
+        super().__init__()
+        self.last = layers.Dense(3)
+
+    def call(self, x):
+        rows = [x[place] / (place + 1) for place in range(x.shape[0])]
+        return self.last(tf.stack(rows)) * int(x.shape[0])
+
+
+class CountsInStep(keras.Sequential):
+    """The number is asked for in the step alone."""
+
+    def __init__(self):
+        super().__init__([keras.Input((5,)), layers.Dense(3)])
+
+    def train_step(self, data):
+        x, y = data
+        weights = tf.constant(np.linspace(1, 2, int(x.shape[0])), tf.float32)
+        return super().train_step((x, y, weights))
+
+
+def in_keras(make, batch_size, evaluates):
+    """Plain Keras's outcome: without a graph it knows the size of each batch."""
+    keras.utils.set_random_seed(0)
+    return outcome(make(), batch_size, evaluates, run_eagerly=True)
+
+
+def outcome(model, batch_size, evaluates, **compiled):
+    model.compile(keras.optimizers.SGD(0.1), "mse", **compiled)
+    data = {"batch_size": batch_size, "verbose": 0}
+    history = model.fit(X, Y, shuffle=False, epochs=2, **data).history
+    found = [*model.get_weights(), *history["loss"]]
+    if evaluates:
+        found += [model.evaluate(X, Y, **data), model.predict(X, **data)]
+    return found
+
+
+@pytest.mark.parametrize(("make", "evaluates"), [(Counts, True), (CountsInStep, False)])
+@pytest.mark.parametrize(("replicas", "batch_size"), [(2, 4), (3, 5), (2, 7)])
+@pytest.mark.slow
+def test_each_size_of_batch_has_a_step(make, evaluates, replicas, batch_size):
+    """Also that of the last batch, which is smaller, and where several steps are one graph."""
+    expected = in_keras(make, batch_size, evaluates)
+    keras.utils.set_random_seed(0)
+    model = kmg.distribute(make(), devices=replicas)
+    found = outcome(model, batch_size, evaluates, jit_compile=False, steps_per_execution=2)
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=2e-5, atol=2e-6)
+
+
+def test_batches_that_python_reads_have_their_sizes():
+    """One after another, and not as plain Keras, which fails at the second size."""
+    model = kmg.distribute(Counts(), devices=2)
+    model.compile(keras.optimizers.SGD(0.0), "mse", jit_compile=False)
+    losses = [model.train_on_batch(X[:size], Y[:size]) for size in (4, 3, 4)]
+    predicted = [model.predict_on_batch(X[:size]) for size in (4, 3)]
+    for size, rows in zip((4, 3), predicted, strict=True):
+        np.testing.assert_allclose(rows, model(X[:size]), rtol=1e-5, atol=1e-6)
+    # A log is the mean over all examples since `reset_metrics`, as in Keras.
+    assert np.isfinite(losses).all()
+
+
+def test_another_fault_is_told_as_it_is():
+    """With the model's own error, however often it was tried."""
+
+    class Wrong(Counts):
+        def call(self, x):
+            raise RuntimeError("a fault of the model")
+
+    model = kmg.distribute(Wrong(), devices=2)
+    model.compile("sgd", "mse")
+    with pytest.raises(RuntimeError, match="a fault of the model"):
+        model.fit(X, Y, batch_size=4, verbose=0)
+    with pytest.raises(RuntimeError, match="a fault of the model"):
+        model.train_on_batch(X, Y)
