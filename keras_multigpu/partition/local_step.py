@@ -40,6 +40,12 @@ class Outcome(NamedTuple):
     assigned: dict[int, tf.Tensor]
 
 
+def is_in_order(layout: Layout) -> bool:
+    """Whether what the replicas have, one after another, is the whole."""
+    # Of two blocks the second begins after all replicas' rows of the first.
+    return layout != PARTIAL and not (isinstance(layout, Rows) and len(layout.blocks) > 1)
+
+
 class LocalStep:
     """What a replica does of a step.
 
@@ -111,7 +117,7 @@ class LocalStep:
             inputs.append(Value(REPLICATED, outer, inner, variable=variable))
         found = splitter.add(scope, inputs)
         layouts = [
-            REPLICATED if whole_results or value.layout == PARTIAL else value.layout
+            value.layout if is_in_order(value.layout) and not whole_results else REPLICATED
             for value in found
         ]
         outputs = [

@@ -15,8 +15,9 @@ import tensorflow as tf
 from keras_multigpu.checks import shortened, value_error
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.keras_internals.model_internals import overridden
-from keras_multigpu.training.lengths import name_of
 from keras_multigpu.training.shares import Batch, symbolic
+
+PARTS = ("x", "y", "sample_weight")
 
 
 def require_tensors(x: Any, y: Any = None, sample_weight: Any = None) -> None:
@@ -31,6 +32,12 @@ def require_tensors(x: Any, y: Any = None, sample_weight: Any = None) -> None:
             )
         for column in columns_of(leaf):
             refuse_objects(column.dtype, np.asarray(column[:1]), name_of(path))
+
+
+def name_of(path: tuple[Any, ...]) -> str:
+    """What a user calls a leaf of these: `x`, or `x['image']`."""
+    part, *inside = path
+    return PARTS[part] + "".join(f"[{step!r}]" for step in inside)
 
 
 def columns_of(leaf: Any) -> list[Any]:

@@ -13,6 +13,7 @@ from keras_multigpu.replicas import default_strategy
 from keras_multigpu.training.call_arguments import CallArguments
 from keras_multigpu.training.distributed_model import DistributedModel
 from keras_multigpu.training.kept_by import Kept, kept_by
+from keras_multigpu.training.lengths import Groups
 from keras_multigpu.training.one_device import traces_one_device
 from keras_multigpu.training.replication import Replication
 from keras_multigpu.training.shares import Batch, Shares, specs_of
@@ -190,7 +191,7 @@ class SharedFunction:
         known[EXACT_FORMS:] = [keras.tree.map_structure(common_spec, known[-1], spec)]
         return known[-1]
 
-    def _make(self, arguments: CallArguments, eager: bool, spec: Batch) -> RunStep:
+    def _make(self, arguments: CallArguments, eager: bool, spec: Batch, groups: Groups) -> RunStep:
         """The step for batches of these specs."""
         replication = self._replicated()
 
@@ -211,7 +212,8 @@ class SharedFunction:
                 traced_for_one_device(parts, known, spec, on_batch)
             parts = Parts(kept_by(self._step), self._given[1])
         parts.place(replication.strategy)
-        return (EagerStep if eager else SplitStep)(parts, replication.setting, spec, on_batch)
+        setting = replication.setting._replace(groups=groups)
+        return (EagerStep if eager else SplitStep)(parts, setting, spec, on_batch)
 
 
 def is_replicated(part: Any) -> bool:

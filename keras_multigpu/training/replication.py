@@ -14,7 +14,6 @@ from keras_multigpu.keras_internals import graph_internals, versions
 from keras_multigpu.replicas import obtained
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Group
-from keras_multigpu.training.lengths import refuse_unequal_known
 from keras_multigpu.training.replica_group import HOST, ReplicaGroup
 from keras_multigpu.training.servers.parameter_servers import Servers
 from keras_multigpu.training.servers.step_elsewhere import step_elsewhere
@@ -90,9 +89,7 @@ class Replication:
         # them: what one process computes of the whole batch needs no exchange then.
         local, spread = self.group.replicas, self.group.is_spread
         here = range(local[0].id, local[-1].id + 1) if spread else None
-        self.cutter = Cutter(
-            self.group.count, None if spread else local, here, lambda: self.pieces > 1
-        )
+        self.cutter = Cutter(self.group.count, None if spread else local, here, self._may_cut)
         self.half_sums = half_sums
         self.micro_batches = micro_batches
         self.pieces = pieces
@@ -103,6 +100,10 @@ class Replication:
         self._data_wait: tf.Variable | None = None
         self._announced = False
         self.forget_steps()
+
+    def _may_cut(self) -> bool:
+        """Whether replicas may take their shares in pieces, or let workers take them."""
+        return self.pieces > 1 or self.micro_batches == "auto" or self.elsewhere is not None
 
     @property
     def settings(self) -> tuple[Any, ...]:
@@ -225,8 +226,9 @@ class Replication:
             make = functools.partial(made_step, kind, model, self.setting, method, function)
             # A coordinator does not compute what workers do.
             direct = eager or elsewhere is not None
-            devices = self.cutter.devices
-            self._functions[key] = StepFunctions(make, replicas, direct, data_wait, devices)
+            self._functions[key] = StepFunctions(
+                make, replicas, direct, data_wait, self.cutter.devices, cuts=self.cutter.cuts
+            )
         return self._functions[key]
 
     @property
@@ -299,12 +301,12 @@ class Replication:
         self, model: keras.Model, batch: Batch, pieces: int | None = None
     ) -> dict[str, Any]:
         """Run one training step on a global batch, in so many pieces, this once."""
-        group = Group(1, 1, [self.cutter(batch)], None)
         with self.shown():
             if pieces is None:
-                return self.run(model, "train", group, None)
+                return self.run(model, "train", Group(1, 1, [self.cutter(batch)], None), None)
             before, self.pieces = self.pieces, pieces
             try:
+                group = Group(1, 1, [self.cutter(batch)], None)
                 logs: dict[str, Any] = self.training(model).run(group, None)
                 return logs
             finally:
@@ -322,7 +324,6 @@ class Replication:
                 largest = max(int(rows.examples) for rows in shares.rows)
                 if self.group.is_spread or self.pieces >= largest or self.training(model).alone:
                     raise
-                refuse_unequal_known(shares.rows[0].data)
                 self.pieces *= 2
                 logger.warning(
                     "Out of memory: every replica now takes its share in %d micro-batches. "

@@ -1,12 +1,14 @@
 """Batches in the forms that training takes: the global one, and the replicas' shares of it.
 
-Shares are contiguous and in replica order; see `keras_multigpu.batch_sizes`. A leaf whose first
-axis is known to be 1 belongs to all examples, as in broadcasting: every replica has it whole.
-(Of a batch of one example it is the row that replicas without examples borrow.)
+Shares are contiguous and in replica order; see `keras_multigpu.batch_sizes`. Each leaf is cut by
+its own number of rows. A leaf whose first axis is known to be 1 belongs to all examples, as in
+broadcasting: every replica has it whole. (Of a batch of one example it is the row that replicas
+without examples borrow.)
 """
 
+import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import keras
 import numpy as np
@@ -14,9 +16,12 @@ import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.training.lengths import (
+    Groups,
+    groups_of,
+    is_cut,
     is_one_row,
     length_of,
-    require_equal_lengths,
+    lengths_of,
 )
 
 Batch = tuple[Any, Any, Any]
@@ -40,11 +45,15 @@ class Rows(NamedTuple):
 
     A replica without examples borrows the batch's first row, so that no layer ever meets
     an empty batch; `examples` is then zero and whatever the row yields is dropped.
+
+    `examples` and `global_batch_size` are those of the first leaf. Where leaves may have other
+    lengths, `lengths` has two numbers for each that is cut: of its rows here, and of all of them.
     """
 
     data: tuple[Any, Any, Any]
     examples: tf.Tensor
     global_batch_size: tf.Tensor
+    lengths: tf.Tensor | None = None
 
     @property
     def x(self) -> Any:
@@ -72,6 +81,18 @@ class Shares(NamedTuple):
 
     rows: tuple[Rows, ...]
     spec: Batch | None
+
+    @property
+    def groups(self) -> Groups:
+        """Which leaves of the batch have equally many rows."""
+        lengths = self.rows[0].lengths
+        return () if lengths is None else groups_of(lengths[:, 1].numpy().tolist())
+
+    @property
+    def sizes(self) -> int | list[int]:
+        """How many rows all leaves of the batch have, or each that is cut."""
+        lengths, examples = self.rows[0].lengths, self.rows[0].global_batch_size
+        return int(examples) if lengths is None else lengths[:, 1].numpy().tolist()
 
 
 Here = tuple[bool, ...]
@@ -106,52 +127,106 @@ def gathered(shares: Sequence[Rows], spec: Batch) -> Batch:
         return shares[0].data
     size = batch_size_of(spec)
     # Where shares are equal none has borrowed a row.
-    divided = isinstance(size, int) and size % len(shares) == 0
+    divided = shares[0].lengths is None and isinstance(size, int) and size % len(shares) == 0
 
     def whole(leaf: Any, *parts: Any) -> Any:
-        if leaf is None or leaf.shape.rank == 0 or is_one_row(leaf):
+        if not is_cut(leaf):
             return parts[0]
-        if not divided:
-            parts = tuple(
-                cut(part, 0, rows.examples) for part, rows in zip(parts, shares, strict=True)
-            )
         if isinstance(leaf, tf.SparseTensorSpec):
             return tf.sparse.concat(axis=0, sp_inputs=list(parts))
         return tf.concat(parts, axis=0)
 
-    flat = (keras.tree.flatten(part) for part in (spec, *(rows.data for rows in shares)))
+    own = [rows.data if divided else own_rows(rows, spec) for rows in shares]
+    flat = (keras.tree.flatten(part) for part in (spec, *own))
     leaves = [whole(*each) for each in zip(*flat, strict=True)]
     batch: Batch = keras.tree.pack_sequence_as(spec, leaves)
     return batch
 
 
-def shares_of(batch: Batch, replicas: int, ids: Sequence[int] | None = None) -> tuple[Rows, ...]:
-    """The rows of a global batch that belong to each replica, or to those with some ids."""
+def shares_of(
+    batch: Batch, replicas: int, ids: Sequence[int] | None = None, in_pieces: bool = False
+) -> tuple[Rows, ...]:
+    """The rows of a global batch that belong to each replica, or to those with some ids.
+
+    A single replica needs to know the lengths of leaves only if it takes the batch in pieces.
+    """
     size = batch_size_of(batch)
-    total = tf.constant(size, COUNT) if isinstance(size, int) else tf.cast(size, COUNT)
-    if replicas == 1:
+    total = counted(size)
+    if replicas == 1 and not in_pieces:
         return (Rows(batch, total, total),)
-    with tf.control_dependencies(require_equal_lengths(batch)):
-        bounds = Bounds(size, replicas, list(range(replicas)) if ids is None else ids)
-        parts = [bounds.parts(leaf) for leaf in keras.tree.flatten(batch)]
+    leaves = keras.tree.flatten(batch)
+    sizes = lengths_of(batch)
+    ids = list(range(replicas)) if ids is None else ids
+    first = Bounds(size, replicas, ids)
+    alike = len({n if isinstance(n, int) else id(n) for n in sizes}) < 2
+    bounds = [first if alike else Bounds(n, replicas, ids) for n in sizes]
+    lengths: list[Any] = [None] * len(ids)
+    if not alike:
+        own = tf.stack([each.examples for each in bounds], axis=1)
+        totals = tf.stack([counted(n) for n in sizes])
+        lengths = [tf.stack([each, totals], axis=1) for each in tf.unstack(own, len(ids))]
+    whole = [batch] if replicas == 1 else None
+    if whole is None:
+        of_leaf = iter(bounds)
+        parts = [
+            next(of_leaf).parts(leaf) if is_cut(leaf) else [leaf] * len(ids) for leaf in leaves
+        ]
+        whole = [keras.tree.pack_sequence_as(batch, list(own)) for own in zip(*parts, strict=True)]
     return tuple(
-        Rows(keras.tree.pack_sequence_as(batch, list(leaves)), examples, total)
-        for *leaves, examples in zip(*parts, bounds.examples, strict=True)
+        Rows(data, examples, total, own)
+        for data, examples, own in zip(whole, first.examples, lengths, strict=True)
     )
 
 
+def counted(size: Any) -> tf.Tensor:
+    return tf.constant(size, COUNT) if isinstance(size, int) else tf.cast(size, COUNT)
+
+
 def joined_shares(parts: Sequence[Batch]) -> Shares:
-    """The shares of a batch that somebody else has cut; of no examples, with a borrowed row."""
-    for part in parts:
-        require_equal_lengths(part)
+    """The shares of a batch that somebody else has cut; of no rows of a leaf, with a borrowed one.
+
+    What belongs to all examples the part with most of them tells.
+    """
     sizes: list[Any] = [batch_size_of(part) for part in parts]
-    donor = parts[int(np.argmax(sizes))]
-    total = tf.constant(sum(sizes), COUNT)
+    spec = open_spec(parts[int(np.argmax(sizes))])
+    flat = [keras.tree.flatten(part) for part in parts]
+    places = [place for place, leaf in enumerate(keras.tree.flatten(spec)) if is_cut(leaf)]
+    lengths = np.array([[cast(int, length_of(leaves[n])) for n in places] for leaves in flat])
+    for column, place in enumerate(places):
+        donor = flat[int(np.argmax(lengths[:, column]))][place]
+        for row, leaves in enumerate(flat):
+            if not lengths[row, column]:
+                leaves[place] = cut(donor, 0, 1)
+    totals = lengths.sum(axis=0)
+    alike = bool(np.all(lengths == lengths[:, :1]))
     shares = [
-        Rows(part if size else rows(donor, 0, 1), tf.constant(size, COUNT), total)
-        for part, size in zip(parts, sizes, strict=True)
+        Rows(
+            keras.tree.pack_sequence_as(spec, leaves),
+            tf.constant(own[0], COUNT),
+            tf.constant(totals[0], COUNT),
+            None if alike else tf.constant(np.stack([own, totals], axis=1), COUNT),
+        )
+        for leaves, own in zip(flat, lengths, strict=True)
     ]
-    return Shares(tuple(shares), open_spec(donor))
+    return Shares(tuple(shares), spec)
+
+
+def counts_of(share: Rows, spec: Batch) -> list[Any]:
+    """How many rows of its own a share has of each leaf; None of one that belongs to all."""
+    lengths = itertools.repeat(share.examples)
+    if share.lengths is not None:
+        lengths = iter(tf.unstack(share.lengths[:, 0], sum(map(is_cut, keras.tree.flatten(spec)))))
+    return [next(lengths) if is_cut(leaf) else None for leaf in keras.tree.flatten(spec)]
+
+
+def own_rows(share: Rows, spec: Batch) -> Batch:
+    """The rows of a share, without borrowed ones."""
+    leaves = [
+        leaf if count is None else cut(leaf, 0, count)
+        for leaf, count in zip(keras.tree.flatten(share.data), counts_of(share, spec), strict=True)
+    ]
+    batch: Batch = keras.tree.pack_sequence_as(spec, leaves)
+    return batch
 
 
 class Bounds:
@@ -176,8 +251,6 @@ class Bounds:
 
     def parts(self, leaf: Any) -> list[Any]:
         """Each replica's rows of one leaf of the batch."""
-        if leaf is None or leaf.shape.rank == 0 or is_one_row(leaf):
-            return [leaf] * len(self.examples)
         # `tf.split` gives no row to two replicas, and `tf.slice` takes dense tensors only.
         if not isinstance(leaf, tf.Tensor) or self._borrowed:
             begins, counts = tf.unstack(self._starts), tf.unstack(self._lengths)
@@ -214,18 +287,6 @@ def batch_size_of(batch: Any) -> int | tf.Tensor | None:
     )
 
 
-def rows(data: Any, start: Any, stop: Any) -> Any:
-    """Rows `start` to `stop` of a batch, or its first row where these are none."""
-    if isinstance(start, int) and isinstance(stop, int):
-        start, stop = (start, stop) if stop > start else (0, 1)
-    else:
-        some = stop > start
-        start, stop = tf.where(some, start, 0), tf.where(some, stop, 1)
-    return keras.tree.map_structure(
-        lambda leaf: leaf if is_one_row(leaf) else cut(leaf, start, stop), data
-    )
-
-
 def cut(leaf: Any, start: Any, stop: Any) -> Any:
     """Rows of one leaf of a batch; scalars and None are shared by all."""
     if leaf is None or leaf.shape.rank == 0:
@@ -238,23 +299,21 @@ def cut(leaf: Any, start: Any, stop: Any) -> Any:
     return leaf[start:stop]
 
 
-def share_spec(spec: tuple[Any, Any, Any], replicas: int) -> Rows:
-    """The specs of a replica's rows, from those of a global batch.
+def share_spec(spec: tuple[Any, Any, Any], replicas: int, groups: Groups = ()) -> Rows:
+    """The specs of a replica's rows, from those of a global batch whose leaves have such lengths.
 
     The rows have a static shape where the batch has one that divides evenly.
     """
     count = tf.TensorSpec((), COUNT)
-    if replicas == 1:
-        return Rows(spec, count, count)
-    size = batch_size_of(spec)
-    rows = size // replicas if isinstance(size, int) and size % replicas == 0 and size else None
+    lengths = tf.TensorSpec((len(groups), 2), COUNT) if groups else None
 
     def share(leaf: Any) -> Any:
-        if leaf is None or leaf.shape.rank == 0 or is_one_row(leaf):
+        if replicas == 1 or not is_cut(leaf):
             return leaf
-        return with_length(leaf, rows)
+        size = leaf.shape[0]
+        return with_length(leaf, size // replicas if size and size % replicas == 0 else None)
 
-    return Rows(keras.tree.map_structure(share, spec), count, count)
+    return Rows(keras.tree.map_structure(share, spec), count, count, lengths)
 
 
 def open_spec(batch: Batch) -> Batch:
@@ -270,12 +329,15 @@ def open_spec(batch: Batch) -> Batch:
     return keras.tree.map_structure(opened, batch)
 
 
-def sized_spec(spec: Batch, examples: int) -> Batch:
-    """Specs of a batch of so many examples, where their number was left open."""
+def sized_spec(spec: Batch, examples: int | Sequence[int]) -> Batch:
+    """Specs of a batch of so many examples, or rows of each leaf, where the number was open."""
+    sizes = itertools.repeat(examples) if isinstance(examples, int) else iter(examples)
 
     def sized(leaf: Any) -> Any:
-        is_open = leaf is not None and leaf.shape.rank and leaf.shape[0] is None
-        return with_length(leaf, examples) if is_open else leaf
+        if leaf is None or not leaf.shape.rank or is_one_row(leaf):
+            return leaf
+        size = next(sizes)
+        return with_length(leaf, size) if leaf.shape[0] is None else leaf
 
     return keras.tree.map_structure(sized, spec)
 

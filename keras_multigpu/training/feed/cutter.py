@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.keras_internals import dataset_internals, graph_internals
-from keras_multigpu.training.lengths import require_equal_lengths
 from keras_multigpu.training.replica_group import HOST, Replica
 from keras_multigpu.training.shares import (
     COUNT,
@@ -44,7 +43,7 @@ class Cutter:
         replicas: How many there are.
         local: Those that get rows.
         here: Of several processes, the replicas of this one.
-        in_pieces: Says whether the step will cut the shares again.
+        in_pieces: Says whether the step may cut the shares again.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class Cutter:
     def __call__(self, batch: Batch) -> Shares:
         """The shares of a batch that Python has read, each on its replica's device."""
         with tf.device(HOST):
-            rows = self._shares(batch, self._in_pieces())
+            rows = shares_of(batch, self.replicas, self._ids, self._in_pieces())
         if are_copied(self.devices, batch):
             rows = tuple(map(on_device, rows, self.devices))
         return Shares(rows, open_spec(batch))
@@ -113,11 +112,10 @@ class Cutter:
         data = keras.tree.map_structure(cut_leaf, batch, form.data)
         return Rows(data, stop - start, size)
 
-    def _shares(self, batch: Batch, in_pieces: bool) -> tuple[Rows, ...]:
-        if in_pieces and self.replicas == 1:
-            # Not in the step: XLA forgets what is asserted there.
-            require_equal_lengths(batch)
-        return shares_of(batch, self.replicas, self._ids)
+    @property
+    def cuts(self) -> bool:
+        """Whether anything is cut, so that it matters how many rows each leaf has."""
+        return self.replicas > 1 or self._in_pieces()
 
     def _graph(self, spec: Batch) -> Any:
         """The cut as a graph, traced once for all datasets of these batches."""
@@ -126,7 +124,7 @@ class Cutter:
         if key not in self._graphs:
 
             def on_leaves(*leaves: Any) -> tuple[Rows, ...]:
-                return self._shares(filled(spec, leaves), in_pieces)
+                return shares_of(filled(spec, leaves), self.replicas, self._ids, in_pieces)
 
             with graph_internals.single_device(), tf.device(HOST):
                 function = tf.function(on_leaves, autograph=False)
@@ -152,10 +150,15 @@ class WaitingShares:
 
 
 class SharesInGraph:
-    """The shares of a dataset's batches, one after another; in a graph `iterator` yields them."""
+    """The shares of a dataset's batches, one after another; in a graph `iterator` yields them.
+
+    Attributes:
+        in_graph: Whether a graph may read them.
+    """
 
     def __init__(self, iterator: Any) -> None:
         self.iterator = iterator
+        self.in_graph = True
 
     def __iter__(self) -> Self:
         return self

@@ -32,7 +32,6 @@ from keras_multigpu.training.feed.sources import (
     knows_epochs,
 )
 from keras_multigpu.training.fit_data import require_tensors
-from keras_multigpu.training.lengths import require_equal_lengths, unequal_lengths
 from keras_multigpu.training.shares import Batch, Shares
 
 RAN_OUT = (
@@ -51,7 +50,7 @@ class Group(NamedTuple):
     size: int
     most: int
     shares: list[Shares]
-    iterator: Any
+    iterator: SharesInGraph | None
 
 
 class Feed:
@@ -106,8 +105,6 @@ class Feed:
         given = {"batch_size": batch_size, "steps_per_epoch": steps, "shuffle": shuffle}
         arguments = {"x": x, **self._brought, **given}
         self.source = source_of(cutter, training, predicting, order_seed, **arguments)
-        if cutter.replicas > 1 and self.source.spec is not None:
-            require_equal_lengths(self.source.spec)
         self.data = x
         self._shuffle = shuffle
         self.waited = 0.0
@@ -184,7 +181,7 @@ class Feed:
         try:
             yield
         except tf.errors.OpError as error:
-            cause = unequal_lengths(error, self.source.spec) or self.source.cause(error)
+            cause = self.source.cause(error)
             if cause is None:
                 raise
             # Their frames keep the iterator, whose end waits for what is being read: it must not
@@ -249,8 +246,9 @@ class Feed:
         left = self._left()
         size = size if left is None else min(size, left)
         iterator = self._iterator
-        if in_graph and size and self.source.is_countable and isinstance(iterator, SharesInGraph):
-            group = Group(size, most, [], iterator.iterator)
+        in_graph = in_graph and isinstance(iterator, SharesInGraph) and iterator.in_graph
+        if in_graph and size and self.source.is_countable:
+            group = Group(size, most, [], iterator)
         else:
             shares = list(itertools.islice(iterator, max(size, 0)))
             group = Group(len(shares), most, shares, None)

@@ -60,9 +60,9 @@ class AsynchronousTrainStep(SplitStep):
                 for variable in (optimizer.dynamic_scale, optimizer.step_counter)
             ]
         )
-        number = tf.TensorSpec((), tf.int32)
+        numbers = [tf.TensorSpec((), tf.int32), tf.TensorSpec((len(self._batches),), tf.int32)]
         self._function = tf.function(
-            self._on_worker, autograph=False, input_signature=[number, number, *self._specs]
+            self._on_worker, autograph=False, input_signature=[*numbers, *self._specs]
         )
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
@@ -70,10 +70,10 @@ class AsynchronousTrainStep(SplitStep):
         self._servers.push()
         (rows,) = shares
         data = tf.nest.flatten(present(rows.data), expand_composites=True)
-        number, size = tf.constant(self._servers.steps), tf.cast(rows.examples, tf.int32)
-        return self._servers.schedule(self._function, (number, size, *data), self._filled)
+        number, sizes = tf.constant(self._servers.steps), self._counts(rows)[:, 1]
+        return self._servers.schedule(self._function, (number, sizes, *data), self._filled)
 
-    def _on_worker(self, step: tf.Tensor, size: tf.Tensor, *data: tf.Tensor) -> list[Any]:
+    def _on_worker(self, step: tf.Tensor, sizes: tf.Tensor, *data: tf.Tensor) -> list[Any]:
         """The step's results, after it has changed what the servers hold."""
         values = [copy.read_value() for copy in self._stored]
         for place in self._seeds:
@@ -81,8 +81,9 @@ class AsynchronousTrainStep(SplitStep):
             seed, count = tf.unstack(values[place])
             values[place] = tf.stack([seed + tf.cast(step, seed.dtype), count])
         (replica,) = self._group.replicas
-        pieces = self._taken_in_pieces(replica, size, tf.constant(0), data)
-        given = size, size, self._lengths(data)
+        size = sizes[0]
+        pieces = self._taken_in_pieces(replica, sizes, tf.zeros_like(sizes), data)
+        given = sizes, size, self._lengths(data)
         with summing(list):
             arguments = [(*numbers, *given, taken, values) for *numbers, taken in pieces]
             result = self._on_replica(

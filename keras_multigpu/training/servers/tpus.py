@@ -11,6 +11,7 @@ constant there.
 """
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ import tensorflow as tf
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.servers.connection import Elsewhere
-from keras_multigpu.training.shares import Batch, Rows, batch_size_of, present, shares_of
+from keras_multigpu.training.shares import Batch, Rows, present, shares_of
 from keras_multigpu.training.steps.setting import Setting
 from keras_multigpu.training.steps.split_step import SplitStep
 
@@ -93,8 +94,9 @@ class TPUTrainStep(SplitStep):
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Train on one batch; its values stay on the TPUs until the host asks for them."""
         cores, (whole,) = self._tpus.workers, shares
-        size: Any = batch_size_of(whole.data)
-        divisors = [each for each in range(1, cores + 1) if size % each == 0]
+        sizes = [int(size) for size in self._counts(whole)[:, 1]]
+        size, divisor = sizes[0], math.gcd(*sizes)
+        divisors = [each for each in range(1, cores + 1) if divisor % each == 0]
         count = 1 if self.alone else max(divisors)
         if count < min(size, cores) and not self.alone and not self._said:
             logger.warning(
@@ -109,22 +111,24 @@ class TPUTrainStep(SplitStep):
         numbers = [tf.constant(number) for number in range(cores)]
         arguments = map(self._tpus.on_each, [numbers, *zip(*rows, strict=True)])
         try:
-            return self._filled(self._function(count, size, *arguments))
+            return self._filled(self._function(count, tuple(sizes), *arguments))
         except CannotSplit as reason:
             if count == 1:
                 raise self._tpus.refusal(f"this step ({reason})", "Change that") from reason
             self._stay_alone(reason)
             return self(shares)
 
-    def _on_cores(self, count: int, size: int, *arguments: Any) -> list[Any]:
+    def _on_cores(self, count: int, sizes: tuple[int, ...], *arguments: Any) -> list[Any]:
         """The results of a step on all cores, of which so many have examples."""
 
         def on_core(number: tf.Tensor, *leaves: tf.Tensor) -> list[Any]:
             counts = number < count
             step = self._local_step(OfCores(self._tpus, count, counts))
             place = tf.where(counts, number, 0)
-            own = size // count
-            numbers = [[tf.constant(own), place * own, tf.constant(size)]]
+            numbers = [
+                [tf.constant(size // count), place * (size // count), tf.constant(size)]
+                for size in sizes
+            ]
             values = [copy.read_value() for copy in self._stored]
             outcome = step(place, numbers, leaves, values, whole_results=True)
             for place, new in outcome.assigned.items():

@@ -76,6 +76,9 @@ class OwnExamples:
 
     def __call__(self, value: Value) -> tf.Tensor:
         """The value; a `NoLossOfItsOwn` where examples are not only summed."""
+        if len(self._splitter.numbers.own) > 1:
+            # A replica has another part of each batch.
+            raise NoLossOfItsOwn
         return self._own(value, 0)[0]
 
     def or_whole(self, value: Value) -> tf.Tensor:

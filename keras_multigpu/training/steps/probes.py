@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import model_internals
 from keras_multigpu.training.replica_group import HOST
-from keras_multigpu.training.shares import Rows, first_rows
+from keras_multigpu.training.shares import Rows
 from keras_multigpu.training.steps.taps import Tapped, Taps, gradient_of, square_norm_of_all
 
 
@@ -81,7 +81,7 @@ class Seen:
     @property
     def batch(self) -> tuple[Any, Any, Any]:
         """The replica's `(x, y, sample_weight)`, without a borrowed row."""
-        return first_rows(self._rows.data, self.examples)
+        return self._rows.data
 
     @property
     def y_pred(self) -> Any:

@@ -3,6 +3,7 @@
 import logging
 from typing import NamedTuple
 
+from keras_multigpu.training.lengths import Groups
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.steps.probes import Probe
 from keras_multigpu.training.variables.placement import Placement
@@ -22,6 +23,7 @@ class Setting(NamedTuple):
         on_inexact: "one_device" or "error": what happens where a split step would give other
             numbers than one device.
         self_check: Whether it is tried before its first batch.
+        groups: Which leaves of the batches have equally many rows, see `lengths`.
     """
 
     group: ReplicaGroup
@@ -31,6 +33,7 @@ class Setting(NamedTuple):
     told: set[str]
     on_inexact: str = "one_device"
     self_check: bool = False
+    groups: Groups = ()
 
     def say_alone(self, step: str, pieces: int, reason: str) -> None:
         """Say once that one replica takes whole batches in a step, not in pieces, and why."""

@@ -8,8 +8,9 @@ What a replica needs of the others are sums between the stages of its graph; see
 """
 
 import contextlib
+import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -32,6 +33,7 @@ from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.training.exchange.gradients import gradients_among
 from keras_multigpu.training.exchange.stages import for_all, summing, totals, traced
 from keras_multigpu.training.feed.cutter import has_own_memory
+from keras_multigpu.training.lengths import Groups, groups_of, is_cut, length_of, lengths_of
 from keras_multigpu.training.one_device import tracing_one_device
 from keras_multigpu.training.replica_group import (
     Copies,
@@ -46,9 +48,8 @@ from keras_multigpu.training.shares import (
     batch_size_of,
     cut,
     filled,
-    first_rows,
     gathered,
-    is_one_row,
+    own_rows,
     present,
     those_here,
 )
@@ -115,6 +116,11 @@ class SplitStep:
         require_same_graph(self._group, self._whole.graph)
         self._find_captured(setting)
         self._leaves = present(spec)
+        groups = setting.groups or groups_of(lengths_of(spec))
+        # What is not cut need not have equally many rows.
+        groups = groups if self._count * self._pieces > 1 else ()
+        self._batch_of = batches_of_leaves(self._leaves, groups)
+        self._batches = list(dict.fromkeys([BATCH, *(each for each in self._batch_of if each)]))
         self.alone: CannotSplit | None = None
         """Why one replica takes the whole batch, if it does."""
         self._unsplit: Any = None
@@ -163,18 +169,26 @@ class SplitStep:
 
     def _local_step(self, exchange: Exchange) -> LocalStep:
         """What a replica does of the step, where so many of them exchange values."""
-        batch = size_of_batch(self._leaves)
+        sizes = self._sizes()
         leaves: list[Leaf] = []
         self._specs = []
-        for leaf in self._leaves:
-            shared = exchange.replicas == 1 or is_shared(leaf)
+        for leaf, name in zip(self._leaves, self._batch_of, strict=True):
+            name = None if exchange.replicas == 1 or is_composite(leaf) else name
             for tensor in tf.nest.flatten(leaf, expand_composites=True):
-                leaves.append(described(tensor, shared, len(leaves), batch))
+                leaves.append(described(tensor, len(leaves), name, sizes))
                 # A replica has fewer rows than the batch.
-                self._specs.append(tensor if shared else opened(tensor))
+                self._specs.append(tensor if name is None else opened(tensor))
         self._described = leaves
         taps = self._tensors_to_see()
-        return LocalStep(self._whole, leaves, self._handles, {BATCH: batch}, exchange, taps)
+        return LocalStep(self._whole, leaves, self._handles, sizes, exchange, taps)
+
+    def _sizes(self) -> dict[str, AnySize]:
+        """How many examples each batch has: a number if the step is made for that alone."""
+        sizes: dict[str, AnySize] = {name: Size.of(name) for name in self._batches}
+        for leaf, name in zip(self._leaves, self._batch_of, strict=True):
+            if name is not None and not is_composite(leaf) and leaf.shape[0] is not None:
+                sizes[name] = leaf.shape[0]
+        return sizes
 
     def _split(self, replicas: int) -> None:
         """Make the graph that each of so many replicas runs."""
@@ -187,9 +201,9 @@ class SplitStep:
         own: list[tf.Tensor] = []
 
         def local(
-            number: Any, counts: Any, total: Any, share: Any, lengths: Any, data: Any, values: Any
+            number: Any, counts: Any, totals: Any, share: Any, lengths: Any, data: Any, values: Any
         ) -> Any:
-            outcome = self._step(number, [[*tf.unstack(counts), total]], data, values, lengths)
+            outcome = self._step(number, of_each_batch(counts, totals), data, values, lengths)
             outcomes.append(outcome)
             own[:] = [number, counts, *data]
             self._assigned = sorted(outcome.assigned)
@@ -221,8 +235,9 @@ class SplitStep:
         number = tf.TensorSpec((), tf.int32)
         values = [tf.TensorSpec(copies[0].shape, copies[0].dtype) for copies in self._copies]
         lengths = dict.fromkeys(self._lengths(self._specs), number)
-        counts = number, tf.TensorSpec((2,), tf.int32), number, number
-        return *counts, lengths, self._specs, values
+        batches = len(self._batches)
+        counts = [tf.TensorSpec(shape, tf.int32) for shape in [(batches, 2), (batches,)]]
+        return number, *counts, number, lengths, self._specs, values
 
     def _said_of_waiting_pieces(self) -> str:
         """What it means that pieces of a replica's share wait for sums in the middle of a step."""
@@ -306,7 +321,7 @@ class SplitStep:
     @property
     def takes_any_number(self) -> bool:
         """Whether the step is made for batches of every size."""
-        return not isinstance(size_of_batch(self._leaves), int)
+        return len(self._batches) == 1 and not isinstance(self._sizes()[BATCH], int)
 
     @property
     def hub(self) -> str:
@@ -375,9 +390,9 @@ class SplitStep:
         step = self._local_step(Sums(parts, True, False))
         found: list[tuple[tf.Tensor, Layout]] = []
 
-        def local(number: Any, counts: Any, total: Any, share: Any, *rest: Any) -> list[tf.Tensor]:
+        def local(number: Any, counts: Any, totals: Any, share: Any, *rest: Any) -> list[tf.Tensor]:
             lengths, data, values = rest
-            step(number, [[*tf.unstack(counts), total]], data, values, lengths)
+            step(number, of_each_batch(counts, totals), data, values, lengths)
             assert step.scope is not None
             made = [
                 (tensor, step.scope.values[tensor.name])
@@ -407,16 +422,17 @@ class SplitStep:
         """The values of variables, and what each of so many parts of a batch is given."""
         values = [copies[0].read_value() for copies in self._copies]
         data = tf.nest.flatten(present(batch), expand_composites=True)
-        rows: Any = batch_size_of(batch)
-        total, lengths, given = tf.constant(int(rows)), self._lengths(data), []
+        sizes: dict[str | None, Any] = dict.fromkeys(self._batches, batch_size_of(batch))
+        for leaf, name in zip(present(batch), self._batch_of, strict=True):
+            if name is not None:
+                sizes[name] = length_of(leaf)
+        totals = tf.constant([int(sizes[name]) for name in self._batches])
+        lengths, given = self._lengths(data), []
         for number in range(parts):
-            start, stop = share_bounds(int(rows), number, parts)
-            own = [
-                tensor[start:stop] if isinstance(leaf.layout, InRows) else tensor
-                for leaf, tensor in zip(self._described, data, strict=True)
-            ]
-            counts = tf.constant([stop - start, start])
-            given.append((tf.constant(number), counts, total, counts[0], lengths, own, values))
+            start, stop = share_bounds(totals, number, parts)
+            own, counts = self._rows_of(data, start, stop), tf.stack([stop - start, start], axis=1)
+            share = counts[0, 0]
+            given.append((tf.constant(number), counts, totals, share, lengths, own, values))
         return values, given
 
     def _tried(
@@ -466,8 +482,7 @@ class SplitStep:
         )
 
     def _run(self, shares: Sequence[Rows]) -> "list[OfReplica]":
-        examples = [tf.cast(rows.examples, tf.int32) for rows in shares]
-        total = tf.cast(shares[0].global_batch_size, tf.int32)
+        counts = [self._counts(rows) for rows in shares]
         composites = [n for n, leaf in enumerate(self._leaves) if is_composite(leaf)]
         whole = None
         if composites and len(shares) > 1:
@@ -476,37 +491,55 @@ class SplitStep:
         def on_replica(replica: Replica) -> "OfReplica":
             values = self._group.read(self._copies, replica)
             rows = self._begun(shares[replica.id], replica)
-            before = tf.add_n([tf.constant(0), *examples[: replica.id]])
+            own, totals = tf.unstack(counts[replica.id], axis=1)
+            before = tf.add_n([tf.zeros_like(own), *(each[:, 0] for each in counts[: replica.id])])
             data: list[Any] = []
             for place, tensor in enumerate(present(rows.data)):
+                name = self._batch_of[place]
                 if whole is not None and place in composites:
                     tensor = whole[place]
-                elif self._group.count > 1 and not is_shared(self._leaves[place]):
+                elif self._group.count > 1 and name is not None:
                     # A replica without examples has borrowed a row.
-                    tensor = cut(tensor, 0, rows.examples)
+                    tensor = cut(tensor, 0, own[self._batches.index(name)])
                 data += tf.nest.flatten(tensor, expand_composites=True)
-            pieces = self._taken_in_pieces(replica, examples[replica.id], before, data)
-            given = total, examples[replica.id], self._lengths(data)
+            pieces = self._taken_in_pieces(replica, own, before, data)
+            given = totals, own[0], self._lengths(data)
             args = [(*numbers, *given, taken, values) for *numbers, taken in pieces]
             return self._on_replica(args, values, rows, replica)
 
         return self._group.run(on_replica)
+
+    def _counts(self, rows: Rows) -> tf.Tensor:
+        """For each batch how many examples are here, and how many there are in all."""
+        if rows.lengths is None:
+            found = tf.stack([[rows.examples, rows.global_batch_size]])
+        else:
+            cut_ones = [name for name in self._batch_of if name is not None]
+            found = tf.gather(rows.lengths, [cut_ones.index(name) for name in self._batches])
+        return tf.cast(found, tf.int32)
 
     def _taken_in_pieces(
         self, replica: Replica, own: tf.Tensor, before: tf.Tensor, data: Sequence[tf.Tensor]
     ) -> list[tuple[tf.Tensor, tf.Tensor, list[tf.Tensor]]]:
         """The number of each piece among all, its size and those before it, and its rows."""
         if self._pieces == 1:
-            return [(tf.constant(replica.id), tf.stack([own, before]), list(data))]
+            return [(tf.constant(replica.id), tf.stack([own, before], axis=1), list(data))]
         found = []
         for piece in range(self._pieces):
             start, stop = share_bounds(own, piece, self._pieces)
-            taken = [
-                cut(tensor, start, stop) if isinstance(leaf.layout, InRows) else tensor
-                for leaf, tensor in zip(self._described, data, strict=True)
-            ]
+            taken = self._rows_of(data, start, stop)
             number = tf.constant(replica.id * self._pieces + piece)
-            found.append((number, tf.stack([stop - start, before + start]), taken))
+            found.append((number, tf.stack([stop - start, before + start], axis=1), taken))
+        return found
+
+    def _rows_of(self, data: Sequence[tf.Tensor], start: Any, stop: Any) -> list[tf.Tensor]:
+        """Rows of the tensors that are cut, given where they begin and end in each batch."""
+        found = []
+        for leaf, tensor in zip(self._described, data, strict=True):
+            if isinstance(leaf.layout, InRows):
+                place = self._batches.index(leaf.layout.blocks[0].batch)
+                tensor = cut(tensor, start[place], stop[place])
+            found.append(tensor)
         return found
 
     def _lengths(self, tensors: Sequence[Any]) -> dict[str, Any]:
@@ -522,13 +555,13 @@ class SplitStep:
 
     def _run_alone(self, shares: Sequence[Rows]) -> "list[OfReplica]":
         """What one replica has, for each of this process."""
-        total = tf.cast(shares[0].global_batch_size, tf.int32)
+        totals = self._counts(shares[0])[:, 1]
         batch = whole_batch(self._group, shares, self.spec)
         data = tf.nest.flatten(present(batch), expand_composites=True)
         with graph_internals.single_device(), tf.device(self._group.hub):
             values = self._group.read(self._copies, self._group.replicas[0])
-            own = tf.stack([total, tf.zeros_like(total)])
-            made = self._local(tf.constant(0), own, total, total, {}, data, values)
+            own = tf.stack([totals, tf.zeros_like(totals)], axis=1)
+            made = self._local(tf.constant(0), own, totals, totals[0], {}, data, values)
         result = OfReplica([made])
         return [result] * len(self._group.replicas)
 
@@ -639,15 +672,20 @@ def is_composite(leaf: Any) -> bool:
     return not isinstance(leaf, (tf.Tensor, tf.TensorSpec))
 
 
-def is_shared(leaf: Any) -> bool:
-    """Whether every replica gets a leaf of the batch whole."""
-    return is_composite(leaf) or not leaf.shape.rank or is_one_row(leaf)
+def of_each_batch(counts: tf.Tensor, totals: tf.Tensor) -> list[list[tf.Tensor]]:
+    """The numbers of each batch: examples of this part, before it, and in all."""
+    everyones = tf.concat([counts, totals[:, tf.newaxis]], axis=1)
+    return [tf.unstack(each) for each in tf.unstack(everyones)]
 
 
-def size_of_batch(leaves: Sequence[Any]) -> AnySize:
-    """How many examples the batch has: a number if the step is made for that alone."""
-    found = {leaf.shape[0] for leaf in leaves if not is_shared(leaf) and leaf.shape.rank}
-    return found.pop() if len(found) == 1 and None not in found else Size.of(BATCH)
+def batches_of_leaves(leaves: Sequence[Any], groups: Groups) -> list[str | None]:
+    """The name of the batch whose examples have the rows of each leaf; None for one of all."""
+    numbers = iter(groups or itertools.repeat(0))
+    found: list[str | None] = []
+    for leaf in leaves:
+        number = next(numbers) if is_cut(leaf) else -1
+        found.append(None if number < 0 else f"{BATCH}_{number}" if number else BATCH)
+    return found
 
 
 def opened(spec: tf.TensorSpec) -> tf.TensorSpec:
@@ -655,17 +693,19 @@ def opened(spec: tf.TensorSpec) -> tf.TensorSpec:
     return tf.TensorSpec([None, *spec.shape[1:]] if spec.shape.rank else spec.shape, spec.dtype)
 
 
-def described(spec: tf.TensorSpec, shared: bool, number: int, batch: AnySize) -> Leaf:
-    """What the partition has to know of a tensor of the batch."""
+def described(
+    spec: tf.TensorSpec, number: int, name: str | None, sizes: Mapping[str, AnySize]
+) -> Leaf:
+    """What the partition has to know of a tensor, whose rows are those of this batch."""
     if spec.shape.rank is None:
         return Leaf(None)
     dims: list[Any] = [
         Size.of(f"axis_{axis}_of_{number}") if length is None else length
         for axis, length in enumerate(spec.shape)
     ]
-    if shared:
+    if name is None:
         return Leaf(dims)
-    return Leaf([batch, *dims[1:]], InRows(0, (Block(BATCH),)))
+    return Leaf([sizes[name], *dims[1:]], InRows(0, (Block(name),)))
 
 
 def known_variables(model: keras.Model) -> list[keras.Variable]:
@@ -720,7 +760,7 @@ def whole_batch(group: ReplicaGroup, shares: Sequence[Rows], spec: Batch) -> Bat
     if group.count == 1:
         # Its leaves may have different numbers of rows.
         return own[0].data
-    parts = [present(first_rows(rows.data, rows.examples)) for rows in own]
+    parts = [present(own_rows(rows, spec)) for rows in own]
     batch: Batch = filled(spec, group.joined(parts))
     return batch
 

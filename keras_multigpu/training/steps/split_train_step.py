@@ -26,6 +26,7 @@ from keras_multigpu.training.shares import (
     gathered,
     held_until,
     open_spec,
+    own_rows,
     tensors_of,
 )
 from keras_multigpu.training.steps.probes import Times, now_that
@@ -101,7 +102,8 @@ class SplitTrainStep(SplitStep):
             return
         run = vars(self._model).get("training_run")
         size = batch_size_of(self.spec) or (run and run.global_batch_size) or USUAL_BATCH_SIZE
-        numbers = collections.defaultdict(lambda: 1, {BATCH: size})
+        # All batches count alike.
+        numbers = collections.defaultdict(lambda: 1, dict.fromkeys(self._batches, size))
         part = self.account.part_of_gathers(numbers, self._count)
         found = [each for each in self.account.moved if each.kind == "gathered" and each.op]
         if part <= DEAR or not found:
@@ -216,6 +218,7 @@ class SplitTrainStep(SplitStep):
             sum_all = functools.partial(watch.sum, sum_all)
         with summing(sum_all):
             result = super()._on_replica(pieces, values, rows, replica)
+        rows = rows._replace(data=own_rows(rows, self.spec))
         return self._looked_at(result, values, rows, replica, watch)
 
     def _run_alone(self, shares: Sequence[Rows]) -> list[OfReplica]:
@@ -231,7 +234,7 @@ class SplitTrainStep(SplitStep):
             own = OfReplica([[*others, part_of_one(replica, tapped)]])
             values = self._group.read(self._copies, replica)
             watch = Stopwatch(tf.timestamp()) if self._watched.timed else None
-            rows = rows_of_one(replica, batch, total)
+            rows = rows_of_one(replica, batch, total, self.spec)
             found.append(self._looked_at(own, values, rows, replica, watch))
         return found
 
@@ -314,7 +317,7 @@ class EagerTrainStep(EagerStep):
             measured = [
                 watched.measured(
                     replica,
-                    rows_of_one(replica, batch, total),
+                    rows_of_one(replica, batch, total, self._spec),
                     part_of_one(replica, tapped),
                     new_values,
                     scale,

@@ -5,15 +5,18 @@ later `fit`, `evaluate` and `predict`, so that repeated calls neither trace nor 
 """
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from keras_multigpu.training.feed.cutter import replayed
+from keras_multigpu.training.feed.cutter import SharesInGraph, replayed
 from keras_multigpu.training.feed.feed import Group
+from keras_multigpu.training.lengths import Groups, groups_of, lengths_of
 from keras_multigpu.training.shares import (
+    ABSENT,
     Batch,
     Here,
     Rows,
@@ -26,6 +29,7 @@ from keras_multigpu.training.shares import (
     tensors_of,
     those_here,
 )
+from keras_multigpu.training.steps.set_apart import SetApart, held
 from keras_multigpu.training.steps.setting import Setting
 
 RunStep = Callable[[Sequence[Rows]], Any]
@@ -34,8 +38,8 @@ RunStep = Callable[[Sequence[Rows]], Any]
 Function = Callable[[Any], Any]
 """A step as one device runs it, given a batch: `model.train_step`, say."""
 
-MakeStep = Callable[[Batch], RunStep]
-"""Makes a step for batches of these specs."""
+MakeStep = Callable[[Batch, Groups], RunStep]
+"""Makes a step for batches of these specs, of whose leaves these have equally many rows."""
 
 
 def made_step(
@@ -45,6 +49,7 @@ def made_step(
     method: str,
     function: Function,
     spec: Batch,
+    groups: Groups,
 ) -> RunStep:
     """The step for batches of these specs.
 
@@ -55,13 +60,14 @@ def made_step(
         method: The name of the method of the model.
         function: The step, as one device runs it.
         spec: The specs of a global batch.
+        groups: Which leaves of the batches have equally many rows, see `lengths`.
     """
     if method == "predict_step":
         setting.placement.prepare(model, spec)
     else:
         setting.placement.prepare(model, spec, method)
         setting.placement.make_ready(model, spec, function)
-    return kind(model, setting, spec, function)
+    return kind(model, setting._replace(groups=groups), spec, function)
 
 
 class StepFunctions:
@@ -73,6 +79,7 @@ class StepFunctions:
         eager: Whether steps run without a graph.
         data_wait: Where the seconds add up that graphs wait for data, if that is of interest.
         devices: Where shares wait for the step.
+        cuts: Whether batches are cut, so that it matters how many rows each leaf has.
     """
 
     def __init__(
@@ -82,12 +89,15 @@ class StepFunctions:
         eager: bool,
         data_wait: tf.Variable | None = None,
         devices: Sequence[str] = (),
+        *,
+        cuts: bool = False,
     ) -> None:
         self._make_step, self._devices = make_step, devices
+        self._cuts = cuts
         self._replicas = replicas
         self._eager = eager
         self._data_wait = data_wait
-        self._single: dict[tuple[Hashable, Here], RunStep] = {}
+        self._single: dict[tuple[Hashable, Here, Groups], RunStep] = {}
         self._looped: dict[Hashable, Any] = {}
         self._forms: dict[Hashable, Batch] = {}
         self._of_sizes = False
@@ -106,72 +116,97 @@ class StepFunctions:
     def run(self, group: Group, spec: Batch | None) -> Any:
         """Run a group of batches; what the last step returned."""
         if group.iterator is not None and spec is not None:
-            return self._run_in_graph(group, spec)
-        for shares in group.shares:
+            return self._run_in_graph(group.iterator, group, spec)
+        return self._run_all(group.shares, spec)
+
+    def _run_all(self, batches: Iterable[Shares], spec: Batch | None) -> Any:
+        for shares in batches:
             result = self.run_one(shares, spec)
         return result
 
-    def _run_in_graph(self, group: Group, spec: Batch) -> Any:
+    def _run_in_graph(self, batches: SharesInGraph, group: Group, spec: Batch) -> Any:
         """Run batches that a graph reads."""
-        several, left = group.most > 1, group.size
-        here = those_here(group.iterator.element_spec)
-        if not self._is_possible(spec, here):
-            for _ in range(left):
-                result = self.run_one(Shares(tuple(next(group.iterator)), None), spec)
-            return result
-        if not is_checked(self._step(spec, here)):
+        iterator, several, left = batches.iterator, group.most > 1, group.size
+        here, groups = those_here(iterator.element_spec), self._known_groups(spec)
+        if not self._is_possible(spec, here, groups):
+            return self._run_all(itertools.islice(batches, left), spec)
+        if not is_checked(self._step(spec, here, groups)):
             # Python reads the first, looks at it, and gives it back.
-            rows = tuple(next(group.iterator))
-            again = replayed(rows, group.iterator.element_spec, self._devices)
-            self._checked(spec, here, rows)
+            first = next(batches)
+            if first.groups not in ((), groups):
+                return self._run_in_python(first, batches, left, spec)
+            rows = first.rows if groups else without_lengths(first.rows)
+            again = replayed(first.rows, iterator.element_spec, self._devices)
+            self._checked(spec, here, rows, groups)
             if again is None:
-                result = self.run_one(Shares(rows, None), spec)
+                result = self.run_one(first, spec)
             else:
-                result = self._loop(again, spec, several)(again, *counted(1, several))
+                loop, _ = self._loop(again, spec, several)
+                result = loop(again, *counted(1, several))
             left -= 1
         if left:
-            loop = self._loop(group.iterator, spec, several)
-            result = loop(group.iterator, *counted(left, several))
+            loop, apart = self._loop(iterator, spec, several)
+            try:
+                return loop(iterator, *counted(left, several))
+            except tf.errors.InvalidArgumentError:
+                if apart is None or not apart.is_full:
+                    raise
+            first, before = apart.taken()
+            return self._run_in_python(first, batches, left - before, spec)
         return result
+
+    def _run_in_python(self, first: Shares, rest: SharesInGraph, left: int, spec: Batch) -> Any:
+        """Run so many batches of which the first needs a step of its own."""
+        # The next ones will hardly be others.
+        rest.in_graph = False
+        batches: Iterator[Shares] = itertools.chain([first], rest)
+        return self._run_all(itertools.islice(batches, left), spec)
 
     def run_one(self, shares: Shares, spec: Batch | None = None) -> Any:
         """Run one batch, with the specs that all batches of its source share, if they are known."""
         if shares.spec is not None:
             spec = self._common_spec(shares.spec)
         assert spec is not None
-        here = those_here(shares.rows)
-        if not self._is_possible(spec, here):
+        groups = shares.groups
+        rows = shares.rows if groups else without_lengths(shares.rows)
+        here = those_here(rows)
+        if not self._is_possible(spec, here, groups):
             try:
-                spec = self._with_size(spec, here, int(shares.rows[0].global_batch_size))
+                spec = self._with_size(spec, here, shares)
             except Exception:
                 if self._of_sizes:
                     raise
                 # Not even then: what is wrong with the model shows without a size as well.
-                self._step(spec, here)
-        return self._checked(spec, here, shares.rows)(shares.rows)
+                self._step(spec, here, groups)
+        return self._checked(spec, here, rows, groups)(rows)
 
-    def _is_possible(self, spec: Batch, here: Here) -> bool:
+    def _is_possible(self, spec: Batch, here: Here, groups: Groups) -> bool:
         """Whether there is a step for batches of these specs, or of any number of examples."""
         if self._of_sizes:
             return False
         try:
-            self._step(spec, here)
+            self._step(spec, here, groups)
         except Exception:  # Code of the user's may want to know the batch's size.
             if batch_size_of(spec) is not None:
                 raise
             return False
         return True
 
-    def _with_size(self, spec: Batch, here: Here, examples: int) -> Batch:
-        """The specs of so many examples, for which there is a step."""
-        spec = sized_spec(spec, examples)
-        self._step(spec, here)
+    def _with_size(self, spec: Batch, here: Here, shares: Shares) -> Batch:
+        """The specs of as many examples as these shares are, for which there is a step."""
+        spec = sized_spec(spec, shares.sizes)
+        self._step(spec, here, shares.groups)
         self._of_sizes = True
         return spec
 
     def make(self, spec: Batch, here: Here = ()) -> None:
         """Compile the step for batches of these specs before there are any."""
-        self._step(spec, here).graph  # noqa: B018 (which is made when it is first asked for)
+        step = self._step(spec, here, self._known_groups(spec))
+        step.graph  # noqa: B018 (which is made when it is first asked for)
+
+    def _known_groups(self, spec: Batch) -> Groups:
+        """Which leaves have equally many rows, as far as specs tell: those that are open have."""
+        return groups_of(lengths_of(spec)) if self._cuts else ()
 
     def _common_spec(self, spec: Batch) -> Batch:
         """The specs of all batches of this form so far, open where they differ."""
@@ -182,22 +217,22 @@ class StepFunctions:
         self._forms[key_of(form)] = common
         return common
 
-    def _step(self, spec: Batch, here: Here) -> Any:
-        key = key_of(spec), here
+    def _step(self, spec: Batch, here: Here, groups: Groups) -> Any:
+        key = key_of(spec), here, groups
         if key not in self._single:
-            step = self._make_step(spec)
+            step = self._make_step(spec, groups)
             if not self._eager:
                 everyone, local = self._replicas
-                share = share_spec(spec, everyone)
+                share = share_spec(spec, everyone, groups)
                 elsewhere = share._replace(data=(None, None, None))
                 present = here or [True] * local
                 step = CompiledStep(step, [share if one else elsewhere for one in present])
             self._single[key] = step
         return self._single[key]
 
-    def _checked(self, spec: Batch, here: Here, rows: Sequence[Rows]) -> Any:
+    def _checked(self, spec: Batch, here: Here, rows: Sequence[Rows], groups: Groups) -> Any:
         """The step for a batch, which it has been tried on if it is new."""
-        step = self._step(spec, here)
+        step = self._step(spec, here, groups)
         if not is_checked(step):
             step.step.check(rows)
         return step
@@ -206,8 +241,20 @@ class StepFunctions:
         here = those_here(iterator.element_spec)
         key = (key_of(spec), here, several)
         if key not in self._looped:
+            groups = self._known_groups(spec)
+            open_ones = [n for n in lengths_of(spec) if n is None]
+            # With one length that is open, and other ones, any may be equal, but none has to be.
+            apart = SetApart(groups) if self._cuts and len(open_ones) > 1 else None
+
+            def read(iterator: Any, number: tf.Tensor | int = 0) -> Any:
+                rows = next_of(iterator, self._data_wait)
+                if rows[0].lengths is None or isinstance(rows[0].lengths, ABSENT):
+                    return rows
+                rows = rows if apart is None else apart.passed(rows, number)
+                return rows if groups else without_lengths(rows)
+
             make = looped if several else reading
-            self._looped[key] = make(self._step(spec, here), iterator, self._data_wait)
+            self._looped[key] = make(self._step(spec, here, groups), iterator, read), apart
         return self._looped[key]
 
 
@@ -236,6 +283,11 @@ class CompiledStep:
         return self.step(filled(self._spec, leaves))
 
 
+def without_lengths(rows: Sequence[Rows]) -> tuple[Rows, ...]:
+    """Rows of a batch all of whose leaves have equally many."""
+    return tuple(each._replace(lengths=None) for each in rows)
+
+
 def is_checked(step: Any) -> bool:
     """Whether a step may run: those of training are tried before."""
     return bool(getattr(getattr(step, "step", None), "is_checked", True))
@@ -246,18 +298,18 @@ def counted(size: int, several: bool) -> tuple[tf.Tensor, ...]:
     return (tf.constant(size),) if several else ()
 
 
-def reading(step: CompiledStep, iterator: Any, data_wait: tf.Variable | None = None) -> Any:
-    """A function of an iterator that runs a step on the next batch."""
+def reading(step: CompiledStep, iterator: Any, read: Callable[..., Any]) -> Any:
+    """A function of an iterator that runs a step on the next batch, which `read` reads."""
 
     def run(iterator: Any) -> Any:
         # In this graph and not called: handles of variables would pass two graphs, with 8 replicas
         # of a MobileNet 4,688 operations around 18,717; now there are 9,452 in all.
-        return step.step(next_of(iterator, data_wait))
+        return step.step(read(iterator))
 
     return tf.function(run, autograph=False).get_concrete_function(iterator)
 
 
-def looped(step: CompiledStep, iterator: Any, data_wait: tf.Variable | None = None) -> Any:
+def looped(step: CompiledStep, iterator: Any, read: Callable[..., Any]) -> Any:
     """A function of an iterator and a number that runs that many steps in one graph."""
 
     def run(iterator: Any, count: tf.Tensor) -> Any:
@@ -267,7 +319,7 @@ def looped(step: CompiledStep, iterator: Any, data_wait: tf.Variable | None = No
         )
 
         def body(index: tf.Tensor, _: Any) -> Any:
-            return index + 1, step(next_of(iterator, data_wait))
+            return index + 1, step(read(iterator, index))
 
         # One after another: a step begins with the variables that the one before has assigned.
         _, logs = tf.while_loop(
@@ -293,16 +345,9 @@ def next_of(iterator: Any, data_wait: tf.Variable | None) -> Any:
             waited = tf.timestamp() - asked
         data_wait.assign_add(waited)
 
-    def held(leaf: Any) -> Any:
-        if not isinstance(leaf, tf.Tensor):
-            return leaf
-        # Beside the iterator, whose device only its resource tells.
-        with leaf.graph.colocate_with(leaf.op):
-            return tf.identity(leaf)
-
     # The step must not begin before the time was taken.
     with tf.control_dependencies([waited]):
-        return tf.nest.map_structure(held, batch, expand_composites=True)
+        return held(batch)
 
 
 def key_of(spec: Batch) -> Hashable:

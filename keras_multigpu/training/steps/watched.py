@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.training.replica_group import Replica, ReplicaGroup
-from keras_multigpu.training.shares import Rows
+from keras_multigpu.training.shares import Batch, Rows, own_rows
 from keras_multigpu.training.steps.noted_step import noted_step
 from keras_multigpu.training.steps.probes import (
     NewValues,
@@ -148,9 +148,12 @@ class Watched:
         return {name: chosen(name, value) for name, value in logs.items()}
 
 
-def rows_of_one(replica: Replica, batch: Any, total: tf.Tensor) -> Rows:
+def rows_of_one(replica: Replica, batch: Batch, total: tf.Tensor, spec: Batch) -> Rows:
     """The share of a replica where the first one takes the whole batch."""
-    return Rows(batch, total if replica.id == 0 else tf.zeros_like(total), total)
+    if replica.id == 0:
+        return Rows(batch, total, total)
+    nothing = Rows(batch, tf.zeros_like(total), total)
+    return nothing._replace(data=own_rows(nothing, spec))
 
 
 def part_of_one(replica: Replica, tapped: Tapped) -> Tapped:

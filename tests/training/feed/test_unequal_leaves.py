@@ -1,4 +1,4 @@
-"""Batches whose leaves have different lengths: refused with the names of both, or left to Keras.
+"""Batches whose leaves have different lengths are cut each by its own.
 
 The model takes labelled and unlabelled rows, as semi-supervised ones do, and Keras trains it.
 """
@@ -15,10 +15,9 @@ import keras_multigpu as kmg
 from keras_multigpu.training.feed import cutter
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.feed import Feed
-from keras_multigpu.training.shares import joined_shares, normalized
+from keras_multigpu.training.shares import gathered, joined_shares, normalized
 
 LABELLED, UNLABELLED = 5, 14
-NAMED = r"`x\['labelled'\]` has 5 rows.*`x\['unlabelled'\]` has 14.*Expected.*one for each example"
 
 
 class Both(keras.Model):
@@ -82,100 +81,68 @@ def compiled(replicas):
     return model
 
 
-@pytest.fixture(scope="module")
-def model():
-    """One on two replicas, for calls that change nothing."""
-    return compiled(2)
-
-
-@pytest.mark.parametrize("made", DATA.values(), ids=DATA)
-def test_both_leaves_are_named(model, made):
-    """In `fit`, as what validates, in `evaluate` and `predict`."""
-    equal = zipped(False).map(lambda x, y: (dict.fromkeys(x, x["labelled"]), y))
-    for call in (
-        lambda: model.fit(made(), steps_per_epoch=2, verbose=0),
-        lambda: model.fit(equal, validation_data=made(), validation_steps=2, verbose=0),
-        lambda: model.evaluate(made(), steps=2, verbose=0),
-        lambda: model.predict(made(), steps=2, verbose=0),
-    ):
-        with pytest.raises(ValueError, match=NAMED):
-            call()
-
-
-def test_single_batches_are_named(model):
-    """And those that a strategy has dealt out."""
-    for call in (model.train_on_batch, model.test_on_batch, lambda x, y: model.predict_on_batch(x)):
-        with pytest.raises(ValueError, match=NAMED):
-            call(*batch())
-    with pytest.raises(ValueError, match=NAMED):
-        joined_shares([normalized(batch(2, 2)), normalized(batch())])
-
-
-def test_arrays_of_different_lengths_are_named_by_keras(model):
+def test_arrays_of_different_lengths_are_named_by_keras():
     """Whatever the number of replicas."""
-    for each in (model, compiled(1)):
+    for replicas in (1, 2):
         with pytest.raises(ValueError, match="sizes: 5, 14"):
-            each.fit(*batch(), verbose=0)
+            compiled(replicas).fit(*batch(), verbose=0)
 
 
 @pytest.mark.parametrize("copied", [False, True])
-def test_the_first_batch_with_other_lengths_is_named(copied, monkeypatch):
-    """Also where devices have memory of their own, and after batches that were in order."""
+def test_each_leaf_is_cut_by_its_own_length(copied, monkeypatch):
+    """Also where devices have memory of their own, and after batches in which all were equal."""
     monkeypatch.setattr(cutter, "has_own_memory", lambda device: copied)
     rows = [(4, 4), (3, 3), (3, 2)]
     data = tf.data.Dataset.from_generator(
         lambda: ((np.ones((x, 1)), np.ones((y, 2))) for x, y in rows),
         output_signature=(tf.TensorSpec((None, 1)), tf.TensorSpec((None, 2))),
     )
-    feed = Feed(Cutter(2), data)
-    read = []
-    with pytest.raises(ValueError, match=r"`x` has 3 rows.*`y` has 2\."), feed.reading():
-        for _, group in feed.epoch(1):
-            read += [int(shares.rows[0].global_batch_size) for shares in group.shares]
-    assert read == [4, 3]
+    read, groups = [], []
+    for _, group in Feed(Cutter(2), data).epoch(1):
+        for shares in group.shares:
+            read += [[len(leaf) for leaf in share.data[:2]] for share in shares.rows]
+            groups.append(shares.groups)
+    assert read == [[2, 2], [2, 2], [2, 2], [1, 1], [2, 1], [1, 1]]
+    assert groups == [(), (), (0, 1)]
+
+
+def test_what_a_strategy_has_dealt_out_knows_its_lengths():
+    """A replica without rows of a leaf borrows one of that."""
+    shares = joined_shares([normalized(batch(2, 0)), normalized(batch(3, 4))])
+    assert [int(rows.examples) for rows in shares.rows] == [2, 3]
+    assert [rows.lengths.numpy().tolist() for rows in shares.rows] == [
+        [[2, 5], [0, 4], [2, 5]],
+        [[3, 5], [4, 4], [3, 5]],
+    ]
+    assert shares.groups == (0, 1, 0)
+    x, y, _ = gathered(shares.rows, shares.spec)
+    assert [len(x["labelled"]), len(x["unlabelled"]), len(y)] == [5, 4, 5]
 
 
 @pytest.mark.parametrize(
-    ("name", "eager"), [*((name, False) for name in DATA), ("sizes unknown", True)]
+    ("name", "replicas", "eager"),
+    [
+        ("sizes unknown", 1, True),
+        ("sizes unknown", 1, False),
+        ("sizes known", 1, False),
+        ("endless", 2, False),
+        ("generator", 2, False),
+        ("PyDataset", 3, False),
+    ],
 )
-def test_one_replica_does_as_keras(name, eager):
+def test_replicas_do_as_keras(name, replicas, eager):
     """The same logs and predictions."""
     made = DATA[name]
     results = []
     for distribute in (False, True):
         keras.utils.set_random_seed(1)
-        model = compiled(1) if distribute else Both()
+        model = compiled(replicas) if distribute else Both()
         model.compile("sgd", "mse", metrics=["mae"], run_eagerly=eager)
         history = model.fit(made(), steps_per_epoch=2, shuffle=False, verbose=0).history
         scores = model.evaluate(made(), steps=2, verbose=0)
         results.append((history, scores, model.predict(made(), steps=2, verbose=0)))
     for ours, theirs in zip(*map(keras.tree.flatten, results), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
-
-
-@pytest.mark.parametrize("jit", [False, True])
-@pytest.mark.parametrize("name", ["sizes unknown", "sizes known", "generator"])
-def test_micro_batches_of_one_replica_name_both(name, jit):
-    """They cut as replicas do."""
-    model = compiled(1)
-    model.compile("sgd", "mse", micro_batches=2, jit_compile=jit)
-    with pytest.raises(ValueError, match=NAMED):
-        model.fit(DATA[name](), steps_per_epoch=2, verbose=0)
-
-
-def test_a_batch_that_memory_would_have_cut_is_named():
-    """With `micro_batches="auto"` it is whole at first."""
-
-    class Hungry(Both):
-        def call(self, x, training=False):
-            if training:
-                raise tf.errors.ResourceExhaustedError(None, None, "no memory")
-            return super().call(x)
-
-    model = kmg.distribute(Hungry(), replicas_of(1))
-    model.compile("sgd", "mse", micro_batches="auto")
-    with pytest.raises(ValueError, match=NAMED):
-        model.fit(zipped(False), verbose=0)
 
 
 def test_what_replicas_do_not_share_may_have_any_length():

@@ -11,7 +11,7 @@ from keras_multigpu.training.steps.steps_of_model import StepFunctions
 def sums_of(made):
     """Steps that add up all numbers; the specs they are made for go to `made`."""
 
-    def make(spec):
+    def make(spec, groups):
         made.append(spec[0].shape.as_list())
         return lambda shares: tf.reduce_sum(shares[0].x)
 
@@ -59,7 +59,7 @@ def test_batches_of_other_forms_have_steps_of_their_own():
 def test_ragged_and_sparse_batches_of_many_lengths(kind):
     """Their longest row or their width may change as that of dense ones."""
 
-    def make(spec):
+    def make(spec, groups):
         made.append(spec[0])
         values = "flat_values" if kind == "ragged" else "values"
         return lambda shares: tf.reduce_sum(getattr(shares[0].x, values))

@@ -1,0 +1,80 @@
+"""Batches that a graph has read, and that need another step than the one that it runs.
+
+A dataset whose batches have any number of rows does not say which leaves of them have equally many.
+A graph that reads it is made as if all had; it hands a batch of which that is not true to Python,
+which makes the step that the batch needs.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from keras_multigpu.keras_internals import graph_internals
+from keras_multigpu.training.lengths import Groups
+from keras_multigpu.training.replica_group import HOST
+from keras_multigpu.training.shares import Shares
+
+
+class SetApart:
+    """A place for such a batch.
+
+    Args:
+        groups: Which leaves of batches have equally many rows, see `lengths`.
+    """
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self._queue: Any = None
+        self._form: Any = None
+
+    def passed(self, shares: Any, number: tf.Tensor | int) -> Any:
+        """The shares of a batch, inside the graph, which fails if it cannot take them.
+
+        Args:
+            shares: The rows of each replica.
+            number: How many batches the graph has run before.
+        """
+        leaves = tf.nest.flatten(shares, expand_composites=True)
+        tensors = [tf.convert_to_tensor(number), *(leaf for leaf in leaves if leaf is not None)]
+        with tf.init_scope(), graph_internals.single_device(), tf.device(HOST):
+            self._queue = tf.queue.FIFOQueue(1, [tensor.dtype for tensor in tensors])
+        self._form = shares
+
+        def put() -> tf.Tensor:
+            with tf.control_dependencies([self._queue.enqueue(tensors)]):
+                return tf.constant(False)
+
+        with tf.device(HOST):
+            totals = shares[0].lengths[:, 1]
+            groups = tf.constant(self._groups or [0] * totals.shape[0])
+            alike = (groups[:, None] != groups) | (totals[:, None] == totals)
+            fits = tf.cond(tf.reduce_all(alike), lambda: tf.constant(True), put)
+            checked = tf.debugging.Assert(fits, ["The batch needs a step of its own."])
+        with tf.control_dependencies([checked]):
+            return held(shares)
+
+    @property
+    def is_full(self) -> bool:
+        return self._queue is not None and int(self._queue.size()) > 0
+
+    def taken(self) -> tuple[Shares, int]:
+        """The shares, and how many batches the graph has run before."""
+        number, *tensors = self._queue.dequeue()
+        rest = iter(tensors)
+        leaves = tf.nest.flatten(self._form, expand_composites=True)
+        found = [None if leaf is None else next(rest) for leaf in leaves]
+        rows = tf.nest.pack_sequence_as(self._form, found, expand_composites=True)
+        return Shares(tuple(rows), None), int(number)
+
+
+def held(shares: Any) -> Any:
+    """The same, made by operations that wait for what is waited for now."""
+
+    def same(leaf: Any) -> Any:
+        if not isinstance(leaf, tf.Tensor):
+            return leaf
+        # Beside the iterator, whose device only its resource tells.
+        with leaf.graph.colocate_with(leaf.op):
+            return tf.identity(leaf)
+
+    return tf.nest.map_structure(same, shares, expand_composites=True)

@@ -1,0 +1,174 @@
+"""Batches whose leaves have different numbers of rows train on replicas as on one device.
+
+The answers are plain Keras's. Shares are uneven, and some are empty.
+"""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from cpu_replicas import replicas_of
+
+import keras_multigpu as kmg
+
+WIDTH, CLASSES = 4, 3
+SIZES = [(5, 14), (5, 14), (3, 7), (2, 2), (1, 3), (4, 4), (6, 2), (3, 0)]
+"""How many labelled rows the batches have, and how many unlabelled ones."""
+
+
+class FixMatch(keras.Model):
+    """Trains on labelled rows, and on those of the unlabelled ones of which it is sure."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = keras.Sequential(
+            [
+                keras.Input((WIDTH,)),
+                keras.layers.Dense(6, activation="tanh", use_bias=False),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.2, seed=3),
+                keras.layers.Dense(CLASSES),
+            ]
+        )
+
+    def call(self, x, training=False):
+        """The logits of one kind of rows, or of both, which predictions are of."""
+        if not isinstance(x, dict):
+            return self.net(x, training=training)
+        logits = self.net(tf.concat([x["labelled"], x["unlabelled"]], 0), training=training)
+        return {"both": logits, "labelled": logits[: tf.shape(x["labelled"])[0]]}
+
+    def losses_of(self, data, training):
+        """The loss of the labelled rows, and of the unlabelled ones."""
+        x, y = data[0], data[1]
+        weights = data[2] if len(data) > 2 else 1.0
+        count = tf.shape(x["labelled"])[0]
+        logits = self.net(tf.concat([x["labelled"], x["unlabelled"]], 0), training=training)
+        known = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits[:count])
+        others = logits[count:]
+        labels = tf.argmax(others, 1)
+        sure = tf.cast(tf.reduce_max(tf.nn.softmax(others), 1) > 0.4, tf.float32)
+        guessed = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, others) * sure
+        rows = tf.maximum(tf.cast(tf.shape(others)[0], tf.float32), 1.0)
+        return tf.reduce_mean(weights * known), tf.reduce_sum(guessed) / rows, sure
+
+    def train_step(self, data):
+        """One step on both."""
+        with tf.GradientTape() as tape:
+            known, guessed, sure = self.losses_of(data, True)
+            loss = known + 0.5 * guessed
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"loss": loss, "sure": tf.reduce_sum(sure)}
+
+    def test_step(self, data):
+        """The same, without an update."""
+        known, guessed, sure = self.losses_of(data, False)
+        return {"loss": known, "guessed": guessed, "sure": tf.reduce_sum(sure)}
+
+
+def rows(count, seed):
+    return np.random.default_rng(seed).normal(size=(count, WIDTH)).astype("float32")
+
+
+def batches(sizes=SIZES, weighted=False):
+    """Batches of NumPy's, of such sizes."""
+    for number, (labelled, unlabelled) in enumerate(sizes):
+        x = {"labelled": rows(labelled, number), "unlabelled": rows(unlabelled, 100 + number)}
+        y = np.random.default_rng(number).integers(0, CLASSES, labelled)
+        weights = np.linspace(0.5, 2.0, labelled).astype("float32")
+        yield (x, y, weights) if weighted else (x, y)
+
+
+def dataset(sizes=SIZES, weighted=False):
+    """The same as a dataset that knows no size, but how many batches there are."""
+    x = dict.fromkeys(["labelled", "unlabelled"], tf.TensorSpec((None, WIDTH)))
+    spec = (x, tf.TensorSpec((None,), tf.int64), tf.TensorSpec((None,)))
+    data = tf.data.Dataset.from_generator(
+        lambda: batches(sizes, weighted), output_signature=spec[: 2 + weighted]
+    )
+    return data.apply(tf.data.experimental.assert_cardinality(len(sizes)))
+
+
+def zipped(labelled=5, unlabelled=7):
+    """Two datasets of batches side by side, whose sizes TensorFlow knows."""
+    first = tf.data.Dataset.from_tensor_slices(rows(20, 1)).batch(labelled, drop_remainder=True)
+    second = tf.data.Dataset.from_tensor_slices(rows(28, 2)).batch(unlabelled, drop_remainder=True)
+    return tf.data.Dataset.zip(first, second).map(
+        lambda x, u: ({"labelled": x, "unlabelled": u}, tf.cast(x[:, 0] > 0, tf.int64))
+    )
+
+
+DATA = {
+    "generator": lambda: batches(SIZES * 2),
+    "weighted generator": lambda: batches(SIZES * 2, weighted=True),
+    "dataset": dataset,
+    "equal at first": lambda: dataset([(4, 4), (3, 3), (5, 2), (2, 2), (7, 3), (6, 6)]),
+    "known sizes": zipped,
+}
+
+
+def made(build, replicas, **options):
+    """A compiled model on so many replicas; without any, that of plain Keras."""
+    keras.utils.set_random_seed(0)
+    model = build()
+    if replicas:
+        model = kmg.distribute(model, replicas_of(replicas))
+    model.compile(keras.optimizers.SGD(0.1), **options)
+    return model
+
+
+def trained(replicas, data, **options):
+    """What `fit` gives."""
+    model = made(FixMatch, replicas, **options)
+    fit = {"epochs": 2, "steps_per_epoch": len(SIZES)} if "generator" in data else {"epochs": 2}
+    history = model.fit(DATA[data](), shuffle=False, verbose=0, **fit).history
+    return [history, model.get_weights()]
+
+
+@functools.cache
+def expected(data):
+    """The same in plain Keras."""
+    return trained(0, data, run_eagerly=True)
+
+
+def evaluated(replicas, **options):
+    """What `evaluate` and `predict` give."""
+    model = made(FixMatch, replicas, **options)
+    scores = model.evaluate(dataset(), verbose=0, return_dict=True)
+    return [scores, model.predict(dataset().map(lambda x, y: x), verbose=0)]
+
+
+def assert_same(found, wanted, rtol=2e-5, atol=2e-6):
+    for one, other in zip(keras.tree.flatten(found), keras.tree.flatten(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("data", "replicas", "steps"),
+    [
+        ("dataset", 1, 1),
+        ("dataset", 4, 3),
+        ("equal at first", 2, 1),
+        ("equal at first", 3, 4),
+        ("weighted generator", 2, 1),
+        ("known sizes", 3, 2),
+    ],
+)
+def test_labelled_and_unlabelled_rows(data, replicas, steps):
+    """As in FixMatch: other sizes from batch to batch, as many by chance, and none."""
+    assert_same(trained(replicas, data, steps_per_execution=steps), expected(data))
+
+
+@pytest.mark.parametrize(("replicas", "eager"), [(3, False), (2, True)])
+def test_scores_and_predictions(replicas, eager):
+    """A prediction has rows of both leaves, or of one; without a graph the batch is whole."""
+    assert_same(evaluated(replicas, run_eagerly=eager), evaluated(0, run_eagerly=True))
+
+
+@pytest.mark.parametrize(("data", "replicas", "pieces"), [("dataset", 1, 2), ("known sizes", 2, 3)])
+def test_micro_batches_cut_each_leaf_by_its_own_size(data, replicas, pieces):
+    """A piece may have no row of one leaf."""
+    assert_same(trained(replicas, data, micro_batches=pieces), expected(data))
