@@ -14,6 +14,9 @@ from replica_cases import ALL_REPLICAS, CASES, QUICK, REPLICAS, Case, kinds
 from replica_runs import alone, difference, differences, run
 
 import keras_multigpu as kmg
+from keras_multigpu.training.steps.split_step import SplitStep
+
+STEPS = ("train_step", "test_step", "predict_step")
 
 pytestmark = [
     # Keras 3.15.1 writes weights through an `__array__` that NumPy 2 finds outdated.
@@ -51,6 +54,29 @@ def copies_that_differ(model, strategy):
     return different
 
 
+# Pairs of examples need the rows of all replicas; all else is shared, or summed.
+GATHERED = {
+    "loss that relates examples": {
+        f"{method}: {kind}" for method in STEPS[:2] for kind in ("MatMul", "Equal")
+    }
+}
+"""What replicas gather, by row, so that none becomes exact by becoming slow."""
+
+
+def gathered_in(model):
+    """For each step what replicas gather, and whether one of them takes the whole batch."""
+    found = set()
+    for method in STEPS:
+        for functions in model.replication.steps_of(method).values():
+            for compiled in functions.steps:
+                step = getattr(compiled, "step", None)
+                if isinstance(step, SplitStep):
+                    moved = [each for each in step.account.moved if each.kind == "gathered"]
+                    found |= {f"{method}: {each.op and each.op.type}" for each in moved}
+                    found |= {f"{method}: alone"} if step.alone else set()
+    return found
+
+
 # Keras says so of the output without a loss.
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables:UserWarning")
 @pytest.mark.parametrize(("name", "replicas"), ROWS)
@@ -65,6 +91,7 @@ def test_n_replicas_end_where_one_device_does(name, replicas):
     }
     assert not differing
     assert not copies_that_differ(outcome.model, strategy)
+    assert gathered_in(outcome.model) == GATHERED.get(name, set())
 
 
 GLOBAL_BATCH = 12
