@@ -163,7 +163,7 @@ def test_a_run_whose_folder_is_moved_ends_with_its_name(tmp_path, background):
 
     def copied(batch, logs):
         if batch == 1:
-            # A file that is still written in the background is gone under that name once it is done.
+            # A file that is written in the background loses that name once it is done.
             unfinished = shutil.ignore_patterns("*.partial")
             shutil.copytree(
                 tmp_path / "run", tmp_path / "backup", ignore=unfinished, dirs_exist_ok=True
