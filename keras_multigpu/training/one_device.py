@@ -6,6 +6,9 @@ from collections.abc import Iterator
 
 _thread = threading.local()
 
+one_at_a_time = threading.RLock()
+"""Held while variables are those of one device: another thread would take them for the model's."""
+
 
 def traces_one_device() -> bool:
     return bool(getattr(_thread, "traces", False))

@@ -13,6 +13,9 @@ from processes_left import PATIENCE
 import keras_multigpu as kmg
 from keras_multigpu.keras_internals.dataset_internals import shuffled_by
 from keras_multigpu.keras_internals.optimizer_internals import variables_anywhere
+from keras_multigpu.keras_internals.variable_internals import storages_of
+from keras_multigpu.training.one_device import traces_one_device
+from keras_multigpu.training.replica_group import copies_in
 
 X, Y = np.ones((8, 3), "float32"), np.ones((8, 1), "float32")
 
@@ -107,3 +110,49 @@ def test_what_is_exchanged_for_a_while_comes_back(exchanging, owner, name):
     left.set()
     thread.join(PATIENCE)
     assert getattr(owner, name) is original
+
+
+class Waits(keras.Model):
+    """A model whose traces for `fit` and for `predict` meet, if they can."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+        self.training_began, self.other_began = threading.Event(), threading.Event()
+        self.trained, self.met = threading.Event(), None
+
+    def call(self, x, training=False):
+        """`predict` begins inside of `fit`'s trace, and ends after it."""
+        if traces_one_device():
+            if training:
+                self.training_began.set()
+                self.met = self.other_began.wait(2)
+            elif self.training_began.is_set():
+                self.other_began.set()
+                self.trained.wait(2)
+        return self.dense(x)
+
+
+def test_the_first_prediction_may_come_while_another_thread_traces():
+    """Each would take for the variables what the other one has put in their place meanwhile."""
+    model = Waits()
+    model(X)
+    model = kmg.distribute(model, replicas_of(2))
+    model.compile("sgd", "mse")
+    found = []
+
+    def predict():
+        model.training_began.wait(PATIENCE)
+        found.append(model.predict(X, verbose=0))
+
+    thread = threading.Thread(target=predict)
+    thread.start()
+    model.fit(X, Y, batch_size=8, verbose=0)
+    model.trained.set()
+    thread.join(PATIENCE)
+    assert found[0].shape == (8, 1)
+    assert not model.met
+    storages = storages_of(model.variables)
+    assert [len(copies_in(storage)) for storage in storages] == [2] * len(storages)
+    model.set_weights([np.zeros_like(value) for value in model.get_weights()])
+    np.testing.assert_array_equal(model.predict(X, verbose=0), np.zeros((8, 1)))

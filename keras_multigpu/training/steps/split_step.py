@@ -34,7 +34,7 @@ from keras_multigpu.training.exchange.gradients import gradients_among
 from keras_multigpu.training.exchange.stages import for_all, summing, totals, traced
 from keras_multigpu.training.feed.cutter import has_own_memory
 from keras_multigpu.training.lengths import Groups, groups_of, is_cut, length_of, lengths_of
-from keras_multigpu.training.one_device import tracing_one_device
+from keras_multigpu.training.one_device import one_at_a_time, tracing_one_device
 from keras_multigpu.training.replica_group import (
     Copies,
     Replica,
@@ -747,7 +747,7 @@ def traced_for_one_device(
 @contextlib.contextmanager
 def one_device(model: keras.Model, variables: Sequence[keras.Variable]) -> Iterator[None]:
     """Let the model's step be that of one device, whatever strategy its variables live under."""
-    with graph_internals.single_device(), plain_storages(variables):
+    with one_at_a_time, graph_internals.single_device(), plain_storages(variables):
         with optimizer_internals.on_one_device(optimizers_of(model)), tracing_one_device():
             yield
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 from keras_multigpu.training.feed.cutter import SharesInGraph, replayed
 from keras_multigpu.training.feed.feed import Group
 from keras_multigpu.training.lengths import Groups, groups_of, lengths_of
+from keras_multigpu.training.one_device import one_at_a_time
 from keras_multigpu.training.shares import (
     ABSENT,
     Batch,
@@ -220,7 +221,9 @@ class StepFunctions:
     def _step(self, spec: Batch, here: Here, groups: Groups) -> Any:
         key = key_of(spec), here, groups
         if key not in self._single:
-            step = self._make_step(spec, groups)
+            # It asks where variables live, which must not be where another trace has put them.
+            with one_at_a_time:
+                step = self._make_step(spec, groups)
             if not self._eager:
                 everyone, local = self._replicas
                 share = share_spec(spec, everyone, groups)
