@@ -172,3 +172,31 @@ def test_scores_and_predictions(replicas, eager):
 def test_micro_batches_cut_each_leaf_by_its_own_size(data, replicas, pieces):
     """A piece may have no row of one leaf."""
     assert_same(trained(replicas, data, micro_batches=pieces), expected(data))
+
+
+def fitted(replicas, x, y, units):
+    """The loss of one batch whose sizes TensorFlow does not know, but for one row; or its error."""
+    model = made(lambda: keras.Sequential([keras.Input((WIDTH,)), keras.layers.Dense(units)]), 0)
+    model = kmg.distribute(model, replicas_of(replicas)) if replicas else model
+    model.compile("sgd", "mse")
+    first = 1 if len(y) == 1 else None
+    spec = tf.TensorSpec((None, WIDTH)), tf.TensorSpec((first, *y.shape[1:]))
+    data = tf.data.Dataset.from_generator(lambda: iter([(x, y)]), output_signature=spec)
+    data = data.apply(tf.data.experimental.assert_cardinality(1))
+    try:
+        return model.fit(data, shuffle=False, verbose=0).history["loss"]
+    except tf.errors.OpError as error:
+        return type(error)
+
+
+@pytest.mark.parametrize(
+    ("count", "shape"), [(8, (1, 3)), (8, (8,)), (3, (3,)), (8, (7, 3)), (1, (5, 3)), (8, (8, 1))]
+)
+def test_targets_of_another_shape_than_the_outputs(count, shape):
+    """What is broadcast on one device is on all, and what fails there fails in the same way."""
+    x, y = rows(count, 1), np.linspace(0, 1, np.prod(shape), dtype="float32").reshape(shape)
+    one, three = (fitted(replicas, x, y, 3) for replicas in (0, 3))
+    if isinstance(one, list):
+        np.testing.assert_allclose(three, one, rtol=2e-5)
+    else:
+        assert three is one
