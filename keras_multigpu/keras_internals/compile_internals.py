@@ -55,5 +55,13 @@ def build_model(model: keras.Model, batch: Any) -> None:
     y_pred = symbolic_call(lambda x: called(model, x, training=False), x)
     if metrics is not None and not metrics.built:
         symbolic_call(model.compute_metrics, x, y, y_pred, sample_weight)
-    if losses is not None and not losses.built:
-        symbolic_call(losses, y, y_pred, sample_weight)
+    if losses is None or losses.built:
+        return
+    try:
+        # The model's own `compute_loss` may hand other outputs to the losses.
+        symbolic_call(model._compute_loss, x, y, y_pred, sample_weight)
+    except Exception:
+        # They now expect what only this call has given them.
+        losses.built = False
+        losses._metrics.clear()
+        raise
