@@ -50,7 +50,8 @@ def static_axes(op: tf.Operation, facts: Any, place: int = 1) -> list[int] | Non
     "UnicodeScript UnicodeTranscode StringToHashBucket StringToHashBucketStrong CholeskyGrad "
     "StaticRegexFullMatch CumulativeLogsumexp Cross FFT3D IFFT3D MatrixSquareRoot MatrixLogarithm "
     "FakeQuantWithMinMaxVarsPerChannel FakeQuantWithMinMaxArgsGradient ReverseSequence LRNGrad "
-    "DrawBoundingBoxes DrawBoundingBoxesV2 TensorScatterMax TensorScatterMin"
+    "DrawBoundingBoxes DrawBoundingBoxesV2 TensorScatterMax TensorScatterMin "
+    "StatelessShuffle RandomShuffle"
 )
 def as_first(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     return [facts.dims(op.inputs[0])]
@@ -200,7 +201,10 @@ def top(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     if op.type.startswith("In"):
         return [facts.dims(op.inputs[1])]
     dims = facts.dims(op.inputs[0])
-    return None if dims is None else [[*dims[:-1], None]] * 2
+    if dims is None:
+        return None
+    count = facts.value(op.inputs[1]) if op.type == "TopKV2" else None
+    return [[*dims[:-1], None if count is None else count[()]]] * 2
 
 
 @lengths_of("MatrixSolve MatrixTriangularSolve LowerBound UpperBound")
@@ -214,6 +218,15 @@ def matmul(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     if one is None or two is None:
         return None
     return [[one[op.get_attr("transpose_a")], two[1 - op.get_attr("transpose_b")]]]
+
+
+@lengths_of("SparseTensorDenseMatMul")
+def sparse_matmul(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
+    one, two = facts.value(op.inputs[2]), facts.dims(op.inputs[3])
+    if one is None or two is None:
+        return None
+    turned = op.get_attr("adjoint_a"), op.get_attr("adjoint_b")
+    return [[one[1 if turned[0] else 0], two[0 if turned[1] else 1]]]
 
 
 @lengths_of("BatchMatMul BatchMatMulV2 BatchMatMulV3")
@@ -548,6 +561,8 @@ def diagonal(op: tf.Operation, facts: Any) -> Sequence[Dims] | None:
     # What is before the matrices, before a diagonal or a band of them.
     one = op.type == "MatrixDiagV3" and op.inputs[1].shape.rank == 0
     front = dims[: -1 if one else -2]
+    if one and [numbers(facts.value(tensor)) for tensor in op.inputs[1:4]] == [0, -1, -1]:
+        return [[*front, dims[-1], dims[-1]]]
     return [[*front, *[None] * (rank - len(front))]]
 
 

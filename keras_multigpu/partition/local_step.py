@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.partition.conversions import Exchange, Value
@@ -20,10 +21,12 @@ class Leaf(NamedTuple):
     Args:
         dims: The lengths of its axes.
         layout: How it comes to the replicas.
+        value: What is known of its value, where it tells shapes.
     """
 
     dims: list[AnySize | None] | None
     layout: Layout = REPLICATED
+    value: np.ndarray | None = None
 
 
 class Outcome(NamedTuple):
@@ -72,7 +75,8 @@ class LocalStep:
         self._numbers_of = {id(handle): number for number, handle in enumerate(handles)}
         captured = whole.captured_inputs
         dims = [*(leaf.dims for leaf in leaves), *(None for _ in captured)]
-        self.facts = GraphFacts(whole.graph, dims, self._batches, taps=taps)
+        known = {n: leaf.value for n, leaf in enumerate(leaves) if leaf.value is not None}
+        self.facts = GraphFacts(whole.graph, dims, self._batches, known, taps=taps)
         # Whoever looks at parts of a sum wants what belongs to a replica's examples.
         self._evenly = bool(taps)
         self.splitter: Splitter | None = None
@@ -107,7 +111,7 @@ class LocalStep:
         scope.may_exchange = True
         graph_inputs = self._whole.graph.inputs
         inputs = [
-            Value(leaf.layout, tensor, source)
+            Value(leaf.layout, tensor, source, scope)
             for leaf, tensor, source in zip(self._leaves, leaves, graph_inputs, strict=False)
         ]
         for outer, inner in zip(

@@ -80,6 +80,9 @@ def scalar(entry: AnySize) -> np.ndarray:
 
 @value_of("Identity", "StopGradient", "Cast", "EnsureShape", "PreventGradient", "Snapshot")
 def same(op: tf.Operation, facts: Any) -> Any:
+    if op.inputs[0].dtype == tf.bool != op.outputs[0].dtype:
+        whole = numbers(facts.value(op.inputs[0]))
+        return None if whole is None else [whole.astype(int).astype(object)]
     if op.inputs[0].dtype not in (tf.int32, tf.int64) or op.outputs[0].dtype == tf.bool:
         known = op.inputs[0].dtype == op.outputs[0].dtype
         return [facts.value(op.inputs[0])] if known else None
@@ -105,10 +108,15 @@ def divided(one: Any, two: Any) -> Any:
     return quotient(one, two)
 
 
-def larger(one: Any, two: Any) -> Any:
-    if is_number(one) and is_number(two):
-        return max(one, two)
-    return one if one == two else None
+def extreme(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The larger or the smaller of two: of equal sizes either."""
+
+    def of(one: Any, two: Any) -> Any:
+        if is_number(one) and is_number(two):
+            return function(one, two)
+        return one if one == two else None
+
+    return of
 
 
 def equal(one: Any, two: Any) -> Any:
@@ -119,8 +127,8 @@ def equal(one: Any, two: Any) -> Any:
 
 ARITHMETIC |= {
     "FloorDiv": divided,
-    "Maximum": larger,
-    "Minimum": plain(min),
+    "Maximum": extreme(max),
+    "Minimum": extreme(min),
     "FloorMod": plain(lambda one, two: one % two if two else None),
     "Equal": equal,
     "NotEqual": lambda one, two: None if equal(one, two) is None else not equal(one, two),
@@ -175,6 +183,17 @@ def packed(op: tf.Operation, facts: Any) -> Any:
         return None
     whole = [scalar(None) if part is None else part for part in parts]  # type: ignore[arg-type]
     return [np.stack(whole, op.get_attr("axis"))]
+
+
+@value_of("Unpack", "Split")
+def taken_apart(op: tf.Operation, facts: Any) -> Any:
+    unpacks = op.type == "Unpack"
+    found = facts.value(op.inputs[0 if unpacks else 1])
+    axis = np.array(op.get_attr("axis")) if unpacks else numbers(facts.value(op.inputs[0]))
+    if found is None or axis is None:
+        return None
+    parts = np.split(found, len(op.outputs), int(axis))
+    return [np.squeeze(part, int(axis)) for part in parts] if unpacks else parts
 
 
 @value_of("ConcatV2")
@@ -296,6 +315,13 @@ def reduced(op: tf.Operation, facts: Any) -> Any:
         result = every.reduce(found, initial=start, **over)
     else:
         whole = numbers(found)
+        if (
+            op.type in ("Max", "Min")
+            and found.size
+            and all(each == found.flat[0] for each in found.flat)
+        ):
+            # Of equal sizes any.
+            whole = found
         if whole is None or not whole.size:
             return None
         plain_functions: dict[str, Any] = {

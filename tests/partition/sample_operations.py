@@ -1351,6 +1351,23 @@ add("GatherV2", lambda op, x, y: op(params=x, indices=y, axis=0), floats(B, 3), 
 add("GatherV2", lambda op, x: op(params=x, indices=tf.range(tf.shape(x)[0]), axis=0), floats(B, 3))
 add(
     "GatherV2",
+    lambda op, x: op(params=x, indices=tf.range(tf.shape(x)[1]), axis=1),
+    floats(2, B, 3),
+)
+add(
+    "GatherV2", lambda op, x: op(params=x, indices=tf.range(2), axis=0), floats(B, 3), one_row=False
+)
+add(
+    "GatherV2",
+    lambda op, x: op(
+        params=x,
+        indices=tf.where(tf.shape(x)[0] > 1, tf.range(tf.shape(x)[0]), 0),
+        axis=0,
+    ),
+    floats(B, 3),
+)
+add(
+    "GatherV2",
     lambda op, x, y: op(params=x, indices=y, axis=1, batch_dims=1),
     floats(B, 3, 2),
     ints(3, B, 2),

@@ -92,6 +92,18 @@ ARITHMETIC = {
     "gather": lambda x: (tf.gather(tf.shape(x), [2, 0]), tf.gather(x, [0, 0], axis=1)),
     "transposed": lambda x: tf.transpose(x, [2, 0, 1]),
     "diagonals": lambda x: (tf.linalg.diag(x), tf.linalg.diag_part(tf.linalg.diag(x))),
+    "identity matrices": lambda x: (tf.eye(tf.shape(x)[0]), tf.eye(2, tf.shape(x)[1])),
+    "shuffled": lambda x: tf.random.experimental.stateless_shuffle(
+        tf.range(tf.shape(x)[0]), [1, 2]
+    ),
+    "sparse": lambda x: tf.sparse.sparse_dense_matmul(
+        tf.sparse.from_dense(x[:, :, 0]), x[0, :, :2]
+    ),
+    "parts of a shape": lambda x: (
+        tf.zeros(tf.unstack(tf.shape(x))[:2]),
+        tf.zeros(tf.concat(tf.split(tf.shape(x), 3)[::-1], axis=0)),
+    ),
+    "mapped by one graph": lambda x: tf.vectorized_map(lambda row: tf.reduce_sum(row, axis=-1), x),
     "patches": lambda x: tf.space_to_batch(x[..., None], [2], [[0, tf.shape(x)[1]]])[..., 0],
     "cond": lambda x: tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: x[:1]),
     "loop": lambda x: tf.while_loop(
@@ -104,7 +116,7 @@ ARITHMETIC = {
     "einsum": lambda x: tf.einsum("btd,bsd->bts", x, x),
     "one hot": lambda x: tf.one_hot(tf.argmax(x, -1), 3),
     "norms": lambda x: tf.linalg.norm(x, axis=(0, 2)),
-    "top": lambda x: tf.nn.top_k(x, 2),
+    "top": lambda x: (tf.nn.top_k(x, 2), tf.argsort(x, axis=0), tf.sort(x, axis=1)),
     "nothing": lambda x: tf.zeros([0, tf.shape(x)[0]]),
 }
 

@@ -7,6 +7,7 @@ of the whole shape, and the sum of these is the result.
 
 import tensorflow as tf
 
+from keras_multigpu.partition.facts import passed_on
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Layout, Rows
 from keras_multigpu.partition.plan import Facts, Plan, Site, attribute, only, rows_of, static_axes
 from keras_multigpu.partition.rules.entering import rows_rule
@@ -31,6 +32,8 @@ def gather(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | No
     elif isinstance(values, Rows):
         return None
     count = len(ins)
+    if isinstance(values, Rows) and values.axis == axis and takes_all(op.inputs[1], values, facts):
+        return Plan(only({0: values}, count), (values,), lambda site, inputs: [inputs[0]])
     if isinstance(values, Rows) and values.axis != axis:
         # `shared` axes are those of examples in both, one place list for each.
         if values.axis < shared:
@@ -42,6 +45,22 @@ def gather(op: tf.Operation, ins: tuple[Layout, ...], facts: Facts) -> Plan | No
             return Plan(only({0: places, 1: places}, count), (places,))
         return Plan(only({1: places}, count), (places.at(axis + places.axis - shared),))
     return None
+
+
+def takes_all(places: tf.Tensor, rows: Rows, facts: Facts) -> bool:
+    """Whether places are those of all rows, one after another, as where a function is mapped."""
+    whole = facts.length(rows.blocks)
+    source = passed_on(places).op
+    if source.type == "SelectV2":
+        # `vectorized_map` takes the first row for all where there is one, which is the same.
+        several, ranged, first = source.inputs
+        sizes = [facts.value(tensor) for tensor in several.op.inputs]
+        if several.op.type != "Greater" or sizes != [whole, 1] or facts.value(first) != 0:
+            return False
+        source = passed_on(ranged).op
+    if source.type != "Range" or facts.dims(source.outputs[0]) != [whole]:
+        return False
+    return [facts.value(source.inputs[place]) for place in (0, 2)] == [0, 1]
 
 
 @rows_rule("GatherNd", "ResourceGatherNd")

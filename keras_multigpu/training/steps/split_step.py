@@ -172,12 +172,15 @@ class SplitStep:
         sizes = self._sizes()
         leaves: list[Leaf] = []
         self._specs = []
-        for leaf, name in zip(self._leaves, self._batch_of, strict=True):
-            name = None if exchange.replicas == 1 or is_composite(leaf) else name
+        for leaf, of_batch in zip(self._leaves, self._batch_of, strict=True):
+            name = None if exchange.replicas == 1 or is_composite(leaf) else of_batch
+            first = len(leaves)
             for tensor in tf.nest.flatten(leaf, expand_composites=True):
                 leaves.append(described(tensor, len(leaves), name, sizes))
                 # A replica has fewer rows than the batch.
                 self._specs.append(tensor if name is None else opened(tensor))
+            if of_batch is not None:
+                leaves[first:] = counting_rows(leaf, leaves[first:], sizes[of_batch])
         self._described = leaves
         taps = self._tensors_to_see()
         return LocalStep(self._whole, leaves, self._handles, sizes, exchange, taps)
@@ -706,6 +709,20 @@ def described(
     if name is None:
         return Leaf(dims)
     return Leaf([sizes[name], *dims[1:]], InRows(0, (Block(name),)))
+
+
+def counting_rows(leaf: Any, parts: list[Leaf], batch: AnySize) -> list[Leaf]:
+    """What the parts of a leaf that is no tensor tell of the batch's size."""
+    if isinstance(leaf, tf.SparseTensorSpec) and leaf.shape.rank:
+        *others, shape = parts
+        return [
+            *others,
+            shape._replace(value=np.array([batch, *leaf.shape[1:], None], object)[:-1]),
+        ]
+    if isinstance(leaf, tf.RaggedTensorSpec) and leaf.ragged_rank:
+        values, splits, *others = parts
+        return [values, splits._replace(dims=[batch + 1]), *others]
+    return parts
 
 
 def known_variables(model: keras.Model) -> list[keras.Variable]:
