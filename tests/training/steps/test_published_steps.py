@@ -1,0 +1,50 @@
+"""Published steps train on replicas as on one device, and gather no more than they must.
+
+With the environment variable `KMG_ALL_REPLICAS=1` each runs on 2 and on 3 replicas.
+"""
+
+import pytest
+from cpu_replicas import replicas_of
+from published_steps import BY_NAME
+from replica_cases import ALL_REPLICAS
+from replica_runs import differences, run
+
+import keras_multigpu as kmg
+from keras_multigpu.training.steps.split_step import SplitStep
+
+ROWS = [
+    (name, replicas)
+    for place, name in enumerate(BY_NAME)
+    for replicas in ((2, 3) if ALL_REPLICAS else ((2, 3)[place % 2],))
+]
+
+
+@pytest.fixture(autouse=True)
+def split(monkeypatch):
+    """Steps are split."""
+    monkeypatch.setenv("KMG_SPLIT", "1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "replicas"), ROWS)
+def test_a_published_step_is_that_of_one_device(name, replicas):
+    """Weights, optimizers and logs after three batches, of which the last is smaller."""
+    case = BY_NAME[name]
+    expected = run(case, lambda case: case.compiled())
+    found = run(case, lambda case: kmg.distribute(case.compiled(), replicas_of(replicas)))
+    differing = {
+        what: difference
+        for what, difference in differences(expected, found).items()
+        if difference > case.tolerance
+    }
+    assert not differing
+    steps = found.model.replication.training(found.model).steps
+    split = [step.step for step in steps if isinstance(step.step, SplitStep)]
+    assert split and all(bool(step.alone) == case.alone for step in split)
+    gathered = {
+        moved.op.type if moved.op else "result"
+        for step in split
+        for moved in step.account.moved
+        if moved.kind == "gathered"
+    }
+    assert gathered == case.gathers
