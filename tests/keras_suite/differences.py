@@ -5,10 +5,6 @@ here passes, or does not exist, unless whether it passes is up to the machine.
 """
 
 import dataclasses
-import os
-
-# Whether steps of one device are split over replicas, for now behind a variable.
-SPLITS = os.environ.get("KMG_SPLIT") == "1"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,25 +26,6 @@ class Difference:
     everywhere: bool = True
 
 
-# What goes once all steps are split.
-NOT_SPLIT: tuple[Difference, ...] = (
-    Difference(
-        "Ragged predictions of a model whose loss is one number for the whole batch.",
-        "It is refused by name: replicas cannot gather ragged tensors.",
-        (
-            "trainers/trainer_test.py::TestTrainer::test_trainer_with_raggeds_*",
-            "layers/core/embedding_test.py::EmbeddingTest::test_ragged",
-        ),
-        (2,),
-    ),
-    Difference(
-        "Outputs that are computed from the batch as a whole, such as a histogram of all numbers.",
-        "They are refused by name: each replica sees its share of the batch.",
-        ("ops/numpy_test.py::HistogramTest::test_histogram_predict_jit_compile_*",),
-        (2,),
-    ),
-)
-
 DIFFERENCES: tuple[Difference, ...] = (
     Difference(
         "With `steps_per_execution`, the last call of an epoch runs the steps that are left of it.",
@@ -64,17 +41,6 @@ DIFFERENCES: tuple[Difference, ...] = (
             "trainers/trainer_test.py::TestTrainer::"
             "test_steps_per_execution_unrolled_steps_steps_count_*",
         ),
-    ),
-    *(() if SPLITS else NOT_SPLIT),
-    Difference(
-        "Batches whose parts have unequal numbers of rows.",
-        "They are refused by name: replicas share rows.",
-        # One sound without a batch axis, whose samples are taken for the examples.
-        (
-            "layers/preprocessing/mel_spectrogram_test.py::MelSpectrogramTest::"
-            "test_mel_spectrogram_basics",
-        ),
-        (2,),
     ),
     Difference(
         "A share of a batch rounds as the whole batch does.",

@@ -19,12 +19,6 @@ ROWS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def split(monkeypatch):
-    """Steps are split."""
-    monkeypatch.setenv("KMG_SPLIT", "1")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "replicas"), ROWS)
 def test_a_published_step_is_that_of_one_device(name, replicas):
