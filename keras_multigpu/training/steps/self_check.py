@@ -7,19 +7,15 @@ digits makes of the unsplit step. Adam divides gradients by their size, so one t
 rounding moves a weight in either direction, on one device as well.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-import ml_dtypes
 import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.partition.source_line import place_of
 from keras_multigpu.training.shares import Batch, batch_size_of, first_rows
-
-if TYPE_CHECKING:
-    from keras_multigpu.training.steps.split_step import SplitStep
+from keras_multigpu.training.steps.split_step import SplitStep
+from keras_multigpu.training.steps.tried import RESULT, Tried
 
 
 class Precision(NamedTuple):
@@ -44,38 +40,9 @@ COARSE, COARSEST = Precision(5e-2, 2.0**-9, 30), Precision(5e-2, 2.0**-6, 5)
 NUDGES = 5
 # Where one operation is to be named, of those that a difference has gone through.
 CLEAR = 1e-2
-RESULT = "result"
-"""What names of results begin with."""
 
 
-class Tried(NamedTuple):
-    """What a step yields.
-
-    Attributes:
-        names: What each value is called.
-        values: Results as they are, and of variables by how much they change.
-        rounded: By how much the last digits of each may differ.
-    """
-
-    names: list[str]
-    values: list[np.ndarray]
-    rounded: list[float]
-
-    def add(self, name: str, value: np.ndarray, before: np.ndarray | None = None) -> None:
-        """Add a result, or what a variable is after the step and was before."""
-        self.names.append(name)
-        if not tf.as_dtype(value.dtype).is_floating:
-            self.values.append(value)
-            self.rounded.append(0.0)
-            return
-        wide = value.astype(np.float64)
-        largest = float(np.abs(wide[np.isfinite(wide)]).max(initial=0.0))
-        digits = float(ml_dtypes.finfo(value.dtype).eps)
-        self.values.append(wide if before is None else wide - before.astype(np.float64))
-        self.rounded.append(8 * digits * largest)
-
-
-def difference(step: "SplitStep", batch: Batch) -> str | None:
+def difference(step: SplitStep, batch: Batch) -> str | None:
     """What differs beyond rounding if a step is split; None if nothing does, or it cannot be told.
 
     Args:
@@ -102,7 +69,7 @@ def difference(step: "SplitStep", batch: Batch) -> str | None:
     return None
 
 
-def first_difference(step: "SplitStep", batch: Batch, expected: Tried, found: Tried) -> str | None:
+def first_difference(step: SplitStep, batch: Batch, expected: Tried, found: Tried) -> str | None:
     precision = precision_of(step)
     far = [
         (place, size)
@@ -131,7 +98,7 @@ def first_difference(step: "SplitStep", batch: Batch, expected: Tried, found: Tr
     return what if line is None else f"{what}, first in {line}"
 
 
-def first_line(step: "SplitStep", batch: Batch) -> str | None:
+def first_line(step: SplitStep, batch: Batch) -> str | None:
     """Where the first operation comes from whose parts do not make its whole; None if not found.
 
     The step cannot run any more then.
@@ -179,7 +146,7 @@ def distance(expected: np.ndarray, found: np.ndarray, rounded: float) -> float:
     return beyond / largest if largest else (np.inf if beyond else 0.0)
 
 
-def precision_of(step: "SplitStep") -> Precision:
+def precision_of(step: SplitStep) -> Precision:
     """With how many digits a step is computed, where these are fewest."""
     types = {tensor.dtype for op in step.operations() for tensor in op.outputs}
     if step.rounds_sums or tf.bfloat16 in types:
@@ -187,26 +154,3 @@ def precision_of(step: "SplitStep") -> Precision:
     on_gpu = tf.DeviceSpec.from_string(step.hub).device_type == "GPU"
     tf32 = on_gpu and tf.config.experimental.tensor_float_32_execution_enabled()
     return COARSE if tf32 or tf.float16 in types else FULL
-
-
-def nudged(values: Sequence[np.ndarray], digits: float, seed: int) -> Iterator[np.ndarray]:
-    """Values with other last digits."""
-    draws = np.random.default_rng(seed)
-    for value in values:
-        if tf.as_dtype(value.dtype).is_floating:
-            signs = draws.choice([-1.0, 1.0], size=value.shape)
-            yield (value.astype(np.float64) * (1.0 + digits * signs)).astype(value.dtype)
-        else:
-            yield value
-
-
-@contextlib.contextmanager
-def unoptimized() -> Iterator[None]:
-    """Let TensorFlow run graphs as they are: to optimise one takes longer than to run it once."""
-    before = tf.config.optimizer.get_experimental_options()
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    try:
-        yield
-    finally:
-        kept = {"disable_meta_optimizer": before.get("disable_meta_optimizer", False)}
-        tf.config.optimizer.set_experimental_options(kept)

@@ -55,8 +55,8 @@ from keras_multigpu.training.shares import (
 )
 from keras_multigpu.training.steps.same_batch import require_same_batch
 from keras_multigpu.training.steps.same_graph import require_same_graph
-from keras_multigpu.training.steps.self_check import RESULT, Tried, nudged, unoptimized
 from keras_multigpu.training.steps.setting import Setting
+from keras_multigpu.training.steps.tried import RESULT, Tried, nudged, unoptimized
 from keras_multigpu.training.variables.adjusted_schedule import adjustments
 from keras_multigpu.training.variables.placement import optimizers_of, place_model
 
