@@ -677,8 +677,9 @@ def is_composite(leaf: Any) -> bool:
 
 def of_each_batch(counts: tf.Tensor, totals: tf.Tensor) -> list[list[tf.Tensor]]:
     """The numbers of each batch: examples of this part, before it, and in all."""
-    everyones = tf.concat([counts, totals[:, tf.newaxis]], axis=1)
-    return [tf.unstack(each) for each in tf.unstack(everyones)]
+    # Apart from each other: what is made of totals alone is no replica's own.
+    parts = zip(tf.unstack(counts), tf.unstack(totals), strict=True)
+    return [[*tf.unstack(own), total] for own, total in parts]
 
 
 def batches_of_leaves(leaves: Sequence[Any], groups: Groups) -> list[str | None]:
