@@ -22,11 +22,10 @@ class Sturdy(keras.Model):
     """A classifier that trains on images moved towards what it would get wrong."""
 
     def train_step(self, data):
-        """One step on a replica's rows of the batch."""
+        """One step, as one device takes it."""
         x, y = data
 
-        # In which direction does the loss grow? `compute_loss` is the loss of the whole batch,
-        # so the answer for an image is the same on every number of replicas.
+        # In which direction does the loss grow?
         with tf.GradientTape() as tape:
             tape.watch(x)
             loss = self.compute_loss(x, y, self(x))
@@ -38,10 +37,8 @@ class Sturdy(keras.Model):
             y_pred = self(harder, training=True)
             loss = self.compute_loss(x, y, y_pred)
         gradients = tape.gradient(loss, self.trainable_variables)
-        # The optimizer adds the gradients of all replicas before it updates.
         self.optimizer.apply(gradients, self.trainable_variables)
 
-        # Metrics count the rows of all replicas together.
         for metric in self.metrics:
             if metric.name == "loss":
                 metric.update_state(loss)
