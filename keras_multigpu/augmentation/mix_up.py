@@ -16,9 +16,9 @@ class MixUp(Mixing):
 
     Each image draws its own share from Beta(alpha, alpha) (Zhang et al. 2018, arXiv:1710.09412).
     Rows 0 and 1 are partners, 2 and 3, and so on; the last of an odd number takes the row before,
-    and an image alone stays as it is. In the pipeline the mixed images do not depend on the number
-    of replicas or workers, nor on `epoch(shard=)` where that reads even numbers of rows; in a model
-    they are in one replica's share. Shuffle the examples, or neighbours are often of one class.
+    and an image alone stays as it is. The mixed images do not depend on the number of replicas or
+    workers, nor on `epoch(shard=)` where that reads even numbers of rows. Shuffle the examples, or
+    neighbours are often of one class.
 
     With sample weights the loss of a mixture is that of its two parts, each by share and weight,
     if it is linear in the label, as cross-entropy is. Rows of weight zero are not mixed. To weigh

@@ -145,7 +145,7 @@ class TrainingRun:
 
     @property
     def has_own_train_step(self) -> bool:
-        """Whether the model's `train_step` is the user's, so that gradients are not seen."""
+        """Whether the model's `train_step` is the user's."""
         return bool(model_internals.overridden(self._model, "train_step"))
 
     def example_at(self, step: int, row: int) -> str | None:
