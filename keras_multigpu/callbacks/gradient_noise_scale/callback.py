@@ -48,7 +48,8 @@ class GradientNoiseScale(keras.callbacks.Callback):
     the true gradient is not above zero or no step had two groups of examples to compare.
 
     Put it before callbacks that read these logs. Needs a model from `keras_multigpu.distribute`
-    whose `train_step` calls `compute_loss` once, as Keras's does, and two replicas or micro-batches.
+    whose `train_step` calls `compute_loss` once, as Keras's does, and two replicas or
+    micro-batches.
 
     Args:
         smoothing: How much of the running means of variance and square norm each step keeps,
