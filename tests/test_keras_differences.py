@@ -16,7 +16,6 @@ def test_the_page_says_what_the_lists_say():
         assert difference.what in page and difference.why in page
         assert all(test.split("::")[-1] in page for test in difference.tests)
     assert "The model has a `make_…_function` of its own." in page
-    assert "A recurrent layer keeps its state from one batch to the next." in page
     assert "| `trainers` | " in page
 
 
