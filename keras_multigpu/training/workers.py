@@ -5,7 +5,6 @@ Logs and weights are the same on all workers, so callbacks that steer by them (`
 """
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +17,7 @@ from keras_multigpu.checks import value_error
 from keras_multigpu.cluster.failures import ending_together, naming_others, naming_servers
 from keras_multigpu.cluster.lifelines import name_of
 from keras_multigpu.keras_internals import variable_internals
+from keras_multigpu.training.agreement import known_to_all, number_of
 from keras_multigpu.training.feed.feed import Feed, Group
 from keras_multigpu.training.replica_group import ReplicaGroup
 from keras_multigpu.training.steps.same_batch import DIFFERS
@@ -77,14 +77,6 @@ def while_all_live(group: ReplicaGroup) -> Iterator[None]:
         yield
 
 
-def known_to_all(group: ReplicaGroup, error: ValueError) -> ValueError:
-    """An error that every process has found, to raise once all of them have."""
-    # Who ends first takes with it what others have still to receive: they would see only its end.
-    with contextlib.suppress(tf.errors.OpError):
-        group.of_processes([0])
-    return error
-
-
 def agreed_seed(group: ReplicaGroup) -> int | None:
     """A seed that all processes have in common, and with it the chief's global seed of Keras.
 
@@ -105,7 +97,7 @@ def require_same_call(group: ReplicaGroup, method: str) -> None:
     if not group.is_spread:
         return
     with ending_together(group.workers, group.worker):
-        first, *others = group.of_processes([number_of(method)])
+        first, *others = group.of_processes([number_of_value(method)])
     for worker, of_worker in enumerate(others, start=1):
         if of_worker != first:
             error = value_error(
@@ -139,7 +131,7 @@ def require_same_run(group: ReplicaGroup, model: keras.Model, feed: Feed, **argu
             "the number of steps of an epoch": feed.num_batches,
             **{f"`{name}`": value for name, value in arguments.items()},
         }
-    numbers = [number_of(value) for value in settings.values()]
+    numbers = [number_of_value(value) for value in settings.values()]
     with ending_together(group.workers, group.worker):
         first, *others = group.of_processes(numbers)
     for worker, of_worker in enumerate(others, start=1):
@@ -194,7 +186,7 @@ def require_same_rates(group: ReplicaGroup, model: keras.Model) -> None:
     if not group.is_spread:
         return
     rates = rates_of(model)
-    numbers = [number for (number,) in group.of_processes([number_of(rates)])]
+    numbers = [number for (number,) in group.of_processes([number_of_value(rates)])]
     if len({*numbers}) > 1:
         error = value_error(
             "The workers have different learning rates, so their weights would drift apart.",
@@ -244,12 +236,10 @@ def may_stop_alone(callback: keras.callbacks.Callback) -> bool:
     return not of_keras or isinstance(callback, keras.callbacks.LambdaCallback)
 
 
-def number_of(value: Any) -> int:
+def number_of_value(value: Any) -> int:
     """A number that differs where a value does."""
-    # Not by `hash`, which differs from process to process; and 7 bytes, because they exchange
-    # int64.
-    text = json.dumps(value, sort_keys=True, default=str).encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:7], "big")
+    # Not by `hash`, which differs from process to process.
+    return number_of(json.dumps(value, sort_keys=True, default=str).encode())
 
 
 def of_this_worker(callbacks: Any, group: ReplicaGroup) -> Any:

@@ -4,15 +4,12 @@ Each splits its own graph, and exchanges sums in the order of that graph. Where 
 worker it is, graphs may differ, and sums of different things would be added to each other.
 """
 
-import contextlib
-import hashlib
 from typing import Any
-
-import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.cluster.failures import ending_together
 from keras_multigpu.partition.source_line import place_of
+from keras_multigpu.training.agreement import known_to_all, number_of
 from keras_multigpu.training.replica_group import ReplicaGroup
 
 NAMES = ("container", "shared_name")
@@ -42,10 +39,7 @@ def require_same_graph(group: ReplicaGroup, graph: Any) -> None:
         worker=group.worker,
         operations=len(operations),
     )
-    # Who ends first takes with it what others have still to receive.
-    with contextlib.suppress(tf.errors.OpError):
-        group.of_processes([0])
-    raise error
+    raise known_to_all(group, error)
 
 
 def fingerprints(graph: Any) -> list[int]:
@@ -92,8 +86,3 @@ def plain(value: Any) -> bytes:
 
 def joined(numbers: list[int]) -> int:
     return number_of(repr(numbers).encode())
-
-
-def number_of(data: bytes) -> int:
-    # 7 bytes, because processes exchange int64.
-    return int.from_bytes(hashlib.sha256(data).digest()[:7], "big")

@@ -677,7 +677,7 @@ def is_composite(leaf: Any) -> bool:
 
 def of_each_batch(counts: tf.Tensor, totals: tf.Tensor) -> list[list[tf.Tensor]]:
     """The numbers of each batch: examples of this part, before it, and in all."""
-    # Apart from each other: what is made of totals alone is no replica's own.
+    # Apart from each other: what is made of totals alone does not belong to one replica.
     parts = zip(tf.unstack(counts), tf.unstack(totals), strict=True)
     return [[*tf.unstack(own), total] for own, total in parts]
 
@@ -713,7 +713,7 @@ def described(
 
 
 def counting_rows(leaf: Any, parts: list[Leaf], batch: AnySize) -> list[Leaf]:
-    """What the parts of a leaf that is no tensor tell of the batch's size."""
+    """What the parts of a leaf that isn't a dense tensor tell of the batch's size."""
     if isinstance(leaf, tf.SparseTensorSpec) and leaf.shape.rank:
         *others, shape = parts
         return [

@@ -71,13 +71,12 @@ class SplitTrainStep(SplitStep):
     ) -> None:
         self._watched = Watched(model, setting.group, setting.probes)
         self._watches: dict[int, Stopwatch] = {}
-        self._setting = setting
         self.is_checked = not setting.self_check
         """Whether it has shown that it gives the numbers of one device."""
         self._make(model, setting, spec, function)
         if self._unsplit is not None:
             self._watched.refuse_unsplit(str(self.alone))
-        self._warn_of_gathers(setting)
+        self._warn_of_gathers()
 
     def _make(
         self,
@@ -96,7 +95,7 @@ class SplitTrainStep(SplitStep):
                 pass
         make(spec, function, setting.pieces)
 
-    def _warn_of_gathers(self, setting: Setting) -> None:
+    def _warn_of_gathers(self) -> None:
         """Name what makes the step slow, once for each place."""
         if self.alone or self._count == 1:
             return
@@ -111,9 +110,9 @@ class SplitTrainStep(SplitStep):
         most = max(found, key=lambda each: self.account.bytes("gathered", numbers, [each]))
         assert most.op is not None
         place = place_of(most.op)
-        if place in setting.told:
+        if place in self._setting.told:
             return
-        setting.told.add(place)
+        self._setting.told.add(place)
         logger.warning(
             "%s needs the rows of all replicas (%s): what is gathered, and what every replica then "
             "computes whole, takes about %d %% of a step. Its numbers are those of one device. "
