@@ -10,13 +10,13 @@ INSTALLED := $(VENV)/.installed
 # every graph that it has seen, so one process for all would take longer.
 AREAS := callbacks core training exactness data docs augmentation contract commands
 TESTS_training := tests/training
-TESTS_exactness := tests/test_replicas_agree.py
+TESTS_exactness := tests/exactness
 TESTS_contract := $(addprefix tests/test_,fit_contract.py saving.py)
 TESTS_callbacks := tests/callbacks
 TESTS_data := tests/data
 TESTS_augmentation := tests/augmentation
 TESTS_docs := $(addprefix tests/test_,docs.py examples.py readme_diff.py)
-TESTS_commands := tests/commands tests/test_verify.py
+TESTS_commands := tests/commands tests/verification
 # Whatever is in no other area.
 TESTS_core := tests $(addprefix --ignore=,$(foreach area,$(filter-out core,$(AREAS)),$(TESTS_$(area))))
 
@@ -47,7 +47,7 @@ $(AREAS:%=test-%): test-%: $(INSTALLED)
 		| grep -a --line-buffered -E $(PROGRESS); \
 	status=$${PIPESTATUS[0]}; grep -a -v -E $(PROGRESS) build/test-$*.txt; exit $$status
 
-# Every training of tests/replica_cases.py on 2, 3, 4 and 8 replicas.
+# Every training of tests/exactness/cases.py on 2, 3, 4 and 8 replicas.
 test-all: $(INSTALLED)
 	KMG_ALL_REPLICAS=1 $(MAKE) test
 

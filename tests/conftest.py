@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 # For this process, and those that tests start.
-sys.path.append(str(Path(__file__).parent / "quick_start"))
+sys.path.append(str(Path(__file__).parent / "helpers" / "quick_start"))
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [sys.path[-1], *filter(None, [os.environ.get("PYTHONPATH")])]
 )
@@ -75,7 +75,7 @@ def unoptimized_graphs():
 @pytest.fixture
 def python_sees_rows(monkeypatch):
     """Python in a model sees the rows of each replica, see `rows_in_python`."""
-    from rows_in_python import let_python_see_rows
+    from helpers.rows_in_python import let_python_see_rows
 
     let_python_see_rows(monkeypatch)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from processes_left import PATIENCE, as_users_start_it, python_path
+from helpers.processes_left import PATIENCE, as_users_start_it, python_path
 
 TESTS = Path(__file__).parent
 QUICK = os.environ.get("KMG_QUICK") == "1"
@@ -26,7 +26,7 @@ def test_nothing_is_switched_off():
         if any(switch in path.read_text(encoding="utf-8") for switch in switches)
     }
     # Keras's own tests are there for what Keras promises, and `processes_left.py` switches it on.
-    apart = {"conftest.py", "keras_suite/distributed_keras.py", "processes_left.py"}
+    apart = {"conftest.py", "keras_suite/distributed_keras.py", "helpers/processes_left.py"}
     assert found - apart == {"benchmarks/layer_runs.py", Path(__file__).name}
 
 

@@ -5,11 +5,11 @@ import re
 import sys
 from pathlib import Path
 
-import documented_code
 import pytest
-from documented_code import Block, blocks_of, same_text
-from processes_left import as_users_start_it, ended_process
-from replica_cases import CASES
+from exactness.cases import CASES
+from helpers import documented_code
+from helpers.documented_code import Block, blocks_of, same_text
+from helpers.processes_left import as_users_start_it, ended_process
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes_left import as_users_start_it, ended_process
+from helpers.processes_left import as_users_start_it, ended_process
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"

@@ -12,13 +12,13 @@ import warnings
 import keras
 import numpy as np
 import pytest
-import replica_models as made
 import scipy.sparse
 import tensorflow as tf
+from exactness import models as made
+from exactness.runs import difference
+from helpers.keras_versions import ON_THE_OLDEST, takes_none_as_input
+from helpers.rows_in_python import zeros_after
 from keras import layers
-from keras_versions import ON_THE_OLDEST, takes_none_as_input
-from replica_runs import difference
-from rows_in_python import zeros_after
 
 import keras_multigpu as kmg
 

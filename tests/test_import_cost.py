@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from processes_left import PATIENCE, as_users_start_it
+from helpers.processes_left import PATIENCE, as_users_start_it
 
 # Each asks a process of its own, in which TensorFlow starts.
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from picture_files import encoded, picture
+from helpers.picture_files import encoded, picture
 
 import keras_multigpu as kmg
 from keras_multigpu.checks import printable, problem

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from documented_code import blocks_of
-from picture_files import encoded, picture
-from processes_left import as_users_start_it, ended_process
+from helpers.documented_code import blocks_of
+from helpers.picture_files import encoded, picture
+from helpers.processes_left import as_users_start_it, ended_process
 
 README = Path(__file__).parents[1] / "README.md"
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
-from processes_left import PATIENCE, as_users_start_it
+from helpers.processes_left import PATIENCE, as_users_start_it
 
 from keras_multigpu import replicas
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-import replica_models as made
 import tensorflow as tf
-from processes_left import PATIENCE, as_users_start_it
-from replica_runs import difference
+from exactness import models as made
+from exactness.runs import difference
+from helpers.processes_left import PATIENCE, as_users_start_it
 
 import keras_multigpu as kmg
 
@@ -115,14 +115,14 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import replica_models
+from exactness import models as made
 
 
-class Unregistered(replica_models.Subclassed):
+class Unregistered(made.Subclassed):
     pass
 
 
-x, y, _ = replica_models.regression(29)
+x, y, _ = made.regression(29)
 for path in Path(sys.argv[1]).glob("*.keras"):
     model = keras.saving.load_model(path, custom_objects={"Unregistered": Unregistered})
     # To trace takes longer than these few steps.

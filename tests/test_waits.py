@@ -5,8 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-import processes_left
 import pytest
+from helpers import processes_left
 
 TESTS = Path(__file__).parent
 # `start_process` itself, and jobs that a test starts, which end with their process.

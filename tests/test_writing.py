@@ -5,7 +5,7 @@ import multiprocessing
 import os
 
 import pytest
-from processes_left import PATIENCE
+from helpers.processes_left import PATIENCE
 
 from keras_multigpu.writing import one_at_a_time, require_writable, size_text, whole
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
-from layer_checks import SHAPES, check_layer, check_saved_model, drawn_for, seeds_for
-from policy_checks import check_evenly_drawn, levels
+from helpers.layer_checks import SHAPES, check_layer, check_saved_model, drawn_for, seeds_for
+from helpers.policy_checks import check_evenly_drawn, levels
 
 from keras_multigpu.augmentation.aug_mix import AugMix
 from keras_multigpu.augmentation.policies.draws import OPERATIONS, dirichlet

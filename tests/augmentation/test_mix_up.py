@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import tensorflow as tf
-from layer_checks import check_layer, pictures, seeds_for
+from helpers.layer_checks import check_layer, pictures, seeds_for
 
 from keras_multigpu.augmentation.mix_up import MixUp
 

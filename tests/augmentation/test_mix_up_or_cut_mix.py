@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from layer_checks import check_layer, pictures, seeds_for
+from helpers.layer_checks import check_layer, pictures, seeds_for
 
 from keras_multigpu.augmentation.cut_mix import CutMix
 from keras_multigpu.augmentation.mix_up import MixUp

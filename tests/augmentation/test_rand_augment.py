@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from layer_checks import (
+from helpers.layer_checks import (
     check_host_and_model_agree,
     check_layer,
     check_saved_model,
@@ -13,7 +13,7 @@ from layer_checks import (
     pictures,
     seeds_for,
 )
-from policy_checks import check_evenly_drawn, drawn_operations, levels
+from helpers.policy_checks import check_evenly_drawn, drawn_operations, levels
 
 from keras_multigpu.augmentation.policies.draws import OPERATIONS
 from keras_multigpu.augmentation.rand_augment import RandAugment

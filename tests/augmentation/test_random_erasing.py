@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from layer_checks import SHAPES, check_layer, check_saved_model, drawn_for, pictures
+from helpers.layer_checks import SHAPES, check_layer, check_saved_model, drawn_for, pictures
 
 from keras_multigpu.augmentation.random_erasing import RandomErasing
 

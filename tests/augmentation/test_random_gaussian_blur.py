@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from layer_checks import SHAPES, check_layer, check_saved_model, drawn_for, pictures
+from helpers.layer_checks import SHAPES, check_layer, check_saved_model, drawn_for, pictures
 from scipy import ndimage
 
 from keras_multigpu.augmentation.random_gaussian_blur import RandomGaussianBlur

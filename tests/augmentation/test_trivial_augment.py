@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from layer_checks import (
+from helpers.layer_checks import (
     SHAPES,
     check_config,
     check_host_and_model_agree,
@@ -10,7 +10,7 @@ from layer_checks import (
     check_saved_model,
     pictures,
 )
-from policy_checks import check_evenly_drawn, drawn_operations
+from helpers.policy_checks import check_evenly_drawn, drawn_operations
 
 from keras_multigpu.augmentation.policies.draws import OPERATIONS
 from keras_multigpu.augmentation.trivial_augment import TrivialAugment

@@ -3,7 +3,7 @@
     .venv/bin/python tests/benchmarks/parity_vs_stock.py            print the tables
     .venv/bin/python tests/benchmarks/parity_vs_stock.py --write    and put them into the docs
 
-Every row of `tests/replica_cases.py` runs on one device, under stock Keras with
+Every row of `tests/exactness/cases.py` runs on one device, under stock Keras with
 `MirroredStrategy(["CPU:0", "CPU:1"])`, model made and compiled in its scope, and under this
 package. It runs twice: as it stands, mostly with a last batch that is smaller, and with the
 data cut down to full batches, which is what stock Keras can be expected to get right. Stock
@@ -35,8 +35,8 @@ def work(kind: str, full: bool, names: list[str]) -> None:
     sys.path.insert(0, str(TESTS))
     import conftest
     import tensorflow as tf
-    from replica_cases import CASES
-    from replica_runs import run
+    from exactness.cases import CASES
+    from exactness.runs import run
 
     assert conftest
     stock = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]) if kind == "stock" else None
@@ -94,7 +94,7 @@ def placed(kind, stock):
 
 def worst(case, expected, found) -> str:
     """The largest relative difference, or the word "equal"."""
-    from replica_runs import differences
+    from exactness.runs import differences
 
     largest = max(differences(expected, found).values())
     return "equal" if largest <= case.tolerance else f"{largest:.1e}"
@@ -146,7 +146,7 @@ def main() -> None:
         work(*json.loads(arguments.work))
         return
     sys.path.insert(0, str(TESTS))
-    from replica_cases import CASES
+    from exactness.cases import CASES
 
     names = [case.name for case in CASES if arguments.only in case.name]
     columns = {

@@ -5,7 +5,7 @@ import csv
 import keras
 import numpy as np
 import pytest
-from replica_cases import ALL_REPLICAS
+from helpers.all_replicas import ALL_REPLICAS
 
 import keras_multigpu as kmg
 from keras_multigpu import callbacks as ours

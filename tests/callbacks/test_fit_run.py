@@ -3,8 +3,8 @@
 import keras
 import numpy as np
 import pytest
-from cpu_replicas import replicas_of
-from own_step import UnseenStep
+from helpers.cpu_replicas import replicas_of
+from helpers.own_step import UnseenStep
 
 import keras_multigpu as kmg
 from keras_multigpu import callbacks

@@ -20,7 +20,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from rows_in_python import let_python_see_rows, zeros_after
+from helpers.rows_in_python import let_python_see_rows, zeros_after
 
 import keras_multigpu as kmg
 from keras_multigpu.data.decoding.decoder import ImageDecoder

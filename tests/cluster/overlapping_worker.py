@@ -17,7 +17,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from rows_in_python import let_python_see_rows
+from helpers.rows_in_python import let_python_see_rows
 from training.test_overlap import NearTheInput, noted
 
 import keras_multigpu as kmg

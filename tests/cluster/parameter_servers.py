@@ -29,7 +29,7 @@ ROWS = [
     "loss object of the whole batch",
     "R2Score, root of the mean",
 ]
-"""Rows of `replica_cases.py`: what needs more than sums over examples."""
+"""Rows of `exactness/cases.py`: what needs more than sums over examples."""
 
 
 def model_and_data(middle=(), momentum=0.9):
@@ -143,8 +143,8 @@ def main(folder):
 
     spec = tf.train.ClusterSpec(config["cluster"])
     here = [tf.distribute.Server(spec, role, 0) for role in ("ps", "worker")]
-    from replica_cases import CASES
-    from replica_runs import run
+    from exactness.cases import CASES
+    from exactness.runs import run
 
     import keras_multigpu as kmg
 

@@ -1,4 +1,4 @@
-"""What each worker runs: rows of `replica_cases.py`, many in one life.
+"""What each worker runs: rows of `exactness/cases.py`, many in one life.
 
     table_of_workers.py folder "name of a row" "name of another"
 
@@ -11,8 +11,8 @@ import traceback
 from pathlib import Path
 
 import tensorflow as tf
-from replica_cases import CASES
-from replica_runs import run
+from exactness.cases import CASES
+from exactness.runs import run
 
 import keras_multigpu as kmg
 

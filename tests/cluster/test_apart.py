@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes_left import PATIENCE, python_path
+from helpers.processes_left import PATIENCE, python_path
 
 from keras_multigpu.cluster import apart
 

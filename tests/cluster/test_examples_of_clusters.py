@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from processes_left import PATIENCE, python_path, start_process
+from helpers.processes_left import PATIENCE, python_path, start_process
 
 from keras_multigpu.cluster import environment
 from keras_multigpu.cluster.environment import Cluster

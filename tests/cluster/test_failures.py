@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from processes_left import PATIENCE, wait_until
-from replica_cases import ALL_REPLICAS
+from helpers.all_replicas import ALL_REPLICAS
+from helpers.processes_left import PATIENCE, wait_until
 from worker_processes import Workers
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from processes_left import PATIENCE, wait_until
+from helpers.processes_left import PATIENCE, wait_until
 from worker_processes import Workers, free_ports
 
 from keras_multigpu.cluster import meeting

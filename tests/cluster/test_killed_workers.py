@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import training_to_kill
-from processes_left import PATIENCE, python_path, start_process
+from helpers.processes_left import PATIENCE, python_path, start_process
 
 import keras_multigpu as kmg
 

@@ -5,7 +5,7 @@ import socket
 import sys
 
 import pytest
-from processes_left import wait_until
+from helpers.processes_left import wait_until
 
 from keras_multigpu.cluster import lifelines
 from keras_multigpu.cluster.lifelines import Lifelines

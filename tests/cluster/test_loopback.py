@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from processes_left import PATIENCE
+from helpers.processes_left import PATIENCE
 
 from keras_multigpu.cluster import loopback
 from keras_multigpu.cluster.environment import Cluster

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from processes_left import PATIENCE, as_users_start_it, start_process, wait_until
+from helpers.processes_left import PATIENCE, as_users_start_it, start_process, wait_until
 from worker_processes import free_ports
 
 from keras_multigpu.cluster import meeting

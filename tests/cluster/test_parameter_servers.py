@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import parameter_servers
 import pytest
-from processes_left import PATIENCE
-from replica_cases import CASES
-from replica_runs import alone, difference, run
+from exactness.cases import CASES
+from exactness.runs import alone, difference, run
+from helpers.processes_left import PATIENCE
 from worker_processes import Workers, free_ports
 
 import keras_multigpu as kmg

@@ -10,7 +10,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
-from processes_left import ended_process, python_path
+from helpers.processes_left import ended_process, python_path
 
 from keras_multigpu.cluster import ray
 

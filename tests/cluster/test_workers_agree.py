@@ -1,4 +1,4 @@
-"""Real worker processes train exactly as one device: rows of `replica_cases.py`.
+"""Real worker processes train exactly as one device: rows of `exactness/cases.py`.
 
 `make test` runs the most telling ones. With the environment variable `KMG_ALL_REPLICAS=1` (`make
 test-all`) every row runs on 2 workers of one device and of two, and on 3.
@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from replica_cases import ALL_REPLICAS, CASES
-from replica_runs import Outcome, alone, differences, run
+from exactness.cases import CASES
+from exactness.runs import Outcome, alone, differences, run
+from helpers.all_replicas import ALL_REPLICAS
 from worker_processes import run_workers
 
 pytestmark = [

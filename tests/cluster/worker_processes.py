@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from processes_left import PATIENCE, PROCESSES, Silence
+from helpers.processes_left import PATIENCE, PROCESSES, Silence
 
 TESTS = Path(__file__).parents[1]
 TAKEN = ("Address already in use", "address already in use", "Could not start gRPC server")

@@ -8,7 +8,7 @@ import sys
 import tempfile
 
 import pytest
-from picture_files import animation, encoded, picture
+from helpers.picture_files import animation, encoded, picture
 
 from keras_multigpu.commands import check_images, main
 from keras_multigpu.commands.check_images import SUFFIXES

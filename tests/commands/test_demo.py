@@ -6,7 +6,7 @@ import sys
 import keras
 import numpy as np
 import pytest
-from processes_left import as_users_start_it, ended_process
+from helpers.processes_left import as_users_start_it, ended_process
 
 from keras_multigpu.commands.demo import (
     CASES,

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes_left import PATIENCE, as_users_start_it, lives, start_process, wait_until
+from helpers.processes_left import PATIENCE, as_users_start_it, lives, start_process, wait_until
 
 from keras_multigpu.commands import main
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from processes_left import PATIENCE, as_users_start_it
+from helpers.processes_left import PATIENCE, as_users_start_it
 
 import keras_multigpu
 from keras_multigpu.checks import require_positive_integer

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes_left import PATIENCE, as_users_start_it
+from helpers.processes_left import PATIENCE, as_users_start_it
 
 from keras_multigpu.commands import main, plan
 from keras_multigpu.commands.plan_prediction import (

@@ -4,14 +4,15 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from processes_left import PATIENCE, as_users_start_it
+from helpers.processes_left import PATIENCE, as_users_start_it
+from verification import verified_models
 
 from keras_multigpu.commands import main
 
-DATA = ["--data", "verified_models:data"]
+MODELS = verified_models.__name__
+DATA = ["--data", f"{MODELS}:data"]
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +24,7 @@ def unchanged_path(monkeypatch):
 @pytest.mark.slow
 def test_the_current_directory_is_importable(tmp_path):
     """The whole program, in a directory that no test has imported from."""
-    shutil.copy(Path(__file__).parents[1] / "verified_models.py", tmp_path / "mine.py")
+    shutil.copy(verified_models.__file__, tmp_path / "mine.py")
     command = [sys.executable, "-m", "keras_multigpu", "verify", "mine:right"]
     command += ["--data", "mine:data", "--replicas", "3", "--steps", "1"]
     ended = subprocess.run(
@@ -42,7 +43,7 @@ def test_the_current_directory_is_importable(tmp_path):
 @pytest.mark.slow
 def test_a_difference_exits_with_one(capsys):
     """The planted model that learns something else on replicas."""
-    argv = ["verify", "verified_models:learns_elsewhere", *DATA]
+    argv = ["verify", f"{MODELS}:learns_elsewhere", *DATA]
     assert main([*argv, "--replicas", "2,3", "--steps", "1"]) == 1
     assert "2 and 3 replicas: one device and replicas must not differ" in capsys.readouterr().out
 
@@ -50,11 +51,11 @@ def test_a_difference_exits_with_one(capsys):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("verified_models", "The name given as the model is incomplete."),
+        (MODELS, "The name given as the model is incomplete."),
         (":right", "The name given as the model is incomplete."),
         ("no_such_module:right", "cannot be imported: No module named 'no_such_module'."),
-        ("verified_models:wrong", "module 'verified_models' has no attribute 'wrong'."),
-        ("verified_models:__name__", "What was given as the model is not a function."),
+        (f"{MODELS}:wrong", f"module '{MODELS}' has no attribute 'wrong'."),
+        (f"{MODELS}:__name__", "What was given as the model is not a function."),
     ],
 )
 def test_what_cannot_be_imported_exits_with_two(name, message, capsys):
@@ -68,7 +69,7 @@ def test_what_cannot_be_imported_exits_with_two(name, message, capsys):
 
 def test_a_model_that_fails_exits_with_two(capsys):
     """It is not a difference between replicas, so not 1; one line says why."""
-    assert main(["verify", "verified_models:not_compiled", *DATA]) == 2
+    assert main(["verify", f"{MODELS}:not_compiled", *DATA]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "`build_model` returned a model that is not compiled." in line
 
@@ -90,6 +91,6 @@ def test_another_backend_is_one_line():
 def test_bad_replicas_exit_with_two(replicas, capsys):
     """Numbers with commas between them."""
     with pytest.raises(SystemExit) as exit:
-        main(["verify", "verified_models:right", *DATA, "--replicas", replicas])
+        main(["verify", f"{MODELS}:right", *DATA, "--replicas", replicas])
     assert exit.value.code == 2
     assert "Expected integers of at least 2" in capsys.readouterr().err

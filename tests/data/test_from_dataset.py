@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from reused_models import reused
+from helpers.reused_models import reused
 
 import keras_multigpu as kmg
 from keras_multigpu.data.from_dataset import from_dataset

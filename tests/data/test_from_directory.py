@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from small_image_files import content, write_image, write_images, write_two_classes
+from helpers.small_image_files import content, write_image, write_images, write_two_classes
 
 import keras_multigpu as kmg
 from keras_multigpu.data.from_directory import from_directory

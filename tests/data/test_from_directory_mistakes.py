@@ -6,7 +6,7 @@ import shutil
 import keras
 import pytest
 import tensorflow as tf
-from small_image_files import write_images, write_two_classes
+from helpers.small_image_files import write_images, write_two_classes
 
 from keras_multigpu.data.files.scanning import images_in
 from keras_multigpu.data.from_directory import from_directory

@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-from small_image_files import numbers_and_more, write_csv, write_numbers
+from helpers.small_image_files import numbers_and_more, write_csv, write_numbers
 
 import keras_multigpu as kmg
 from keras_multigpu.data.from_files import from_files

@@ -4,7 +4,7 @@ import os
 
 import pandas as pd
 import pytest
-from small_image_files import numbers_and_more, write_numbers
+from helpers.small_image_files import numbers_and_more, write_numbers
 
 from keras_multigpu.data.from_files import from_files
 

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from processes_left import PATIENCE
-from reused_models import reused
+from helpers.processes_left import PATIENCE
+from helpers.reused_models import reused
 
 import keras_multigpu as kmg
 from keras_multigpu.data.from_tfds import from_tfds
@@ -19,7 +19,7 @@ from keras_multigpu.data.tfds.records import TfdsRecords
 from keras_multigpu.data.tfds.stream import TfdsStream
 
 tfds = pytest.importorskip("tensorflow_datasets")
-tfds_builder = pytest.importorskip("tfds_builder")
+tfds_builder = pytest.importorskip("helpers.tfds_builder")
 
 # One file of random access, one TFRecord file, three of them.
 KINDS = {"records": ("array_record", 1), "stream": ("tfrecord", 1), "files": ("tfrecord", 3)}

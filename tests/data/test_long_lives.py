@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import tensorflow as tf
-from small_image_files import write_two_classes
+from helpers.small_image_files import write_two_classes
 
 import keras_multigpu as kmg
 from keras_multigpu.data.road.pipeline import plain_options

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from reused_models import reused
+from helpers.reused_models import reused
 from test_which_promise import SOURCES, places
 
 import keras_multigpu as kmg

@@ -13,7 +13,7 @@ from keras_multigpu.data.road.order import Order
 
 tfds = pytest.importorskip("tensorflow_datasets")
 pytest.importorskip("cv2")
-tfds_builder = pytest.importorskip("tfds_builder")
+tfds_builder = pytest.importorskip("helpers.tfds_builder")
 
 PAGE = Path(__file__).parents[2] / "docs" / "guarantees" / "which_promise.md"
 COLUMNS = ("once", "shuffle", "start", "workers", "split", "balance", "cache", "damage")

@@ -4,7 +4,7 @@ import ast
 import subprocess
 from pathlib import Path
 
-from processes_left import PATIENCE
+from helpers.processes_left import PATIENCE
 
 import keras_multigpu
 from keras_multigpu.processes import new_process

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import separate_jobs as jobs
-from naps import with_naps
-from processes_left import PATIENCE, lives, python_path, start_process, wait_until
+from helpers.naps import with_naps
+from helpers.processes_left import PATIENCE, lives, python_path, start_process, wait_until
 
 import keras_multigpu as kmg
 from keras_multigpu.processes import functions

@@ -7,9 +7,9 @@ import pickle
 import keras
 import numpy as np
 import pytest
-import replica_models as made
-from keras_versions import has_distillation, has_multi_optimizer
-from replica_runs import difference
+from exactness import models as made
+from exactness.runs import difference
+from helpers.keras_versions import has_distillation, has_multi_optimizer
 
 import keras_multigpu as kmg
 

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cpu_replicas import covering, replicas_of
-from reused_models import reused
+from helpers.cpu_replicas import covering, replicas_of
+from helpers.reused_models import reused
 
 import keras_multigpu as kmg
 from keras_multigpu.training.shares import gathered

@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cpu_replicas import replicas_of
+from helpers.cpu_replicas import replicas_of
+from helpers.processes_left import PATIENCE
 from keras.src.backend.tensorflow.optimizer import TFOptimizer  # noqa: TID251 (what is exchanged)
-from processes_left import PATIENCE
 
 import keras_multigpu as kmg
 from keras_multigpu.keras_internals.dataset_internals import shuffled_by

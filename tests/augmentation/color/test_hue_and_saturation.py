@@ -4,7 +4,7 @@ import colorsys
 
 import numpy as np
 import tensorflow as tf
-from layer_checks import pictures
+from helpers.layer_checks import pictures
 
 from keras_multigpu.augmentation.color.hue_and_saturation import change_hue_and_saturation
 

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from example_source import ExampleSource
-from reused_models import reused
+from helpers.example_source import ExampleSource
+from helpers.reused_models import reused
 
 import keras_multigpu as kmg
 from keras_multigpu.augmentation.cut_mix import CutMix

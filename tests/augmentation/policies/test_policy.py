@@ -2,7 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
-from policy_checks import levels, one_step
+from helpers.policy_checks import levels, one_step
 
 from keras_multigpu.augmentation.policies.draws import OPERATIONS
 from keras_multigpu.augmentation.policies.operations import VALUE_OPERATIONS

@@ -2,9 +2,9 @@
 
 import keras
 import numpy as np
-from cpu_replicas import replicas_of
-from reused_models import reused
-from rows_in_python import zeros_after
+from helpers.cpu_replicas import replicas_of
+from helpers.reused_models import reused
+from helpers.rows_in_python import zeros_after
 
 import keras_multigpu as kmg
 

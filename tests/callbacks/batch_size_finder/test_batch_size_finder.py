@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cpu_replicas import covering, replicas_of
+from helpers.cpu_replicas import covering, replicas_of
 from hungry_models import Hungry, X, Y, batches, fed, network, search, sizes
 
 import keras_multigpu as kmg

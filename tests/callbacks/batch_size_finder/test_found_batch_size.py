@@ -3,7 +3,7 @@
 import keras
 import pytest
 import tensorflow as tf
-from cpu_replicas import replicas_of
+from helpers.cpu_replicas import replicas_of
 from hungry_models import Hungry, Remember, batches, fed, network, search
 
 import keras_multigpu as kmg

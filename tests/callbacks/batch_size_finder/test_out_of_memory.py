@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from processes_left import PATIENCE
+from helpers.processes_left import PATIENCE
 
 from keras_multigpu.callbacks.batch_size_finder import out_of_memory
 from keras_multigpu.callbacks.batch_size_finder.out_of_memory import HostMemory, is_out_of_memory

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cpu_replicas import covering, replicas_of
+from helpers.cpu_replicas import covering, replicas_of
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import BatchSizeScaling, LearningRateWarmup

@@ -5,8 +5,8 @@ import random
 import keras
 import numpy as np
 import pytest
-from cpu_replicas import covering, replicas_of
-from reused_models import reused
+from helpers.cpu_replicas import covering, replicas_of
+from helpers.reused_models import reused
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks.learning_rate_finder.callback import LearningRateFinder

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cpu_replicas import covering, replicas_of
-from own_step import OwnStep
+from helpers.cpu_replicas import covering, replicas_of
+from helpers.own_step import OwnStep
 from warmup_models import EVEN, ONES, ZEROS, slope, trained
 
 import keras_multigpu as kmg

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from cpu_replicas import covering
+from helpers.cpu_replicas import covering
 from warmup_models import EVEN, Do, slope, trained
 
 from keras_multigpu.callbacks import BatchSizeScaling, LearningRateWarmup

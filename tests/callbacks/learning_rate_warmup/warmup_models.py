@@ -2,7 +2,7 @@
 
 import keras
 import numpy as np
-from cpu_replicas import replicas_of
+from helpers.cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
 

@@ -2,8 +2,8 @@
 
 import keras
 import numpy as np
-from cpu_replicas import replicas_of
-from reused_models import reused
+from helpers.cpu_replicas import replicas_of
+from helpers.reused_models import reused
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks.nan_guard.probe import FiniteProbe

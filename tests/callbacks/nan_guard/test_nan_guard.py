@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from cpu_replicas import replicas_of
+from helpers.cpu_replicas import replicas_of
 from nan_guard_models import assert_same, data, fit, guarded, line, state_of
 
 import keras_multigpu as kmg

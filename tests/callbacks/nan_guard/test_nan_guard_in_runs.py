@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cpu_replicas import replicas_of
+from helpers.cpu_replicas import replicas_of
+from helpers.own_step import OwnStep
 from nan_guard_models import assert_same, data, fit, guarded, line, network, state_of
-from own_step import OwnStep
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import NaNGuard

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from cpu_replicas import covering, replicas_of
+from helpers.cpu_replicas import covering, replicas_of
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks.rates.rates import Rate

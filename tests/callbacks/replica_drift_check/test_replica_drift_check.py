@@ -8,8 +8,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cpu_replicas import covering, replicas_of
-from own_step import OwnStep
+from helpers.cpu_replicas import covering, replicas_of
+from helpers.own_step import OwnStep
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ReplicaDriftCheck

@@ -9,9 +9,9 @@ import time
 import keras
 import numpy as np
 import pytest
-from cpu_replicas import covering, replicas_of
-from naps import with_naps
-from rows_in_python import zeros_after
+from helpers.cpu_replicas import covering, replicas_of
+from helpers.naps import with_naps
+from helpers.rows_in_python import zeros_after
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ReplicaMetrics

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cpu_replicas import replicas_of
+from helpers.cpu_replicas import replicas_of
 from test_replica_metrics import fit, line
 
 import keras_multigpu as kmg

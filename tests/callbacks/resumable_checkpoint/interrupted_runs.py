@@ -5,8 +5,8 @@ from pathlib import Path
 
 import keras
 import numpy as np
+from helpers.reused_models import reused
 from keras import ops
-from reused_models import reused
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ResumableCheckpoint

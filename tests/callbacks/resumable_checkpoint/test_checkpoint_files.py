@@ -15,7 +15,7 @@ import zipfile
 import ml_dtypes
 import numpy as np
 import pytest
-from processes_left import PATIENCE, start_process
+from helpers.processes_left import PATIENCE, start_process
 
 from keras_multigpu.callbacks import ResumableCheckpoint
 from keras_multigpu.callbacks.resumable_checkpoint.folder import BackgroundWriter, CheckpointFolder

@@ -5,8 +5,8 @@ import threading
 
 import keras
 import pytest
+from helpers.processes_left import PATIENCE
 from interrupted_runs import assert_same_values, batches, checkpoint_in, fit, network, values_of
-from processes_left import PATIENCE
 
 pytestmark = [
     # Keras itself, where its callbacks read the learning rate on replicas.

@@ -12,7 +12,7 @@ import time
 import killed_training
 import numpy as np
 import pytest
-from processes_left import PATIENCE, PROCESSES
+from helpers.processes_left import PATIENCE, PROCESSES
 
 KILLS = int(os.environ.get("KMG_KILLS", "0"))
 SEED = int(os.environ.get("KMG_KILL_SEED", "0"))

@@ -6,7 +6,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cpu_replicas import covering
+from helpers.all_replicas import ALL_REPLICAS
+from helpers.cpu_replicas import covering
 from interrupted_runs import (
     Remembering,
     Sequence,
@@ -24,7 +25,6 @@ from interrupted_runs import (
     network,
     values_of,
 )
-from replica_cases import ALL_REPLICAS
 from resumed_runs import assert_same, run
 
 pytestmark = [

@@ -8,10 +8,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cpu_replicas import covering, replicas_of
-from naps import with_naps
-from own_step import OwnStep
-from rows_in_python import zeros_after
+from helpers.cpu_replicas import covering, replicas_of
+from helpers.naps import with_naps
+from helpers.own_step import OwnStep
+from helpers.rows_in_python import zeros_after
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ThroughputReport

@@ -6,7 +6,7 @@ import logging
 import keras
 import numpy as np
 import pytest
-from cpu_replicas import replicas_of
+from helpers.cpu_replicas import replicas_of
 from test_throughput_report import X, Y, network
 
 import keras_multigpu as kmg

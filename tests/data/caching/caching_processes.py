@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import tensorflow as tf
-from example_source import ExampleSource
+from helpers.example_source import ExampleSource
 
 from keras_multigpu.data.caching import folder as cache_folder
 from keras_multigpu.data.caching.cached_source import cached

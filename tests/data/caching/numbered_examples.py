@@ -2,7 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
-from example_source import ExampleSource
+from helpers.example_source import ExampleSource
 
 from keras_multigpu.data.road.damage import DamagedExample
 

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from caching_processes import fill
+from helpers.processes_left import PATIENCE
 from numbered_examples import Numbers, numbers_of
-from processes_left import PATIENCE
 
 from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.caching.cached_source import cached

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from example_source import ExampleSource
+from helpers.example_source import ExampleSource
 from numbered_examples import Numbers, numbers_of
 
 from keras_multigpu.data.batches import Batches

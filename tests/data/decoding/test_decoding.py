@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from picture_files import animation, encoded, picture, sixteen_bits
+from helpers.picture_files import animation, encoded, picture, sixteen_bits
 
 from keras_multigpu.data.decoding.backends import PAYS
 from keras_multigpu.data.decoding.decoder import (

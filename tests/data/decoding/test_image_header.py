@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 import tensorflow as tf
-from picture_files import animation, encoded, picture, sixteen_bits, with_size
+from helpers.picture_files import animation, encoded, picture, sixteen_bits, with_size
 
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.decoding.header import MOST_PIXELS, read_header

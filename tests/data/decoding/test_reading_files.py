@@ -5,7 +5,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from picture_files import encoded, picture, with_size
+from helpers.picture_files import encoded, picture, with_size
 
 from keras_multigpu.data.decoding.decoder import MAX_BYTES, START, ImageDecoder, read_file
 from keras_multigpu.data.decoding.header import MAX_PIXELS, SPARE_BYTES

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from picture_files import animation, encoded, picture, sixteen_bits, with_size
-from processes_left import PATIENCE, as_users_start_it
+from helpers.picture_files import animation, encoded, picture, sixteen_bits, with_size
+from helpers.processes_left import PATIENCE, as_users_start_it
 
 import keras_multigpu as kmg
 from keras_multigpu.data.from_files import from_files

@@ -8,7 +8,7 @@ import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from processes_left import PATIENCE, as_users_start_it
+from helpers.processes_left import PATIENCE, as_users_start_it
 
 from keras_multigpu.data.road import loader
 from keras_multigpu.data.road.damage import Quarantine

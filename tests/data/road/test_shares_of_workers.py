@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from processes_left import PATIENCE
+from helpers.processes_left import PATIENCE
 
 import keras_multigpu as kmg
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from processes_left import PATIENCE
+from helpers.processes_left import PATIENCE
 
 import keras_multigpu as kmg
 from keras_multigpu.data.from_flow import from_flow

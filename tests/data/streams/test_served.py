@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from processes_left import start_process
+from helpers.processes_left import start_process
 
 import keras_multigpu as kmg
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cpu_replicas import replicas_of
+from helpers.cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
 from keras_multigpu.training.feed import cutter

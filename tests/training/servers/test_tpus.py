@@ -9,9 +9,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cpu_replicas import replicas_of
-from replica_cases import CASES
-from replica_runs import alone, differences, run
+from exactness.cases import CASES
+from exactness.runs import alone, differences, run
+from helpers.cpu_replicas import replicas_of
 
 import keras_multigpu as kmg
 from keras_multigpu.training.replication import Replication

@@ -11,10 +11,10 @@ from typing import Any
 
 import keras
 import numpy as np
-import replica_models as made
 import tensorflow as tf
+from exactness import models as made
+from exactness.cases import Case
 from keras import layers, ops
-from replica_cases import Case
 
 ROWS, BATCH = 12, 5
 

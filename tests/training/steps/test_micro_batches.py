@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from rows_in_python import zeros_after
+from helpers.rows_in_python import zeros_after
 
 import keras_multigpu as kmg
 

@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from cpu_replicas import replicas_of
-from own_step import OwnStep, UnseenStep
+from helpers.cpu_replicas import replicas_of
+from helpers.own_step import OwnStep, UnseenStep
 
 import keras_multigpu as kmg
 from keras_multigpu.training.steps.probes import Probe

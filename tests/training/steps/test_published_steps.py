@@ -4,10 +4,10 @@ With the environment variable `KMG_ALL_REPLICAS=1` each runs on 2 and on 3 repli
 """
 
 import pytest
-from cpu_replicas import replicas_of
+from exactness.runs import differences, run
+from helpers.all_replicas import ALL_REPLICAS
+from helpers.cpu_replicas import replicas_of
 from published_steps import BY_NAME
-from replica_cases import ALL_REPLICAS
-from replica_runs import differences, run
 
 import keras_multigpu as kmg
 from keras_multigpu.training.steps.split_step import SplitStep

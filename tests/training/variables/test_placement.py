@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_versions import has_multi_optimizer
+from helpers.keras_versions import has_multi_optimizer
 
 import keras_multigpu as kmg
 from keras_multigpu.keras_internals import graph_internals, variable_internals

@@ -4,9 +4,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from replica_cases import ALL_REPLICAS
-
 import keras_multigpu as kmg
+from helpers.all_replicas import ALL_REPLICAS
 
 
 def replicas_of(count):

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import recipe_models as recipes
-import replica_models as made
+from helpers.all_replicas import ALL_REPLICAS
 from keras import callbacks, layers, losses, metrics, optimizers, regularizers
-from replica_models import ALL_REPLICAS
 
+from exactness import models as made
+from exactness import recipes as recipes
 from keras_multigpu.keras_internals.versions import minor
 
 History = dict[str, list[float]]

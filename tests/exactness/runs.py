@@ -1,4 +1,4 @@
-"""Runs a case of `replica_cases.py` and compares what came out with another run.
+"""Runs a case of `cases.py` and compares what came out with another run.
 
 A difference is relative to its tensor: the largest absolute difference of two tensors over
 the largest magnitude in the expected one, taken as at least `FLOOR`, because float32 sums of
@@ -13,8 +13,9 @@ from typing import Any
 
 import keras
 import numpy as np
-from replica_cases import ALL_REPLICAS, Case
+from helpers.all_replicas import ALL_REPLICAS
 
+from exactness.cases import Case
 from keras_multigpu.training.logs import flattened
 
 FLOOR = 1e-3

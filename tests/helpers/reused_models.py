@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 import numpy as np
-from replica_cases import ALL_REPLICAS
 
+from helpers.all_replicas import ALL_REPLICAS
 from keras_multigpu.training.variables import model_state
 
 KEPT = ("weights", model_state.RATE, "optimizer", "seed")

@@ -2,8 +2,8 @@
 
 import numpy as np
 import tensorflow as tf
-from layer_checks import drawn_for
 
+from helpers.layer_checks import drawn_for
 from keras_multigpu.augmentation.policies.draws import OPERATIONS
 
 

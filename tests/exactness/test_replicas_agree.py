@@ -1,4 +1,4 @@
-"""N replicas train exactly as one device: the rows of `replica_cases.py`, on 2 to 8 replicas.
+"""N replicas train exactly as one device: the rows of `cases.py`, on 2 to 8 replicas.
 
 `make quick` runs one row of each group. With the environment variable `KMG_ALL_REPLICAS=1` every
 row runs on 2, 3, 4 and 8.
@@ -9,11 +9,12 @@ import functools
 import keras
 import numpy as np
 import pytest
-import replica_models as made
-from replica_cases import ALL_REPLICAS, CASES, QUICK, REPLICAS, Case, kinds
-from replica_runs import alone, difference, differences, run
+from helpers.all_replicas import ALL_REPLICAS
 
 import keras_multigpu as kmg
+from exactness import models as made
+from exactness.cases import CASES, QUICK, REPLICAS, Case, kinds
+from exactness.runs import alone, difference, differences, run
 from keras_multigpu.training.steps.split_step import SplitStep
 
 STEPS = ("train_step", "test_step", "predict_step")

@@ -8,8 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import verified_models as models
-from processes_left import PATIENCE, as_users_start_it
+from helpers.processes_left import PATIENCE, as_users_start_it
 
 import keras_multigpu as kmg
 from keras_multigpu.processes import functions
@@ -18,6 +17,7 @@ from keras_multigpu.verification.comparison import differences, relative_differe
 from keras_multigpu.verification.participants import Value
 from keras_multigpu.verification.report import Report
 from keras_multigpu.verification.verification import Verification
+from verification import verified_models as models
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """The code blocks of Markdown pages: finds them, runs them, compares what they print.
 
-    python tests/documented_code.py RESULTS.json PAGE.md ...
+    python tests/helpers/documented_code.py RESULTS.json PAGE.md ...
 
 A page's blocks run in order, as if they stood in one file. A `text` block right after a
 `python` block is what that one prints. A `py` block is only shown. Blocks that include a file

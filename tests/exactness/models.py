@@ -1,17 +1,15 @@
-"""Small models, data, losses and metrics: what the table of `replica_cases.py` is made of.
+"""Small models, data, losses and metrics: what the table of `cases.py` is made of.
 
 A model has a few dozen weights, the data 15 examples unless a case says otherwise (29 with
 `KMG_ALL_REPLICAS=1`). With a global batch of 8 the last one has 7 (5), too few for 8 replicas.
 """
 
-import os
-
 import keras
 import numpy as np
 import tensorflow as tf
+from helpers.all_replicas import ALL_REPLICAS
 from keras import layers
 
-ALL_REPLICAS = os.environ.get("KMG_ALL_REPLICAS") == "1"
 EXAMPLES = 29 if ALL_REPLICAS else 15
 
 # Data: each function returns `(x, y, sample_weight)`.
@@ -266,7 +264,7 @@ def nested():
     return keras.Model(x, layers.Dense(1)(both))
 
 
-@keras.saving.register_keras_serializable("replica_models")
+@keras.saving.register_keras_serializable("exactness")
 class Subclassed(keras.Model):
     """A model that is built when it meets data."""
 

@@ -1,0 +1,1 @@
+"""`kmg.verify`; the command that calls it has its tests in `commands/`."""
