@@ -20,7 +20,6 @@ ARGUMENTS = {
     "imbalanced_classes": {"epochs": 2, "replicas": 2},
     "own_train_step": {"epochs": 1, "replicas": 2},
     "policy_gradient": {"epochs": 5, "replicas": 2},
-    "preprocess_on_other_hosts": {"epochs": 1, "replicas": 2},
     "resume_training": {"epochs": 4, "replicas": 2},
     "scale_batch_and_warm_up": {"epochs": 2, "replicas": 2},
     "train_from_directory": {"epochs": 1, "replicas": 2},

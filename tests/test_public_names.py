@@ -78,7 +78,7 @@ def test_every_source_shows_the_shared_arguments(name):
     shown = [
         (one.name, inspect.formatannotation(one.annotation), one.default) for one in parameters
     ]
-    assert shown[-10:] == [
+    assert shown[-9:] == [
         ("global_batch_size", "int | None", None),
         ("replica_batch_size", "int | None", None),
         ("shuffle", "bool", True),
@@ -88,9 +88,8 @@ def test_every_source_shows_the_shared_arguments(name):
         ("cache", "str | pathlib.Path | None", None),
         ("balance", "str | None", None),
         ("on_error", "str", "raise"),
-        ("service", "str | None", None),
     ]
-    assert all(one.kind is one.KEYWORD_ONLY for one in parameters[-10:])
+    assert all(one.kind is one.KEYWORD_ONLY for one in parameters[-9:])
 
 
 @pytest.mark.parametrize("name", keras_multigpu.callbacks.__all__)

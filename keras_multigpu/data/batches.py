@@ -74,8 +74,6 @@ class Batches(keras.utils.PyDataset):
         on_error: `"raise"` an error that names a damaged example, or `"skip"` it: it is left out
             of its batch, and so out of loss, metrics and counts, and listed in `quarantine`.
             `predict` returns a row for each example, NaN for those that are damaged.
-        service: `"grpc://host:port"`, the dispatcher of a tf.data service whose hosts make the
-            elements of a dataset, for `from_dataset` only. Batches and their order stay the same.
 
     Example:
 

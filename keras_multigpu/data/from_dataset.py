@@ -1,6 +1,5 @@
 """An existing `tf.data.Dataset` as `Batches`."""
 
-import copy
 from typing import Any, Unpack
 
 import keras
@@ -10,11 +9,9 @@ import tensorflow as tf
 from keras_multigpu.checks import require_choice, require_positive_integer, type_error, value_error
 from keras_multigpu.data.batches import Batches, with_settings
 from keras_multigpu.data.from_arrays import weight_type
-from keras_multigpu.data.road.damage import Quarantine
 from keras_multigpu.data.road.settings import Batching, require_known
 from keras_multigpu.data.road.source import Stream
 from keras_multigpu.data.streams.order import buffer_shuffled, in_python, mapped
-from keras_multigpu.data.streams.served import ServedDataset
 from keras_multigpu.data.streams.stream import require_sliceable
 from keras_multigpu.identities import of_dataset
 from keras_multigpu.keras_internals import dataset_internals
@@ -66,7 +63,6 @@ class DatasetStream(Stream):
     """The single examples of a `tf.data.Dataset`; `batch_size` is its own, if it is known."""
 
     name = "a dataset"
-    is_graph = True
 
     def __init__(self, dataset: tf.data.Dataset, batched: bool | None, shuffle_buffer: int) -> None:
         if not isinstance(dataset, tf.data.Dataset):
@@ -85,7 +81,6 @@ class DatasetStream(Stream):
             require_rows(dataset.element_spec)
         self._batched = is_batched(dataset) if batched is None else batched
         self._buffer = shuffle_buffer
-        self.service: ServedDataset | None = None
         self._reshuffles = dataset_internals.reshuffles(dataset)
         self._caches = dataset_internals.caches(dataset)
         self._readings = 0
@@ -98,19 +93,8 @@ class DatasetStream(Stream):
         made = of_dataset(self._dataset)
         return {**super().identity(), **made, "shuffle_buffer": self._buffer}
 
-    def served(self, service: str) -> "DatasetStream":
-        stream = copy.copy(self)
-        stream.service = ServedDataset(self._dataset, service)
-        return stream
-
-    def report_to(self, quarantine: Quarantine) -> None:
-        if self.service is not None:
-            self.service.quarantine = quarantine
-
     def examples(self, epoch: tf.Tensor, shuffle: bool, seed: int) -> tf.data.Dataset:
         dataset = self._in_order_of(epoch) if self._reshuffles else self._dataset
-        if self.service is not None:
-            dataset = self.service.elements()
         examples = dataset.map(tf.autograph.experimental.do_not_convert(as_example))
         if self._batched:
             examples = examples.unbatch()

@@ -27,7 +27,6 @@ class Batching(TypedDict, total=False):
     cache: str | Path | None
     balance: str | None
     on_error: str
-    service: str | None
 
 
 DEFAULTS = Batching(
@@ -40,10 +39,9 @@ DEFAULTS = Batching(
     cache=None,
     balance=None,
     on_error="raise",
-    service=None,
 )
 
-CHANGEABLE = ("global_batch_size", "replica_batch_size", "cache", "on_error", "service")
+CHANGEABLE = ("global_batch_size", "replica_batch_size", "cache", "on_error")
 """What does not decide which examples come in which order. The batch size, `fit` has settled."""
 
 
@@ -127,14 +125,6 @@ def require_valid(settings: Batching, source: Source | Stream) -> None:
             "Expected one integer, the same on all workers, that decides shuffles and draws.",
             "Pass for example seed=1, or leave it out.",
             seed=settings["seed"],
-        )
-    if settings["service"] is not None and not (isinstance(source, Stream) and source.is_graph):
-        raise value_error(
-            f"A tf.data service cannot read {source.name}: Python reads it.",
-            "Expected `service` with `from_dataset` only.",
-            "Make a `tf.data.Dataset` of files and functions of TensorFlow's and pass it to "
-            "`from_dataset`, or leave `service` out.",
-            service=settings["service"],
         )
     if source.num_examples == 0:
         raise value_error(

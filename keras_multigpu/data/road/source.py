@@ -83,7 +83,6 @@ class Stream(abc.ABC):
         class_names: The names of the classes, or None.
         draws: Whether `finish` draws at random, so that what it gives must not be cached.
         names_damage: Whether `finish` finds damaged examples and names them.
-        is_graph: Whether TensorFlow makes the examples, so that other hosts can.
         memory: The cache of the stream, once there is one.
     """
 
@@ -93,7 +92,6 @@ class Stream(abc.ABC):
     class_names: list[str] | None = None
     draws: bool = False
     names_damage: bool = False
-    is_graph: bool = False
     memory: Any = None
 
     @abc.abstractmethod
@@ -117,10 +115,6 @@ class Stream(abc.ABC):
 
     def still(self) -> "Stream":
         """The same stream without random draws, for evaluation."""
-        return self
-
-    def served(self, service: str) -> "Stream":
-        """The same stream, whose examples the tf.data service at this address makes."""
         return self
 
     def finish(self, examples: Any, seeds: tf.Tensor) -> tuple[Example, tf.Tensor | None]:

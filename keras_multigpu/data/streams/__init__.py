@@ -1,7 +1,6 @@
 """Sources that can only be read from front to end.
 
 stream, order     batches of one, through a shuffle buffer
-served            a dataset that other hosts make
 cache             how its examples are kept
 python_batches    generators and Keras's own batches
 """

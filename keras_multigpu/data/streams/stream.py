@@ -45,8 +45,6 @@ def prepared(stream: Stream, settings: Batching) -> Stream:
             "Repair the data, or call `dataset.ignore_errors()`, which drops in silence.",
             on_error=settings["on_error"],
         )
-    if settings["service"] is not None:
-        stream = stream.served(settings["service"])
     return stream if settings["cache"] is None else cached(stream, settings["cache"])
 
 
