@@ -29,7 +29,7 @@ HEIGHT = {part: height for height, layer in enumerate(LAYERS) for part in layer}
 
 
 def part_of(module: str) -> str:
-    """The part that a module such as `keras_multigpu.data.road.order` belongs to."""
+    """The part that a module such as `keras_multigpu.data.pipeline.order` belongs to."""
     return (module.split(".") + ["__init__"])[1]
 
 
@@ -83,9 +83,9 @@ def test_every_part_has_a_layer():
         ("checks.py", "import keras_multigpu.replicas", ["checks.py imports replicas"]),
         ("checks.py", "from keras_multigpu import batch_sizes", ["checks.py imports batch_sizes"]),
         (
-            "data/road/order.py",
+            "data/pipeline/order.py",
             "from keras_multigpu.training.loops import x",
-            ["data/road/order.py imports training"],
+            ["data/pipeline/order.py imports training"],
         ),
         (
             "verification/verify.py",

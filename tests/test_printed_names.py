@@ -12,8 +12,8 @@ from helpers.picture_files import encoded, picture
 import keras_multigpu as kmg
 from keras_multigpu.checks import printable, problem
 from keras_multigpu.commands import main
+from keras_multigpu.data.pipeline.damage import DamagedExample
 from keras_multigpu.data.preview import label_texts
-from keras_multigpu.data.road.damage import DamagedExample
 
 PACKAGE = Path(kmg.__file__).parent
 HOSTILE = "a\x1b]0;owned\x07\x1b[2J\r\nb\u202e\x9b"

@@ -155,7 +155,7 @@ def checked(
     terminal: TextIO | None,
 ) -> list[tuple[str, Verdict]]:
     """`(path, verdict)` of each image of which something is to be said, in their order."""
-    from keras_multigpu.data.road.loader import CORES
+    from keras_multigpu.data.pipeline.loader import CORES
 
     progress = Progress(len(images), terminal)
     verdicts = []
@@ -180,7 +180,7 @@ def checker(max_pixels: int | None) -> Callable[[str], Verdict]:
 
     from keras_multigpu.data.decoding.decoder import ImageDecoder, read_file
     from keras_multigpu.data.decoding.header import MAX_PIXELS, read_header
-    from keras_multigpu.data.road.damage import DamagedExample
+    from keras_multigpu.data.pipeline.damage import DamagedExample
 
     # TensorFlow would take the memory of all GPUs, from the training that may be running there. If
     # it has started already it has done so, and says it with this error.

@@ -1,14 +1,14 @@
 """Folders, files, arrays, TFDS, generators and datasets as `Batches`.
 
     files ──> indices ─────────> examples ─────────────> batches
-    disk      road/order.py      from_*.py, decoding/    batches.py
-              road/plan.py       road/loader.py          road/pipeline.py
+    disk      pipeline/order     from_*.py, decoding/    pipeline/dataset
+              pipeline/plan      pipeline/loader         batches.py
 
-A source offers its examples in any order (`road/source.py`). `road/` is the way of all of them:
-`order.py` says which one stands where in an epoch, `plan.py` which ones make a batch, `loader.py`
-reads them, and `pipeline.py` makes a `tf.data.Dataset` of it. Sources that can only be read from
-front to end go through `streams/`. `files/`, `flows/` and `tfds/` are kinds of sources, `caching/`
-keeps what was decoded, and `preview.py` draws what training will see.
+A source offers its examples in any order (`pipeline/source.py`). Every source goes through
+`pipeline/`: `order.py` shuffles an epoch, `plan.py` cuts it into batches, `loader.py` reads them,
+and `dataset.py` makes a `tf.data.Dataset` of them. Sources that can only be read from front to end
+go through `streams/`. `files/`, `flows/` and `tfds/` are kinds of sources, `caching/` keeps decoded
+examples, and `preview.py` draws them.
 """
 
 from keras_multigpu.data.batches import Batches as Batches

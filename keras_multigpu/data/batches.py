@@ -14,13 +14,13 @@ from keras_multigpu.checks import printable, require_positive_integer, type_erro
 from keras_multigpu.data import preview
 from keras_multigpu.data.caching import cached_source as caching
 from keras_multigpu.data.files.targets import class_weights, counts_of
-from keras_multigpu.data.road import augmenting, subsets
-from keras_multigpu.data.road.damage import Damage, Quarantine
-from keras_multigpu.data.road.loader import Loader
-from keras_multigpu.data.road.order import Order
-from keras_multigpu.data.road.pipeline import batches_of
-from keras_multigpu.data.road.plan import Part, Place, Plan
-from keras_multigpu.data.road.settings import (
+from keras_multigpu.data.pipeline import augmenting, subsets
+from keras_multigpu.data.pipeline.damage import Damage, Quarantine
+from keras_multigpu.data.pipeline.dataset import batches_of
+from keras_multigpu.data.pipeline.loader import Loader
+from keras_multigpu.data.pipeline.order import Order
+from keras_multigpu.data.pipeline.plan import Part, Place, Plan
+from keras_multigpu.data.pipeline.settings import (
     CHANGEABLE,
     DEFAULTS,
     REPLICA_BATCH_SIZE,
@@ -33,7 +33,7 @@ from keras_multigpu.data.road.settings import (
     require_shard,
     require_valid,
 )
-from keras_multigpu.data.road.source import Source, Stream, present
+from keras_multigpu.data.pipeline.source import Source, Stream, present
 from keras_multigpu.data.streams import stream as streaming
 from keras_multigpu.identities import identity_of
 

@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.batches import Batches, with_settings
-from keras_multigpu.data.road.damage import Damaged
-from keras_multigpu.data.road.settings import Batching, require_known
-from keras_multigpu.data.road.source import Example, Source, present
+from keras_multigpu.data.pipeline.damage import Damaged
+from keras_multigpu.data.pipeline.settings import Batching, require_known
+from keras_multigpu.data.pipeline.source import Example, Source, present
 from keras_multigpu.identities import identity_of, of_array
 
 MOST_CLASSES = 2**20

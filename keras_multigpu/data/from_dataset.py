@@ -9,8 +9,8 @@ import tensorflow as tf
 from keras_multigpu.checks import require_choice, require_positive_integer, type_error, value_error
 from keras_multigpu.data.batches import Batches, with_settings
 from keras_multigpu.data.from_arrays import weight_type
-from keras_multigpu.data.road.settings import Batching, require_known
-from keras_multigpu.data.road.source import Stream
+from keras_multigpu.data.pipeline.settings import Batching, require_known
+from keras_multigpu.data.pipeline.source import Stream
 from keras_multigpu.data.streams.order import buffer_shuffled, in_python, mapped
 from keras_multigpu.data.streams.stream import require_sliceable
 from keras_multigpu.identities import of_dataset

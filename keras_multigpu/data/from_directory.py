@@ -13,8 +13,8 @@ from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.decoding.header import MAX_PIXELS
 from keras_multigpu.data.files.folder import image_folder, say
 from keras_multigpu.data.files.images import ImageFiles
-from keras_multigpu.data.road.settings import Batching, completed, require_known, require_valid
-from keras_multigpu.data.road.subsets import Subset
+from keras_multigpu.data.pipeline.settings import Batching, completed, require_known, require_valid
+from keras_multigpu.data.pipeline.subsets import Subset
 
 
 @overload

@@ -22,7 +22,7 @@ from keras_multigpu.data.files.labelling import (
 from keras_multigpu.data.files.lists import Columns, FileList, listed
 from keras_multigpu.data.files.masks import MaskTargets
 from keras_multigpu.data.files.targets import Targets
-from keras_multigpu.data.road.settings import Batching, require_known
+from keras_multigpu.data.pipeline.settings import Batching, require_known
 
 
 @with_settings

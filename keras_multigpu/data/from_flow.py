@@ -13,8 +13,8 @@ from keras_multigpu.checks import require_positive_integer, type_error, value_er
 from keras_multigpu.data.batches import Batches, with_settings
 from keras_multigpu.data.flows.sources import FlowArrays, FlowFiles
 from keras_multigpu.data.flows.transforms import FILL_MODES
-from keras_multigpu.data.road.settings import Batching, require_known
-from keras_multigpu.data.road.source import Source, Stream
+from keras_multigpu.data.pipeline.settings import Batching, require_known
+from keras_multigpu.data.pipeline.source import Source, Stream
 from keras_multigpu.data.streams.python_batches import FlowStream, GeneratorStream, PyDatasetStream
 
 logger = logging.getLogger("keras_multigpu")

@@ -5,8 +5,8 @@ from typing import Any, Unpack
 from keras_multigpu.checks import require_positive_integer, value_error
 from keras_multigpu.data.batches import Batches, with_settings
 from keras_multigpu.data.decoding.header import MAX_PIXELS
-from keras_multigpu.data.road.settings import Batching, require_known
-from keras_multigpu.data.road.source import Source, Stream
+from keras_multigpu.data.pipeline.settings import Batching, require_known
+from keras_multigpu.data.pipeline.source import Source, Stream
 from keras_multigpu.data.tfds.features import Features
 from keras_multigpu.data.tfds.preparation import builder_of, imported, preferred_format, prepare
 from keras_multigpu.data.tfds.records import TfdsRecords

@@ -13,8 +13,8 @@ from keras_multigpu.checks import (
     require_positive_integer,
     value_error,
 )
-from keras_multigpu.data.road.augmenting import Augment
-from keras_multigpu.data.road.order import draw_seeds
+from keras_multigpu.data.pipeline.augmenting import Augment
+from keras_multigpu.data.pipeline.order import draw_seeds
 from keras_multigpu.image_grid import CELL, CHARACTERS, Cell, Row, grid_of, width_of
 from keras_multigpu.pictures import checked_png, finished
 

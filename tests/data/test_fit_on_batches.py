@@ -9,7 +9,7 @@ from helpers.reused_models import reused
 
 import keras_multigpu as kmg
 from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.pipeline.damage import DamagedExample
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(29, 8)).astype("float32")

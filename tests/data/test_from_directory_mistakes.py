@@ -10,7 +10,7 @@ from helpers.small_image_files import write_images, write_two_classes
 
 from keras_multigpu.data.files.scanning import images_in
 from keras_multigpu.data.from_directory import from_directory
-from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.pipeline.damage import DamagedExample
 
 SMALL = {"image_size": (4, 4), "global_batch_size": 4}
 

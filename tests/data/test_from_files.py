@@ -9,7 +9,7 @@ from helpers.small_image_files import numbers_and_more, write_csv, write_numbers
 
 import keras_multigpu as kmg
 from keras_multigpu.data.from_files import from_files
-from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.pipeline.damage import DamagedExample
 
 SMALL = {"image_size": (4, 4), "global_batch_size": 4}
 

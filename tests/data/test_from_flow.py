@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import keras_multigpu as kmg
 from keras_multigpu.data.from_flow import from_flow
-from keras_multigpu.data.road.source import Source, Stream
+from keras_multigpu.data.pipeline.source import Source, Stream
 
 pytest.importorskip("cv2")
 Generator = tf.keras.preprocessing.image.ImageDataGenerator  # noqa: TID251

@@ -11,9 +11,9 @@ import tensorflow as tf
 from keras_multigpu.data.from_arrays import from_arrays
 from keras_multigpu.data.from_dataset import from_dataset
 from keras_multigpu.data.from_files import from_files
+from keras_multigpu.data.pipeline.augmenting import augmentation
+from keras_multigpu.data.pipeline.damage import DamagedExample
 from keras_multigpu.data.preview import displayed, drawn, examples_of, label_texts
-from keras_multigpu.data.road.augmenting import augmentation
-from keras_multigpu.data.road.damage import DamagedExample
 
 RED, CYAN = (255, 0, 0), (0, 255, 255)
 

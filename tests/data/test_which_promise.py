@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
-from keras_multigpu.data.road.order import Order
+from keras_multigpu.data.pipeline.order import Order
 
 tfds = pytest.importorskip("tensorflow_datasets")
 pytest.importorskip("cv2")

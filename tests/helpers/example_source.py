@@ -2,7 +2,7 @@
 
 import abc
 
-from keras_multigpu.data.road.source import Source, present, read_rows
+from keras_multigpu.data.pipeline.source import Source, present, read_rows
 
 
 class ExampleSource(Source):

@@ -15,7 +15,7 @@ import tensorflow as tf
 from keras_multigpu.callbacks.resumable_checkpoint.format import Encoded
 from keras_multigpu.callbacks.resumable_checkpoint.shape import NEW_FOLDER, not_a_run
 from keras_multigpu.checks import shortened, type_error, value_error
-from keras_multigpu.data.road.loader import CORES
+from keras_multigpu.data.pipeline.loader import CORES
 from keras_multigpu.identities import HELD, changes
 from keras_multigpu.keras_internals.dataset_internals import UNSEEDED
 from keras_multigpu.training.run import TrainingRun

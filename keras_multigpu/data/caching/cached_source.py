@@ -17,9 +17,9 @@ import numpy as np
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.caching.folder import FolderCache
 from keras_multigpu.data.caching.memory import MemoryCache
-from keras_multigpu.data.road.damage import Damaged
-from keras_multigpu.data.road.source import Source
-from keras_multigpu.data.road.subsets import Subset
+from keras_multigpu.data.pipeline.damage import Damaged
+from keras_multigpu.data.pipeline.source import Source
+from keras_multigpu.data.pipeline.subsets import Subset
 
 # Weakly: a cache goes with its source, and for that reason holds it nowhere itself.
 _caches: weakref.WeakKeyDictionary[Source, dict[Path | None, MemoryCache | FolderCache]] = (

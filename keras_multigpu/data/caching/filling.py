@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import keras
 
-from keras_multigpu.data.road.damage import Damaged
-from keras_multigpu.data.road.loader import CORES
+from keras_multigpu.data.pipeline.damage import Damaged
+from keras_multigpu.data.pipeline.loader import CORES
 
 PIECE_BYTES = 4 * 2**20
 PIECE_EXAMPLES = 256

@@ -30,8 +30,8 @@ from keras_multigpu.data.caching import filling as cache_filling
 from keras_multigpu.data.caching.memory import damaged_among
 from keras_multigpu.data.caching.open_files import SUM, OpenFiles
 from keras_multigpu.data.caching.rows import Rows, write_empty
-from keras_multigpu.data.road.damage import Damaged
-from keras_multigpu.data.road.source import Source, present
+from keras_multigpu.data.pipeline.damage import Damaged
+from keras_multigpu.data.pipeline.source import Source, present
 from keras_multigpu.writing import size_text
 
 # Part of the key; to be raised when the files change their form.

@@ -8,8 +8,8 @@ import numpy as np
 
 from keras_multigpu.checks import error_of
 from keras_multigpu.data.caching import filling as cache_filling
-from keras_multigpu.data.road.damage import Damaged
-from keras_multigpu.data.road.source import Source, present
+from keras_multigpu.data.pipeline.damage import Damaged
+from keras_multigpu.data.pipeline.source import Source, present
 from keras_multigpu.host_memory import available_bytes
 from keras_multigpu.writing import size_text
 

@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.data.decoding.header import Header
-from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.pipeline.damage import DamagedExample
 
 # A flag of an extended WebP. What TensorFlow 2.21 makes of such a file is not a frame of it.
 ANIMATED = 2

@@ -12,7 +12,7 @@ import numpy as np
 from keras_multigpu.checks import require_choice, require_positive_integer, value_error
 from keras_multigpu.data.decoding.backends import Box, backend, cut
 from keras_multigpu.data.decoding.header import MAX_PIXELS, MOST_PIXELS, look, read_header
-from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.pipeline.damage import DamagedExample
 
 CHANNELS = {"grayscale": 1, "rgb": 3, "rgba": 4}
 INTERPOLATIONS = "bilinear nearest bicubic area lanczos3 lanczos5 gaussian mitchellcubic".split()

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.pipeline.damage import DamagedExample
 
 # About 89 million, a quarter of a gigabyte of RGB: what is decoded unless the user says otherwise.
 # Pillow warns of larger ones. A file of a few kB can claim any size.

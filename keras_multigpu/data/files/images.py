@@ -12,8 +12,8 @@ import tensorflow as tf
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.files.file_table import FileTable
 from keras_multigpu.data.files.targets import Targets
-from keras_multigpu.data.road.damage import Damaged
-from keras_multigpu.data.road.source import Source, read_rows
+from keras_multigpu.data.pipeline.damage import Damaged
+from keras_multigpu.data.pipeline.source import Source, read_rows
 from keras_multigpu.identities import of_array
 
 # Of so many files the sizes are asked for, which takes a slow disk 0.1 ms each.

@@ -13,8 +13,8 @@ from keras_multigpu.data.decoding.header import read_header
 from keras_multigpu.data.files.file_table import FileTable
 from keras_multigpu.data.files.images import state_of
 from keras_multigpu.data.files.targets import Targets
-from keras_multigpu.data.road.damage import Damaged, DamagedExample
-from keras_multigpu.data.road.source import read_rows
+from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
+from keras_multigpu.data.pipeline.source import read_rows
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _PALETTE, _GREY_ALPHA = 0, 3, 4

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import require_choice, value_error
-from keras_multigpu.data.road.damage import Damaged
+from keras_multigpu.data.pipeline.damage import Damaged
 from keras_multigpu.identities import of_array
 
 LABEL_MODES = ("int", "categorical", "binary", None)

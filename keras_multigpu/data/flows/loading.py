@@ -9,7 +9,7 @@ import numpy as np
 
 from keras_multigpu.data.decoding.decoder import read_file
 from keras_multigpu.data.decoding.header import read_header
-from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.pipeline.damage import DamagedExample
 
 _JPEG = b"\xff\xd8\xff"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from keras_multigpu.data.road.order import hashed
+from keras_multigpu.data.pipeline.order import hashed
 
 Drawn = dict[str, np.ndarray]
 """One array for each parameter of `ImageDataGenerator.get_random_transform`."""

@@ -15,8 +15,8 @@ from keras_multigpu.data.flows.loading import FlowLoading
 from keras_multigpu.data.flows.parameters import FlowParameters, matrices
 from keras_multigpu.data.flows.targets import FlowTargets
 from keras_multigpu.data.flows.transforms import change_colors, flipped, warp
-from keras_multigpu.data.road.damage import Damaged
-from keras_multigpu.data.road.source import Source, read_rows
+from keras_multigpu.data.pipeline.damage import Damaged
+from keras_multigpu.data.pipeline.source import Source, read_rows
 from keras_multigpu.identities import identity_of, of_array
 
 _SETTINGS = """

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.data.from_arrays import as_array, class_labels, spec_of, weight_spec_of
-from keras_multigpu.data.road.source import present
+from keras_multigpu.data.pipeline.source import present
 from keras_multigpu.identities import of_array
 
 

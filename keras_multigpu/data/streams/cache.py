@@ -11,9 +11,9 @@ import tensorflow as tf
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.caching.filling import size_of_one
 from keras_multigpu.data.caching.memory import require_memory
-from keras_multigpu.data.road.damage import Quarantine
-from keras_multigpu.data.road.loader import BATCHES_AT_ONCE
-from keras_multigpu.data.road.source import Example, Stream
+from keras_multigpu.data.pipeline.damage import Quarantine
+from keras_multigpu.data.pipeline.loader import BATCHES_AT_ONCE
+from keras_multigpu.data.pipeline.source import Example, Stream
 from keras_multigpu.data.streams.order import buffer_shuffled
 
 FINISHED_AT_ONCE = 32

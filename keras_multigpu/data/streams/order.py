@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.data.road.loader import GATE
-from keras_multigpu.data.road.order import hashed
+from keras_multigpu.data.pipeline.loader import GATE
+from keras_multigpu.data.pipeline.order import hashed
 
 
 def in_python(

@@ -14,10 +14,10 @@ import tensorflow as tf
 
 from keras_multigpu.checks import type_error, value_error
 from keras_multigpu.data.from_arrays import as_array, specs_of
-from keras_multigpu.data.road.damage import Quarantine
-from keras_multigpu.data.road.loader import submitted, through_gate
-from keras_multigpu.data.road.order import hashed, shuffled
-from keras_multigpu.data.road.source import Example, Stream, filled, present
+from keras_multigpu.data.pipeline.damage import Quarantine
+from keras_multigpu.data.pipeline.loader import submitted, through_gate
+from keras_multigpu.data.pipeline.order import hashed, shuffled
+from keras_multigpu.data.pipeline.source import Example, Stream, filled, present
 from keras_multigpu.identities import identity_of
 
 logger = logging.getLogger("keras_multigpu")

@@ -17,13 +17,13 @@ import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
 from keras_multigpu.checks import value_error
-from keras_multigpu.data.road.damage import DamagedExample, Quarantine
-from keras_multigpu.data.road.loader import BATCHES_AT_ONCE
-from keras_multigpu.data.road.order import draw_seeds
-from keras_multigpu.data.road.pipeline import PREFETCHED, as_element, plain_options
-from keras_multigpu.data.road.plan import Place, steps_of
-from keras_multigpu.data.road.settings import Batching
-from keras_multigpu.data.road.source import Example, Stream, present
+from keras_multigpu.data.pipeline.damage import DamagedExample, Quarantine
+from keras_multigpu.data.pipeline.dataset import PREFETCHED, as_element, plain_options
+from keras_multigpu.data.pipeline.loader import BATCHES_AT_ONCE
+from keras_multigpu.data.pipeline.order import draw_seeds
+from keras_multigpu.data.pipeline.plan import Place, steps_of
+from keras_multigpu.data.pipeline.settings import Batching
+from keras_multigpu.data.pipeline.source import Example, Stream, present
 from keras_multigpu.data.streams.cache import CachedStream, cached
 from keras_multigpu.data.streams.order import in_python, mapped
 

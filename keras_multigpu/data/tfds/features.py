@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from keras_multigpu.checks import value_error
 from keras_multigpu.data.decoding.decoder import CHANNELS, ImageDecoder
-from keras_multigpu.data.road.source import Example
+from keras_multigpu.data.pipeline.source import Example
 from keras_multigpu.data.tfds.preparation import imported
 from keras_multigpu.identities import identity_of
 

@@ -11,8 +11,8 @@ import keras
 import numpy as np
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.data.road.damage import Damaged, DamagedExample
-from keras_multigpu.data.road.source import Source, present, read_rows
+from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample
+from keras_multigpu.data.pipeline.source import Source, present, read_rows
 from keras_multigpu.data.tfds.features import Features
 
 LABELS_AT_ONCE = 1024

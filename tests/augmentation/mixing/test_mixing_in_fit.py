@@ -12,7 +12,7 @@ from keras_multigpu.augmentation.cut_mix import CutMix
 from keras_multigpu.augmentation.mix_up import MixUp
 from keras_multigpu.augmentation.mix_up_or_cut_mix import MixUpOrCutMix
 from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.pipeline.damage import DamagedExample
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.uniform(-1, 1, (29, 4, 4, 1)).astype("float32")

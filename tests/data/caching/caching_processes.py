@@ -9,7 +9,7 @@ from helpers.example_source import ExampleSource
 
 from keras_multigpu.data.caching import folder as cache_folder
 from keras_multigpu.data.caching.cached_source import cached
-from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.pipeline.damage import DamagedExample
 
 NOBODY = 65534
 

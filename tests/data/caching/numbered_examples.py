@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 from helpers.example_source import ExampleSource
 
-from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.pipeline.damage import DamagedExample
 
 
 class Numbers(ExampleSource):

@@ -17,7 +17,7 @@ from keras_multigpu.data.decoding.decoder import (
     centred_box,
     random_box,
 )
-from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.pipeline.damage import DamagedExample
 
 SEED = np.array([1, 2], np.int32)
 

@@ -9,7 +9,7 @@ from helpers.picture_files import animation, encoded, picture, sixteen_bits, wit
 
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.decoding.header import MOST_PIXELS, read_header
-from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.pipeline.damage import DamagedExample
 
 SEED = np.array([1, 2], np.int32)
 

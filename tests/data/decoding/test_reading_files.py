@@ -9,7 +9,7 @@ from helpers.picture_files import encoded, picture, with_size
 
 from keras_multigpu.data.decoding.decoder import MAX_BYTES, START, ImageDecoder, read_file
 from keras_multigpu.data.decoding.header import MAX_PIXELS, SPARE_BYTES
-from keras_multigpu.data.road.damage import DamagedExample
+from keras_multigpu.data.pipeline.damage import DamagedExample
 
 SEED = np.array([1, 2], np.int32)
 JPEG = encoded(picture(), "JPEG")

@@ -6,7 +6,7 @@ import tensorflow as tf
 from unmoved import IDENTITY
 
 from keras_multigpu.data.flows.parameters import FlowParameters
-from keras_multigpu.data.road.order import draw_seeds
+from keras_multigpu.data.pipeline.order import draw_seeds
 
 Generator = tf.keras.preprocessing.image.ImageDataGenerator  # noqa: TID251
 SEEDS = draw_seeds(5, 0, np.arange(20_000), np.zeros(20_000, int))

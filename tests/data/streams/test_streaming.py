@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.road.damage import DamagedExample
-from keras_multigpu.data.road.source import Stream
+from keras_multigpu.data.pipeline.damage import DamagedExample
+from keras_multigpu.data.pipeline.source import Stream
 from keras_multigpu.data.streams.order import buffer_shuffled
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from keras_multigpu.data.road.order import Order, draw_seeds
+from keras_multigpu.data.pipeline.order import Order, draw_seeds
 
 
 def epoch(order: Order, number: int) -> list[int]:

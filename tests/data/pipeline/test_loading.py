@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from helpers.processes_left import PATIENCE, as_users_start_it
 
-from keras_multigpu.data.road import loader
-from keras_multigpu.data.road.damage import Quarantine
-from keras_multigpu.data.road.loader import Ending, Gate, submitted, through_gate
+from keras_multigpu.data.pipeline import loader
+from keras_multigpu.data.pipeline.damage import Quarantine
+from keras_multigpu.data.pipeline.loader import Ending, Gate, submitted, through_gate
 
 
 def test_the_gate_waits_for_threads_that_are_still_in_python():
@@ -103,7 +103,7 @@ FIT_THAT_A_CALLBACK_ENDS = """
 import time
 import keras, numpy as np, tensorflow as tf
 import keras_multigpu as kmg
-from keras_multigpu.data.road.source import Source
+from keras_multigpu.data.pipeline.source import Source
 
 class SlowOnes(Source):
     num_examples = 1000

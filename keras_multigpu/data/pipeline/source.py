@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.data.road.damage import Damaged, DamagedExample, Quarantine
+from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample, Quarantine
 
 Example = tuple[Any, Any, Any]
 """`(x, y, sample_weight)`; `y` and `sample_weight` may be None."""

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from keras_multigpu.data.road.damage import Damaged, DamagedExample, Quarantine
-from keras_multigpu.data.road.order import draw_seeds
-from keras_multigpu.data.road.plan import Part, Place, Plan
-from keras_multigpu.data.road.source import Source, present
+from keras_multigpu.data.pipeline.damage import Damaged, DamagedExample, Quarantine
+from keras_multigpu.data.pipeline.order import draw_seeds
+from keras_multigpu.data.pipeline.plan import Part, Place, Plan
+from keras_multigpu.data.pipeline.source import Source, present
 
 T = TypeVar("T")
 

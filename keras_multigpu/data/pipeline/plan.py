@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from keras_multigpu.batch_sizes import share_bounds
-from keras_multigpu.data.road.order import Order
+from keras_multigpu.data.pipeline.order import Order
 
 
 class Place(NamedTuple):

@@ -15,7 +15,7 @@ from helpers.processes_left import PATIENCE, as_users_start_it
 
 import keras_multigpu as kmg
 from keras_multigpu.data.from_files import from_files
-from keras_multigpu.data.road.damage import DamagedExample, Quarantine
+from keras_multigpu.data.pipeline.damage import DamagedExample, Quarantine
 from keras_multigpu.training.loops import with_gaps
 
 JPEG = encoded(picture(), "JPEG", quality=90)

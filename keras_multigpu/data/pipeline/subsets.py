@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from keras_multigpu.checks import require_positive_integer, value_error
-from keras_multigpu.data.road.damage import Damaged
-from keras_multigpu.data.road.order import Order
-from keras_multigpu.data.road.settings import Batching
-from keras_multigpu.data.road.source import Source, Stream
+from keras_multigpu.data.pipeline.damage import Damaged
+from keras_multigpu.data.pipeline.order import Order
+from keras_multigpu.data.pipeline.settings import Batching
+from keras_multigpu.data.pipeline.source import Source, Stream
 from keras_multigpu.identities import of_array
 
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from keras_multigpu.checks import require_choice, require_positive_integer, type_error, value_error
-from keras_multigpu.data.road.damage import Quarantine
-from keras_multigpu.data.road.plan import Plan
-from keras_multigpu.data.road.source import Source, Stream
+from keras_multigpu.data.pipeline.damage import Quarantine
+from keras_multigpu.data.pipeline.plan import Plan
+from keras_multigpu.data.pipeline.source import Source, Stream
 
 REPLICA_BATCH_SIZE = 32
 """The replica batch size where none is given."""

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.data.road.augmenting import Augment
-from keras_multigpu.data.road.loader import BATCHES_AT_ONCE, GATE, Loader, in_lasting_thread
-from keras_multigpu.data.road.source import Example, filled, present
+from keras_multigpu.data.pipeline.augmenting import Augment
+from keras_multigpu.data.pipeline.loader import BATCHES_AT_ONCE, GATE, Loader, in_lasting_thread
+from keras_multigpu.data.pipeline.source import Example, filled, present
 
 PREFETCHED = 2
 """How many batches wait, ready, for the training step."""
