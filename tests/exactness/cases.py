@@ -564,7 +564,7 @@ ELSEWHERE = {
     "two optimizers in one train_step": "CycleGAN",
     "GAN": "CycleGAN",
     "central storage, predict_step": "central storage, train_step and BatchNorm",
-    "ModelCheckpoint": "test_saving.py",
+    "ModelCheckpoint": "contract/test_saving.py",
     "LearningRateScheduler": "ReduceLROnPlateau",
     "TensorBoard": "test_callbacks_of_workers.py",
     "CSVLogger": "test_killed_training.py",

@@ -149,7 +149,7 @@ def test_saved_models_are_plain_keras_models(tmp_path):
             expected[path] = model.predict(X, verbose=0)
     subprocess.run(
         [sys.executable, "-c", IN_PLAIN_KERAS, str(tmp_path)],
-        env=as_users_start_it(Path(__file__).parent),
+        env=as_users_start_it(Path(__file__).parents[1]),
         timeout=PATIENCE,
         check=True,
     )

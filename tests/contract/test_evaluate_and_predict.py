@@ -1,0 +1,90 @@
+"""`evaluate` and `predict`, in `fit` and alone, return what Keras returns."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from exactness import models as made
+from keras import layers
+
+from contract.pairs import BATCHES, WEIGHTS, Batched, X, Y, assert_close, dataset, endless
+
+VALIDATION = [
+    ("split", lambda: {"validation_split": 0.3}),
+    ("pair", lambda: {"validation_data": (X[:13], Y[:13])}),
+    ("triple", lambda: {"validation_data": (X[:13], Y[:13], WEIGHTS[:13])}),
+    ("dataset", lambda: {"validation_data": dataset(X[:13], Y[:13])}),
+    ("steps", lambda: {"validation_data": dataset().repeat(), "validation_steps": 2}),
+    ("generator", lambda: {"validation_data": endless(BATCHES[:1]), "validation_steps": 2}),
+    ("PyDataset", lambda: {"validation_data": Batched()}),
+    ("every second epoch", lambda: {"validation_data": (X, Y), "validation_freq": 2}),
+    ("listed epochs", lambda: {"validation_data": (X, Y), "validation_freq": [1, 3]}),
+    ("batch size", lambda: {"validation_data": (X, Y), "validation_batch_size": 5}),
+]
+
+
+@pytest.mark.parametrize("arguments", [pytest.param(form, id=name) for name, form in VALIDATION])
+@pytest.mark.slow
+def test_fit_validates_with_data_in_every_form(pairs, arguments):
+    """The logs of validation are those of plain Keras, after the same epochs."""
+    history = pairs.assert_same_fit(
+        lambda: {"x": X, "y": Y, "batch_size": 8, "epochs": 3, **arguments()}
+    )
+    assert {"val_loss", "val_mae"} < history.keys()
+
+
+@pytest.mark.slow
+def test_an_evaluate_of_the_users_own_validates(pairs):
+    """`fit` calls it as Keras does: with the data and what it says of them, once an epoch."""
+
+    class Evaluates(keras.Model):
+        def evaluate(self, x=None, y=None, verbose="auto", **options):
+            given = sorted(name for name, value in options.items() if value is not None)
+            logs = super().evaluate(x, y, verbose=verbose, **options)
+            return {**logs, "given": " ".join(given), "rows": len(x)}
+
+    def model():
+        inputs = keras.Input((5,))
+        return Evaluates(inputs, layers.Dense(1)(inputs))
+
+    validation = {"validation_data": (X[:9], Y[:9]), "validation_batch_size": 4}
+    pairs.assert_same_fit(lambda: {"x": X, "y": Y, "epochs": 2, **validation}, model)
+
+
+def doubles():
+    """A model without weights."""
+    return keras.Sequential([keras.Input((1,)), layers.Rescaling(2.0)])
+
+
+@pytest.mark.parametrize("examples", [1, 2, 4, 5, 6, 7, 8, 11])
+def test_predictions_come_in_order_and_number(pairs, examples):
+    """One prediction for each input, whatever is left for the last batch."""
+    _, model = pairs(doubles, optimizer=None, loss=None, metrics=None)
+    x = np.arange(examples, dtype="float32")[:, np.newaxis]
+    np.testing.assert_array_equal(model.predict(x, batch_size=4, verbose=0), 2 * x)
+    np.testing.assert_array_equal(model.predict_on_batch(x), 2 * x)
+
+
+PREDICTED = [
+    ("arrays", lambda: {"x": X, "batch_size": 8}),
+    ("dataset", lambda: {"x": dataset(X)}),
+    ("dataset with targets", lambda: {"x": dataset()}),
+    ("steps", lambda: {"x": dataset(X).repeat(), "steps": 6}),
+    ("PyDataset", lambda: {"x": Batched()}),
+    ("generator", lambda: {"x": endless(), "steps": 3}),
+]
+
+
+HEADS = {output: functools.partial(made.two_heads, output) for output in ("dict", "list")}
+
+
+@pytest.mark.parametrize("arguments", [pytest.param(form, id=name) for name, form in PREDICTED])
+@pytest.mark.parametrize("output", ["dict", "list"])
+@pytest.mark.slow
+def test_predict_keeps_the_structure_of_outputs(pairs, output, arguments):
+    """Dicts and lists of outputs, for inputs in every form."""
+    heads = HEADS[output]
+    one, three = pairs(heads, loss=None, metrics=None, optimizer=None)
+    assert_close(*(model.predict(verbose=0, **arguments()) for model in (one, three)))
+    assert_close(*(model.predict_on_batch(X) for model in (one, three)))

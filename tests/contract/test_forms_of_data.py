@@ -1,0 +1,294 @@
+"""`fit` takes data in every form that Keras takes, and trains with it as Keras does."""
+
+import time
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from exactness import models as made
+from helpers.keras_versions import takes_none_as_input
+from keras import layers
+
+import keras_multigpu as kmg
+from contract.pairs import (
+    BATCHES,
+    KINDS,
+    SIGNATURE,
+    WEIGHTS,
+    Batched,
+    Squares,
+    X,
+    Y,
+    assert_close,
+    dataset,
+    endless,
+    reads_sparse,
+    three_replicas,
+)
+
+
+def two_inputs(structure):
+    """A model of two inputs in a dict, a tuple or a nested structure."""
+    first, second = keras.Input((5,), name="first"), keras.Input((5,), name="second")
+    output = layers.Dense(1)(layers.Concatenate()([first, second]))
+    return keras.Model(structure(first, second), output)
+
+
+def as_tuple(first, second):
+    return first, second
+
+
+def nested(first, second):
+    return {"first": first, "rest": [second]}
+
+
+def with_optional_input():
+    """A model of two inputs, of which one may be None."""
+
+    class AddIfGiven(layers.Layer):
+        def call(self, x, other=None):
+            return x if other is None else x + other
+
+    first, second = keras.Input((5,)), keras.Input((5,), optional=True)
+    return keras.Model([first, second], layers.Dense(1)(AddIfGiven()(first, second)))
+
+
+def without_targets():
+    """A model whose only loss is added by a layer."""
+    return keras.Sequential([keras.Input((5,)), layers.Dense(2), made.OutputPenalty()])
+
+
+STRINGS = np.array(["red", "green", "blue", "red green"] * 7 + ["blue"])[:, np.newaxis]
+
+
+def reads_strings():
+    """A model whose first layer takes text."""
+    text = layers.TextVectorization(output_mode="multi_hot", vocabulary=["red", "green", "blue"])
+    return keras.Sequential([keras.Input((1,), dtype="string"), text, layers.Dense(1)])
+
+
+RAGGED = tf.RaggedTensor.from_row_lengths(np.arange(87) % 7, [1, 2, 3, 4, 5] * 5 + [3, 3, 3, 3])
+
+
+SPARSE = tf.sparse.from_dense(np.where(X > 0, X, 0))
+
+
+class ReadsRagged(keras.Model):
+    """A model of the user's own that takes rows of many lengths."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.out = layers.Embedding(7, 3), layers.Dense(1)
+
+    def call(self, x):
+        return self.out(tf.reduce_mean(self.embedding(x), axis=1))
+
+
+class Triplets(keras.Model):
+    """How much nearer an anchor is to one example than to another."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = layers.Dense(2, use_bias=False)
+
+    def call(self, x):
+        anchor, near, far = (self.body(part) for part in x)
+        return keras.ops.sum((anchor - near) ** 2 - (anchor - far) ** 2, axis=1, keepdims=True)
+
+
+# Name, arguments of `fit`, and the model where it is not the usual one.
+FORMS = [
+    ("arrays", lambda: {"x": X, "y": Y, "batch_size": 8}),
+    ("default batch size", lambda: {"x": X, "y": Y}),
+    ("shuffled arrays", lambda: {"x": X, "y": Y, "batch_size": 8, "shuffle": True}),
+    ("tensors", lambda: {"x": tf.constant(X), "y": tf.constant(Y)}),
+    ("float64 arrays", lambda: {"x": X.astype("float64"), "y": Y}),
+    ("dataset", lambda: {"x": dataset()}),
+    ("dataset of full batches", lambda: {"x": dataset(X[:24], Y[:24])}),
+    ("dataset with weights", lambda: {"x": dataset(X, Y, WEIGHTS)}),
+    ("endless dataset", lambda: {"x": dataset().repeat(), "steps_per_epoch": 3}),
+    ("dataset over several epochs", lambda: {"x": dataset(), "steps_per_epoch": 2}),
+    ("PyDataset", lambda: {"x": Batched()}),
+    ("PyDataset, workers", lambda: {"x": Batched(workers=2, use_multiprocessing=False)}),
+    ("generator", lambda: {"x": endless(), "steps_per_epoch": 4}),
+    ("class weights", lambda: {"x": X, "y": KINDS, "class_weight": {0: 1, 1: 3, 2: 0.5}}),
+    ("sample weights", lambda: {"x": X, "y": Y, "sample_weight": WEIGHTS}),
+    ("initial epoch", lambda: {"x": X, "y": Y, "initial_epoch": 1}),
+]  # fmt: skip
+
+
+INPUTS = [
+    ("tuple", lambda: two_inputs(as_tuple), as_tuple(X, X[::-1])),
+    ("nested", lambda: two_inputs(nested), nested(X, X[::-1])),
+    ("list for a tuple", lambda: two_inputs(as_tuple), list(as_tuple(X, X[::-1]))),
+    ("None", with_optional_input, [X, None]),
+    ("text", reads_strings, tf.constant(STRINGS)),
+    ("ragged", ReadsRagged, RAGGED),
+    ("sparse", reads_sparse, SPARSE),
+    ("sparse, read by a subclass", Squares, SPARSE),
+    ("three in a tuple", Triplets, (X, X[::-1], 2 * X)),
+]
+
+
+@pytest.mark.parametrize("arguments", [pytest.param(form, id=name) for name, form in FORMS])
+@pytest.mark.slow
+def test_fit_takes_data_in_every_form(pairs, arguments):
+    """The form of the data does not matter."""
+    kinds = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
+    of_kinds = "class_weight" in arguments()
+    model, options = (made.classifier, kinds) if of_kinds else (made.mlp, {})
+    pairs.assert_same_fit(lambda: {"epochs": 2, **arguments()}, model, **options)
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [
+        pytest.param(*form, id=name, marks=takes_none_as_input if name == "None" else ())
+        for name, *form in INPUTS
+    ],
+)
+@pytest.mark.slow
+def test_fit_takes_inputs_of_every_structure(pairs, model, x):
+    """Structures, strings and None reach the model as they are; predictions too."""
+    pairs.assert_same_fit(lambda: {"x": x, "y": Y, "batch_size": 8}, model, optimizer="sgd")
+    one, three = pairs(model, optimizer="sgd")
+    assert_close(*(model.predict(x, batch_size=8, verbose=0) for model in (one, three)))
+    assert_close(*(model.evaluate(x, Y, batch_size=8, verbose=0) for model in (one, three)))
+
+
+@pytest.mark.parametrize(
+    "data", [lambda: {"x": X}, lambda: {"x": dataset(X)}], ids=["arrays", "dataset"]
+)
+@pytest.mark.slow
+def test_fit_needs_no_targets_where_a_layer_adds_the_loss(pairs, data):
+    """A model trains without `y`."""
+    pairs.assert_same_fit(lambda: {"epochs": 2, **data()}, without_targets, loss=None, metrics=None)
+
+
+@pytest.mark.slow
+def test_strings_looked_up_outside_the_model(pairs):
+    """A dataset may turn strings into numbers."""
+    lookup = layers.StringLookup(vocabulary=["red", "green", "blue"], output_mode="one_hot")
+    data = dataset(STRINGS[:, 0], Y).map(lambda x, y: (lookup(x), y))
+    pairs.assert_same_fit(
+        lambda: {"x": data}, lambda: keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+    )
+
+
+@pytest.mark.slow
+def test_a_dataset_of_unknown_length_is_one_epoch(pairs):
+    """It trains like the same dataset of known length.
+
+    Plain Keras is no help here: at the end of each epoch it counts one step too many.
+    """
+    one, three = pairs()
+    expected = one.fit(dataset(), epochs=2, shuffle=False, verbose=0).history
+    unknown = dataset().filter(lambda x, y: True)
+    assert_close(expected, three.fit(unknown, epochs=2, verbose=0).history)
+    assert_close(one.get_weights(), three.get_weights())
+
+
+@pytest.mark.slow
+def test_a_distributed_dataset_is_read_whole(pairs):
+    """A `DistributedDataset` trains like the dataset it was made of, in the parts that it has."""
+    one, three = pairs()
+    data = three_replicas().experimental_distribute_dataset(dataset())
+    expected = one.fit(dataset(), epochs=2, shuffle=False, verbose=0).history
+    assert_close(expected, three.fit(data, epochs=2, verbose=0).history)
+    assert_close(one.get_weights(), three.get_weights())
+    expected = one.evaluate(dataset(), verbose=0, return_dict=True)
+    assert_close(expected, three.evaluate(data, verbose=0, return_dict=True))
+
+
+def texts(lengths):
+    """Batches of sentences, each of another length and number."""
+    for length in lengths:
+        yield np.ones((length, length), "int32"), np.ones((length, 1), "float32")
+
+
+@pytest.mark.slow
+def test_batches_of_many_lengths_are_traced_once_or_twice():
+    """Python meets `call` as often for 3 lengths as for 12, in `fit` and batch by batch."""
+    calls = []
+
+    class Sentences(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.out = layers.Embedding(2, 3), layers.Dense(1)
+
+        def call(self, x):
+            calls.append(x.shape)
+            return self.out(keras.ops.mean(self.embedding(x), axis=1))
+
+    model = kmg.distribute(Sentences(), three_replicas())
+    model.compile("sgd", "mse")
+    model.fit(texts(range(1, 4)), steps_per_epoch=3, verbose=0)
+    for x, y in texts((1, 2)):
+        model.test_on_batch(x, y)
+        model.predict_on_batch(x)
+    before = len(calls)
+    model.fit(texts(range(1, 13)), steps_per_epoch=12, verbose=0)
+    for x, y in texts(range(1, 13)):
+        model.train_on_batch(x, y)
+        model.test_on_batch(x, y)
+        model.predict_on_batch(x)
+    assert len(calls) == before
+
+
+@pytest.mark.slow
+def test_a_flow_of_images_ends_its_epochs(pairs):
+    """`ImageDataGenerator` makes iterators without an end that are `PyDataset`s."""
+    images, kinds, _ = made.images(10)
+    shape = images.shape[1:]
+
+    def flat():
+        return keras.Sequential([keras.Input(shape), layers.Flatten(), layers.Dense(1)])
+
+    def flow():
+        # Keras 3 offers it under TensorFlow's name only.
+        generator = tf.keras.preprocessing.image.ImageDataGenerator()  # noqa: TID251
+        return generator.flow(images, kinds, batch_size=4, shuffle=False)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # About images of two channels.
+        pairs.assert_same_fit(lambda: {"x": flow(), "epochs": 2, "validation_data": flow()}, flat)
+
+
+class Slow(keras.utils.PyDataset):
+    """Twenty batches that threads read, never ahead of training."""
+
+    num_batches = 20
+
+    def __getitem__(self, index):
+        time.sleep(0.02)
+        return np.full((4, 2), index, "float32"), np.ones((4, 1), "float32")
+
+
+def test_what_workers_read_is_asked_for_within_epochs_only():
+    """Keras stops them between epochs, here of a part of the data, and goes on after it."""
+    losses = []
+    for distributed in (False, True):
+        dense = keras.layers.Dense(1, kernel_initializer="zeros")
+        model = keras.Sequential([keras.Input((2,)), dense])
+        if distributed:
+            model = kmg.distribute(model, kmg.strategy(devices=["CPU:0", "CPU:1"]))
+        model.compile(keras.optimizers.SGD(1e-3), "mse")
+        # Time in which whatever reads ahead asks for more.
+        pause = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: time.sleep(0.1))
+        data = Slow(workers=2, max_queue_size=4)
+        options = {"epochs": 3, "shuffle": False, "verbose": 0, "callbacks": [pause]}
+        losses.append(model.fit(data, steps_per_epoch=6, **options).history["loss"])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=2e-5)
+
+
+def test_only_steps_that_were_taken_count(pairs):
+    """Also where the end of an epoch is found by reading, of which Keras counts each as a step."""
+    data = tf.data.Dataset.from_generator(lambda: iter(BATCHES), output_signature=SIGNATURE)
+    one, three = pairs()
+    quiet = {"verbose": 0, "shuffle": False}
+    one.fit(data.apply(tf.data.experimental.assert_cardinality(4)), epochs=2, **quiet)
+    three.fit(data, epochs=2, **quiet)
+    assert three.optimizer.iterations == 8
+    assert_close(one.get_weights(), three.get_weights())

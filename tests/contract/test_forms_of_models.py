@@ -1,0 +1,174 @@
+"""Models that Keras takes and that are built, called or drawn from in ways of their own."""
+
+import random
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import keras_multigpu as kmg
+from contract.pairs import Squares, X, Y, assert_close, compiled, evaluated, three_replicas, trained
+
+
+class WithNone(Squares):
+    """A model that has nothing to say for one of its outputs."""
+
+    def call(self, x):
+        return {"value": self.out(x), "more": None}
+
+
+@pytest.mark.slow
+def test_an_output_may_be_none(pairs):
+    """Without a loss it trains, as in Keras, and `predict` leaves it as it is."""
+    options = {"loss": {"value": "mse"}, "metrics": None, "optimizer": "sgd"}
+    pairs.assert_same_fit(lambda: {"x": X, "y": {"value": Y}}, WithNone, **options)
+    model = kmg.distribute(compiled(WithNone, **options), three_replicas())
+    assert_close(model.predict(X, verbose=0), {"value": model(X)["value"].numpy(), "more": None})
+
+
+class ReadsNumbers(keras.Model):
+    """A model that only runs eagerly, because it looks at the numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = layers.Dense(1)
+
+    def call(self, x):
+        return self.out(x * float(x.numpy().shape[1]))
+
+
+class OnlyTrains(keras.Model):
+    """A model that has a `train_step` and cannot be called."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.error = layers.Dense(1), keras.metrics.MeanSquaredError(name="error")
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            y_pred = self.body(x)
+            loss = self.compute_loss(x, y, y_pred)
+        weights = self.body.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.error.update_state(y, y_pred)
+        return {"error": self.error.result()}
+
+
+class TakesApart(keras.Model):
+    """A model whose `train_step` calls it with the halves of `x`, as recipes for metrics do.
+
+    Called with `x`, it would be built for twice as many features.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.flat, self.out = layers.Flatten(), layers.Dense(3)
+        self.apart = keras.metrics.Mean(name="apart")
+
+    def call(self, x):
+        return self.out(self.flat(x))
+
+    def train_step(self, data):
+        x, _ = data
+        with tf.GradientTape() as tape:
+            one, other = self(x[:, :2], training=True), self(x[:, 2:4], training=True)
+            loss = keras.ops.mean(keras.ops.square(one - other - 1))
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.apart.update_state(loss)
+        return {"apart": self.apart.result()}
+
+
+def takes_apart():
+    """The same as a functional model, which says what it takes."""
+    inputs = keras.Input((2,))
+    return FunctionalTakesApart(inputs, layers.Dense(3)(inputs))
+
+
+class FunctionalTakesApart(keras.Model):
+    """See `takes_apart`."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.apart = keras.metrics.Mean(name="apart")
+
+    train_step = TakesApart.train_step
+
+
+@pytest.mark.filterwarnings("ignore:Layer 'reads_numbers' looks like it has unbuilt state")
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (ReadsNumbers, {"run_eagerly": True}),
+        (OnlyTrains, {"metrics": None}),
+        (TakesApart, {"metrics": None}),
+        (takes_apart, {"metrics": None}),
+    ],
+    ids=["eager", "train step", "other inputs", "other inputs, functional"],
+)
+@pytest.mark.slow
+def test_models_that_keras_never_calls_symbolically(pairs, model, options):
+    """They are built by the first batch that is there, as in Keras."""
+    pairs.assert_same_fit(lambda: {"x": X, "y": Y, "batch_size": 8, "epochs": 2}, model, **options)
+    if model is ReadsNumbers:
+        one, three = pairs(model, **options)
+        assert_close(*(trained(each, X, Y) for each in (one, three)))
+        assert_close(*(evaluated(each, X, Y) for each in (one, three)))
+        assert_close(*(each.predict(X, verbose=0) for each in (one, three)))
+
+
+class Noisy(layers.Layer):
+    """Draws from Keras's global random state."""
+
+    def call(self, x):
+        return x + keras.random.normal(keras.ops.shape(x))
+
+
+@pytest.mark.parametrize("first", [[], [Noisy()]], ids=["nothing", "global state"])
+@pytest.mark.slow
+def test_what_is_random_after_fit_is_as_in_keras(first):
+    """A second model starts with the same weights, and Python's and NumPy's numbers go on."""
+    found = []
+    for change in (lambda model: model, lambda model: kmg.distribute(model, three_replicas())):
+        # Keras 3.10 keeps its global generator when it is given another seed.
+        keras.utils.clear_session(free_memory=False)
+        keras.utils.set_random_seed(7)
+        model = change(keras.Sequential([keras.Input((5,)), *first, layers.Dense(1)]))
+        # Plain Keras draws the same without a graph, which takes longer to make.
+        eager = not isinstance(model, kmg.DistributedModel)
+        model.compile("sgd", "mse", metrics=["mae"], run_eagerly=eager)
+        model.fit(X, Y, batch_size=8, validation_split=0.2, verbose=0)
+        model.predict(X, verbose=0)
+        second = layers.Dense(2)
+        second.build((None, 5))
+        found.append([random.random(), np.random.rand(), second.kernel.numpy()])
+    np.testing.assert_array_equal(found[0][2], found[1][2])
+    assert found[0][:2] == found[1][:2]
+
+
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have a `quantize` method")
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword")
+def test_a_quantized_model_predicts_with_its_new_weights():
+    """The steps that were compiled before are made anew."""
+    one, three = compiled(), kmg.distribute(compiled(), three_replicas())
+    for model in (one, three):
+        model.predict(X, verbose=0)
+        model.quantize("int8")
+    assert_close(one.predict(X, verbose=0), three.predict(X, verbose=0))
+
+
+def test_only_training_builds_the_optimizer():
+    """So layers that are unfrozen between `evaluate` and `fit` are trained."""
+    model = kmg.distribute(compiled(), three_replicas())
+    model.layers[0].trainable = False
+    model.evaluate(X, Y, verbose=0)
+    model.predict(X[:3], verbose=0)
+    model.test_on_batch(X, Y)
+    assert not model.optimizer.built
+    model.layers[0].trainable = True
+    before = model.layers[0].get_weights()[0]
+    model.train_on_batch(X, Y)
+    assert np.abs(model.layers[0].get_weights()[0] - before).max() > 0

@@ -1,0 +1,51 @@
+"""Generators lose no batch, and end where they end."""
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+from contract.pairs import BATCHES, X, Y, assert_close, dataset, endless, reads_sparse
+
+
+@pytest.mark.slow
+def test_a_generator_loses_no_batch(pairs):
+    """Two epochs of 2 batches take 4, and the 5th is the next."""
+    left = iter([(X[i : i + 4], Y[i : i + 4]) for i in range(0, 20, 4)])
+    _, model = pairs()
+    model.fit(left, steps_per_epoch=2, epochs=2, verbose=0)
+    np.testing.assert_array_equal(next(left)[0], X[16:20])
+
+
+@pytest.mark.slow
+def test_a_finite_generator_is_one_epoch(pairs):
+    """Without `steps_per_epoch` an epoch is all that a generator yields."""
+    one, three = pairs()
+    expected = one.fit(dataset(), shuffle=False, verbose=0).history
+    assert_close(expected, three.fit((batch for batch in BATCHES), verbose=0).history)
+    assert_close(one.get_weights(), three.get_weights())
+
+
+@pytest.mark.slow
+def test_a_generator_of_scipy_matrices(pairs):
+    """Keras makes sparse tensors of them."""
+    sparse = scipy.sparse.csr_matrix(np.where(X > 0, X, 0))
+    batches = [(sparse[i : i + 8], Y[i : i + 8]) for i in range(0, 29, 8)]
+    # Adam squares gradients, so it tells whether the rows of a kernel are added up first.
+    pairs.assert_same_fit(lambda: {"x": endless(batches), "steps_per_epoch": 4}, reads_sparse)
+
+
+@pytest.mark.slow
+def test_a_generator_that_ends_early_ends_training(pairs):
+    """With Keras's warning, and with the history of the epochs that had data."""
+    one, three = pairs()
+    expected = one.fit(dataset(), shuffle=False, verbose=0).history
+    with pytest.warns(UserWarning, match="ran out of data"):
+        history = three.fit((batch for batch in BATCHES), steps_per_epoch=4, epochs=3, verbose=0)
+    assert history.epoch == [0]
+    assert_close(expected, history.history)
+    validation = (batch for batch in BATCHES)
+    with pytest.warns(UserWarning, match="ran out of data"):
+        history = three.fit(
+            X, Y, epochs=3, validation_data=validation, validation_steps=3, verbose=0
+        )
+    assert [len(history.history[name]) for name in ("loss", "val_loss")] == [3, 2]

@@ -1,0 +1,148 @@
+"""Callbacks are called as Keras calls them, and may stop what runs."""
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+
+from contract.pairs import X, Y, assert_close
+
+HOOKS = [
+    f"on_{mode}{part}_{edge}"
+    for mode, part, edge in itertools.product(
+        ("train", "test", "predict"), ("", "_batch"), ("begin", "end")
+    )
+] + ["on_epoch_begin", "on_epoch_end"]
+
+
+class Recording(keras.callbacks.Callback):
+    """Writes down every call of a hook with its arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def set_params(self, params):
+        super().set_params(params)
+        self.calls.append(("params", dict(params)))
+
+
+def recording(hook):
+    """A hook that is written down."""
+
+    def method(self, *args, **kwargs):
+        *index, logs = [*args, *kwargs.values()] or [None]
+        outputs = {} if logs is None else {k: np.array(v) for k, v in logs.items()}
+        self.calls.append((hook, index, outputs))
+
+    return method
+
+
+for hook in HOOKS:
+    setattr(Recording, hook, recording(hook))
+
+
+@pytest.mark.slow
+def test_callbacks_are_called_in_the_same_order_with_the_same_arguments(pairs):
+    """Every hook, its indices and its logs, in `fit` with validation, `evaluate`, `predict`."""
+    calls = []
+    for model in pairs():
+        callback = Recording()
+        options = {"batch_size": 8, "verbose": 0, "callbacks": [callback]}
+        model.fit(X, Y, epochs=2, shuffle=False, validation_data=(X[:9], Y[:9]), **options)
+        model.evaluate(X, Y, **options)
+        model.predict(X, **options)
+        calls.append(callback.calls)
+    expected, found = calls
+    assert [call[:2] for call in found] == [call[:2] for call in expected]
+    for one, three in zip(expected, found, strict=True):
+        assert_close(one[2:], three[2:])
+
+
+class EvaluatesInBetween(keras.callbacks.Callback):
+    """Evaluates and predicts in the middle of an epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.results = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 1:
+            self.results.append(self.model.evaluate(X[:9], Y[:9], verbose=0))
+            self.results.append(self.model.predict(X[:9], verbose=0))
+
+
+@pytest.mark.slow
+def test_a_callback_may_evaluate_and_predict(pairs):
+    """Training goes on with the next batch; the logs are Keras's, too."""
+    results = []
+
+    def arguments():
+        callback = EvaluatesInBetween()
+        results.append(callback.results)
+        return {"x": X, "y": Y, "batch_size": 8, "epochs": 2, "callbacks": [callback]}
+
+    pairs.assert_same_fit(arguments)
+    assert_close(*results)
+
+
+class OldNames(keras.callbacks.Callback):
+    """A callback that knows Keras's old names of hooks only, and stops training with one."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def on_batch_begin(self, batch, logs=None):
+        self.calls.append(("begin", batch))
+
+    def on_batch_end(self, batch, logs=None):
+        self.calls.append(("end", batch, sorted(logs)))
+        self.model.stop_training = batch == 2
+
+
+@pytest.mark.parametrize("verbose", [0, 1, 2])
+@pytest.mark.slow
+def test_hooks_are_called_by_their_old_names_too(pairs, verbose):
+    """`on_batch_begin` and `on_batch_end`, in training only, whatever `fit` prints."""
+    calls = []
+    for model in pairs():
+        callback = OldNames()
+        options = {"batch_size": 8, "verbose": verbose, "callbacks": [callback]}
+        model.fit(X, Y, shuffle=False, **options)
+        model.evaluate(X, Y, **options)
+        calls.append(callback.calls)
+    assert calls[0] == calls[1] and len(calls[1]) == 6
+
+
+@pytest.mark.parametrize("hook", ["on_train_batch_end", "on_epoch_end"])
+@pytest.mark.slow
+def test_training_stops_when_a_callback_says_so(pairs, hook):
+    """`stop_training` ends the epoch after the batch, or training after the epoch."""
+
+    def arguments():
+        stop = keras.callbacks.Callback()
+
+        def stop_at_one(index, logs=None):
+            stop.model.stop_training = index == 1
+
+        setattr(stop, hook, stop_at_one)
+        return {"x": X, "y": Y, "batch_size": 8, "epochs": 4, "callbacks": [stop]}
+
+    pairs.assert_same_fit(arguments)
+
+
+@pytest.mark.parametrize("mode", ["evaluate", "predict"])
+@pytest.mark.slow
+def test_evaluation_and_prediction_stop_when_a_callback_says_so(pairs, mode):
+    """`stop_evaluating` and `stop_predicting` end the loop after the batch."""
+    hook = {"evaluate": "on_test_batch_end", "predict": "on_predict_batch_end"}[mode]
+    flag = {"evaluate": "stop_evaluating", "predict": "stop_predicting"}[mode]
+    results = []
+    for model in pairs():
+        stop = keras.callbacks.Callback()
+        setattr(stop, hook, lambda index, logs=None, m=model: setattr(m, flag, index == 1))
+        data = (X, Y) if mode == "evaluate" else (X,)
+        results.append(getattr(model, mode)(*data, batch_size=8, verbose=0, callbacks=[stop]))
+    assert_close(*results)

@@ -1,0 +1,67 @@
+"""`train_on_batch`, `test_on_batch` and `predict_on_batch` are those of Keras."""
+
+import pytest
+from exactness import models as made
+from helpers.rows_in_python import zeros_after
+from keras import layers
+
+import keras_multigpu as kmg
+from contract.pairs import (
+    KINDS,
+    WEIGHTS,
+    X,
+    Y,
+    assert_close,
+    dataset,
+    evaluated,
+    three_replicas,
+    trained,
+)
+
+
+@pytest.mark.parametrize("return_dict", [False, True])
+@pytest.mark.parametrize("metrics", [None, ["mae"]])
+@pytest.mark.slow
+def test_single_batches_give_what_keras_gives(pairs, metrics, return_dict):
+    """Numbers, lists and dicts, as Keras returns them, for batches of several sizes."""
+    results = []
+    for model in pairs(metrics=metrics):
+        form = {"return_dict": return_dict}
+        results.append(
+            [
+                trained(model, X[:8], Y[:8], **form),
+                trained(model, X[8:10], Y[8:10], **form),
+                trained(model, X[:7], Y[:7], sample_weight=WEIGHTS[:7], **form),
+                evaluated(model, X[:7], Y[:7], **form),
+                evaluated(model, X[:7], Y[:7], sample_weight=WEIGHTS[:7], **form),
+                model.evaluate(X, Y, batch_size=8, verbose=0, **form),
+                model.evaluate(dataset(), steps=2, verbose=0, **form),
+                model.get_weights(),
+            ]
+        )
+    assert_close(*results)
+
+
+@pytest.mark.slow
+def test_train_on_batch_takes_class_weights(pairs):
+    """Class weights of a single batch."""
+    options = {"loss": "sparse_categorical_crossentropy", "metrics": ["accuracy"]}
+    one, three = pairs(made.classifier, **options)
+    weights = {0: 1.0, 1: 3.0, 2: 0.5}
+    assert_close(*(trained(model, X, KINDS, class_weight=weights) for model in (one, three)))
+    assert_close(one.get_weights(), three.get_weights())
+
+
+@pytest.mark.usefixtures("python_sees_rows")
+def test_train_on_batch_splits_the_batch():
+    """The replicas share the rows; they do not all take the whole batch."""
+    sizes = []
+
+    class Size(layers.Layer):
+        def call(self, x):
+            return x + zeros_after(lambda rows: sizes.append(len(rows)), x)
+
+    model = kmg.distribute(made.mlp_with(Size()), three_replicas())
+    model.compile("sgd", "mse")
+    model.train_on_batch(X[:8], Y[:8])
+    assert sorted(sizes) == [2, 3, 3]
