@@ -6,11 +6,12 @@ Each is a `keras.callbacks.Callback`. What it needs to know of `fit` it asks `mo
 (`training/steps/probes.py`). `fit_run` and `scaling_order` are what callbacks ask of their `fit`.
 """
 
+from keras_multigpu.callbacks.base import RunCallback as RunCallback
 from keras_multigpu.callbacks.batch_size_finder.callback import BatchSizeFinder as BatchSizeFinder
 from keras_multigpu.callbacks.batch_size_scaling.callback import (
     BatchSizeScaling as BatchSizeScaling,
 )
-from keras_multigpu.callbacks.gradient_noise_scale.callback import (
+from keras_multigpu.callbacks.gradient_noise_scale import (
     GradientNoiseScale as GradientNoiseScale,
 )
 from keras_multigpu.callbacks.learning_rate_finder.callback import (
@@ -21,7 +22,7 @@ from keras_multigpu.callbacks.learning_rate_warmup.callback import (
 )
 from keras_multigpu.callbacks.nan_guard.callback import NaNGuard as NaNGuard
 from keras_multigpu.callbacks.ray_report.callback import RayReport as RayReport
-from keras_multigpu.callbacks.replica_drift_check.callback import (
+from keras_multigpu.callbacks.replica_drift_check import (
     ReplicaDriftCheck as ReplicaDriftCheck,
 )
 from keras_multigpu.callbacks.replica_metrics.callback import ReplicaMetrics as ReplicaMetrics
@@ -43,6 +44,7 @@ __all__ = [
     "ReplicaDriftCheck",
     "ReplicaMetrics",
     "ResumableCheckpoint",
+    "RunCallback",
     "ThroughputReport",
 ]
 

@@ -3,7 +3,7 @@
 import contextlib
 import random
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import keras
 import numpy as np
@@ -15,36 +15,19 @@ from keras_multigpu.training.replica_group import HOST
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import Batch, batch_size_of, cut
 
-LEAVE_OUT = "Leave out the callback"
 
-
-def run_of(
-    callback: keras.callbacks.Callback,
-    why: str = "elsewhere losses and gradients of a replica are not seen",
-    instead: str = LEAVE_OUT,
-) -> TrainingRun:
+def run_of(callback: keras.callbacks.Callback, why: str = "", instead: str = "") -> TrainingRun:
     """The run of `fit`; a `ValueError`, with the reason, for a model of stock Keras."""
     run: TrainingRun | None = getattr(callback.model, "training_run", None)
     if run is None:
-        refuse_model(
-            callback,
-            "of stock Keras",
+        raise value_error(
+            f"`{type(callback).__name__}` needs a running `fit` of a distributed model.",
             f"Expected a model of `keras_multigpu.distribute`: {why}.",
-            f"{instead}, or write `model = kmg.distribute(model)` before `compile`; one device is "
-            "enough.",
+            "Write `model = kmg.distribute(model)` before `compile`, which also works on one "
+            f"device, or {instead or 'leave out the callback'}.",
+            model=type(callback.model).__name__,
         )
     return run
-
-
-def refuse_model(
-    callback: keras.callbacks.Callback, kind: str, expected: str, fix: str
-) -> NoReturn:
-    raise value_error(
-        f"`{type(callback).__name__}` cannot work with a model {kind}.",
-        expected,
-        fix,
-        model=type(callback.model).__name__,
-    )
 
 
 def require_before_readers(

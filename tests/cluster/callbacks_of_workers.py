@@ -86,28 +86,28 @@ class Hungry(keras.layers.Layer):
 
 
 class Corrupt(keras.callbacks.Callback):
-    """Changes the second replica's copy of a weight after the second step."""
+    """Changes the second replica's copy of a weight after the last step."""
 
     def on_train_batch_end(self, batch, logs=None):
         """Wherever that replica is."""
         for replica in self.model.replication.group.replicas:
-            if (replica.id, batch) == (1, 1):
+            if (replica.id, self.model.training_run.epoch, batch) == (1, 1, 3):
                 copies_of(self.model.trainable_weights[0])[replica.place].assign_add(np.eye(4, 3))
 
 
 def looked_at(strategy=None):
     """What callbacks find that look at each replica, or try what fits into its memory."""
-    check = kmg.callbacks.ReplicaDriftCheck(2, action="repair")
+    check = kmg.callbacks.ReplicaDriftCheck(2, action="warn")
     replicas = kmg.callbacks.ReplicaMetrics(["mae"], path="replicas.csv", every_steps=2)
     speed = kmg.callbacks.ThroughputReport(path="speed.json", scaling_steps=2)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        model, history = trained(ROWS[:30], 2, [Corrupt(), check, replicas, speed], strategy)
+        _, history = trained(ROWS[:30], 2, [Corrupt(), check, replicas, speed], strategy)
     numbers = ("loss", "mae", "examples", "gradient_norm")
     found = {
         "drift": {"amount": list(check.drifts[0][4:]), "checks": [check.checks]},
         "replicas": {f"{r} {n}": history[f"replica_{r}/{n}"] for r in range(2) for n in numbers},
-        "speed": {"steps": [speed.report.steps], "kernel": model.get_weights()[0]},
+        "speed": {"steps": [speed.report.steps]},
     }
     x = ROWS[:16].copy()
     x[4:8] = 100.0

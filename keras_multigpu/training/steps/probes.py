@@ -39,6 +39,8 @@ class NewValues(NamedTuple):
 class Seen:
     """What one replica saw in a step, for a probe. Gradients are without loss scaling.
 
+    Experimental: it may change in any release, as `Probe` may.
+
     Args:
         replica: Its index, an integer.
         replicas: The number of replicas.
@@ -182,6 +184,8 @@ class Seen:
 
 class Probe:
     """Measures, changes or forbids something in every training step.
+
+    Experimental: this class and `Seen` may change in any release.
 
     A callback registers one with `model.training_run.watch(probe)` in `on_train_begin`. All
     methods but `build` are traced, so they hold for every step and must be TensorFlow only.

@@ -10,7 +10,7 @@ from helpers.cpu_replicas import covering, replicas_of
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import GradientNoiseScale
-from keras_multigpu.callbacks.gradient_noise_scale.callback import suggested_batch_size
+from keras_multigpu.callbacks.gradient_noise_scale import suggested_batch_size
 from keras_multigpu.training.steps.probes import Probe
 
 
@@ -200,7 +200,7 @@ def test_a_gradient_that_is_all_noise_is_said_to_be(caplog):
     with caplog.at_level(logging.WARNING, "keras_multigpu"):
         history = fit(point(2, 1), np.array([[0.0], [2.0]], "float32"), callback, 2)
     assert set(history) == {"loss"}
-    assert "cannot be told from noise yet" in caplog.text
+    assert "cannot be told apart from noise yet" in caplog.text
     np.testing.assert_allclose(callback.state["noise"], [1, 0.01, 2, -1], rtol=1e-5)
 
 
@@ -304,7 +304,7 @@ def test_callbacks_that_read_the_logs_come_later(tmp_path, name):
         if name == "csv"
         else keras.callbacks.EarlyStopping("noise_scale", mode="max")
     )
-    with pytest.raises(ValueError, match="stands before GradientNoiseScale.*Move it to the front"):
+    with pytest.raises(ValueError, match="comes before GradientNoiseScale.*to the front"):
         fit(point(2), TARGETS, None, 8, callbacks=[reader, GradientNoiseScale()])
     history = fit(point(2), TARGETS, None, 8, callbacks=[GradientNoiseScale(), reader])
     if name == "csv":

@@ -1,0 +1,176 @@
+"""`RunCallback`: a callback that says what it needs, writes and keeps. Ours are built on it."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from keras_multigpu.checks import value_error
+from keras_multigpu.pictures import picture_file, write_png
+from keras_multigpu.training.run import TrainingRun
+from keras_multigpu.writing import say, writes_here
+
+NEEDS = {
+    "run": "stock Keras does not report where `fit` is, and offers no way to change what follows",
+    "inside": "in stock Keras a callback cannot look inside a training step",
+    "trial": "stock Keras cannot try a step and undo it",
+}
+"""What a callback may need, and why a model of stock Keras does not have it."""
+
+
+class RunCallback(keras.callbacks.Callback):
+    """A Keras callback that declares what it needs and can ask where `fit` is.
+
+    Subclasses set the class attributes below. If they override `on_train_begin`, they call
+    `super().on_train_begin(logs)` first: it checks everything that was declared, so that a mistake
+    is reported before the first step.
+
+    Args:
+        picture: A `.png` file for what `draw` is given. By default none.
+        verbose: Whether `say` prints. By default it does.
+
+    Attributes:
+        needs: `"run"` (`fit` of a distributed model), `"inside"` (a `Probe` in its steps) or
+            `"trial"` (steps that are undone). By default None: stock Keras is enough.
+        writes: The logs it adds. Callbacks that read them must come later in the list.
+        kept: The attributes that a resumed training continues with; see `state`.
+        after: The callback classes that must come earlier in the list.
+        single: Whether a `fit` may have only one.
+
+    Example:
+
+    ```python
+    class StepTimer(kmg.callbacks.RunCallback):
+        needs = "run"
+        writes = ("seconds",)
+        kept = ("seconds",)
+
+        def on_train_begin(self, logs=None):
+            super().on_train_begin(logs)
+            self.seconds = 0.0
+
+        def on_epoch_end(self, epoch, logs=None):
+            self.seconds = logs["seconds"] = self.run.in_steps
+    ```
+    """
+
+    needs: str | None = None
+    writes: Sequence[str] = ()
+    kept: Sequence[str] = ()
+    after: tuple[type[keras.callbacks.Callback], ...] = ()
+    single: bool = False
+
+    _instead = "leave out the callback"
+
+    def __init__(self, *, picture: str | Path | None = None, verbose: int = 1) -> None:
+        super().__init__()
+        self.picture = picture_file(picture)
+        self.verbose = verbose
+        self._began_at = 0
+        self._asked_at: dict[int, int] = {}
+
+    @property
+    def run(self) -> TrainingRun:
+        """The running `fit`. Raises a `ValueError` if there is none, as in stock Keras."""
+        if self.run_or_none is None:
+            raise value_error(
+                f"`{type(self).__name__}` needs a running `fit` of a distributed model.",
+                f"Expected a model of `keras_multigpu.distribute`: {NEEDS[self.needs or 'run']}.",
+                "Write `model = kmg.distribute(model)` before `compile`, which also works on one "
+                f"device, or {self._instead}.",
+                model=type(self.model).__name__,
+            )
+        return self.run_or_none
+
+    @property
+    def run_or_none(self) -> TrainingRun | None:
+        """The running `fit`, or None in stock Keras."""
+        return getattr(self.model, "training_run", None)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What a resumed training continues with, saved and set by `ResumableCheckpoint`.
+
+        By default the attributes in `kept`. It is set after `on_train_begin` of all callbacks.
+        """
+        return {name: getattr(self, name) for name in self.kept}
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        for name in self.kept:
+            setattr(self, name, state[name])
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._began_at, self._asked_at = 0, {}
+        run = self.run if self.needs else self.run_or_none
+        if run is not None:
+            run.after_each("on_epoch_begin", self._epoch_begun)
+            require_place(self, run.callbacks)
+
+    def every(self, steps: int, batch: int) -> bool:
+        """Whether the epoch has just completed another `steps` steps.
+
+        Steps count from the beginning of the epoch, even if it was resumed in the middle. With
+        `steps_per_execution` it is true at the first opportunity.
+
+        Args:
+            steps: The interval.
+            batch: What `on_train_batch_end` was given.
+        """
+        before, done = self._asked_at.get(steps, self._began_at), batch + 1
+        self._asked_at[steps] = done
+        if done <= before:
+            # Another epoch, which stock Keras does not announce to this class.
+            before = 0
+        return done // steps > before // steps
+
+    def say(self, text: str) -> None:
+        """Print a line, on one worker, if `verbose` allows it."""
+        if self.verbose:
+            say(f"{type(self).__name__}: {text}")
+
+    def draw(self, figure: Callable[..., Any], *arguments: Any) -> None:
+        """Write the matplotlib figure that `figure(*arguments)` returns, if a picture is wanted."""
+        if self.picture is not None and writes_here():
+            write_png(figure(*arguments), self.picture)
+
+    def _epoch_begun(self) -> None:
+        self._began_at, self._asked_at = self.run.step, {}
+
+
+def require_place(callback: RunCallback, callbacks: Sequence[keras.callbacks.Callback]) -> None:
+    """Raise a `ValueError` if a callback stands where it cannot do its work."""
+    name, names = type(callback).__name__, [type(each).__name__ for each in callbacks]
+    places = [place for place, each in enumerate(callbacks) if each is callback]
+    if not places:
+        # Another callback calls it, and is responsible for the order.
+        return
+    if callback.single and sum(type(each) is type(callback) for each in callbacks) > 1:
+        raise value_error(
+            f"There is more than one `{name}` in this `fit`.",
+            "Expected at most one, because both would do the same work.",
+            "Leave one out.",
+            callbacks=names,
+        )
+    for other in callbacks[: places[0]]:
+        # `EarlyStopping` and similar callbacks name what they read; these two write all logs that
+        # are there by then.
+        reads_all = isinstance(other, (keras.callbacks.CSVLogger, keras.callbacks.TensorBoard))
+        if callback.writes and (reads_all or getattr(other, "monitor", None) in callback.writes):
+            raise value_error(
+                f"{type(other).__name__} comes before {name} and would miss "
+                f"{' and '.join(f'`{one}`' for one in callback.writes)}.",
+                f"Expected {name} before all callbacks that read the logs.",
+                f"Move {name} to the front of `callbacks`.",
+                callbacks=names,
+            )
+    for other in callbacks[places[0] :]:
+        if isinstance(other, callback.after):
+            first = type(other).__name__
+            raise value_error(
+                f"{name} comes before {first}, whose result it needs.",
+                f"Expected callbacks=[{first}, {name}].",
+                "Exchange the two.",
+                callbacks=names,
+            )

@@ -1,1 +1,0 @@
-"""`GradientNoiseScale`: which batch size still pays."""

@@ -1,1 +1,0 @@
-"""`ReplicaDriftCheck`: are the replicas still equal?"""

@@ -1,0 +1,165 @@
+"""`RunCallback`: what a callback declares is checked before the first step, and kept."""
+
+import keras
+import numpy as np
+import pytest
+from helpers.cpu_replicas import replicas_of
+from helpers.own_step import UnseenStep
+
+import keras_multigpu as kmg
+from keras_multigpu import callbacks
+from keras_multigpu.pictures import new_figure
+
+X, Y = np.zeros((12, 3), "float32"), np.zeros((12, 1), "float32")
+
+LOOK_INSIDE = [
+    callbacks.GradientNoiseScale(),
+    callbacks.NaNGuard("skip"),
+    callbacks.ReplicaMetrics(),
+]
+
+NEED_A_RUN = [
+    *LOOK_INSIDE,
+    callbacks.BatchSizeFinder(),
+    callbacks.BatchSizeScaling(4),
+    callbacks.LearningRateFinder(),
+    callbacks.ResumableCheckpoint("never_written"),
+    callbacks.ThroughputReport(),
+]
+
+
+def name_of(callback):
+    """Its class, which names the test and has to be in the error."""
+    return type(callback).__name__
+
+
+def network(distributed=True):
+    """A model of one layer."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    return kmg.distribute(model, replicas_of(1)) if distributed else model
+
+
+def fit(model, *given, epochs=1, batch_size=4):
+    """Train on three steps an epoch."""
+    model.compile("sgd", "mse")
+    return model.fit(X, Y, batch_size, epochs=epochs, verbose=0, callbacks=list(given)).history
+
+
+def refusal(model, *given):
+    """The text with which `fit` ends."""
+    with pytest.raises(ValueError, match="Expected") as caught:
+        fit(model, *given)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("callback", NEED_A_RUN, ids=name_of)
+def test_a_model_of_stock_keras_is_refused(callback):
+    """What is missing there, and what to write."""
+    text = refusal(network(distributed=False), callback)
+    name = name_of(callback)
+    assert text.startswith(f"`{name}` needs a running `fit` of a distributed model. Expected ")
+    assert "Write `model = kmg.distribute(model)` before `compile`" in text
+    assert text.endswith("Received: model='Sequential'")
+
+
+@pytest.mark.parametrize("callback", LOOK_INSIDE, ids=name_of)
+def test_a_train_step_with_a_loss_of_its_own_is_refused(callback):
+    """What cannot be seen in it, and what to do instead."""
+    text = refusal(kmg.distribute(UnseenStep(), replicas_of(2)), callback)
+    assert text.startswith(f"`{name_of(callback)}` wants to measure inside a `train_step` of your")
+    assert "Leave out the callback, or take the loss from `compute_loss`." in text
+    assert text.endswith(f"Received: callback='{name_of(callback)}'")
+
+
+class Counter(callbacks.RunCallback):
+    """Counts steps over all epochs, logs them, and notes where every second step was."""
+
+    writes = ("count",)
+    kept = ("count",)
+    single = True
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        self.count, self.seconds = 0, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.count += 1
+        if self.every(2, batch):
+            self.seconds.append(batch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["count"] = self.count
+
+
+class Later(callbacks.RunCallback):
+    """Needs what `Counter` counts."""
+
+    after = (Counter,)
+
+
+@pytest.mark.parametrize("distributed", [True, False])
+def test_every_counts_the_steps_of_an_epoch(distributed):
+    """Of three steps an epoch the second, in each epoch; of one step an epoch none."""
+    counter, model = Counter(), network(distributed)
+    assert fit(model, counter, epochs=2)["count"] == [3, 6]
+    assert counter.seconds == [1, 1]
+    fit(model, counter, epochs=3, batch_size=12)
+    assert counter.seconds == []
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ([Later(), Counter()], "Later comes before Counter, whose result it needs.*Exchange"),
+        ([Counter(), Counter()], "more than one `Counter`.*Received: callbacks="),
+        (
+            [keras.callbacks.EarlyStopping("count", mode="min"), Counter()],
+            "EarlyStopping comes before Counter and would miss `count`.*Move Counter to the front",
+        ),
+    ],
+)
+def test_a_wrong_order_is_refused(given, text):
+    """By the names of both callbacks; the other way round `fit` works."""
+    model = network()
+    with pytest.raises(ValueError, match=text):
+        fit(model, *given)
+    fit(model, *(given[::-1] if type(given[0]) is not type(given[1]) else given[:1]))
+
+
+class KilledAt(keras.callbacks.Callback):
+    """Ends training after a step, as a signal would."""
+
+    def __init__(self, epoch, batch):
+        super().__init__()
+        self.at = epoch, batch
+
+    def on_train_batch_end(self, batch, logs=None):
+        if (self.model.training_run.epoch, batch) == self.at:
+            raise KeyboardInterrupt
+
+
+def test_a_resumed_training_continues_with_what_is_kept(tmp_path):
+    """The count, and the steps that count as every second one, in the middle of epoch 1."""
+
+    def checkpoint():
+        return callbacks.ResumableCheckpoint(tmp_path, every_steps=1)
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(network(), Counter(), checkpoint(), KilledAt(1, 2), epochs=3)
+    counter = Counter()
+    assert fit(network(), counter, checkpoint(), epochs=3)["count"] == [3, 6, 9]
+    assert counter.seconds == [1], "The second step of epoch 1 was before the interruption."
+
+
+def test_a_callback_prints_and_draws(tmp_path, capsys):
+    """With its name; nothing if it was not asked to."""
+    path = tmp_path / "figure.png"
+    callback = Counter(picture=path)
+    callback.say("done")
+    callback.draw(new_figure, (1, 1))
+    assert capsys.readouterr().out == "Counter: done\n"
+    assert path.read_bytes()[:4] == b"\x89PNG"
+    silent = Counter(verbose=0)
+    silent.say("done")
+    silent.draw(pytest.fail, "not asked for")
+    assert capsys.readouterr().out == ""
