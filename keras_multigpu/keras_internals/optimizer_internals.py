@@ -231,6 +231,20 @@ def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Var
     return list(optimizer._trainable_variables)
 
 
+def remembered_and_moved(
+    optimizer: keras.optimizers.Optimizer,
+) -> tuple[list[keras.Variable], list[keras.Variable]]:
+    """What an optimizer remembers of gradients, and the weights that it moves with their averages.
+
+    Nothing public tells its variables apart.
+    """
+    weights = list(getattr(optimizer, "_trainable_variables", []))
+    averages = list(getattr(optimizer, "_model_variables_moving_average", []))
+    known = {id(variable) for variable in averages}
+    remembered = [v for v in optimizer.variables if v.shape and id(v) not in known]
+    return remembered, [*weights, *averages]
+
+
 def before_moving(
     optimizers: Sequence[keras.optimizers.Optimizer], strategy: tf.distribute.Strategy | None
 ) -> None:

@@ -128,6 +128,17 @@ def test_an_optimizer_says_what_it_keeps_from_decay():
     assert optimizer_internals.not_decayed(optimizer) == [1, ["beta", "gamma"]]
 
 
+@pytest.mark.parametrize(("momentum", "remembered"), [(0.0, 0), (0.9, 3)])
+def test_an_optimizer_says_what_it_remembers_and_what_it_moves(momentum, remembered):
+    optimizer = keras.optimizers.SGD(momentum=momentum, use_ema=True)
+    variables = [keras.Variable(tf.ones(shape)) for shape in [(2,), (3,), (1, 2)]]
+    optimizer.build(variables)
+    kept, moved = optimizer_internals.remembered_and_moved(optimizer)
+    assert len(kept) == remembered and all("momentum" in each.path for each in kept)
+    assert [v.path for v in moved[:3]] == [v.path for v in variables]
+    assert len(moved) == 6 and all("average" in each.path for each in moved[3:])
+
+
 def test_an_optimizer_says_what_its_rate_comes_from():
     """`_learning_rate` is still the variable or the schedule, `_iterations` counts all steps."""
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)

@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from keras_multigpu.partition.source_line import place_of
 from keras_multigpu.training.shares import Batch, batch_size_of, first_rows
-from keras_multigpu.training.steps.split_step import SplitStep
-from keras_multigpu.training.steps.tried import RESULT, Tried
+from keras_multigpu.training.steps.trial import RESULT, Trial, Tried
 
 
 class Precision(NamedTuple):
@@ -37,40 +36,40 @@ class Precision(NamedTuple):
 FULL = Precision(1e-3, 2.0**-20, 30)
 # With 11 bits, of float16 and TF32, and with 8 of bfloat16.
 COARSE, COARSEST = Precision(5e-2, 2.0**-9, 30), Precision(5e-2, 2.0**-6, 5)
-NUDGES = 5
+NUDGES = 3
 # Where one operation is to be named, of those that a difference has gone through.
 CLEAR = 1e-2
 
 
-def difference(step: SplitStep, batch: Batch) -> str | None:
+def difference(trial: Trial, batch: Batch) -> str | None:
     """What differs beyond rounding if a step is split; None if nothing does, or it cannot be told.
 
     Args:
-        step: The step.
+        trial: The step.
         batch: A batch, of which it takes no more than it needs.
     """
     rows = batch_size_of(batch)
-    few = step.parts + 1 if step.takes_any_number else rows
+    few = trial.parts + 1 if trial.takes_any_number else rows
     counts = [few, rows] if few < rows else [rows]  # type: ignore[operator]
     for count in counts:
         given = batch if count == rows else first_rows(batch, count)
         try:
-            expected = step.on_one_device(given)
+            expected = trial.on_one_device(given)
         except tf.errors.OpError:
             # It may want an even number of rows. What fails with all of them fails in `fit`, too.
             continue
         try:
-            found = step.in_parts(given)
+            found = trial.in_parts(given)
         except tf.errors.ResourceExhaustedError:
             return None
         except tf.errors.OpError as error:
             return f"it fails where one device does not: {error.message.splitlines()[0]}"
-        return first_difference(step, given, expected, found)
+        return first_difference(trial, given, expected, found)
     return None
 
 
-def first_difference(step: SplitStep, batch: Batch, expected: Tried, found: Tried) -> str | None:
-    precision = precision_of(step)
+def first_difference(trial: Trial, batch: Batch, expected: Tried, found: Tried) -> str | None:
+    precision = precision_of(trial)
     far = [
         (place, size)
         for place, size in enumerate(distances(expected, found))
@@ -80,7 +79,7 @@ def first_difference(step: SplitStep, batch: Batch, expected: Tried, found: Trie
     if not far:
         return None
     nudged = [
-        distances(expected, step.on_one_device(batch, nudge=(precision.digits, seed)))
+        distances(expected, trial.on_one_device(batch, nudge=(precision.digits, seed)))
         for seed in range(NUDGES)
     ]
     real = [
@@ -94,17 +93,17 @@ def first_difference(step: SplitStep, batch: Batch, expected: Tried, found: Trie
     if not real or (precision is not FULL and not results and len(real) <= len(nudged[0]) / 2):
         return None
     what = "{} differs by {:.1e} of its size".format(*real[0])
-    line = first_line(step, batch)
+    line = first_line(trial, batch)
     return what if line is None else f"{what}, first in {line}"
 
 
-def first_line(step: SplitStep, batch: Batch) -> str | None:
+def first_line(trial: Trial, batch: Batch) -> str | None:
     """Where the first operation comes from whose parts do not make its whole; None if not found.
 
     The step cannot run any more then.
     """
     try:
-        whole, parts = (step.everything(batch, count) for count in (1, step.parts))
+        whole, parts = (trial.everything(batch, count) for count in (1, trial.parts))
     except Exception:  # It only helps to understand what was found already.
         return None
     for name, (op, expected) in whole.items():
@@ -146,11 +145,11 @@ def distance(expected: np.ndarray, found: np.ndarray, rounded: float) -> float:
     return beyond / largest if largest else (np.inf if beyond else 0.0)
 
 
-def precision_of(step: SplitStep) -> Precision:
+def precision_of(trial: Trial) -> Precision:
     """With how many digits a step is computed, where these are fewest."""
-    types = {tensor.dtype for op in step.operations() for tensor in op.outputs}
-    if step.rounds_sums or tf.bfloat16 in types:
+    types = {tensor.dtype for op in trial.operations() for tensor in op.outputs}
+    if trial.rounds_sums or tf.bfloat16 in types:
         return COARSEST
-    on_gpu = tf.DeviceSpec.from_string(step.hub).device_type == "GPU"
+    on_gpu = tf.DeviceSpec.from_string(trial.hub).device_type == "GPU"
     tf32 = on_gpu and tf.config.experimental.tensor_float_32_execution_enabled()
     return COARSE if tf32 or tf.float16 in types else FULL

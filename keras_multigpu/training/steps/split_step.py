@@ -25,13 +25,13 @@ from keras_multigpu.keras_internals import (
 )
 from keras_multigpu.partition.account import HEAVY, Account
 from keras_multigpu.partition.conversions import Exchange
-from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Block, Layout
+from keras_multigpu.partition.layouts import Block
 from keras_multigpu.partition.layouts import Rows as InRows
 from keras_multigpu.partition.local_step import Leaf, LocalStep, Outcome
 from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.sizes import AnySize, Size
 from keras_multigpu.training.exchange.gradients import gradients_among
-from keras_multigpu.training.exchange.stages import for_all, summing, totals, traced
+from keras_multigpu.training.exchange.stages import summing, totals, traced
 from keras_multigpu.training.feed.cutter import has_own_memory
 from keras_multigpu.training.lengths import Groups, groups_of, is_cut, length_of, lengths_of
 from keras_multigpu.training.one_device import one_at_a_time, tracing_one_device
@@ -56,7 +56,7 @@ from keras_multigpu.training.shares import (
 from keras_multigpu.training.steps.same_batch import require_same_batch
 from keras_multigpu.training.steps.same_graph import require_same_graph
 from keras_multigpu.training.steps.setting import Setting
-from keras_multigpu.training.steps.tried import RESULT, Tried, nudged, unoptimized
+from keras_multigpu.training.steps.trial import Trial, following
 from keras_multigpu.training.variables.adjusted_schedule import adjustments
 from keras_multigpu.training.variables.placement import optimizers_of, place_model
 
@@ -326,102 +326,27 @@ class SplitStep:
         """Whether the step is made for batches of every size."""
         return len(self._batches) == 1 and not isinstance(self._sizes()[BATCH], int)
 
-    @property
-    def hub(self) -> str:
-        """The device where it is tried."""
-        return self._group.hub
+    def _trial(self) -> Trial:
+        """What it takes to try the step."""
+        return Trial(
+            whole=self._whole,
+            local=self._local,
+            layouts=self._layouts,
+            assigned=self._assigned,
+            copies=self._copies,
+            # They are the first copies, unless these are on another device.
+            variables=self._captured,
+            follow=following(optimizers_of(self._model)),
+            parts=self.parts,
+            takes_any_number=self.takes_any_number,
+            rounds_sums=bool(self._group.sent_as),
+            hub=self._group.hub,
+            facts=self._step.facts,
+            given=self._given,
+            traced_again=self._traced_again,
+        )
 
-    @property
-    def rounds_sums(self) -> bool:
-        """Whether replicas exchange fewer digits."""
-        return bool(self._group.sent_as)
-
-    def operations(self) -> Iterator[tf.Operation]:
-        """All operations of the unsplit step."""
-        waiting = [self._step.facts]
-        while waiting:
-            facts = waiting.pop()
-            waiting += [inner for each in facts.inner.values() for inner in each]
-            yield from facts.operations
-
-    def on_one_device(self, batch: Batch, nudge: tuple[float, int] | None = None) -> Tried:
-        """What the unsplit step yields; variables are then as they were.
-
-        Args:
-            batch: The batch.
-            nudge: By how much to change the last digits of variables before, and a seed.
-        """
-        before = [copies[0].numpy() for copies in self._copies]
-        start = before if nudge is None else list(nudged(before, *nudge))
-        # They are the first copies, unless these are on another device.
-        variables = self._captured
-        try:
-            for variable, value in zip(variables, start, strict=True):
-                variable.assign(value)
-            with tf.device(self._group.hub), unoptimized():
-                results = self._whole(*batch)
-            after = [variables[number].numpy() for number in self._assigned]
-        finally:
-            for variable, value in zip(variables, before, strict=True):
-                variable.assign(value)
-        return self._tried(results, start, after)
-
-    def in_parts(self, batch: Batch) -> Tried:
-        """What the parts of all replicas yield, one after another; nothing is assigned."""
-        values, given = self._arguments(batch, self.parts)
-        with tf.device(self._group.hub), unoptimized():
-            pieces = for_all(self._local, given)
-        results = []
-        for place, layout in enumerate(self._layouts):
-            parts = [outputs[place] for outputs, *_ in pieces]
-            results.append(
-                tf.concat(parts, layout.axis) if isinstance(layout, InRows) else parts[0]
-            )
-        after = [tensor.numpy() for tensor in pieces[0][1]]
-        return self._tried(results, [value.numpy() for value in values], after)
-
-    def everything(self, batch: Batch, parts: int) -> dict[str, tuple[tf.Operation, np.ndarray]]:
-        """The values of the step's tensors, by name, in the order in which they are computed.
-
-        The step cannot run any more then.
-
-        Args:
-            batch: The batch.
-            parts: In how many parts to compute them; in one, no rule of the partition is used.
-        """
-        pieces, self._pieces = self._pieces, 1
-        step = self._local_step(Sums(parts, True, False))
-        found: list[tuple[tf.Tensor, Layout]] = []
-
-        def local(number: Any, counts: Any, totals: Any, share: Any, *rest: Any) -> list[tf.Tensor]:
-            lengths, data, values = rest
-            step(number, of_each_batch(counts, totals), data, values, lengths)
-            assert step.scope is not None
-            made = [
-                (tensor, step.scope.values[tensor.name])
-                for op in step.scope.facts.operations
-                for tensor in op.outputs
-                if tensor.name in step.scope.values and tensor.dtype.is_floating
-            ]
-            made = [(tensor, value) for tensor, value in made if is_joinable(value.layout)]
-            found[:] = [(tensor, value.layout) for tensor, value in made]
-            return [tf.identity(value.local) for _, value in made]
-
-        function = traced(local, self._specs_of_arguments(), False)
-        _, given = self._arguments(batch, parts)
-        with tf.device(self._group.hub), unoptimized():
-            of_parts = for_all(function, given)
-        self._pieces = pieces
-        values = {}
-        for (tensor, layout), *each in zip(found, *of_parts, strict=True):
-            if isinstance(layout, InRows):
-                values[tensor.name] = tensor.op, tf.concat(each, layout.axis).numpy()
-            else:
-                whole = tf.add_n(each) if layout == PARTIAL else each[0]
-                values[tensor.name] = tensor.op, whole.numpy()
-        return values
-
-    def _arguments(self, batch: Batch, parts: int) -> tuple[list[tf.Tensor], list[tuple[Any, ...]]]:
+    def _given(self, batch: Batch, parts: int) -> tuple[list[tf.Tensor], list[tuple[Any, ...]]]:
         """The values of variables, and what each of so many parts of a batch is given."""
         values = [copies[0].read_value() for copies in self._copies]
         data = tf.nest.flatten(present(batch), expand_composites=True)
@@ -438,17 +363,22 @@ class SplitStep:
             given.append((tf.constant(number), counts, totals, share, lengths, own, values))
         return values, given
 
-    def _tried(
-        self, results: Any, before: Sequence[np.ndarray], after: Sequence[np.ndarray]
-    ) -> Tried:
-        found = Tried([], [], [])
-        for place, leaf in enumerate(tf.nest.flatten(results, expand_composites=True)):
-            if leaf is not None:
-                found.add(f"{RESULT} {place + 1}", leaf.numpy())
-        for number, new in zip(self._assigned, after, strict=True):
-            name = self._copies[number][0].name.partition(":")[0]
-            found.add(name, new, before[number])
-        return found
+    def _traced_again(self, parts: int, chosen: Callable[[LocalStep], list[tf.Tensor]]) -> Any:
+        """What a part yields of what is chosen from it, if there are so many.
+
+        The step cannot run any more then.
+        """
+        pieces, self._pieces = self._pieces, 1
+        step = self._local_step(Sums(parts, True, False))
+
+        def local(number: Any, counts: Any, totals: Any, share: Any, *rest: Any) -> list[tf.Tensor]:
+            lengths, data, values = rest
+            step(number, of_each_batch(counts, totals), data, values, lengths)
+            return chosen(step)
+
+        function = traced(local, self._specs_of_arguments(), False)
+        self._pieces = pieces
+        return function
 
     # The step.
 
@@ -654,13 +584,6 @@ def after(results: Sequence[OfReplica]) -> Iterator[None]:
 
 def one_after_another(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     return parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
-
-
-def is_joinable(layout: Layout) -> bool:
-    """Whether parts that lie so are easily made the whole."""
-    return layout in (REPLICATED, PARTIAL) or (
-        isinstance(layout, InRows) and len(layout.blocks) == 1
-    )
 
 
 def led_by(tensor: tf.Tensor, axis: int, back: bool = False) -> tf.Tensor:

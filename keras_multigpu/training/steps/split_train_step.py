@@ -132,7 +132,7 @@ class SplitTrainStep(SplitStep):
         # What has effects, or draws from a state of its own, would leave traces.
         if not (self.alone or self.parts == 1 or self.account.once):
             if len(own) == len(shares) or self.takes_any_number:
-                found = difference(self, gathered(own, self.spec))
+                found = difference(self._trial(), gathered(own, self.spec))
         self._captured = []
         if not self._group.agree(found is not None):
             return

@@ -113,6 +113,37 @@ def test_the_sign_of_a_gradient_that_is_nothing_but_rounding_is_no_difference():
     assert not any(alone(model))
 
 
+class Centred(keras.layers.Layer):
+    """Scales what is left of its inputs without their means over the batch."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=shape[1:], initializer="ones")
+
+    def call(self, x):
+        return self.scale * (x - tf.reduce_mean(x, axis=0))
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lion", "adamax"])
+def test_a_gradient_that_is_nothing_but_rounding_is_no_difference(optimizer):
+    """Adam divides it by its size, and moves the weight as far as any in either direction."""
+    x = np.random.default_rng(0).normal(size=(5, 40)).astype("float32")
+    (scale,), ends = np.ones((1, 40), "float32"), []
+    for replicas in (1, 2):
+        model = keras.Sequential([keras.Input((40,)), Centred()])
+        model = kmg.distribute(model, devices=replicas, on_inexact="error")
+        model.compile(optimizer, lambda y, y_pred: y_pred, jit_compile=False)
+        model.fit(x, np.zeros(5), batch_size=5, verbose=0)
+        assert not any(alone(model)) or replicas == 1
+        ends.append(np.sign(model.get_weights()[0] - scale))
+    assert not np.array_equal(*ends)
+
+
+def test_what_an_optimizer_remembers_is_compared(false_rule):
+    """A gradient of twice its size moves a weight as far; its mean tells."""
+    _, model = trained(3, optimizer=keras.optimizers.Adam(0.01))
+    assert all(alone(model))
+
+
 def test_an_unknown_wish_is_named():
     with pytest.raises(ValueError, match="`on_inexact` has an unknown value"):
         trained(2, on_inexact="never")
