@@ -28,7 +28,7 @@ PROGRESS := '\[ *[0-9]+%\]$$'
 
 # What takes long is left out, of the tests and of TensorFlow: `make quick`, or `make quick
 # AREA=training`. All else runs what users run.
-quick: export PYTEST_ADDOPTS := -m 'not slow'
+quick: export PYTEST_ADDOPTS := -m 'not slow and not gpu'
 quick: export KMG_QUICK := 1
 quick: $(INSTALLED)
 	@$(MAKE) --no-print-directory --keep-going --jobs=2 \
@@ -110,7 +110,7 @@ bench: $(INSTALLED)
 
 # Exactness, times, copies, memory and XLA on real GPUs; says so where there is none.
 gpu: $(INSTALLED)
-	$(BIN)/python tests/benchmarks/gpu_checks.py
+	$(BIN)/python tests/gpu/gpu_checks.py
 
 # What the targets above leave behind, except the environment.
 clean:

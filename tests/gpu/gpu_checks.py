@@ -1,8 +1,8 @@
 """Checks and times the package on GPUs: two where there are two, else one split in halves.
 
-    python tests/benchmarks/gpu_checks.py                        all parts, each in its own process
-    python tests/benchmarks/gpu_checks.py --only parity,step     some of them
-    python tests/benchmarks/gpu_checks.py --cpu                  tiny, on two logical CPU devices
+    python tests/gpu/gpu_checks.py                        all parts, each in its own process
+    python tests/gpu/gpu_checks.py --only parity,step     some of them
+    python tests/gpu/gpu_checks.py --cpu                  tiny, on two logical CPU devices
 
 Results go to gpu.json in the folder that OUT names (else here) after each part, and into one table
 at the end. Two halves share a chip: equal numbers, copies and memory can be judged there, but not
@@ -66,7 +66,7 @@ def split() -> None:
 def memory_of_a_chip() -> float:
     """The memory of the first GPU in MiB, as its driver reports it."""
     command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     return float(done.stdout.splitlines()[0])
 
 
