@@ -241,7 +241,7 @@ def remembered_and_moved(
     weights = list(getattr(optimizer, "_trainable_variables", []))
     averages = list(getattr(optimizer, "_model_variables_moving_average", []))
     known = {id(variable) for variable in averages}
-    remembered = [v for v in optimizer.variables if v.shape and id(v) not in known]
+    remembered = [v for v in optimizer.variables if len(v.shape) and id(v) not in known]
     return remembered, [*weights, *averages]
 
 
