@@ -87,7 +87,7 @@ def train_digits(folder: Path, verbose: str | int = "auto") -> None:
     digits = kmg.data.from_directory(  # +
         folder, color_mode="grayscale", image_size=SIZE, replica_batch_size=32
     )
-    train, validation = digits.for_replicas(2).split(0.2)  # +
+    train, validation = digits.split(0.2)  # +
     print(f"Training:   {train}\nValidation: {validation}\n")
 
     keras.utils.set_random_seed(0)

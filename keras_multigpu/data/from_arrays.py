@@ -8,9 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.data.batches import Batches, with_settings
+from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.pipeline.damage import Damaged
-from keras_multigpu.data.pipeline.settings import Batching, require_known
+from keras_multigpu.data.pipeline.settings import Batching, require_known, with_settings
 from keras_multigpu.data.pipeline.source import Example, Source, present
 from keras_multigpu.identities import identity_of, of_array
 
@@ -31,7 +31,8 @@ def from_arrays(
             the examples along the first axis.
         y: Targets, likewise.
         sample_weight: A weight for each example.
-        **batching: Arguments of `Batches`.
+        **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
+            `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 
     Example:
 

@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.checks import require_choice, require_positive_integer, type_error, value_error
-from keras_multigpu.data.batches import Batches, with_settings
+from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.from_arrays import weight_type
-from keras_multigpu.data.pipeline.settings import Batching, require_known
+from keras_multigpu.data.pipeline.settings import Batching, require_known, with_settings
 from keras_multigpu.data.pipeline.source import Stream
 from keras_multigpu.data.streams.order import buffer_shuffled, in_python, mapped
 from keras_multigpu.data.streams.stream import require_sliceable
@@ -42,7 +42,8 @@ def from_dataset(
         batched: Whether its elements are batches. None finds out; an error asks for this argument
             where that cannot be known.
         shuffle_buffer: How many single examples wait, in memory, to be drawn from.
-        **batching: Arguments of `Batches`.
+        **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
+            `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 
     Example:
 

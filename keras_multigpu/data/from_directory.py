@@ -8,12 +8,18 @@ from typing import Any, Literal, Unpack, overload
 import numpy as np
 
 from keras_multigpu.checks import require_choice, value_error, warn
-from keras_multigpu.data.batches import Batches, with_settings
+from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.decoding.header import MAX_PIXELS
 from keras_multigpu.data.files.folder import image_folder, say
 from keras_multigpu.data.files.images import ImageFiles
-from keras_multigpu.data.pipeline.settings import Batching, completed, require_known, require_valid
+from keras_multigpu.data.pipeline.settings import (
+    Batching,
+    completed,
+    require_known,
+    require_valid,
+    with_settings,
+)
 from keras_multigpu.data.pipeline.subsets import Subset
 
 
@@ -94,7 +100,8 @@ def from_directory(
         max_pixels: The most pixels (height times width) that an image may have. A larger one
             counts as damaged and is not decoded: a file of a few kB can claim any size. The
             default takes a quarter of a gigabyte to decode.
-        **batching: Arguments of `Batches`.
+        **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
+            `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 
     Returns:
         `Batches`, or two of them with `subset="both"`.
@@ -123,7 +130,7 @@ def from_directory(
     )
     if validation_split is None:
         return Batches(source, **batching)
-    settings = completed(dict(batching))
+    settings = completed(batching)
     require_valid(settings, source)
     # Keras's generator takes seeds of 32 bits.
     training, validation = parts_of(

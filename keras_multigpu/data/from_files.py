@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from keras_multigpu.checks import value_error
-from keras_multigpu.data.batches import Batches, with_settings
+from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.decoding.decoder import ImageDecoder
 from keras_multigpu.data.decoding.header import MAX_PIXELS
 from keras_multigpu.data.files.file_table import FileTable
@@ -22,7 +22,7 @@ from keras_multigpu.data.files.labelling import (
 from keras_multigpu.data.files.lists import Columns, FileList, listed
 from keras_multigpu.data.files.masks import MaskTargets
 from keras_multigpu.data.files.targets import Targets
-from keras_multigpu.data.pipeline.settings import Batching, require_known
+from keras_multigpu.data.pipeline.settings import Batching, require_known, with_settings
 
 
 @with_settings
@@ -86,7 +86,8 @@ def from_files(
         max_pixels: The most pixels (height times width) that an image may have. A larger one
             counts as damaged and is not decoded: a file of a few kB can claim any size. The
             default takes a quarter of a gigabyte to decode.
-        **batching: Arguments of `Batches`.
+        **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
+            `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 
     Example:
 

@@ -10,10 +10,10 @@ import keras
 import tensorflow as tf
 
 from keras_multigpu.checks import require_positive_integer, type_error, value_error
-from keras_multigpu.data.batches import Batches, with_settings
+from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.flows.sources import FlowArrays, FlowFiles
 from keras_multigpu.data.flows.transforms import FILL_MODES
-from keras_multigpu.data.pipeline.settings import Batching, require_known
+from keras_multigpu.data.pipeline.settings import Batching, require_known, with_settings
 from keras_multigpu.data.pipeline.source import Source, Stream
 from keras_multigpu.data.streams.python_batches import FlowStream, GeneratorStream, PyDatasetStream
 
@@ -44,7 +44,8 @@ def from_flow(flow: Any, *, steps: int | None = None, **batching: Unpack[Batchin
             batches `(x, y)` for every epoch. If the function has an argument `epoch`, it gets the
             number of the epoch.
         steps: How many batches an epoch has, for generators and `PyDataset`s that do not end.
-        **batching: Arguments of `Batches`.
+        **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
+            `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 
     Example:
 

@@ -3,9 +3,9 @@
 from typing import Any, Unpack
 
 from keras_multigpu.checks import require_positive_integer, value_error
-from keras_multigpu.data.batches import Batches, with_settings
+from keras_multigpu.data.batches import Batches
 from keras_multigpu.data.decoding.header import MAX_PIXELS
-from keras_multigpu.data.pipeline.settings import Batching, require_known
+from keras_multigpu.data.pipeline.settings import Batching, require_known, with_settings
 from keras_multigpu.data.pipeline.source import Source, Stream
 from keras_multigpu.data.tfds.features import Features
 from keras_multigpu.data.tfds.preparation import builder_of, imported, preferred_format, prepare
@@ -71,7 +71,8 @@ def from_tfds(
         max_pixels: The most pixels (height times width) that an image may have. A larger one
             counts as damaged and is not decoded: a file of a few kB can claim any size. The
             default takes a quarter of a gigabyte to decode.
-        **batching: Arguments of `Batches`.
+        **batching: `global_batch_size`, `replica_batch_size`, `shuffle`, `seed`, `remainder`,
+            `augment`, `cache`, `balance` and `on_error`, as in `Batches`.
 
     Example:
 

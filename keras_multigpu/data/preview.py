@@ -13,7 +13,6 @@ from keras_multigpu.checks import (
     require_positive_integer,
     value_error,
 )
-from keras_multigpu.data.pipeline.augmenting import Augment
 from keras_multigpu.data.pipeline.order import draw_seeds
 from keras_multigpu.image_grid import CELL, CHARACTERS, Cell, Row, grid_of, width_of
 from keras_multigpu.pictures import checked_png, finished
@@ -38,12 +37,12 @@ class Examples(NamedTuple):
     rows: list[tuple[str, np.ndarray]]
 
 
-def draw(batches: Any, path: str | Path | None, count: int, augment: Augment | None) -> Any:
-    """Draw examples of `batches`, before and after augmentation; the figure."""
+def draw(batches: Any, path: str | Path | None, count: int) -> Any:
+    """Draw examples of a `Reading`, before and after augmentation; the figure."""
     require_positive_integer("count", count)
     path = None if path is None else checked_png(path)
     what = repr(batches.with_(augment=None)).removeprefix("Batches(").removesuffix(")")
-    return finished(drawn(examples_of(batches, count, augment), what), path)
+    return finished(drawn(examples_of(batches, count), what), path)
 
 
 def drawn(examples: Examples, subtitle: str) -> Any:
@@ -63,7 +62,8 @@ def drawn(examples: Examples, subtitle: str) -> Any:
     return grid_of(rows)
 
 
-def examples_of(batches: Any, count: int, augment: Augment | None) -> Examples:
+def examples_of(batches: Any, count: int) -> Examples:
+    augment = batches.augment
     plain = batches.with_(augment=None, global_batch_size=count, remainder="keep")
     try:
         # Damaged examples may be all that a batch had.
@@ -81,7 +81,7 @@ def examples_of(batches: Any, count: int, augment: Augment | None) -> Examples:
     x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
     x = x[0] if isinstance(x, tuple) and len(x) == 1 and y is None else x
     images = image_leaf(x)
-    labels = label_texts(y, len(images), batches.class_names)
+    labels = label_texts(y, len(images), batches.source.class_names)
     if augment is None:
         return Examples(labels, [("", displayed(images))])
     rows = [("original", displayed(images))]

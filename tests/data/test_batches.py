@@ -100,9 +100,9 @@ def test_shapes_are_static_where_batches_are_equal(settings, shape):
 
 def test_batch_sizes():
     """A replica's size times the replicas, or the global one as it is; 32 a replica by default."""
-    assert numbered(100, replica_batch_size=5).for_replicas(3).global_batch_size == 15
-    assert numbered(100, global_batch_size=5).for_replicas(3).global_batch_size == 5
-    assert numbered(100).for_replicas(2).global_batch_size == 64
+    assert numbered(100, replica_batch_size=5).reading().for_replicas(3).global_batch_size == 15
+    assert numbered(100, global_batch_size=5).reading().for_replicas(3).global_batch_size == 5
+    assert numbered(100).reading().for_replicas(2).global_batch_size == 64
     with kmg.strategy(devices=4).scope():
         assert numbered(100, replica_batch_size=2).global_batch_size == 8
 
@@ -110,8 +110,8 @@ def test_batch_sizes():
 def test_with_replaces_the_other_batch_size():
     """So that changing the size never collides with how it was given before."""
     batches = numbered(100, global_batch_size=5).with_(replica_batch_size=3)
-    assert batches.for_replicas(2).global_batch_size == 6
-    assert batches.with_(shuffle=False).for_replicas(2).global_batch_size == 6
+    assert batches.reading().for_replicas(2).global_batch_size == 6
+    assert batches.with_(shuffle=False).reading().for_replicas(2).global_batch_size == 6
 
 
 def test_classes():
@@ -137,8 +137,8 @@ def test_oversampling_balances_every_replicas_share(replicas):
     """Shares of six examples of three classes have each class twice."""
     y = np.repeat([0, 1, 2], [4, 40, 16])
     batches = kmg.data.from_arrays(
-        np.arange(60), y, balance="oversample", replica_batch_size=6, remainder="drop"
-    ).for_replicas(replicas)
+        np.arange(60), y, balance="oversample", global_batch_size=6 * replicas, remainder="drop"
+    )
     assert len(batches) == 120 // (6 * replicas)
     for replica in range(replicas):
         for _, labels in batches.epoch(0, shard=(replica, replicas)):
@@ -509,4 +509,4 @@ def test_dropping_everything_is_an_error():
 def test_where_reading_stands_after_some_batches(remainder, position, count, expected):
     """Ten examples in batches of four: two whole ones and a remainder an epoch."""
     batches = kmg.data.from_arrays(np.zeros((10, 1)), global_batch_size=4, remainder=remainder)
-    assert batches.position_after(position, count) == expected
+    assert batches.reading().position_after(position, count) == expected

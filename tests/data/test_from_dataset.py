@@ -104,7 +104,7 @@ def test_batches_are_made_anew(own):
 
 def test_replica_batch_size_replaces_the_own_one():
     made = from_dataset(Slices(NUMBERS).batch(3), replica_batch_size=2)
-    assert made.for_replicas(4).global_batch_size == 8
+    assert made.reading().for_replicas(4).global_batch_size == 8
 
 
 @pytest.mark.slow
@@ -301,7 +301,7 @@ def test_examples_of_a_batch_must_have_one_shape():
     expected = "(?s)a dataset differ in shape.*Resize, crop or pad.*Received: first=.*another="
     with pytest.raises(tf.errors.OpError, match=expected) as raised:
         list(made.epoch(0))
-    failure = made.failure_in(raised.value)
+    failure = made.reading().failure_in(raised.value)
     assert isinstance(failure, ValueError)
     assert r"first=[(2,), ()], another=[(3,), ()]" in str(failure)
 

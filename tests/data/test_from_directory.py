@@ -254,7 +254,7 @@ def test_the_identity_changes_with_the_files_the_labels_and_the_settings(tmp_pat
     write_images(tmp_path, ["cat/a.png", "dog/b.png"])
 
     def identity(**arguments):
-        return str(ours(tmp_path, **arguments)._source.identity(exact=True))
+        return str(ours(tmp_path, **arguments).reading().source.identity(exact=True))
 
     before = identity()
     assert identity() == before

@@ -243,9 +243,8 @@ def test_a_missing_file_is_damage(paths, folder):
 
 def test_the_identity_changes_with_labels_weights_and_settings(paths):
     def identity(*arguments, **keywords):
-        return str(
-            from_files(paths, *arguments, **{**SMALL, **keywords})._source.identity(exact=True)
-        )
+        made = from_files(paths, *arguments, **{**SMALL, **keywords})
+        return str(made.reading().source.identity(exact=True))
 
     classes = [0, 1] * 6
     assert identity(classes) == identity(classes, shuffle=False, seed=4)

@@ -79,7 +79,7 @@ def test_directories_give_what_the_flow_gives(folder, class_mode, color_mode):
         generator={"rescale": 1 / 255},
     )
     batches = from_flow(flow)
-    assert isinstance(batches._source, Source)
+    assert isinstance(batches.reading().source, Source)
     assert_same(joined(batches), of_generator(flow))
     assert keras.tree.flatten(joined(batches))[0].dtype == np.float32
 
@@ -136,7 +136,7 @@ def test_tables_give_what_the_flow_gives(folder, class_mode, y_col, weight_col):
         interpolation="bilinear",
     )
     batches = from_flow(flow)
-    assert isinstance(batches._source, Source)
+    assert isinstance(batches.reading().source, Source)
     assert_same(joined(batches), of_generator(flow))
 
 
@@ -161,7 +161,7 @@ def test_settings_are_the_flows(folder):
     assert batches.global_batch_size == 3 and len(batches) == 4
     assert "seed=17" in repr(batches) and "shuffle=False" in repr(batches)
     assert from_flow(flow, global_batch_size=5).global_batch_size == 5
-    assert from_flow(flow, replica_batch_size=5).for_replicas(2).global_batch_size == 10
+    assert from_flow(flow, replica_batch_size=5).reading().for_replicas(2).global_batch_size == 10
 
 
 def test_every_image_once_in_each_epoch(folder):
@@ -193,19 +193,20 @@ def test_only_what_is_not_drawn_is_cached(folder):
         "sparse": of_folder(folder, shuffle=False, class_mode="sparse"),
     }
     prints = {
-        name: str(from_flow(flow)._source.identity(exact=True)) for name, flow in flows.items()
+        name: str(from_flow(flow).reading().source.identity(exact=True))
+        for name, flow in flows.items()
     }
     assert len(set(prints.values())) == len(flows)
-    again = from_flow(of_folder(folder, shuffle=False))._source.identity(exact=True)
+    again = from_flow(of_folder(folder, shuffle=False)).reading().source.identity(exact=True)
     assert str(again) == prints["plain"]
-    assert not from_flow(flows["scaled"])._source.draws
+    assert not from_flow(flows["scaled"]).reading().source.draws
     for changes in (
         {"horizontal_flip": True},
         {"zoom_range": 0.1},
         {"brightness_range": (1, 2)},
         {"preprocessing_function": np.abs},
     ):
-        assert from_flow(of_folder(folder, generator=changes))._source.draws
+        assert from_flow(of_folder(folder, generator=changes)).reading().source.draws
 
 
 def test_damaged_files_are_named(folder, tmp_path):
@@ -322,7 +323,7 @@ def untranslatable(tmp_path):
 def test_other_flows_run_as_they_are(case, tmp_path, caplog):
     flow, reason = untranslatable(tmp_path)[case]
     batches = from_flow(flow, shuffle=False)
-    assert isinstance(batches._source, Stream)
+    assert isinstance(batches.reading().source, Stream)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert caplog.messages[0].startswith(
         f"This flow runs as ImageDataGenerator itself would: {reason}"

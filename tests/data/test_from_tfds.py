@@ -58,8 +58,8 @@ def numbers(dataset):
 
 
 def test_the_format_decides_what_is_offered(spots):
-    assert isinstance(spots("records")._source, TfdsRecords)
-    assert isinstance(spots("files")._source, TfdsStream)
+    assert isinstance(spots("records").reading().source, TfdsRecords)
+    assert isinstance(spots("files").reading().source, TfdsStream)
 
 
 @pytest.mark.parametrize(("kind", "shards"), [("records", 3), ("stream", 2), ("files", 3)])
@@ -119,9 +119,9 @@ def test_the_order_goes_on_anywhere(spots):
 def test_what_random_access_offers(spots):
     """Class counts, balance and a stratified split: labels are read when they are asked for."""
     made = spots("records", global_batch_size=6)
-    assert "labels" not in vars(made._source)
+    assert "labels" not in vars(made.reading().source)
     numbers(made.epoch(0))
-    assert "labels" not in vars(made._source)
+    assert "labels" not in vars(made.reading().source)
     assert made.class_counts == {"ant": 8, "bee": 8, "cow": 7}
     train, validation = made.split(0.25)
     assert list(validation.class_counts.values()) == [2, 2, 2]
@@ -144,7 +144,7 @@ def test_what_a_stream_does_not_offer(spots):
 @pytest.mark.slow
 def test_records_are_read_by_many_threads(spots):
     """All threads use one reader."""
-    source = spots("records")._source
+    source = spots("records").reading().source
 
     def read(start):
         rows = np.arange(start, start + 10) % 23
@@ -222,7 +222,7 @@ def test_images_are_decoded_like_files(prepared, kind, tmp_path):
         data_dir=prepared["stream"],
         decoders={"image": tfds.decode.SkipDecoding()},
     )
-    decoder = made._source.features.images["image"]
+    decoder = made.reading().source.features.images["image"]
     contents = {int(e["number"]): e["image"].numpy() for e in records}
     for pixels, number in zip(x, y.numpy().tolist(), strict=True):
         np.testing.assert_array_equal(pixels, decoder.decode(contents[number], np.zeros(2)))
@@ -280,18 +280,18 @@ def test_caches(spots, kind, cache, tmp_path):
 def test_prepares_what_is_not_there(tmp_path):
     """A name is prepared for random access, once; what is there stays in its format."""
     made = from_tfds("spots", "test", data_dir=tmp_path)
-    assert isinstance(made._source, TfdsRecords)
+    assert isinstance(made.reading().source, TfdsRecords)
     (info,) = tmp_path.glob("spots/1.0.0/dataset_info.json")
     written = info.stat().st_mtime_ns
-    assert isinstance(from_tfds("spots", "test", data_dir=tmp_path)._source, TfdsRecords)
+    assert isinstance(from_tfds("spots", "test", data_dir=tmp_path).reading().source, TfdsRecords)
     assert info.stat().st_mtime_ns == written
 
 
 def test_prepares_in_the_format_that_is_asked_for(tmp_path):
     made = from_tfds("spots", "test", data_dir=tmp_path / "a", file_format="tfrecord")
-    assert isinstance(made._source, TfdsStream)
+    assert isinstance(made.reading().source, TfdsStream)
     builder = tfds_builder.Spots(data_dir=tmp_path / "b", file_format="tfrecord")
-    assert isinstance(from_tfds(builder, "test")._source, TfdsStream)
+    assert isinstance(from_tfds(builder, "test").reading().source, TfdsStream)
 
 
 @pytest.mark.slow

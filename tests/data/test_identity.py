@@ -16,7 +16,7 @@ X = np.arange(24, dtype=np.float32).reshape(12, 2)
 
 def identity(batches):
     """As a checkpoint keeps it."""
-    return json.loads(json.dumps(batches.identity()))
+    return json.loads(json.dumps(batches.reading().identity()))
 
 
 def of_arrays(x=X, y=None, **settings):

@@ -11,7 +11,6 @@ import tensorflow as tf
 from keras_multigpu.data.from_arrays import from_arrays
 from keras_multigpu.data.from_dataset import from_dataset
 from keras_multigpu.data.from_files import from_files
-from keras_multigpu.data.pipeline.augmenting import augmentation
 from keras_multigpu.data.pipeline.damage import DamagedExample
 from keras_multigpu.data.preview import displayed, drawn, examples_of, label_texts
 
@@ -68,15 +67,15 @@ def test_without_augmentation_there_are_only_originals(tmp_path):
 
 def test_as_many_are_drawn_as_there_are():
     batches = from_arrays(red_images(3), np.array([0, 1, 2]), shuffle=False, remainder="drop")
-    examples = examples_of(batches, 8, None)
+    examples = examples_of(batches.reading(), 8)
     assert examples.labels == ["0", "1", "2"]
     assert [images.shape for _, images in examples.rows] == [(3, 24, 24, 3)]
 
 
 def test_titles_and_labels_are_written_as_they_are():
     """Also where they look like formulas."""
-    batches = from_arrays(red_images(2), np.array([0, 1]), shuffle=False)
-    examples = examples_of(batches, 2, lambda *batch: batch[:3])._replace(labels=["$a_1", "b$"])
+    batches = from_arrays(red_images(2), np.array([0, 1]), augment=lambda x: x)
+    examples = examples_of(batches.reading(), 2)._replace(labels=["$a_1", "b$"])
     texts = texts_of(examples)
     assert texts[:3] == ["Examples before and after augmentation", "a subtitle", "original"]
     assert texts[3:] == ["$a_1", "b$", "augmented 1", "augmented 2", "augmented 3"]
@@ -85,8 +84,8 @@ def test_titles_and_labels_are_written_as_they_are():
 @pytest.mark.slow
 def test_draws_differ():
     images = np.tile(np.arange(24, dtype=np.uint8)[:, None, None], (32, 1, 24, 1))
-    flip = augmentation(keras.layers.RandomFlip("vertical"), training=True)
-    examples = examples_of(from_arrays(images), 32, flip)
+    batches = from_arrays(images, augment=keras.layers.RandomFlip("vertical"))
+    examples = examples_of(batches.reading(), 32)
     flipped = {
         title: tuple(bool(image[0, 0, 0] > image[-1, 0, 0]) for image in drawn_images)
         for title, drawn_images in examples.rows
@@ -126,10 +125,8 @@ def test_greys_transparency_and_odd_shapes_are_drawn(tmp_path, shape):
 def test_the_image_among_several_inputs_is_drawn():
     x = {"age": np.zeros((2, 1)), "photo": red_images(2)}
 
-    def negative(x, *rest):
-        return ({**x, "photo": 255 - x["photo"]}, *rest[:2])
-
-    examples = examples_of(from_arrays(x), 2, negative)
+    batches = from_arrays(x, augment=lambda x: {**x, "photo": 255 - x["photo"]})
+    examples = examples_of(batches.reading(), 2)
     assert examples.rows[0][1][0, 0, 0].tolist() == [1, 0, 0]
     assert examples.rows[1][1][0, 0, 0].tolist() == [0, 1, 1]
 

@@ -1,15 +1,17 @@
 """The keyword arguments that all sources share, and what is wrong with them."""
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict, TypeVar, get_type_hints
 
 import numpy as np
 
 from keras_multigpu.checks import require_choice, require_positive_integer, type_error, value_error
-from keras_multigpu.data.pipeline.damage import Quarantine
-from keras_multigpu.data.pipeline.plan import Plan
+from keras_multigpu.data.pipeline.plan import Part, Plan
 from keras_multigpu.data.pipeline.source import Source, Stream
+
+Taker = TypeVar("Taker", bound=Callable[..., Any])
 
 REPLICA_BATCH_SIZE = 32
 """The replica batch size where none is given."""
@@ -45,25 +47,6 @@ CHANGEABLE = ("global_batch_size", "replica_batch_size", "cache", "on_error")
 """What does not decide which examples come in which order. The batch size, `fit` has settled."""
 
 
-class Use(NamedTuple):
-    """What copies of `Batches` have in common, apart from their settings.
-
-    Attributes:
-        replicas: How many replicas `replica_batch_size` counts for; None for those of the machine.
-        training: Whether they are read for training, and not for evaluation.
-        quarantine: The damaged examples met by any of them.
-        marks_missing: Whether damaged examples stay in their rows, as zeros, and the weights only
-            say which they are.
-        here: The replicas of this process, where others are elsewhere.
-    """
-
-    replicas: int | None
-    training: bool
-    quarantine: Quarantine
-    marks_missing: bool = False
-    here: range | None = None
-
-
 def require_known(settings: Mapping[str, Any]) -> None:
     """Raise a `TypeError` for a name that is not an argument; values are not looked at."""
     for name, value in settings.items():
@@ -84,7 +67,7 @@ def require_known(settings: Mapping[str, Any]) -> None:
             )
 
 
-def completed(settings: dict[str, Any]) -> Batching:
+def completed(settings: Mapping[str, Any]) -> Batching:
     require_known(settings)
     # NumPy's integers as Python's, which a checkpoint can write as JSON.
     plain = {
@@ -171,7 +154,8 @@ def require_place(epoch: Any, start: Any, length: int | None) -> None:
         )
 
 
-def require_shard(shard: Any) -> None:
+def part_of(shard: Any) -> Part:
+    """The part `(i, n)` of batches; a `ValueError` if it is none."""
     valid = (
         isinstance(shard, tuple | list)
         and len(shard) == 2
@@ -185,3 +169,20 @@ def require_shard(shard: Any) -> None:
             "Pass for example (0, 2) for the first of two parts.",
             shard=shard,
         )
+    number, shards = map(int, shard)
+    return Part(number, number + 1, shards)
+
+
+def with_settings(taker: Taker) -> Taker:
+    """Let `help` and notebooks show by name which settings come as `**batching: Unpack[Batching]`.
+
+    They come so, so that a name of Keras's, such as `batch_size`, gets an error that teaches.
+    """
+    types, signature = get_type_hints(Batching), inspect.signature(taker)
+    *own, batching = signature.parameters.values()
+    settings = [
+        inspect.Parameter(name, batching.KEYWORD_ONLY, default=value, annotation=types[name])
+        for name, value in DEFAULTS.items()
+    ]
+    taker.__signature__ = signature.replace(parameters=own + settings)  # type: ignore[attr-defined]
+    return taker

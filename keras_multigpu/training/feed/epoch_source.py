@@ -1,7 +1,7 @@
 """Reads batches that know their epochs, such as `keras_multigpu.data.Batches`.
 
-This part of the package does not know where data comes from, so such an object is told by what it
-offers, see `sources.knows_epochs`.
+This part of the package does not know where data comes from, see `sources.knows_epochs`. What is
+read is a `Reading` of theirs.
 """
 
 from collections.abc import Iterator
@@ -28,25 +28,24 @@ class EpochSource(BatchSource):
     def __init__(
         self,
         cutter: Cutter,
-        batches: Any,
-        training: bool,
+        reading: Any,
         steps: int | None = None,
         class_weight: dict[int, float] | None = None,
     ) -> None:
-        self._whole = batches = batches.for_replicas(cutter.replicas)
+        self._whole = batches = reading.for_replicas(cutter.replicas)
         refuse_endless_epoch(batches, steps)
         self._cutter = cutter
         if cutter.here is not None and batches.can_be_cut:
-            batches = batches.for_replicas(cutter.replicas, cutter.here)
+            batches = reading.for_replicas(cutter.replicas, cutter.here)
             self.here = tuple(number in cutter.here for number in range(cutter.replicas))
         self.num_batches = batches.steps_per_epoch
-        self.endless = training and (self.num_batches is not None or steps is not None)
-        self.may_be_empty = bool(batches.may_lose_examples)
+        self.endless = reading.training and (self.num_batches is not None or steps is not None)
+        self.may_be_empty = batches.may_lose_examples
         self.skips_by_reading = False
-        self.marks_missing = bool(batches.marks_missing)
+        self.marks_missing = batches.marks_missing
         self.is_countable = self.num_batches is not None and not self.may_be_empty
         self._batches = batches
-        self._training = training
+        self._training = reading.training
         self._steps = steps
         self._class_weight = class_weight
         self._place = (0, 0)
@@ -61,8 +60,8 @@ class EpochSource(BatchSource):
     @property
     def num_examples(self) -> int | None:
         """The number of examples of the data; None if unknown."""
-        count = getattr(self._batches, "num_examples", None)
-        return None if count is None else int(count)
+        count: int | None = self._batches.num_examples
+        return count
 
     def start(self, epoch: int, step: int = 0) -> None:
         """Begin with this step of this epoch of `fit`."""

@@ -131,7 +131,7 @@ class Feed:
     def identity(self) -> dict[str, Any]:
         """What decides which examples come in which order, as far as it can be known."""
         if knows_epochs(self.data):
-            known = self.data.identity()
+            known = self.data.reading().identity()
         elif isinstance(self.data, tf.data.Dataset):
             known = of_dataset(self.data)
         else:
@@ -272,8 +272,8 @@ def source_of(
     if knows_epochs(x):
         size = arguments["batch_size"]
         refuse_what_batches_bring(x, y=y, sample_weight=sample_weight, batch_size=size)
-        batches = x if training else x.prediction() if predicting else x.evaluation()
-        return EpochSource(cutter, batches, training, steps, class_weight)
+        use = "training" if training else "prediction" if predicting else "evaluation"
+        return EpochSource(cutter, x.reading(use), steps, class_weight)
     if isinstance(x, tf.distribute.DistributedDataset):
         return DistributedSource(cutter, lambda: x, class_weight)
     if is_generator(x):

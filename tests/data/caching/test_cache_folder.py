@@ -223,7 +223,7 @@ def test_a_changed_byte_that_cannot_be_mended_is_named(tmp_path):
     folder.with_suffix(".lock").mkdir()
     with pytest.raises(tf.errors.OpError) as error:
         list(dataset)
-    assert str(batches.failure_in(error.value)) == (
+    assert str(batches.reading().failure_in(error.value)) == (
         "The cache holds other bytes than were written, and they cannot be replaced. Expected "
         "examples whose checksums fit. Check the disk, and remove the cache's folder: it is made "
         f"anew. Received: cache={str(folder)!r}, examples=[9]"

@@ -14,8 +14,8 @@ from keras_multigpu.data.caching.cached_source import cached
 def test_the_memory_is_freed_with_the_batches():
     source = Numbers(10)
     batches = Batches(source, global_batch_size=4, cache="memory")
-    batches._source.prepare()
-    array = weakref.ref(batches._source._cache._blocks[0][0])
+    batches.reading().source.prepare()
+    array = weakref.ref(batches.reading().source._cache._blocks[0][0])
     del batches, source
     gc.collect()
     assert array() is None

@@ -56,7 +56,7 @@ def test_augmentation_is_drawn_anew(where):
 def test_copies_for_fit_and_evaluation_share_the_cache(where):
     source = Numbers(10)
     batches = Batches(source, global_batch_size=4, cache=where)
-    for copy in (batches, batches.evaluation(), batches.for_replicas(2), batches.with_(seed=5)):
+    for copy in (batches, batches.evaluation(), batches.with_(seed=5)):
         assert sorted(numbers_of(copy.epoch(0))) == list(range(10))
     assert len(source.read_ones) == 10
 
@@ -121,7 +121,7 @@ def test_damaged_examples_are_reported_in_every_epoch(where):
 def test_a_damaged_example_raises_when_it_is_used(where):
     source = Numbers(10, damaged=[3])
     batches = Batches(source, global_batch_size=1, cache=where, shuffle=False)
-    batches._source.prepare()
+    batches.reading().source.prepare()
     with pytest.raises(tf.errors.InvalidArgumentError, match="example 3 of numbers cannot be read"):
         numbers_of(batches.epoch(0))
     assert numbers_of(batches.epoch(0, start=4)) == [4, 5, 6, 7, 8, 9]

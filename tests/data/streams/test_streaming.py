@@ -147,7 +147,7 @@ def test_an_epoch_without_batches_is_an_error(settings):
     """It would be waited for without an end."""
     made = batches(count=1)
     made = made.with_(remainder=settings.get("remainder", "keep"))
-    made._source.num_examples = settings["count"]
+    made.reading().source.num_examples = settings["count"]
     with pytest.raises(tf.errors.OpError, match="numbers ended too soon"):
         next(iter(made.epochs()))
 
@@ -183,7 +183,7 @@ def test_damage_is_named():
     made = batches(damaged=[5])
     with pytest.raises(tf.errors.OpError, match="number 5 cannot be read: it is odd") as raised:
         lists(made.epoch(0))
-    assert isinstance(made.failure_in(raised.value), DamagedExample)
+    assert isinstance(made.reading().failure_in(raised.value), DamagedExample)
 
 
 def test_damage_is_left_out():
@@ -193,7 +193,7 @@ def test_damage_is_left_out():
         found = list(made.epoch(0))
     assert lists(found) == [[0, 2, 3], [4, 6, 7], [8, 9]]
     with pytest.warns(UserWarning, match="Epoch 1 went without 2"):
-        marked = [batch[2].numpy().tolist() for batch in made.prediction().epoch(0)]
+        marked = [batch[2].numpy().tolist() for batch in made.reading("prediction").epoch(0)]
     assert marked == [[1, 0, 1, 1], [1, 0, 1, 1], [1, 1]]
     assert sorted(made.quarantine) == [("number 1", "it is odd"), ("number 5", "it is odd")]
 
@@ -217,7 +217,7 @@ def test_memory_reads_once_and_shuffles_fully():
 @pytest.mark.parametrize("damaged", [[5], []])
 def test_rows_of_predictions_are_kept(damaged):
     """Examples that cannot be read stay where they are, and the weights say which they are."""
-    made = batches(damaged=damaged, on_error="skip").prediction()
+    made = batches(damaged=damaged, on_error="skip").reading("prediction")
     rows = [(x.numpy().tolist(), weight.numpy().tolist()) for x, _, weight in made.epoch(0)]
     flags = [float(number not in damaged) for number in range(10)]
     assert rows == [

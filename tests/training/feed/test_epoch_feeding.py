@@ -9,6 +9,7 @@ import tensorflow as tf
 import keras_multigpu as kmg
 from keras_multigpu.data.pipeline.order import Order
 from keras_multigpu.data.pipeline.plan import Part, Plan
+from keras_multigpu.data.pipeline.reading import Reading
 from keras_multigpu.training.feed.cutter import Cutter
 from keras_multigpu.training.feed.epoch_source import EpochSource, refuse_what_batches_bring
 from keras_multigpu.training.feed.sources import Anchor, knows_epochs
@@ -41,7 +42,7 @@ def test_what_knows_its_epochs():
 
 def test_epochs_follow_one_another_in_training():
     """Four examples in batches of two, from any step of any epoch on."""
-    source = EpochSource(Cutter(2), data(4), training=True)
+    source = EpochSource(Cutter(2), data(4).reading())
     assert (source.num_batches, source.batch_size, source.num_examples) == (2, 2, 4)
     assert source.endless and source.is_countable
     assert taken(source, 3) == [[0, 1], [2, 3], [0, 1]]
@@ -73,9 +74,9 @@ def test_a_process_reads_the_rows_of_its_replicas_alone(here, count, size):
     """In two epochs of training and in evaluation, in the same order as one process has all."""
     batches = data(count, size, shuffle=True, balance="class_weight")
     for training, steps in [(True, -(-2 * count // size)), (False, 9)]:
-        batches = batches if training else batches.evaluation()
-        whole = EpochSource(Cutter(4), batches, training)
-        own = EpochSource(Cutter(4, None, here), batches, training)
+        reading = batches.reading("training" if training else "evaluation")
+        whole = EpochSource(Cutter(4), reading)
+        own = EpochSource(Cutter(4, None, here), reading)
         assert own.here == tuple(number in here for number in range(4))
         assert own.spec == whole.spec
         assert own.num_batches == whole.num_batches
@@ -111,9 +112,9 @@ def test_neighbours_are_mixed_across_processes(here):
     """As in one process, whoever has them; of an odd number, too."""
     images = np.random.default_rng(0).random((7, 4, 4, 3), "float32")
     settings = {"global_batch_size": 5, "augment": kmg.augmentation.MixUp(num_classes=7), "seed": 3}
-    batches = kmg.data.from_arrays(images, np.arange(7), **settings)
-    whole = EpochSource(Cutter(4), batches, training=True)
-    own = EpochSource(Cutter(4, None, here), batches, training=True)
+    batches = kmg.data.from_arrays(images, np.arange(7), **settings).reading()
+    whole = EpochSource(Cutter(4), batches)
+    own = EpochSource(Cutter(4, None, here), batches)
     for shares, expected, _ in zip(own.iterator(), whole.iterator(), range(3), strict=False):
         for number in here:
             rows_alike(shares.rows[number], expected.rows[number])
@@ -124,12 +125,12 @@ def test_some_data_every_process_reads_whole():
     stream = kmg.data.from_dataset(tf.data.Dataset.range(6), global_batch_size=2)
     texts = kmg.data.from_arrays(np.array(["a", "b"]), global_batch_size=2)
     for batches in (stream, texts, data(on_error="skip")):
-        assert not EpochSource(Cutter(2, None, range(1)), batches, training=True).here
+        assert not EpochSource(Cutter(2, None, range(1)), batches.reading()).here
 
 
 def test_evaluation_reads_one_epoch():
     """Always the same, wherever training stands."""
-    source = EpochSource(Cutter(2), data().evaluation(), training=False)
+    source = EpochSource(Cutter(2), data().reading("evaluation"))
     assert not source.endless
     source.start(5, 1)
     for _ in range(2):
@@ -138,16 +139,15 @@ def test_evaluation_reads_one_epoch():
 
 def test_the_same_place_is_made_once():
     """To make a dataset traces what it consists of."""
-    made, batches = [], data()
-    epochs = type(batches).epochs
+    made = []
 
-    class Counted(type(batches)):
+    class Counted(Reading):
         def epochs(self, *position):
             made.append(position)
-            return epochs(self, *position)
+            return super().epochs(*position)
 
-    batches.__class__ = Counted
-    source = EpochSource(Cutter(2), batches, training=True)
+    reading = data().reading()
+    source = EpochSource(Cutter(2), Counted(reading.original, reading.settings))
     for step in (0, 0, 1, 1):
         source.start(0, step)
         taken(source, 1)
@@ -156,7 +156,7 @@ def test_the_same_place_is_made_once():
 
 def test_epochs_of_so_many_steps_go_on_where_one_ended():
     """Two steps of an epoch of three: the second epoch begins with the third batch."""
-    source = EpochSource(Cutter(2), data(), training=True, steps=2)
+    source = EpochSource(Cutter(2), data().reading(), steps=2)
     starts = []
     for epoch in range(4):
         source.start(epoch)
@@ -166,7 +166,7 @@ def test_epochs_of_so_many_steps_go_on_where_one_ended():
 
 def test_another_batch_size_leaves_out_no_example():
     """After one epoch of two batches of two, batches of three begin with the fifth example."""
-    source = EpochSource(Cutter(2), data(9), training=True, steps=2)
+    source = EpochSource(Cutter(2), data(9).reading(), steps=2)
     source.resize(3, epoch=1)
     source.start(1)
     assert source.anchor == Anchor(1, 0, 4) and source.num_batches == 3
@@ -177,7 +177,7 @@ def test_another_batch_size_leaves_out_no_example():
 
 def test_without_steps_another_batch_size_begins_with_an_epoch():
     """Epochs of `fit` are those of the data."""
-    source = EpochSource(Cutter(2), data(), training=True)
+    source = EpochSource(Cutter(2), data().reading())
     source.resize(4, epoch=1)
     source.start(1)
     assert source.num_batches == 2 and taken(source, 2) == [[0, 1, 2, 3], [4, 5]]
@@ -186,7 +186,7 @@ def test_without_steps_another_batch_size_begins_with_an_epoch():
 
 def test_first_batches_leave_the_source_where_it_is():
     """Of the present size, or of another."""
-    source = EpochSource(Cutter(2), data(), training=True)
+    source = EpochSource(Cutter(2), data().reading())
     source.start(0, 1)
     for size, expected in [(None, [0, 1]), (5, [0, 1, 2, 3, 4])]:
         first = next(source.first_batches(size))
@@ -196,17 +196,17 @@ def test_first_batches_leave_the_source_where_it_is():
 
 def test_class_weights_become_sample_weights():
     """Odd examples are of class one."""
-    source = EpochSource(Cutter(2), data(), training=True, class_weight={0: 0.5, 1: 3.0})
+    source = EpochSource(Cutter(2), data().reading(), class_weight={0: 0.5, 1: 3.0})
     weights = [rows.data[2].numpy().tolist() for rows in next(source.iterator()).rows]
     assert weights == [[0.5], [3.0]] and source.spec[2] is not None
 
 
 def test_examples_have_names_in_training_only():
     """The third row of the second batch of two is the fourth example."""
-    source = EpochSource(Cutter(2), data(), training=True)
+    source = EpochSource(Cutter(2), data().reading())
     assert source.example_at(0, 1, 1) == source.example_at(7, 1, 1) is not None
     assert "3" in source.example_at(0, 1, 1)
-    assert EpochSource(Cutter(2), data().evaluation(), training=False).example_at(0, 1, 1) is None
+    assert EpochSource(Cutter(2), data().reading("evaluation")).example_at(0, 1, 1) is None
 
 
 @pytest.mark.parametrize(
@@ -217,17 +217,17 @@ def test_examples_have_names_in_training_only():
             "came together with `y`.*Received: y=",
         ),
         (
-            lambda: EpochSource(Cutter(2), endless(), training=True),
+            lambda: EpochSource(Cutter(2), endless().reading()),
             "never ends.*Pass `steps_per_epoch`",
         ),
         (
             lambda: EpochSource(
-                Cutter(2), data(balance="class_weight"), True, class_weight={0: 1.0}
+                Cutter(2), data(balance="class_weight").reading(), class_weight={0: 1.0}
             ),
             "`class_weight` came to batches that have sample weights",
         ),
         (
-            lambda: EpochSource(Cutter(2), endless(), training=True, steps=2).resize(4, 1),
+            lambda: EpochSource(Cutter(2), endless().reading(), steps=2).resize(4, 1),
             "length is not known.*Leave out `steps_per_epoch`",
         ),
     ],

@@ -1,0 +1,281 @@
+"""`Reading`: one way in which `Batches` are read, for training, evaluation or prediction."""
+
+import dataclasses
+import functools
+from typing import Any, Self
+
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu import replicas as devices
+from keras_multigpu.checks import printable, require_positive_integer
+from keras_multigpu.data.caching import cached_source as caching
+from keras_multigpu.data.files.targets import class_weights, counts_of
+from keras_multigpu.data.pipeline import augmenting
+from keras_multigpu.data.pipeline.damage import Quarantine
+from keras_multigpu.data.pipeline.dataset import batches_of
+from keras_multigpu.data.pipeline.loader import Loader
+from keras_multigpu.data.pipeline.order import Order
+from keras_multigpu.data.pipeline.plan import Part, Place, Plan
+from keras_multigpu.data.pipeline.settings import (
+    CHANGEABLE,
+    REPLICA_BATCH_SIZE,
+    Batching,
+    changes_of,
+    completed,
+    require_batches,
+    require_place,
+    require_valid,
+)
+from keras_multigpu.data.pipeline.source import Source, Stream, present
+from keras_multigpu.data.streams import stream as streaming
+from keras_multigpu.identities import identity_of
+
+ALL = Part()
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Reading:
+    """What `fit`, `evaluate` and `predict` read. `Batches` are its face for users.
+
+    Attributes:
+        original: Where the examples come from, without a cache.
+        settings: All arguments of `Batches`.
+        quarantine: The damaged examples met by any reading of the same `Batches`.
+        training: Whether for training, and not for evaluation.
+        marks_missing: Whether damaged examples stay in their rows, as zeros, and the weights only
+            say which they are.
+        replicas: How many replicas `replica_batch_size` counts for; None for those of the machine.
+        here: The replicas of this process, where others are elsewhere.
+    """
+
+    original: Source | Stream
+    settings: Batching
+    quarantine: Quarantine = dataclasses.field(default_factory=Quarantine)
+    training: bool = True
+    marks_missing: bool = False
+    replicas: int | None = None
+    here: range | None = None
+
+    def __post_init__(self) -> None:
+        require_valid(self.settings, self.original)
+        # Made only to name what is wrong with them now, and not in the first epoch.
+        _ = self.augment, self.source
+
+    @functools.cached_property
+    def source(self) -> Source | Stream:
+        """Where the examples come from, with the cache if there is one."""
+        if isinstance(self.original, Stream):
+            return streaming.prepared(self.original, self.settings)
+        where = self.settings["cache"]
+        return self.original if where is None else caching.cached(self.original, where)
+
+    @property
+    def augment(self) -> augmenting.Augment | None:
+        return augmenting.augmentation(self.settings["augment"], self.training)
+
+    # What there is.
+
+    @property
+    def num_examples(self) -> int | None:
+        return self.source.num_examples
+
+    @property
+    def global_batch_size(self) -> int:
+        size = self.settings["global_batch_size"]
+        if size is not None:
+            return size
+        replicas = self.replicas or devices.default_strategy().num_replicas_in_sync
+        return (self.settings["replica_batch_size"] or REPLICA_BATCH_SIZE) * replicas
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        if isinstance(self.source, Source):
+            return self._plan().steps()
+        return streaming.steps(self.source, self.global_batch_size, self.settings)
+
+    @property
+    def is_infinite(self) -> bool:
+        """Whether an epoch never ends."""
+        return isinstance(self.source, Stream) and self.source.infinite
+
+    @property
+    def may_lose_examples(self) -> bool:
+        """Whether batches may come out smaller, or empty, because damaged examples are left out."""
+        return self.settings["on_error"] == "skip" and not self.marks_missing
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether a process can read the rows of its replicas alone."""
+        # Not those of a stream, which is read from its beginning; nor where damaged examples are
+        # left out, as it is then unknown how many rows the others have. And texts cannot be sent,
+        # where a metric asks for those of all.
+        if self.settings["on_error"] == "skip" or not isinstance(self.source, Source):
+            return False
+        return all(leaf.dtype != tf.string for leaf in present(self.source.spec))
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        return self.source.labels if isinstance(self.source, Source) else None
+
+    @property
+    def class_counts(self) -> dict[str, int] | None:
+        return None if self.labels is None else counts_of(self.labels, self.source.class_names)
+
+    @property
+    def class_weight(self) -> dict[int, float] | None:
+        counts = self.class_counts
+        return None if counts is None else class_weights(list(counts.values()))
+
+    def failure_in(self, error: Exception) -> Exception | None:
+        """The error that ended reading, of which TensorFlow's `error` has only the text."""
+        return self.quarantine.failure_in(error)
+
+    def example_at(self, epoch: int, position: int) -> str | None:
+        """The name of the example at a position of an epoch; None if unknown."""
+        if not isinstance(self.source, Source):
+            return None
+        examples, _ = self._plan().order.examples(epoch, np.array([position]))
+        return self.source.example_name(int(examples[0]))
+
+    def position_after(self, position: tuple[int, int], batches: int) -> tuple[int, int]:
+        """The position, as `(epoch, examples)`, some batches after another one."""
+        return self._plan().place(Place(*position), batches)
+
+    def identity(self) -> dict[str, Any]:
+        """What decides which examples come in which order, as plain values, for a checkpoint."""
+        settings = {n: v for n, v in self.settings.items() if n not in CHANGEABLE}
+        if isinstance(self.source, Stream):
+            # What is read once has one order, and is then shuffled fully.
+            settings["cache"] = self.settings["cache"] is not None
+        source = self.original.identity()
+        return {"source": source, "training": self.training, **identity_of(settings)}
+
+    def __repr__(self) -> str:
+        count = "an unknown number of" if self.num_examples is None else f"{self.num_examples:,}"
+        parts = [f"{count} examples from {self.source.name}"]
+        if self.source.class_names:
+            parts.append(f"{len(self.source.class_names)} classes")
+        if self.settings["global_batch_size"] is None and self.replicas is None:
+            # Not to start TensorFlow's devices only to count them.
+            parts.append(f"{self.settings['replica_batch_size'] or REPLICA_BATCH_SIZE} a replica")
+        else:
+            steps = self.steps_per_epoch
+            parts.append(f"{'?' if steps is None else f'{steps:,}'} x {self.global_batch_size}")
+        return printable(f"Batches({', '.join(parts + changes_of(self.settings))})")
+
+    # Datasets.
+
+    def epoch(self, number: int, start: int = 0, part: Part = ALL) -> tf.data.Dataset:
+        """The batches of an epoch, without its first `start` examples."""
+        return self._dataset(Place(number, start), endless=False, part=part)
+
+    def epochs(self, number: int = 0, start: int = 0, part: Part = ALL) -> tf.data.Dataset:
+        """As `epoch`, and then those of all that follow, without an end."""
+        return self._dataset(Place(number, start), endless=True, part=part)
+
+    def cut_epochs(self, number: int, start: int, endless: bool) -> tf.data.Dataset:
+        """As `epoch` or `epochs`, only the rows of the replicas `here`, with two numbers.
+
+        These are the size of the whole batch, and how many of its rows come before.
+        """
+        here, plan = self.here, self._plan()
+        assert here is not None and self.replicas is not None
+        # `MixUp` and `CutMix` mix neighbours, so these come to one process together; a `Sequence`
+        # may hold such a layer.
+        steps = augmenting.each_of(self.settings["augment"])
+        in_pairs = any(hasattr(one, "augment_batch") for one in steps)
+        part = Part(here.start, here.stop, self.replicas, never_none=True, in_pairs=in_pairs)
+        cuts = tf.data.Dataset.from_tensor_slices(plan.cuts(start, part))
+        if endless:
+            # The first epoch may begin in its middle; those after it are all cut alike.
+            further = tf.data.Dataset.from_tensor_slices(plan.cuts(0, part))
+            cuts = cuts.concatenate(further.repeat())
+        return tf.data.Dataset.zip(self._dataset(Place(number, start), endless, part), cuts)
+
+    def _dataset(self, first: Place, endless: bool, part: Part) -> tf.data.Dataset:
+        settings = self.settings
+        if isinstance(self.source, Stream):
+            require_place(first.epoch, first.start, self.source.num_examples)
+            return streaming.dataset(
+                self.source,
+                self.global_batch_size,
+                settings,
+                first=first,
+                endless=endless,
+                share=(part.first, part.shares),
+                augment=self.augment,
+                quarantine=self.quarantine,
+                marks_missing=self.marks_missing,
+            )
+        plan = self._plan()
+        require_place(first.epoch, first.start, plan.order.length)
+        require_batches(plan)
+        self.source.prepare()
+        x, y, weight = self.source.spec
+        by_class = self.training and settings["balance"] == "class_weight"
+        # Class weights travel as sample weights, also where the source has none.
+        if self.marks_missing or (by_class and weight is None):
+            weight = tf.TensorSpec((), tf.float32)
+        loader = Loader(
+            self.source,
+            plan,
+            first=first,
+            part=part,
+            weights=np.array([*(self.class_weight or {}).values()]) if by_class else None,
+            skip=settings["on_error"] == "skip",
+            quarantine=self.quarantine,
+            marks_missing=self.marks_missing,
+        )
+        return batches_of(
+            loader,
+            (x, y, weight),
+            steps=None if endless else plan.steps(first.start),
+            size=None if self.may_lose_examples else plan.static_size(part, first.start),
+            augment=self.augment,
+        )
+
+    def _plan(self) -> Plan:
+        assert self.source.num_examples is not None
+        # In evaluation an example that comes twice would count twice in the metrics.
+        oversample = self.training and self.settings["balance"] == "oversample"
+        order = Order(
+            self.source.num_examples,
+            seed=self.settings["seed"],
+            shuffle=self.settings["shuffle"],
+            classes=self.labels if oversample else None,
+        )
+        return Plan(order, self.global_batch_size, self.settings["remainder"])
+
+    # Others like it.
+
+    def with_(self, **changes: Any) -> Self:
+        """As `Batches.with_`."""
+        sizes = dict.fromkeys(("global_batch_size", "replica_batch_size"))
+        settings = {**self.settings, **(sizes if sizes.keys() & changes.keys() else {}), **changes}
+        return dataclasses.replace(self, settings=completed(settings))
+
+    def of(self, source: Source | Stream) -> Self:
+        """The same of another source, such as a part of this one."""
+        return dataclasses.replace(self, original=source)
+
+    def for_replicas(self, replicas: int, here: range | None = None) -> Self:
+        """As `DistributedModel` reads it: `replica_batch_size` counts for its replicas.
+
+        Args:
+            replicas: How many there are in all processes.
+            here: The indices of those of this process, where there are several.
+        """
+        require_positive_integer("replicas", replicas)
+        return dataclasses.replace(self, replicas=replicas, here=here)
+
+    def evaluation(self, marks_missing: bool = False) -> Self:
+        """As `Batches.evaluation`; `marks_missing` where predictions are assigned to rows."""
+        settings: Any = {**self.settings, "shuffle": False, "remainder": "keep"}
+        return dataclasses.replace(
+            self,
+            original=self.original.still(),
+            settings=settings,
+            training=False,
+            marks_missing=marks_missing and settings["on_error"] == "skip",
+        )
