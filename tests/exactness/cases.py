@@ -26,7 +26,8 @@ from helpers.all_replicas import ALL_REPLICAS
 from keras import callbacks, layers, losses, metrics, optimizers, regularizers
 
 from exactness import models as made
-from exactness import recipes as recipes
+from exactness import recipes
+from exactness.elsewhere import ELSEWHERE
 from keras_multigpu.keras_internals.versions import minor
 
 History = dict[str, list[float]]
@@ -527,48 +528,6 @@ CALLBACKS = [
         compile=lambda: mse(optimizer=adam(use_ema=True, ema_momentum=0.7)),
     ),
 ]
-
-
-# What `make test` leaves out of the table, and where it is proven.
-ELSEWHERE = {
-    "partial last batch": "test_a_last_batch_may_have_any_size",
-    "odd batch": "full batches",
-    "sample weights": "weighted metrics",
-    "masked words, pooling": "BatchNorm, masked",
-    "masked words, LSTM": "mask in the loss, GRU",
-    "mask in the loss": "mask in the loss, sample weights",
-    "embedding": "mask in the loss, GRU",
-    "reduction sum_over_batch_size": "weighted metrics",
-    "reduction mean_with_sample_weight": "mask in the loss, mean_with_sample_weight",
-    "function loss": "function loss, sample weights",
-    "Loss subclass": "test_assigned_in_steps.py",
-    "loss and metrics as strings": "class weights",
-    "outputs as list, loss weights": "an output without a loss",
-    "kernel regularizers": "penalties of weights, activities and a layer",
-    "activity regularizer": "penalties of weights, activities and a layer",
-    "add_loss in a layer": "penalties of weights, activities and a layer",
-    "frozen layer": "trainable toggled between fits",
-    "subclassed model": "metric owned by the model",
-    "convnet": "test_a_last_batch_may_have_any_size",
-    "BatchNorm, full batches": "BatchNorm, partial batches",
-    "BatchNorm, convnet": "test_a_last_batch_may_have_any_size",
-    "mixed_float16, loss scaling": "mixed_float16, overflow on one replica",
-    "EMA": "EMA with overwrite",
-    "clipnorm": "gradient accumulation, clipnorm, EMA",
-    "gradient accumulation": "gradient accumulation, clipnorm, EMA",
-    "jit_compile": "test_assigned_in_steps.py",
-    "run_eagerly": "test_assigned_in_steps.py",
-    "metric owned by a layer": "test_assigned_in_steps.py",
-    "train_step overridden": "train_step overridden, sample weights",
-    "train_step with metrics of its own": "loss object",
-    "two optimizers in one train_step": "CycleGAN",
-    "GAN": "CycleGAN",
-    "central storage, predict_step": "central storage, train_step and BatchNorm",
-    "ModelCheckpoint": "contract/test_saving.py",
-    "LearningRateScheduler": "ReduceLROnPlateau",
-    "TensorBoard": "test_callbacks_of_workers.py",
-    "CSVLogger": "test_killed_training.py",
-}
 
 
 def in_turn(replicas: tuple[int, ...], cases: Iterable[Case], **changes: Any) -> list[Case]:

@@ -4,16 +4,14 @@ And none is missing where an operation, run on rows as they lie, gives rows or a
 """
 
 import pytest
-import sample_operations
 import tensorflow as tf
+from samples.operands import SAMPLES, B, floats, ints
 from validator import Sample, Trial, validate
 
 from keras_multigpu.partition.layouts import PARTIAL, REPLICATED, Rows
 from keras_multigpu.partition.plan import RULES, Plan
 from keras_multigpu.partition.rules import FAILS_EMPTY
 
-SAMPLES = sample_operations.SAMPLES
-floats, ints, B = sample_operations.floats, sample_operations.ints, sample_operations.B
 # What has many samples takes half a second or more.
 LONG = {kind for kind, samples in SAMPLES.items() if len(samples) > 3}
 

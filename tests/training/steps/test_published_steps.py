@@ -7,7 +7,7 @@ import pytest
 from exactness.runs import differences, run
 from helpers.all_replicas import ALL_REPLICAS
 from helpers.cpu_replicas import replicas_of
-from published_steps import BY_NAME
+from published.table import BY_NAME
 
 import keras_multigpu as kmg
 from keras_multigpu.training.steps.split_step import SplitStep

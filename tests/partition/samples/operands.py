@@ -1,0 +1,85 @@
+"""What samples are made of: operands of every kind, and the table that they are added to."""
+
+import functools
+import inspect
+
+import numpy as np
+import tensorflow as tf
+from validator import Operand, Sample
+
+from keras_multigpu.partition.sizes import Size
+
+raw = tf.raw_ops
+B, C, T = Size.of("batch"), Size.of("other"), Size.of("time")
+SAMPLES: dict[str, list[Sample]] = {}
+
+
+def add(kinds, function, *operands, modes=("open", "static", "unknown"), **more):
+    """Add a sample of each of these types of operations; `function` may take the raw operation."""
+    for kind in kinds.split():
+        own = function
+        if next(iter(inspect.signature(function).parameters)) == "op":
+            own = functools.partial(function, getattr(raw, kind))
+        SAMPLES.setdefault(kind, []).append(Sample(own, operands, modes, **more))
+
+
+def positional(op):
+    """The names of an operation's inputs, which raw operations want."""
+    return list(inspect.signature(op).parameters)
+
+
+def call(op, *values, **more):
+    return op(**dict(zip(positional(op), values, strict=False)), **more)
+
+
+def floats(*dims, dtype=tf.float64, special=True):
+    return Operand(dims, dtype, lambda random, shape: random.normal(size=shape) * 2, special)
+
+
+def between(low, high, *dims, dtype=tf.float64):
+    """Numbers of an interval, of which neither parts nor a row may be outside."""
+    return Operand(dims, dtype, lambda random, shape: random.uniform(low, high, shape))
+
+
+def ints(high, *dims, dtype=tf.int32, low=0):
+    return Operand(dims, dtype, lambda random, shape: random.integers(low, high, shape))
+
+
+def bools(*dims):
+    return Operand(dims, tf.bool, lambda random, shape: random.random(shape) > 0.5)
+
+
+def complexes(*dims):
+    return Operand(
+        dims,
+        tf.complex128,
+        lambda random, shape: random.normal(size=shape) + 1j * random.normal(size=shape),
+    )
+
+
+def texts(*dims, words=("1.5", "-2", "30", "7")):
+    return Operand(
+        dims,
+        tf.string,
+        lambda random, shape: np.array(words, object)[random.integers(0, len(words), shape)],
+    )
+
+
+def lists(*dims):
+    return Operand(dims, tf.float64, lambda random, shape: random.normal(size=shape), False, True)
+
+
+def positive_definite(*dims):
+    def values(random, shape):
+        root = random.normal(size=shape)
+        return root @ np.swapaxes(root, -1, -2) + 3 * np.eye(shape[-1])
+
+    return Operand(dims, tf.float64, values)
+
+
+OPEN = ("open",)
+NUMBERS = np.random.default_rng(0)
+
+
+def weights(*shape, dtype=tf.float64):
+    return tf.constant(NUMBERS.normal(size=shape), dtype)

@@ -1,0 +1,200 @@
+"""Samples of operations that read and write places."""
+
+import numpy as np
+import tensorflow as tf
+
+from samples.operands import OPEN, B, T, add, floats, ints
+
+add("GatherV2", lambda op, x, y: op(params=x, indices=y, axis=0), floats(4, 2), ints(4, B, 2))
+add("GatherV2", lambda op, x, y: op(params=x, indices=y, axis=1), floats(B, 3), ints(3, 2))
+add("GatherV2", lambda op, x, y: op(params=x, indices=y, axis=0), floats(B, 3), ints(1, B))
+add("GatherV2", lambda op, x, y: op(params=x, indices=y, axis=0), floats(B, 3), ints(1, B))
+add("GatherV2", lambda op, x: op(params=x, indices=tf.range(tf.shape(x)[0]), axis=0), floats(B, 3))
+add(
+    "GatherV2",
+    lambda op, x: op(params=x, indices=tf.range(tf.shape(x)[1]), axis=1),
+    floats(2, B, 3),
+)
+add(
+    "GatherV2", lambda op, x: op(params=x, indices=tf.range(2), axis=0), floats(B, 3), one_row=False
+)
+add(
+    "GatherV2",
+    lambda op, x: op(
+        params=x,
+        indices=tf.where(tf.shape(x)[0] > 1, tf.range(tf.shape(x)[0]), 0),
+        axis=0,
+    ),
+    floats(B, 3),
+)
+add(
+    "GatherV2",
+    lambda op, x, y: op(params=x, indices=y, axis=1, batch_dims=1),
+    floats(B, 3, 2),
+    ints(3, B, 2),
+)
+add(
+    "GatherV2",
+    lambda op, x, y: op(params=x, indices=y, axis=-2, batch_dims=1),
+    floats(2, 3, B),
+    ints(3, 2, T),
+    modes=OPEN,
+)
+add(
+    "GatherV2",
+    lambda op, x, y: op(params=x, indices=y, axis=1, batch_dims=-1),
+    floats(2, 3),
+    ints(3, 2, B),
+    modes=OPEN,
+)
+add(
+    "GatherV2",
+    lambda op, x, y: op(params=x, indices=y, axis=2, batch_dims=1),
+    floats(2, B, 3),
+    ints(3, 2, 2),
+    modes=OPEN,
+)
+add(
+    "GatherV2",
+    lambda op, x, y: op(params=x, indices=y, axis=1),
+    floats(2, 3),
+    ints(3, B),
+    modes=OPEN,
+)
+VARIABLE = tf.Variable(np.arange(12.0).reshape(6, 2))
+add(
+    "ResourceGather",
+    lambda op, y: op(resource=VARIABLE.handle, indices=y, dtype=tf.float64),
+    ints(6, B, 2),
+    modes=OPEN,
+)
+add(
+    "ResourceGatherNd",
+    lambda op, y: op(resource=VARIABLE.handle, indices=y, dtype=tf.float64),
+    ints(2, B, 2),
+    modes=OPEN,
+)
+add("GatherNd", lambda op, x, y: op(params=x, indices=y), floats(3, 3, 2), ints(3, B, 2))
+add("GatherNd", lambda op, x, y: op(params=x, indices=y), floats(3, B), ints(3, 2, 1))
+add(
+    "GatherNd",
+    lambda op, x: op(params=x, indices=tf.range(tf.shape(x)[0])[:, None]),
+    floats(B, 2),
+    modes=OPEN,
+)
+add(
+    "ScatterNd",
+    lambda op, n, x: op(indices=n, updates=x, shape=[4, 2]),
+    ints(4, B, 1),
+    floats(B, 2),
+)
+add(
+    "ScatterNd",
+    lambda op, n, x: op(indices=n, updates=x, shape=tf.stack([4, tf.shape(x)[1]])),
+    ints(4, 3, 1),
+    floats(3, B),
+)
+add(
+    "ScatterNd",
+    lambda op, n, x: op(indices=n, updates=x, shape=tf.stack([tf.shape(x)[0], 2])),
+    ints(1, B, 1),
+    floats(B, 2),
+)
+add(
+    "ScatterNd",
+    lambda op, n, x: op(indices=n, updates=x, shape=[3, 3]),
+    ints(3, T, B, 2),
+    floats(T, B),
+    modes=OPEN,
+)
+add(
+    "TensorScatterAdd TensorScatterSub TensorScatterMax TensorScatterMin TensorScatterUpdate",
+    lambda op, t, n, x: op(tensor=t, indices=n, updates=x),
+    floats(3, 2, special=False),
+    ints(3, B, 1),
+    floats(B, 2),
+    modes=OPEN,
+)
+add(
+    "TensorScatterAdd TensorScatterSub TensorScatterMax TensorScatterMin TensorScatterUpdate",
+    lambda op, t, n, x: op(tensor=t, indices=n, updates=x),
+    floats(3, B, special=False),
+    ints(3, 2, 1),
+    floats(2, B),
+    modes=OPEN,
+)
+SEGMENTED = "UnsortedSegmentSum UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd"
+add(
+    SEGMENTED,
+    lambda op, x, n: op(data=x, segment_ids=n, num_segments=4),
+    floats(B, 2),
+    ints(4, B, low=-1),
+    modes=OPEN,
+)
+add(
+    SEGMENTED,
+    lambda op, x, n: op(data=x, segment_ids=n, num_segments=4),
+    floats(2, T, B),
+    ints(4, 2, T),
+    modes=OPEN,
+)
+add(
+    "UnsortedSegmentSum",
+    lambda op, x, n: op(data=x, segment_ids=n, num_segments=tf.shape(x)[0]),
+    floats(B, 2),
+    ints(1, B),
+)
+add(
+    "DenseBincount",
+    lambda op, x: op(input=x, size=4, weights=tf.constant([], tf.float32)),
+    ints(5, B),
+)
+add(
+    "DenseBincount",
+    lambda op, x: op(input=x, size=4, weights=tf.constant([], tf.float32)),
+    ints(5, B, 3),
+)
+for flag in (False, True):
+    add(
+        "DenseBincount",
+        lambda op, x, f=flag: op(
+            input=x, size=4, weights=tf.constant([], tf.float64), binary_output=f
+        ),
+        ints(5, 2, B),
+        modes=OPEN,
+    )
+    add(
+        "DenseBincount",
+        lambda op, x, f=flag: op(
+            input=x, size=4, weights=tf.constant([], tf.float64), binary_output=f
+        ),
+        ints(5, B),
+        modes=OPEN,
+    )
+add(
+    "DenseBincount",
+    lambda op, x, w: op(input=x, size=4, weights=w),
+    ints(5, B),
+    floats(B, special=False),
+    modes=OPEN,
+)
+add(
+    "DenseBincount",
+    lambda op, x, w: op(input=x, size=4, weights=w),
+    ints(5, B, 3),
+    floats(B, 3, special=False),
+    modes=OPEN,
+)
+add(
+    "Bincount",
+    lambda op, x: op(arr=x, size=4, weights=tf.constant([], tf.float64)),
+    ints(5, B),
+    modes=OPEN,
+)
+add(
+    "Bincount",
+    lambda op, x, w: op(arr=x, size=4, weights=w),
+    ints(5, B),
+    floats(B, special=False),
+    modes=OPEN,
+)

@@ -1,0 +1,70 @@
+"""Samples of products."""
+
+import tensorflow as tf
+
+from samples.operands import OPEN, B, C, T, add, floats, weights
+
+for turned in (False, True):
+    for other in (False, True):
+        shapes = ((T, B) if turned else (B, T)), ((3, T) if other else (T, 3))
+        add(
+            "MatMul",
+            lambda op, x, y, a=turned, b=other: op(a=x, b=y, transpose_a=a, transpose_b=b),
+            floats(*shapes[0]),
+            floats(*shapes[1], special=False),
+        )
+add(
+    "MatMul",
+    lambda op, x, y: op(a=x, b=y, transpose_a=True),
+    floats(2 * B, 3),
+    floats(2 * B, 2, special=False),
+)
+add(
+    "MatMul",
+    lambda op, x, y: op(a=x, b=y, transpose_b=True),
+    floats(B, 3),
+    floats(B, 3, special=False),
+)
+add("MatMul", lambda op, x: op(a=x, b=weights(3, 2)), floats(T, 3, special=False), modes=OPEN)
+for kind in ("BatchMatMul", "BatchMatMulV2"):
+    add(kind, lambda op, x, y: op(x=x, y=y), floats(B, 2, 3), floats(B, 3, 2, special=False))
+add(
+    "BatchMatMulV2",
+    lambda op, x, y: op(x=x, y=y, adj_y=True),
+    floats(B, 1, 2, 3),
+    floats(1, T, 2, 3, special=False),
+)
+add(
+    "BatchMatMulV2",
+    lambda op, x, y: op(x=x, y=y, adj_x=True),
+    floats(3, B, 2),
+    floats(B, 3, special=False),
+    modes=OPEN,
+)
+add("BatchMatMulV2", lambda op, x, y: op(x=x, y=y), floats(2, B, 3), floats(3, 2, special=False))
+add(
+    "BatchMatMulV3",
+    lambda op, x, y: op(x=x, y=y, Tout=tf.float64),
+    floats(B, 2, 3),
+    floats(3, 2, special=False),
+    modes=OPEN,
+)
+for equation, one, two in (
+    ("bi,ij->bj", (B, 3), (3, 2)),
+    ("bi,bj->ij", (B, 3), (B, 2)),
+    ("bij,bjk->bik", (B, 2, 3), (B, 3, 2)),
+    ("bi,bi->", (B, 3), (B, 3)),
+    ("...ij,jk->...ik", (B, 2, 3), (3, 2)),
+    ("...i,...i->...", (1, B, 3), (T, B, 3)),
+    ("bqhd,bkhd->bhqk", (B, T, 2, 2), (B, T, 2, 2)),
+    ("bi,cj->bicj", (B, 2), (C, 2)),
+):
+    add(
+        "Einsum",
+        lambda op, x, y, e=equation: op(inputs=[x, y], equation=e),
+        floats(*one),
+        floats(*two, special=False),
+    )
+add("Einsum", lambda op, x: op(inputs=[x], equation="bi->i"), floats(B, 3), modes=OPEN)
+add("Einsum", lambda op, x: op(inputs=[x], equation="bb->b"), floats(B, B), modes=OPEN)
+add("Einsum", lambda op, x: op(inputs=[x], equation="bi->ib"), floats(B, 3), modes=OPEN)

@@ -1,0 +1,1 @@
+"""Steps that people publish; `table.py` lists them."""
