@@ -1,35 +1,45 @@
-"""Callbacks: what people do by hand around training, done once and tested.
+"""Callbacks: what people otherwise script by hand around training.
 
-Each has a room of its own, with the class in `callback.py`; `rates/` and `timing/` are shared.
-Each is a `keras.callbacks.Callback`. What it needs to know of `fit` it asks `model.training_run`
-(`training/run.py`); what has to be seen inside a step, on each replica, it measures with a probe
-(`training/steps/probes.py`). `fit_run` and `scaling_order` are what callbacks ask of their `fit`.
+Each is a `RunCallback` (`base.py`), in a file of its name; larger ones in a folder, whose main file
+bears the name.
+
+    to look at where `fit` is             model.training_run    training/run.py
+    to look inside a step                 a Probe               training/steps/probes.py
+    to try steps before the first epoch   run.trial             trials.py
+    the learning rate of each step        RateCallback          rates.py
+    when steps begin and end              StepClock             timing.py
 """
 
 from keras_multigpu.callbacks.base import RunCallback as RunCallback
-from keras_multigpu.callbacks.batch_size_finder.callback import BatchSizeFinder as BatchSizeFinder
-from keras_multigpu.callbacks.batch_size_scaling.callback import (
+from keras_multigpu.callbacks.batch_size_finder.batch_size_finder import (
+    BatchSizeFinder as BatchSizeFinder,
+)
+from keras_multigpu.callbacks.batch_size_scaling import (
     BatchSizeScaling as BatchSizeScaling,
 )
 from keras_multigpu.callbacks.gradient_noise_scale import (
     GradientNoiseScale as GradientNoiseScale,
 )
-from keras_multigpu.callbacks.learning_rate_finder.callback import (
+from keras_multigpu.callbacks.learning_rate_finder import (
     LearningRateFinder as LearningRateFinder,
 )
-from keras_multigpu.callbacks.learning_rate_warmup.callback import (
+from keras_multigpu.callbacks.learning_rate_warmup import (
     LearningRateWarmup as LearningRateWarmup,
 )
-from keras_multigpu.callbacks.nan_guard.callback import NaNGuard as NaNGuard
-from keras_multigpu.callbacks.ray_report.callback import RayReport as RayReport
+from keras_multigpu.callbacks.nan_guard.nan_guard import NaNGuard as NaNGuard
+from keras_multigpu.callbacks.ray_report import RayReport as RayReport
 from keras_multigpu.callbacks.replica_drift_check import (
     ReplicaDriftCheck as ReplicaDriftCheck,
 )
-from keras_multigpu.callbacks.replica_metrics.callback import ReplicaMetrics as ReplicaMetrics
-from keras_multigpu.callbacks.resumable_checkpoint.callback import (
+from keras_multigpu.callbacks.replica_metrics.replica_metrics import (
+    ReplicaMetrics as ReplicaMetrics,
+)
+from keras_multigpu.callbacks.resumable_checkpoint.resumable_checkpoint import (
     ResumableCheckpoint as ResumableCheckpoint,
 )
-from keras_multigpu.callbacks.throughput_report.callback import ThroughputReport as ThroughputReport
+from keras_multigpu.callbacks.throughput_report.throughput_report import (
+    ThroughputReport as ThroughputReport,
+)
 from keras_multigpu.training.steps.probes import Probe as Probe
 
 __all__ = [

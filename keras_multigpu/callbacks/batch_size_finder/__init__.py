@@ -1,4 +1,1 @@
-"""`BatchSizeFinder`: the largest batch that fits.
-
-callback ───> search ───> out_of_memory        figure
-"""
+"""`BatchSizeFinder`: the largest batch that fits into memory."""

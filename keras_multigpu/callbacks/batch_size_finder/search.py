@@ -1,35 +1,44 @@
-"""Tries real training steps of different sizes, and notes which of them fit into memory."""
+"""Runs training steps of different sizes, and finds out which of them fit into memory."""
 
 import math
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 import tensorflow as tf
 
-from keras_multigpu.callbacks.batch_size_finder.out_of_memory import (
-    HostMemory,
-    device_peak,
-    forget_device_peaks,
-    is_out_of_memory,
-)
-from keras_multigpu.callbacks.fit_run import of_size
+from keras_multigpu.callbacks.trials import of_size
+from keras_multigpu.host_memory import available_bytes
 from keras_multigpu.training.logs import pythonic
 from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.shares import Batch
 
 PATIENCE = 5.0
-"""After how many seconds a search begins to say how far it is."""
+"""After how many seconds a search begins to report progress."""
+
+# Devices do not always report `RESOURCE_EXHAUSTED`: GPU libraries have their own messages.
+PHRASES = (
+    "cuda_error_out_of_memory",
+    "dst tensor is not initialized",
+    "failed to allocate",
+    "oom when allocating",
+    "out of memory",
+)
+
+# Which fraction of the free memory may be used: other programs need some, too.
+USABLE = 0.9
 
 
 class Try(NamedTuple):
-    """What came of trying one size.
+    """The result of one size.
 
     Attributes:
-        replica_batch_size: How many examples each replica took at once.
+        replica_batch_size: How many examples each replica processed at a time.
         fits: Whether there was enough memory.
-        seconds: How long a step took, the last one; None where one failed.
-        peak_bytes: The most that any GPU held at a time; None without GPUs.
+        seconds: How long the last step took; None if a step failed.
+        peak_bytes: The peak memory of any GPU; None without GPUs.
     """
 
     replica_batch_size: int
@@ -39,7 +48,7 @@ class Try(NamedTuple):
 
 
 class SizeSearch:
-    """Finds the sizes that stand so many steps, inside of `run.trial`."""
+    """Tries sizes for some steps each, inside `run.trial`."""
 
     def __init__(
         self, run: TrainingRun, batch: Batch, steps: int, say: Callable[[str], None]
@@ -53,7 +62,7 @@ class SizeSearch:
         self._began = time.perf_counter()
 
     def fits(self, replica_batch_size: int) -> bool:
-        """Whether every replica can take so many examples at once."""
+        """Whether every replica can process this many examples at a time."""
         forget_device_peaks()
         seconds = self._seconds(self._run.replicas * replica_batch_size, 1)
         fits = seconds is not None
@@ -64,13 +73,13 @@ class SizeSearch:
         return fits
 
     def pieces_that_fit(self, global_batch_size: int, largest_share: int) -> int | None:
-        """In how many pieces replicas can take their shares of a batch; None if in none."""
-        # They may have to be smaller than what fits at once: to sum their gradients takes memory.
+        """Into how many micro-batches a batch must be split to fit; None if none fit."""
+        # They may have to be smaller than what fits alone: summing their gradients takes memory.
         share = math.ceil(global_batch_size / self._run.replicas)
         for most in range(min(largest_share, share), 0, -1):
             pieces = math.ceil(share / most)
             if math.ceil(share / pieces) != most:
-                # The same number of pieces was tried with a larger most.
+                # The same number of pieces was already tried.
                 continue
             if pieces == 1 or self._seconds(global_batch_size, pieces) is not None:
                 return pieces
@@ -103,7 +112,7 @@ class SizeSearch:
 def largest_size(
     fits: Callable[[int], bool], minimum: int, maximum: int | None, slack: float = 0.0
 ) -> tuple[int | None, int | None]:
-    """The largest size that fits, and the smallest that was seen not to.
+    """The largest size that fits, and the smallest that was found not to fit.
 
     largest_size(lambda size: size <= 11, 1, None)    tries 1 2 4 8 16 12 10 11
     (11, 12)
@@ -121,3 +130,65 @@ def largest_size(
         middle = (good + bad) // 2
         good, bad = (middle, bad) if fits(middle) else (good, middle)
     return good, bad
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, (MemoryError, tf.errors.ResourceExhaustedError)):
+        return True
+    text = str(error).lower()
+    return isinstance(error, tf.errors.OpError) and any(phrase in text for phrase in PHRASES)
+
+
+class HostMemory:
+    """Predicts when steps on CPUs need more memory than there is."""
+
+    def __init__(self, devices: Iterable[str]) -> None:
+        # A GPU refuses memory that it does not have. Linux grants it and kills the process that
+        # uses it, so on CPUs the need of a larger batch is extrapolated from smaller ones.
+        self._matters = any("CPU" in device.upper() for device in devices)
+        self._before = resident_bytes() or 0
+        self._per_example = 0.0
+
+    def learn(self, global_batch_size: int) -> None:
+        peak = peak_bytes()
+        if peak is not None:
+            self._per_example = max(0.0, (peak - self._before) / global_batch_size)
+
+    def is_too_small(self, global_batch_size: int) -> bool:
+        return self._matters and self._per_example * global_batch_size > USABLE * available_bytes()
+
+
+def resident_bytes() -> int | None:
+    """What this process holds now; None if the system does not report it."""
+    try:
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def peak_bytes() -> int | None:
+    """The most that this process has ever held; None if the system does not report it."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # In kilobytes, except on macOS.
+    return most if sys.platform == "darwin" else most * 1024
+
+
+def forget_device_peaks() -> None:
+    for device in tf.config.list_logical_devices("GPU"):
+        tf.config.experimental.reset_memory_stats(device.name)
+
+
+def device_peak() -> int | None:
+    """The most bytes that any GPU has held since `forget_device_peaks`; None without GPUs."""
+    peaks = [
+        tf.config.experimental.get_memory_info(device.name)["peak"]
+        for device in tf.config.list_logical_devices("GPU")
+    ]
+    return max(peaks, default=None)

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.callbacks.timing.step_probe import StepProbe, no_sums
+from keras_multigpu.callbacks.timing import StepProbe, no_sums
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.keras_internals.compile_internals import compiled_metric

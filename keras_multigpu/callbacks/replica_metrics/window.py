@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from keras_multigpu.callbacks.timing.step_clock import Timing
-from keras_multigpu.callbacks.timing.step_probe import Sums
+from keras_multigpu.callbacks.timing import Sums, Timing
 from keras_multigpu.training.replica_group import ReplicaGroup
 
 # A lag below this part of a step is not worth a word: on small steps it is noise.

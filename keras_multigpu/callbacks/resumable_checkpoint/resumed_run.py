@@ -249,13 +249,11 @@ def apply_rates(model: keras.Model, now: list[Any], then: list[Any]) -> None:
             optimizer.learning_rate = new
 
 
-def refuse_others(own: keras.callbacks.Callback, callbacks: Sequence[Any]) -> None:
+def refuse_backups(callbacks: Sequence[Any]) -> None:
     for callback in callbacks:
-        second = isinstance(callback, type(own)) and callback is not own
-        if second or isinstance(callback, keras.callbacks.BackupAndRestore):
-            name = type(callback).__name__
+        if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise value_error(
-                f"{'A second' if second else 'A'} `{name}` came with `ResumableCheckpoint`.",
+                "A `BackupAndRestore` came with `ResumableCheckpoint`.",
                 "Expected one callback that decides where training goes on.",
                 "Leave the other one out.",
                 callbacks=[type(callback).__name__ for callback in callbacks],

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from keras_multigpu import pictures
 from keras_multigpu.callbacks.throughput_report.forward_flops import TRAINING
-from keras_multigpu.callbacks.timing.step_clock import Timing
+from keras_multigpu.callbacks.timing import Timing
 
 
 class Scaling(NamedTuple):

@@ -13,8 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.callbacks.fit_run import same_draws
 from keras_multigpu.callbacks.throughput_report.report import Scaling
+from keras_multigpu.callbacks.trials import same_draws
 from keras_multigpu.checks import value_error
 from keras_multigpu.keras_internals import graph_internals
 from keras_multigpu.keras_internals.compile_internals import compile_arguments

@@ -11,11 +11,12 @@ from helpers.cpu_replicas import covering, replicas_of
 from hungry_models import Hungry, X, Y, batches, fed, network, search, sizes
 
 import keras_multigpu as kmg
-from keras_multigpu.callbacks.batch_size_finder.callback import BatchSizeFinder
-from keras_multigpu.callbacks.batch_size_finder.figure import size_figure
-from keras_multigpu.callbacks.batch_size_finder.out_of_memory import is_out_of_memory
-from keras_multigpu.callbacks.batch_size_finder.search import Try, largest_size
-from keras_multigpu.callbacks.fit_run import of_size
+from keras_multigpu.callbacks.batch_size_finder.batch_size_finder import (
+    BatchSizeFinder,
+    size_figure,
+)
+from keras_multigpu.callbacks.batch_size_finder.search import Try, is_out_of_memory, largest_size
+from keras_multigpu.callbacks.trials import of_size
 from keras_multigpu.pictures import write_png
 from keras_multigpu.training.variables.model_state import ModelState
 
@@ -66,7 +67,7 @@ def test_the_limit_of_a_replica_is_found_and_drawn(replicas, capsys, tmp_path, m
         drawn.append(lines_of(figure.axes[0]))
         write_png(figure, path)
 
-    monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.callback.write_png", write)
+    monkeypatch.setattr("keras_multigpu.callbacks.base.write_png", write)
     # On a busy machine the search would say how far it is.
     monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.search.PATIENCE", np.inf)
     path = tmp_path / "new" / "sizes.png"
@@ -125,7 +126,9 @@ def test_a_margin_is_left_where_memory_is_the_limit(capsys):
     """A tenth of 13 is more than one example: 11 are used."""
     finder = search(network(13), BatchSizeFinder(None))
     assert (finder.largest_replica_batch_size, finder.best_replica_batch_size) == (13, 11)
-    assert "13 examples fit on each replica and 14 do not, 11 with room" in capsys.readouterr().out
+    assert (
+        "13 examples fit on each replica and 14 do not, 11 with a margin" in capsys.readouterr().out
+    )
 
 
 def test_the_search_is_no_finer_than_the_margin():
@@ -220,6 +223,16 @@ def test_ragged_and_sparse_rows_are_repeated():
     np.testing.assert_array_equal(x["d"], [1, 2, 3, 1, 2])
     assert (y, float(weight)) == (None, 0.5)
     np.testing.assert_array_equal(of_size(batch, 2)[0]["d"], [1, 2])
+
+
+def test_leaves_of_other_lengths_keep_their_ratio():
+    """Of 2 labelled and 6 unlabelled rows 4 and 12, or 1 and 3; one row for all stays one."""
+    x = {"labelled": tf.range(2), "unlabelled": tf.range(6), "shared": tf.constant([7])}
+    for size, rows in ((4, [4, 12, 1]), (1, [1, 3, 1])):
+        resized, y, _ = of_size((x, tf.range(2), None), size)
+        assert [int(resized[name].shape[0]) for name in x] == rows
+        assert int(y.shape[0]) == size
+    assert of_size((tf.constant([7]), None, None), 3)[0].numpy().tolist() == [7, 7, 7]
 
 
 @pytest.mark.parametrize(

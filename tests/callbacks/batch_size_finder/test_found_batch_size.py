@@ -7,7 +7,7 @@ from helpers.cpu_replicas import replicas_of
 from hungry_models import Hungry, Remember, batches, fed, network, search
 
 import keras_multigpu as kmg
-from keras_multigpu.callbacks.batch_size_finder.callback import BatchSizeFinder
+from keras_multigpu.callbacks.batch_size_finder.batch_size_finder import BatchSizeFinder
 from keras_multigpu.training.steps.probes import Probe
 
 pytestmark = pytest.mark.usefixtures("python_sees_rows")
@@ -51,7 +51,7 @@ def test_the_global_batch_is_kept_by_micro_batches(replicas, pieces, capsys):
     finder = BatchSizeFinder("micro_batches", margin=0.0)
     found = model.fit(batches(global_batch_size=42), verbose=0, callbacks=[finder, seen]).history
     assert seen.seen == [(42, pieces, 3)] * 3
-    assert f"its share of {-(-42 // replicas)} in {pieces} micro-batches.\n" in (
+    assert f"computes its {-(-42 // replicas)} in {pieces} micro-batches.\n" in (
         capsys.readouterr().out
     )
     # Dropout and BatchNorm see pieces, so the numbers are close and not equal.
@@ -108,7 +108,7 @@ def test_a_share_that_fits_needs_no_pieces(capsys):
         batches(global_batch_size=5), verbose=0, callbacks=[finder, seen], steps_per_epoch=2
     )
     assert seen.seen == [(5, 1, 2)] * 2
-    assert "global batches keep their 5 examples, and each replica takes its share of 2 in 1 " in (
+    assert "global batches keep their 5 examples, and each replica computes its 2 in 1 " in (
         capsys.readouterr().out
     )
 

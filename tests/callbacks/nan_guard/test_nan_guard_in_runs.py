@@ -163,6 +163,6 @@ def test_who_writes_the_logs_comes_later(tmp_path):
     """A CSV file without `skipped_steps` would look as if none were skipped."""
     x, y = data()
     before = keras.callbacks.CSVLogger(tmp_path / "log.csv")
-    with pytest.raises(ValueError, match="CSVLogger stands before NaNGuard.*Received: callbacks="):
+    with pytest.raises(ValueError, match="CSVLogger comes before NaNGuard.*Received: callbacks="):
         network(normalized=False).fit(x, y, 8, verbose=0, callbacks=[before, NaNGuard("skip")])
     before.on_train_end()

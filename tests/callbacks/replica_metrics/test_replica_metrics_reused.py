@@ -115,7 +115,7 @@ def test_metrics_need_targets(dataset):
 def test_two_in_one_fit_are_refused():
     """They would write the same names."""
     with pytest.raises(
-        ValueError, match=r"more than one `ReplicaMetrics`.*Expected one.*Received: call"
+        ValueError, match=r"more than one `ReplicaMetrics`.*Expected at most one.*Received: call"
     ):
         fit(line(1), ReplicaMetrics(), ReplicaMetrics(["mae"]))
 

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_multigpu.callbacks.fit_run import run_of
+from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.callbacks.resumable_checkpoint import resumed_run
 from keras_multigpu.callbacks.resumable_checkpoint.folder import BackgroundWriter, CheckpointFolder
 from keras_multigpu.callbacks.resumable_checkpoint.shape import require_run
@@ -24,13 +24,12 @@ from keras_multigpu.callbacks.resumable_checkpoint.states import (
 )
 from keras_multigpu.callbacks.resumable_checkpoint.together import Together
 from keras_multigpu.checks import require_number, require_positive_integer, value_error
-from keras_multigpu.training.run import TrainingRun
 from keras_multigpu.training.variables.model_state import ModelState, identity_of_model
 
 _log = logging.getLogger("keras_multigpu")
 
 
-class ResumableCheckpoint(keras.callbacks.Callback):
+class ResumableCheckpoint(RunCallback):
     """Saves all that training consists of, and goes on with it when the command is run again.
 
     That is: weights, optimizer, loss scale, seeds, metrics in progress, the position in the data,
@@ -59,6 +58,9 @@ class ResumableCheckpoint(keras.callbacks.Callback):
     model.fit(train, epochs=90, callbacks=[ResumableCheckpoint("photos_run", every_minutes=10)])
     ```
     """
+
+    needs = "run"
+    single = True
 
     def __init__(
         self,
@@ -98,20 +100,17 @@ class ResumableCheckpoint(keras.callbacks.Callback):
         self._last_step = 0
         self._saved_at = 0.0
 
-    @property
-    def _run(self) -> TrainingRun:
-        return self.model.training_run
-
     # Begin, and go on.
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        run = run_of(self, "elsewhere `fit` cannot begin in the middle of an epoch")
-        resumed_run.refuse_others(self, run.callbacks)
+        super().on_train_begin(logs)
+        run = self.run
+        resumed_run.refuse_backups(run.callbacks)
         self._together = Together(self.model.replication.group)
         if self._together.is_chief:
             self._files.open()
-        self._run.after_end(self._close)
-        self._data = resumed_run.identity_of_data(self._run)
+        self.run.after_end(self._close)
+        self._data = resumed_run.identity_of_data(self.run)
         resumed_run.warn_of_other_orders(self._data)
         self.resumed_from, self._found = self._together.newest(self._files)
         if self.resumed_from is not None:
@@ -119,38 +118,38 @@ class ResumableCheckpoint(keras.callbacks.Callback):
             if self._together.is_chief:
                 resumed_run.report_other_versions(self._found, self.resumed_from)
             resumed_run.refuse_other_data(self._data, self._found, self.resumed_from)
-            resumed_run.require_place(self._run, self._found["run"], self.resumed_from)
-            resumed_run.refuse_later_start(self._run, self._found["run"], self.resumed_from)
+            resumed_run.require_place(self.run, self._found["run"], self.resumed_from)
+            resumed_run.refuse_later_start(self.run, self._found["run"], self.resumed_from)
         self._writer = BackgroundWriter(self._files) if self._background else None
         self._rates = []
         self._validating = False
         self._signals.listen()
-        self._run.after_begin(self._begin)
-        self._run.after_each("on_epoch_begin", self._epoch_begun)
-        self._run.after_each("on_train_batch_end", self._step_done)
-        self._run.after_each("on_test_end", self._validation_done)
-        self._run.after_each("on_epoch_end", self._epoch_done)
+        self.run.after_begin(self._begin)
+        self.run.after_each("on_epoch_begin", self._epoch_begun)
+        self.run.after_each("on_train_batch_end", self._step_done)
+        self.run.after_each("on_test_end", self._validation_done)
+        self.run.after_each("on_epoch_end", self._epoch_done)
 
     def _begin(self) -> None:
         self._rates = resumed_run.written_rates(self.model)
         # Before a callback changes what is trained.
         self._made = identity_of_model(self.model) if self.model.built else None
         if self.resumed_from is not None:
-            resumed_run.go_on(self._run, self._found, self.resumed_from)
+            resumed_run.go_on(self.run, self._found, self.resumed_from)
             resumed_run.refuse_other_model(self.model, self._rates, self._found, self.resumed_from)
             if self._together.is_chief:  # Some callbacks are the chief's alone.
-                report_changes(self._run.callbacks, self._found["callbacks"])
+                report_changes(self.run.callbacks, self._found["callbacks"])
             before = ModelState.of(self.model)
             try:
                 self._restore()
             except BaseException:  # A callback may not take its state back.
                 before.restore(self.model)
                 raise
-        self._steps, self._last_step, self._saved_at = 0, self._run.step, time.monotonic()
+        self._steps, self._last_step, self._saved_at = 0, self.run.step, time.monotonic()
 
     def _restore(self) -> None:
         ModelState(self._found["model"]).restore(self.model)
-        restore_states(self._run.callbacks, self._found["callbacks"])
+        restore_states(self.run.callbacks, self._found["callbacks"])
         resumed_run.apply_rates(self.model, self._rates, self._found["rates"])
         random.setstate(self._found["random"]["python"])
         np.random.set_state(self._found["random"]["numpy"])
@@ -158,7 +157,7 @@ class ResumableCheckpoint(keras.callbacks.Callback):
     def _epoch_begun(self) -> None:
         # In the middle of an epoch its beginning was seen before the checkpoint was saved. What
         # callbacks have now done for a second time is undone.
-        if self._found is not None and self._run.step:
+        if self._found is not None and self.run.step:
             self._restore()
         self._found = None
 
@@ -175,7 +174,7 @@ class ResumableCheckpoint(keras.callbacks.Callback):
         """A signal has come: validation is left, because it can be done again."""
         # Except where this would round weights once more.
         swaps = any(
-            isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in self._run.callbacks
+            isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in self.run.callbacks
         )
         # And where other workers would go on with it.
         if self._validating and not swaps and not self._together.is_spread:
@@ -183,18 +182,18 @@ class ResumableCheckpoint(keras.callbacks.Callback):
 
     def _validation_done(self) -> None:
         if self._signals.pending is not None and self.model.stop_evaluating:
-            self._save(self._run.state)
+            self._save(self.run.state)
             self._end()
 
     def _step_done(self) -> None:
-        step = self._run.step
+        step = self.run.step
         self._steps += step - (self._last_step if step > self._last_step else 0)
         self._last_step = step
         if self._writer is not None:
             self._writer.raise_error()
         is_due, is_over = self._asked()
         if is_due or is_over:
-            self._save(self._run.state)
+            self._save(self.run.state)
         if is_over:
             self._end()
 
@@ -211,12 +210,12 @@ class ResumableCheckpoint(keras.callbacks.Callback):
     def _epoch_done(self) -> None:
         """Save the state of the moment before the next epoch."""
         is_due, signalled = self._asked(now=True)
-        done = self._run.epoch + 1
-        over = self.model.stop_training or done >= self._run.epochs
+        done = self.run.epoch + 1
+        over = self.model.stop_training or done >= self.run.epochs
         regular = self.every_epochs is not None and done % self.every_epochs == 0
         self._last_step = 0
         if over or regular or signalled or is_due:
-            state = {**self._run.state, "epoch": done, "step": 0, "logs": {}}
+            state = {**self.run.state, "epoch": done, "step": 0, "logs": {}}
             self._save(state, stopped=bool(self.model.stop_training))
         if signalled:
             self._end()
@@ -224,7 +223,7 @@ class ResumableCheckpoint(keras.callbacks.Callback):
     def _save(self, run_state: dict[str, Any], stopped: bool = False) -> None:
         self._steps, self._saved_at = 0, time.monotonic()
         # On all workers: some exchange what they have measured.
-        states = states_of(self._run.callbacks)
+        states = states_of(self.run.callbacks)
         if not self._together.is_chief:
             return
         if self._made is None:
@@ -239,7 +238,7 @@ class ResumableCheckpoint(keras.callbacks.Callback):
             "callbacks": states,
             "random": {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)},
             "data": self._data,
-            "replicas": self._run.replicas,
+            "replicas": self.run.replicas,
             "saved": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
         content = resumed_run.encoded(tree)
@@ -259,8 +258,8 @@ class ResumableCheckpoint(keras.callbacks.Callback):
             "Ended by %s after step %d of epoch %d. All is saved in %s; run the same command "
             "again to go on.",
             signal.Signals(number).name,
-            self._run.step,
-            self._run.epoch + 1,
+            self.run.step,
+            self.run.epoch + 1,
             self.folder,
         )
         self._signals.end()

@@ -9,8 +9,8 @@ from helpers.cpu_replicas import covering, replicas_of
 from helpers.reused_models import reused
 
 import keras_multigpu as kmg
-from keras_multigpu.callbacks.learning_rate_finder.callback import LearningRateFinder
-from keras_multigpu.callbacks.learning_rate_finder.curve import (
+from keras_multigpu.callbacks.learning_rate_finder import (
+    LearningRateFinder,
     RateCurve,
     explodes,
     moving_mean,
@@ -146,7 +146,7 @@ def test_the_suggested_rate_is_used(replicas, capsys):
     model = line(replicas)
     model.fit(ordered(), epochs=1, callbacks=[finder], verbose=0)
     assert float(model.optimizer.learning_rate) == pytest.approx(finder.suggested_rate)
-    assert "is suggested, and is used from now on." in capsys.readouterr().out
+    assert "is suggested and used from now on." in capsys.readouterr().out
     weight, other = model.get_weights()[0], line(replicas)
     other.optimizer.learning_rate = finder.suggested_rate
     other.fit(ordered(), epochs=1, verbose=0)
@@ -262,7 +262,7 @@ def test_the_curve_is_drawn(tmp_path, apply):
 
 def test_long_searches_say_how_far_they_are(monkeypatch, capsys):
     """Short ones print one line only."""
-    monkeypatch.setattr("keras_multigpu.callbacks.learning_rate_finder.callback.PATIENCE", 0.0)
+    monkeypatch.setattr("keras_multigpu.callbacks.learning_rate_finder.PATIENCE", 0.0)
     search(line(), LearningRateFinder(1e-3, high=1e-1, steps=10))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 11

@@ -125,5 +125,5 @@ def test_scaling_comes_first():
     pair = [LearningRateWarmup(steps=3), BatchSizeScaling(2)]
     with pytest.raises(ValueError, match="comes before BatchSizeScaling.*Exchange the two"):
         trained(model, *pair)
-    with pytest.raises(ValueError, match="is there twice"):
+    with pytest.raises(ValueError, match="more than one `LearningRateWarmup`"):
         trained(model, LearningRateWarmup(steps=3), LearningRateWarmup(steps=3))

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.callbacks.fit_run import run_of
+from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.callbacks.throughput_report.bottlenecks import verdict_on
 from keras_multigpu.callbacks.throughput_report.forward_flops import forward_flops
 from keras_multigpu.callbacks.throughput_report.report import (
@@ -19,8 +19,7 @@ from keras_multigpu.callbacks.throughput_report.report import (
     unseen_throughput,
 )
 from keras_multigpu.callbacks.throughput_report.scaling_run import scaling_of
-from keras_multigpu.callbacks.timing.step_clock import StepClock, of_replicas
-from keras_multigpu.callbacks.timing.step_probe import StepProbe, TraceProbe
+from keras_multigpu.callbacks.timing import StepClock, StepProbe, TraceProbe, of_replicas
 from keras_multigpu.checks import (
     require_choice,
     require_ending,
@@ -35,7 +34,7 @@ from keras_multigpu.writing import require_writable, say, whole, writes_here
 logger = logging.getLogger("keras_multigpu")
 
 
-class ThroughputReport(keras.callbacks.Callback):
+class ThroughputReport(RunCallback):
     """Tells how fast training is, where the time of a step goes, and what to try.
 
     The wall time of an epoch's steps is split into the wait for data, the computation of the
@@ -62,6 +61,8 @@ class ThroughputReport(keras.callbacks.Callback):
     model.fit(data, epochs=2, callbacks=[kmg.callbacks.ThroughputReport()])
     ```
     """
+
+    needs = "inside"
 
     def __init__(
         self,
@@ -102,7 +103,8 @@ class ThroughputReport(keras.callbacks.Callback):
         return next((one for one in reversed(self.reports) if one.steps), None)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._run = run = run_of(self, "elsewhere the parts of a step are not seen")
+        super().on_train_begin(logs)
+        self._run = run = self.run
         self.reports = []
         self._counted = False
         if self.scaling_steps is not None:

@@ -6,7 +6,7 @@ import pytest
 from helpers.cpu_replicas import covering, replicas_of
 
 import keras_multigpu as kmg
-from keras_multigpu.callbacks.rates.rates import Rate
+from keras_multigpu.callbacks.rates import Rate
 
 pytestmark = [
     # Keras 3.15.1 writes weights through an `__array__` that NumPy 2 finds outdated.

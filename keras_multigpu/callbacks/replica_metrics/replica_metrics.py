@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_multigpu.callbacks.fit_run import run_of
+from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.callbacks.replica_metrics.figure import replica_figure
 from keras_multigpu.callbacks.replica_metrics.row_file import RowFile
 from keras_multigpu.callbacks.replica_metrics.scores import ScoreProbe, require_targets
@@ -20,8 +20,7 @@ from keras_multigpu.callbacks.replica_metrics.window import (
     behind,
     window_of,
 )
-from keras_multigpu.callbacks.timing.step_clock import StepClock, Timing, no_time, of_replicas
-from keras_multigpu.callbacks.timing.step_probe import Sums, no_sums
+from keras_multigpu.callbacks.timing import StepClock, Sums, Timing, no_sums, no_time, of_replicas
 from keras_multigpu.checks import require_number, require_positive_integer, value_error
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
 from keras_multigpu.pictures import picture_file, write_png
@@ -33,7 +32,7 @@ logger = logging.getLogger("keras_multigpu")
 MOST_WINDOWS = 2000
 
 
-class ReplicaMetrics(keras.callbacks.Callback):
+class ReplicaMetrics(RunCallback):
     """Shows loss, metrics, examples, gradients and times of each replica by itself.
 
     What `fit` reports is true for the global batch, and hides which replica has other data,
@@ -64,6 +63,9 @@ class ReplicaMetrics(keras.callbacks.Callback):
     model.fit(data, epochs=5, callbacks=[kmg.callbacks.ReplicaMetrics(["accuracy"])])
     ```
     """
+
+    needs = "inside"
+    single = True
 
     def __init__(
         self,
@@ -101,15 +103,8 @@ class ReplicaMetrics(keras.callbacks.Callback):
             require_writable(self._file.path)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._run = run_of(self)
-        several = [one for one in self._run.callbacks if isinstance(one, ReplicaMetrics)]
-        if len(several) > 1:
-            raise value_error(
-                "There is more than one `ReplicaMetrics` in this `fit`.",
-                "Expected one: both would write `replica_0/loss` and so on to the history.",
-                "Give all metrics to one `ReplicaMetrics` and leave the other out.",
-                callbacks=[type(one).__name__ for one in self._run.callbacks],
-            )
+        super().on_train_begin(logs)
+        self._run = self.run
         if self.metrics and self._run.batch_spec is not None:
             require_targets(self.metrics, self._run.batch_spec[1])
         self._begin_anew_for_another_model()

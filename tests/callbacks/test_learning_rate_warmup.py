@@ -150,8 +150,8 @@ def test_the_step_is_traced_once():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"epochs": 0}, "The length .* not clear.*Received: epochs=0, steps=None"),
-        ({"epochs": float("nan")}, "not clear.*Received: epochs=nan"),
+        ({"epochs": 0}, "The length .* not defined.*Received: epochs=0, steps=None"),
+        ({"epochs": float("nan")}, "not defined.*Received: epochs=nan"),
         ({"epochs": 1, "steps": 5}, "not both.*Received: epochs=1, steps=5"),
         ({"steps": -3}, "`steps` is not a positive integer.*Received: steps=-3"),
         ({"steps": 1.5}, "`steps` is not a positive integer.*Received: steps=1.5"),
@@ -171,7 +171,7 @@ def test_bad_arguments_are_named(arguments, words):
 def test_what_does_not_fit_the_model_is_named():
     """A rate that would fall, an optimizer without velocity, data of unknown length."""
     model = slope(2, keras.optimizers.SGD(0.8))
-    with pytest.raises(ValueError, match="begin above the rate.*Received: initial_rate=0.9"):
+    with pytest.raises(ValueError, match="begin above its target.*Received: initial_rate=0.9"):
         trained(model, LearningRateWarmup(initial_rate=0.9))
     with pytest.raises(ValueError, match="a velocity to correct.*Received: optimizer='SGD'"):
         trained(model, LearningRateWarmup(momentum_correction=True))
@@ -179,7 +179,7 @@ def test_what_does_not_fit_the_model_is_named():
     def generator():
         yield ONES[:4], ZEROS[:4]
 
-    with pytest.raises(ValueError, match="how long an epoch is.*Received: epochs=None"):
+    with pytest.raises(ValueError, match="length of an epoch is not.*Received: epochs=None"):
         model.fit(generator(), verbose=0, callbacks=[LearningRateWarmup()])
 
 

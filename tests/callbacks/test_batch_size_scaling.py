@@ -235,12 +235,12 @@ def test_empty_replicas():
         ({"base_batch_size": 0}, "`base_batch_size` is not a positive integer.*base_batch_size=0"),
         ({"rule": "cube"}, "`rule` has an unknown value.*Received: rule='cube'"),
         ({"max_replica_batch_size": -1}, "`max_replica_batch_size` is not a positive integer"),
-        ({"schedule": {}}, "does not say which batch size.*Received: schedule={}"),
-        ({"schedule": {-1: 4}}, "does not say which batch size.*Received: schedule={-1: 4}"),
-        ({"schedule": {1: -4}}, "does not say which batch size.*Received: schedule={1: -4}"),
-        ({"schedule": {1: float("nan")}}, "does not say which batch size.*schedule={1: nan}"),
-        ({"schedule": {1: 8.0}}, "does not say which batch size.*schedule={1: 8.0}"),
-        ({"schedule": [4, 8]}, r"does not say which batch size.*schedule=\[4, 8\]"),
+        ({"schedule": {}}, "does not map epochs to batch.*Received: schedule={}"),
+        ({"schedule": {-1: 4}}, "does not map epochs to batch.*Received: schedule={-1: 4}"),
+        ({"schedule": {1: -4}}, "does not map epochs to batch.*Received: schedule={1: -4}"),
+        ({"schedule": {1: float("nan")}}, "does not map epochs to batch.*schedule={1: nan}"),
+        ({"schedule": {1: 8.0}}, "does not map epochs to batch.*schedule={1: 8.0}"),
+        ({"schedule": [4, 8]}, r"does not map epochs to batch.*schedule=\[4, 8\]"),
         ({"schedule": {1: 8, 3: 4}}, "would shrink.*Received: global_batch_size=4, before=8"),
     ],
 )
@@ -279,5 +279,5 @@ def test_data_without_a_size_are_named():
         yield ONES[:4], ZEROS[:4]
 
     model = slope(2, keras.optimizers.SGD(0.5))
-    with pytest.raises(ValueError, match="how many examples a batch has.*data='generator'"):
+    with pytest.raises(ValueError, match="number of examples .* is not known.*data='generator'"):
         trained(model, BatchSizeScaling(4), x=generator())

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 
 import keras
 
-from keras_multigpu.callbacks.fit_run import require_before_readers, run_of
+from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.callbacks.nan_guard.findings import (
     Facts,
     Finding,
@@ -22,7 +22,7 @@ from keras_multigpu.callbacks.nan_guard.probe import (
     TOOK,
     FiniteProbe,
 )
-from keras_multigpu.callbacks.rates.rates import Rate
+from keras_multigpu.callbacks.rates import Rate
 from keras_multigpu.checks import (
     error_of,
     require_choice,
@@ -34,12 +34,10 @@ from keras_multigpu.training.variables.model_state import ModelState
 from keras_multigpu.training.variables.placement import optimizers_of
 from keras_multigpu.writing import writes_here
 
-UNSEEN = "elsewhere a step is seen only when its weights are there, and cannot be skipped"
-
 logger = logging.getLogger("keras_multigpu")
 
 
-class NaNGuard(keras.callbacks.Callback):
+class NaNGuard(RunCallback):
     """Keeps NaN and infinity out of a model, and names replica, layer and example.
 
     Every step is checked before it changes anything: the loss, the gradients, the new weights, and
@@ -98,6 +96,9 @@ class NaNGuard(keras.callbacks.Callback):
             "rate_factor", rate_factor, lambda one: 0 < one <= 1, "above 0 and not above 1", fix
         )
         self.action = action
+        if action == "skip":
+            self.needs, self.writes = "inside", ("skipped_steps",)
+            self._instead = "pass `action='rollback'`"
         self.every_steps = every_steps
         self.patience = patience
         self.snapshot_every_steps = snapshot_every_steps
@@ -118,6 +119,7 @@ class NaNGuard(keras.callbacks.Callback):
     # Hooks.
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        super().on_train_begin(logs)
         self.findings, self.skipped_steps, self.rollbacks = [], 0, 0
         self._good = None
         self._at_epoch_begin = {"skipped": 0, "took": 0}
@@ -127,9 +129,6 @@ class NaNGuard(keras.callbacks.Callback):
         if run is not None and self._rate is not None:
             # Also where `fit` fails.
             run.after_end(self._rate.restore)
-        if self.action == "skip":
-            run = run_of(self, UNSEEN, "Pass `action='rollback'`")
-            require_before_readers(self, run.callbacks, ["skipped_steps"])
         self._watching = None
         # One that does not call `compute_loss` cannot be looked into; its logs can.
         if run is None or (run.has_own_train_step and self.action != "skip"):

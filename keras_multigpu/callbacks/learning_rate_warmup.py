@@ -1,16 +1,21 @@
 """`LearningRateWarmup`: begin with a small learning rate and raise it step by step."""
 
 import math
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
-import keras
-import numpy as np
 import tensorflow as tf
 
-from keras_multigpu.callbacks.learning_rate_warmup.probe import CURVES, WarmupProbe
-from keras_multigpu.callbacks.rates.probe import multiply_velocities
-from keras_multigpu.callbacks.rates.rates import Rate, corrects_momentum
-from keras_multigpu.callbacks.scaling_order import require_order, scaling_of
+from keras_multigpu.callbacks.batch_size_scaling import BatchSizeScaling
+from keras_multigpu.callbacks.rates import (
+    Rate,
+    RateCallback,
+    RateProbe,
+    corrects_momentum,
+    multiply_velocities,
+    nothing,
+)
 from keras_multigpu.checks import real_number, require_choice, require_positive_integer, value_error
 from keras_multigpu.keras_internals import graph_internals
 
@@ -18,32 +23,51 @@ from keras_multigpu.keras_internals import graph_internals
 EPOCHS = 5
 
 
-class LearningRateWarmup(keras.callbacks.Callback):
+def linear(first: tf.Tensor, progress: tf.Tensor) -> tf.Tensor:
+    return first + (1.0 - first) * progress
+
+
+def exponential(first: tf.Tensor, progress: tf.Tensor) -> tf.Tensor:
+    return tf.pow(first, 1.0 - progress)
+
+
+def cosine(first: tf.Tensor, progress: tf.Tensor) -> tf.Tensor:
+    """Half a wave: slow at both ends."""
+    return first + (1.0 - first) * (1.0 - tf.cos(math.pi * progress)) / 2.0
+
+
+CURVES: dict[str, Callable[[tf.Tensor, tf.Tensor], tf.Tensor]] = {
+    "linear": linear,
+    "exponential": exponential,
+    "cosine": cosine,
+}
+
+
+class LearningRateWarmup(RateCallback):
     """Raises the learning rate from a small one to that of the optimizer, step by step.
 
     Large batches with a large rate diverge in the first steps, when weights change quickly
     (Goyal et al. 2017). The rate may be a number or a schedule; a schedule is multiplied by the
-    part of the warm-up. The rate is set inside the training step, so it is exact also with
-    `steps_per_execution`; in stock Keras it then changes between calls only.
+    fraction that the warm-up has reached. The rate is set inside the training step, so it is exact
+    even with `steps_per_execution`; in stock Keras it then changes only between calls.
 
-    With a plain rate others may assign to `optimizer.learning_rate`, and they win: a lower rate
-    than the present one is used as it is, and ends the warm-up; a higher one becomes the rate
-    that the warm-up leads to. After `fit` the optimizer has the rate that the warm-up leads to,
-    and the schedule that it was compiled with.
+    A plain rate can still be assigned to `optimizer.learning_rate`, which takes precedence: a lower
+    rate than the present one is used as it is, and ends the warm-up; a higher one becomes the
+    target of the warm-up. After `fit` the optimizer has the target rate, and the schedule that it
+    was compiled with.
 
-    A second `fit` with the same object goes on where the first one stopped. A new object warms
-    up anew.
+    A second `fit` with the same object continues where the first one stopped. A new object starts
+    a new warm-up.
 
     The logs have `learning_rate`: the rate of the epoch's last step.
 
     Args:
-        epochs: How long it lasts, in epochs of the size that they have in the beginning; may be a
-            fraction. By default 5.
+        epochs: How long it lasts, in epochs of their initial size; may be a fraction. By default 5.
         steps: How long it lasts in optimizer steps, instead of `epochs`.
-        initial_rate: The rate of the first step. By default that of `BatchSizeScaling` before it
-            is scaled; without that, one step's part of the way from zero.
+        initial_rate: The rate of the first step. By default the unscaled rate of
+            `BatchSizeScaling`; without that, the first of equal steps from zero.
         curve: `"linear"`, `"exponential"` (equal ratios) or `"cosine"` (slow at both ends).
-        momentum_correction: Whether the velocity of SGD is multiplied as the rate is, because it
+        momentum_correction: Whether the velocity of SGD is multiplied like the rate, because it
             contains the rate. `"auto"` does so for SGD with momentum.
 
     Example:
@@ -54,6 +78,8 @@ class LearningRateWarmup(keras.callbacks.Callback):
     ```
     """
 
+    after = (BatchSizeScaling,)
+
     def __init__(
         self,
         epochs: float | None = None,
@@ -63,40 +89,30 @@ class LearningRateWarmup(keras.callbacks.Callback):
         curve: str = "linear",
         momentum_correction: bool | str = "auto",
     ) -> None:
-        super().__init__()
+        require_choice("curve", curve, CURVES)
+        self._probe = WarmupProbe(curve)
+        super().__init__(momentum_correction, self._probe)
         if steps is not None:
             require_positive_integer("steps", steps)
         bad = epochs is not None and not 0 < real_number(epochs) < math.inf
         if bad or (epochs is not None and steps is not None):
             raise value_error(
-                "The length of the warm-up is not clear.",
+                "The length of the warm-up is not defined.",
                 "Expected a positive number of `epochs`, or a number of `steps`, not both.",
                 "Pass for example `epochs=5` or `steps=1000`.",
                 epochs=epochs,
                 steps=steps,
             )
         require_rate(initial_rate, curve)
-        require_choice("curve", curve, CURVES)
-        require_choice("momentum_correction", momentum_correction, ["auto", True, False])
         self.epochs, self.steps = epochs, steps
         self.initial_rate, self.curve = initial_rate, curve
-        self.momentum_correction = momentum_correction
-        self._probe = WarmupProbe(curve)
-        self._rate: Rate | None = None
         self._optimizer: Any = None
-        self._begun = False
-        self._step = 0
         # What was reached in an earlier `fit`, or in the run that is resumed.
         self._known: dict[str, Any] = {}
 
     @property
-    def learning_rates(self) -> np.ndarray:
-        """The rate of each step of this `fit`, or of the last one; those of a resumed run only."""
-        return self._probe.read()
-
-    @property
     def state(self) -> dict[str, Any]:
-        """Where the warm-up stands; `ResumableCheckpoint` saves it."""
+        """How far the warm-up is."""
         if self._rate is None or not self._begun:
             return {}
         warmup = self._probe.state
@@ -104,7 +120,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
-        # Taken up at once: `BatchSizeScaling` may multiply before the next epoch begins. The
+        # Applied immediately: `BatchSizeScaling` may multiply before the next epoch begins. The
         # second time, in the middle of an epoch, nothing has changed.
         if not state or self._rate is None or self._begun:
             return
@@ -113,39 +129,32 @@ class LearningRateWarmup(keras.callbacks.Callback):
         self._probe.give(**state["warmup"])
         self._probe.go_on(state["last"])
 
-    @property
-    def record(self) -> WarmupProbe:
-        """What keeps the rates of the steps."""
-        return self._probe
-
     def multiplied(self, factor: float) -> None:
-        """Somebody has multiplied rate and velocity, which is not meant to end the warm-up."""
+        # Not an assignment that ends the warm-up.
         if self._begun:
             self._probe.multiply(factor)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._end()
+        super().on_train_begin(logs)
         self._rate = Rate(self.model).adjust()
         self._probe.corrects = corrects_momentum(self.momentum_correction, self._rate)
         self._probe.rate = self._rate
         if self._rate.optimizer is not self._optimizer:
             self._optimizer, self._known = self._rate.optimizer, {}
-        run = getattr(self.model, "training_run", None)
         self.__dict__.pop("on_train_batch_begin", None)
+        run = self.run_or_none
         if run is None:
             self._watch_stock_steps()
             return
-        require_order(run.callbacks)
         run.watch(self._probe)
         run.after_each("on_train_batch_end", lambda: self._passed(run.step))
         run.after_end(self._end)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self._step = 0
         assert self._rate is not None
-        run = getattr(self.model, "training_run", None)
-        if run is not None:
-            self._step = run.step
+        run = self.run_or_none
+        self._step = 0 if run is None else run.step
         if self._begun:
             return
         self._begin(self._rate)
@@ -157,27 +166,27 @@ class LearningRateWarmup(keras.callbacks.Callback):
             logs["learning_rate"] = self._probe.last
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        # With a `training_run` this happens later, and also where `fit` fails.
-        if getattr(self.model, "training_run", None) is None:
+        # With a run this happens later, and also if `fit` fails.
+        if self.run_or_none is None:
             self._end()
 
     def _watch_stock_steps(self) -> None:
-        """Let the warm-up run before each call of Keras's own step."""
+        """Let the warm-up run before each call of the stock step."""
         optimizer = self._optimizer
         with graph_internals.single_device():
             self._probe.build(self.model.distribute_strategy)
         compiled = tf.function(self._probe.before_step, autograph=False)
 
         def on_train_batch_begin(batch: int, logs: dict[str, Any] | None = None) -> None:
-            # Before its first step the optimizer has no velocity that could be compiled.
+            # Before its first step the optimizer has no velocity to compile.
             (compiled if optimizer.built else self._probe.before_step)()
             self._probe.passed(1)
 
-        # Not a method, because one that does nothing also costs.
+        # Not a method, because even one that does nothing has a cost.
         self.__dict__["on_train_batch_begin"] = on_train_batch_begin
 
     def _begin(self, rate: Rate) -> None:
-        """Set the variables of the probe for a warm-up that begins, or that `fit` interrupted."""
+        """Set the variables of the probe for a warm-up that begins, or that is continued."""
         now, target = int(rate.steps().numpy()), float(rate.lever.numpy())
         known = self._known
         # An optimizer that counts from zero again is warmed up again.
@@ -188,18 +197,18 @@ class LearningRateWarmup(keras.callbacks.Callback):
         self._probe.give(**known, target=target, left=target, used=target)
         if not known["over"]:
             first = float(self._probe.part(tf.constant(now - known["start"], tf.int64)).numpy())
-            # Who reads the rate before the first step finds the one that it will have.
+            # Whoever reads the rate before the first step finds the one that it will have.
             rate.lever.assign(first * target)
             self._probe.give(left=rate.lever.numpy())
 
     def _length(self) -> int:
         if self.steps is not None:
             return self.steps
-        run = getattr(self.model, "training_run", None)
+        run = self.run_or_none
         each = self.params.get("steps") if run is None else run.steps_per_epoch
         if each is None:
             raise value_error(
-                "The warm-up lasts some epochs, and nobody knows how long an epoch is.",
+                "The warm-up is given in epochs, and the length of an epoch is not known.",
                 "Expected data of a known length, or a number of steps.",
                 "Pass `steps` instead of `epochs`.",
                 epochs=self.epochs,
@@ -208,14 +217,16 @@ class LearningRateWarmup(keras.callbacks.Callback):
 
     def _first(self, target: float, length: int) -> float:
         if self.initial_rate is None:
-            scaling = scaling_of(self.model)
-            return 1.0 / (length + 1) if scaling is None else 1.0 / max(scaling.factor, 1.0)
+            run = self.run_or_none
+            for callback in [] if run is None else run.callbacks:
+                if isinstance(callback, BatchSizeScaling):
+                    return 1.0 / max(callback.factor, 1.0)
+            return 1.0 / (length + 1)
         if not self.initial_rate <= target:
             raise value_error(
-                "The warm-up would begin above the rate that it leads to.",
+                "The warm-up would begin above its target rate.",
                 "Expected an initial rate that is at most that of the optimizer.",
-                "Pass a lower `initial_rate`; a schedule that has a warm-up of its own needs "
-                "no other.",
+                "Pass a lower `initial_rate`; a schedule that includes a warm-up needs no other.",
                 initial_rate=self.initial_rate,
                 learning_rate=target,
             )
@@ -232,7 +243,7 @@ class LearningRateWarmup(keras.callbacks.Callback):
             return
         values = self._probe.state
         found = float(rate.lever.numpy())
-        # Where it is not what the last step has left, somebody has assigned it.
+        # If it is not what the last step left, it was assigned.
         lowered = found < values["left"]
         target = values["target"] if found == values["left"] else found
         if not values["over"] and not lowered:
@@ -254,8 +265,90 @@ def require_rate(rate: Any, curve: str) -> None:
     if not 0 <= number < math.inf or (number == 0 and curve == "exponential"):
         raise value_error(
             "The warm-up cannot begin with this `initial_rate`.",
-            "Expected a number from zero on; above zero for an exponential curve.",
+            "Expected a non-negative number; a positive one for an exponential curve.",
             "Pass for example 0.001, or leave it out.",
             initial_rate=rate,
             curve=curve,
         )
+
+
+class WarmupProbe(RateProbe):
+    """Sets and keeps the rate of each step of a warm-up; SGD's velocity may follow."""
+
+    corrects = False
+
+    def __init__(self, curve: str) -> None:
+        super().__init__()
+        self._curve = CURVES[curve]
+
+    def make(self) -> None:
+        """Make the variables."""
+        super().make()
+        self._at = SimpleNamespace(
+            over=tf.Variable(True),
+            # The number of the first step, and of the steps to the target.
+            start=tf.Variable(0, dtype=tf.int64),
+            length=tf.Variable(1, dtype=tf.int64),
+            # The rate of the first step, as a fraction of the target.
+            first=tf.Variable(1.0),
+            target=tf.Variable(1.0),
+            # What the last step left in the lever: another value there was assigned.
+            left=tf.Variable(1.0),
+            # What the velocity was last multiplied by.
+            used=tf.Variable(1.0),
+        )
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {name: variable.numpy().item() for name, variable in vars(self._at).items()}
+
+    def give(self, **values: Any) -> None:
+        """Assign to some of the variables of `state`."""
+        for name, value in values.items():
+            getattr(self._at, name).assign(value)
+
+    def multiply(self, factor: float) -> None:
+        """Rate and velocity were multiplied together, which is not a change to react to."""
+        for variable in (self._at.target, self._at.left, self._at.used):
+            variable.assign(variable * tf.constant(factor, tf.float32))
+
+    def part(self, step: Any) -> tf.Tensor:
+        """The rate of a step as a fraction of the target; one after the end of the warm-up."""
+        progress = tf.cast(step, tf.float32) / tf.cast(self._at.length, tf.float32)
+        part = self._curve(tf.identity(self._at.first), tf.clip_by_value(progress, 0.0, 1.0))
+        # Exactly one at the end, however the curve is rounded.
+        return tf.where(step >= self._at.length, 1.0, part)
+
+    def before_step(self) -> None:
+        """Set the rate of this step, unless the warm-up is over, and keep it."""
+        warms = tf.logical_and(self.active, tf.logical_not(self._at.over))
+        tf.cond(warms, self._warm, nothing)
+        super().before_step()
+
+    def _warm(self) -> bool:
+        copies = self.rate.lever_copies()
+        found = tf.identity(copies[0].read_value())
+        lower = found < self._at.left
+        target = tf.where(tf.equal(found, self._at.left), self._at.target, found)
+        step = self.rate.steps() - self._at.start
+        new = tf.where(lower, found, target * self.part(step))
+        if self.corrects:
+            change = tf.where(lower, 1.0, tf.math.divide_no_nan(new, self._at.used))
+            self._correct(change)
+        for copy in copies:
+            with tf.device(copy.device):
+                copy.assign(new, read_value=False)
+        self._at.target.assign(target)
+        self._at.left.assign(new)
+        self._at.used.assign(new)
+        self._at.over.assign(tf.logical_or(lower, step >= self._at.length))
+        return True
+
+    def _correct(self, change: tf.Tensor) -> None:
+        velocities = self.rate.velocities()
+
+        def correct() -> bool:
+            multiply_velocities(velocities, change)
+            return True
+
+        tf.cond(tf.not_equal(change, 1.0), correct, nothing)

@@ -1,24 +1,23 @@
-"""`RayReport`: Ray Train hears of each epoch, with the model."""
+"""`RayReport`: reports each epoch to Ray Train, with the model."""
 
 import tempfile
 from pathlib import Path
 from typing import Any
 
-import keras
-
+from keras_multigpu.callbacks.base import RunCallback
 from keras_multigpu.checks import runtime_error
 from keras_multigpu.cluster.ray import installed_ray_train
 
 
-class RayReport(keras.callbacks.Callback):
+class RayReport(RunCallback):
     """Reports the logs of each epoch to Ray Train, and the model as a checkpoint.
 
-    For functions that `keras_multigpu.cluster.ray.train` runs. All workers report, as Ray expects;
-    the first one saves the model.
+    For functions that `keras_multigpu.cluster.ray.train` runs. All workers report, as Ray expects,
+    and the first one saves the model.
 
     Args:
-        checkpoint: Whether `model.keras` goes with the logs. Ray keeps the logs of the last report
-            only if it has a checkpoint.
+        checkpoint: Whether to add `model.keras` to each report. Ray keeps the logs of the last
+            report only if it has a checkpoint.
 
     Example:
 
@@ -32,12 +31,13 @@ class RayReport(keras.callbacks.Callback):
         self.checkpoint = checkpoint
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        super().on_train_begin(logs)
         try:
             installed_ray_train().get_context()
         except RuntimeError as error:
             raise runtime_error(
-                "`RayReport` has nobody to report to: Ray Train has not started this `fit`.",
-                "Expected to be called in a function that Ray Train runs on its workers.",
+                "`RayReport` cannot report: Ray Train has not started this `fit`.",
+                "Expected a function that Ray Train runs on its workers.",
                 "Start the training with `kmg.cluster.ray.train`, or leave the callback out.",
                 model=type(self.model).__name__,
             ) from error

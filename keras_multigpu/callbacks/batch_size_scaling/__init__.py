@@ -1,1 +1,0 @@
-"""`BatchSizeScaling`: batches that grow, and the rate that follows."""

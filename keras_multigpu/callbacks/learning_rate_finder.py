@@ -1,0 +1,343 @@
+"""`LearningRateFinder`: a range test that suggests a learning rate.
+
+SciPy has a Gaussian filter; twenty lines of NumPy save a dependency.
+"""
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from keras_multigpu.callbacks.base import RunCallback
+from keras_multigpu.callbacks.rates import Rate
+from keras_multigpu.callbacks.trials import batches_going_round, same_draws
+from keras_multigpu.checks import (
+    require_choice,
+    require_number,
+    require_positive_integer,
+    value_error,
+)
+from keras_multigpu.pictures import BLUE, GREY, INK, PALE, RED, one_panel, title
+from keras_multigpu.training.logs import pythonic
+from keras_multigpu.training.run import TrainingRun
+
+PATIENCE = 5.0
+"""The seconds between two lines of progress."""
+
+# With fewer steps there is no curve.
+FEWEST = 10
+
+# A loss that falls by a smaller fraction says nothing about rates.
+FLAT = 0.01
+
+
+class RateCurve(NamedTuple):
+    """For each rate the loss of the next batch, and the same smoothed."""
+
+    rates: np.ndarray
+    losses: np.ndarray
+    smoothed: np.ndarray
+
+
+class Suggestion(NamedTuple):
+    """The rates where the smoothed loss falls fastest, and where it is lowest."""
+
+    steepest: float
+    lowest: float
+
+
+class LearningRateFinder(RunCallback):
+    """Suggests a learning rate by a range test, before the first epoch.
+
+    It trains for some steps with a rate that grows from `low` to `high`, one batch each, until the
+    loss explodes (Smith 2017). The rate where the smoothed loss falls fastest is suggested.
+    Afterwards the model, its optimizer, metrics and random numbers are restored bit for bit, and
+    the data start where they would have started.
+
+    To find the rate without training, call `fit(..., epochs=0)`.
+
+    Args:
+        low: The first rate, small enough to have no effect.
+        high: The last rate, large enough to make the loss explode.
+        steps: How many rates are tried. The data are repeated if they have fewer batches.
+        smoothing_steps: Over how many steps on each side the loss is averaged, as the standard
+            deviation of a Gaussian; at least 1. Choose more, and more `steps`, for small batches,
+            whose losses vary more.
+        stop_at: Above 1. The loss has exploded once its mean is this many times the lowest so far.
+            For losses near or below zero: once it has risen by `stop_at - 1` times its fall since
+            the first step.
+        apply: `"learning_rate"` trains with the suggested rate in this `fit`; a schedule is scaled
+            to begin with it. None changes nothing.
+        picture: A `.png` file for the curve. Needs matplotlib.
+        verbose: 1 prints the result, and the progress of a long search; 0 prints nothing.
+
+    Attributes:
+        suggested_rate: The rate where the loss falls fastest. None without a suggestion.
+        lowest_rate: The rate where the smoothed loss is lowest, which is too large to train with.
+        exploded_rate: The rate where the search ended early; None if it did not.
+        curve: `rates`, `losses` and `smoothed`, as arrays.
+    """
+
+    needs = "trial"
+    kept = ("suggested_rate", "lowest_rate", "exploded_rate")
+
+    def __init__(
+        self,
+        low: float = 1e-6,
+        *,
+        high: float = 10.0,
+        steps: int = 100,
+        smoothing_steps: float = 5.0,
+        stop_at: float = 4.0,
+        apply: str | None = None,
+        picture: str | Path | None = None,
+        verbose: int = 1,
+    ) -> None:
+        super().__init__(picture=picture, verbose=verbose)
+        require_range(low, high)
+        require_choice("apply", apply, ["learning_rate", None])
+        require_positive_integer("steps", steps)
+        if steps < FEWEST:
+            raise value_error(
+                "There are too few steps for a curve.",
+                f"Expected at least {FEWEST}.",
+                "Pass 100, or 30 for a rough estimate.",
+                steps=steps,
+            )
+        fix = "Leave it out for a value that suits most trainings."
+        require_number(
+            "smoothing_steps", smoothing_steps, lambda n: 1 <= n <= steps, "from 1 to `steps`", fix
+        )
+        require_number("stop_at", stop_at, lambda n: 1 < n < np.inf, "above 1", fix)
+        self.suggested_rate: float | None = None
+        self.lowest_rate: float | None = None
+        self.exploded_rate: float | None = None
+        self.curve: RateCurve | None = None
+        self._rates = np.geomspace(low, high, steps)
+        self.smoothing_steps = smoothing_steps
+        self.stop_at = stop_at
+        self.apply = apply
+        self._rate: Rate | None = None
+        self._factor: float | None = None
+        self._resumed = False
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What was found, so that a resumed run does not search again."""
+        factor = self._factor
+        if factor is not None and self._rate is not None:
+            # Including what others have multiplied since, because this is what is set again.
+            factor = self._rate.state
+        return {**{name: getattr(self, name) for name in self.kept}, "factor": factor}
+
+    @state.setter
+    def state(self, state: dict[str, Any]) -> None:
+        for name in self.kept:
+            setattr(self, name, state[name])
+        self._factor, self._resumed = state["factor"], True
+        if self.apply and self._rate is not None and self._factor is not None:
+            self._scale(self._rate, self._factor)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        super().on_train_begin(logs)
+        run = self.run
+        self._rate, self._factor, self._resumed = Rate(self.model), None, False
+        if self.apply and not self._rate.is_plain and not self._rate.next:
+            raise value_error(
+                "`apply` cannot scale a schedule whose next rate is zero.",
+                "Expected a schedule whose first rate can be scaled to the suggested one.",
+                "Leave out `apply`, and compile a schedule with the suggested rate.",
+                apply="learning_rate",
+            )
+        run.after_begin(lambda: self._begin(run))
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._rate = None
+
+    def _begin(self, run: TrainingRun) -> None:
+        if self._resumed:
+            return
+        first, rates, losses = self._search(run)
+        finite = np.isfinite(losses)
+        kept = np.array(losses)[finite]
+        self.curve = RateCurve(np.array(rates)[finite], kept, smoothed(kept, self.smoothing_steps))
+        exploded = explodes(losses, first, self.smoothing_steps, self.stop_at)
+        self.exploded_rate = float(rates[-1]) if exploded else None
+        found = suggestion(self.curve)
+        self.suggested_rate, self.lowest_rate = found or (None, None)
+        self._report(found)
+        if len(kept):
+            self.draw(rate_figure, self.curve, found, self.exploded_rate)
+        if self.apply and found is not None:
+            self._use(found.steepest)
+
+    def _search(self, run: TrainingRun) -> tuple[float, list[float], list[float]]:
+        """Train with growing rates: the first loss, and for each rate the loss it led to."""
+        assert self._rate is not None
+        with same_draws():
+            batches = batches_going_round(run)
+            batch = next(batches)
+        rates: list[float] = []
+        losses: list[float] = []
+        told = time.perf_counter()
+        with run.trial(batch), self._rate.tried(), same_draws():
+            first = self._loss(run, batch, float(self._rates[0]))
+            if not np.isfinite(first):
+                raise value_error(
+                    "The loss is not finite before any learning rate is tried.",
+                    "Expected a finite loss of the first batch.",
+                    "Check the data for NaN, and the loss and activations of the model.",
+                    loss=first,
+                )
+            for rate, following in itertools.zip_longest(
+                self._rates, self._rates[1:], fillvalue=self._rates[-1]
+            ):
+                # A step's loss is computed before its update, so the previous rate led to it.
+                losses.append(self._loss(run, next(batches), float(following)))
+                rates.append(float(rate))
+                if explodes(losses, first, self.smoothing_steps, self.stop_at):
+                    break
+                if time.perf_counter() - told > PATIENCE:
+                    told = time.perf_counter()
+                    done = f"step {len(rates)} of {len(self._rates)}"
+                    self.say(f"{done}, rate {rate:.2g}, loss {losses[-1]:.4g}")
+        return first, rates, losses
+
+    def _loss(self, run: TrainingRun, batch: Any, rate: float) -> float:
+        """Train one step with a rate; the loss of the batch before it."""
+        assert self._rate is not None
+        self._rate.set(rate)
+        # The loss of this batch, not the mean of all so far.
+        self.model.reset_metrics()
+        logs = pythonic(run.train_on(batch))
+        if "loss" not in logs:
+            raise value_error(
+                "The model's `train_step` returns no loss.",
+                'Expected the loss in its logs, as "loss".',
+                'Add it to the dict that `train_step` returns: `{"loss": loss, ...}`.',
+                logs=sorted(logs),
+            )
+        return float(logs["loss"])
+
+    def _use(self, rate: float) -> None:
+        assert self._rate is not None
+        if self._rate.is_plain:
+            self._rate.set(rate)
+        else:
+            self._scale(self._rate, rate / self._rate.next)
+
+    def _scale(self, rate: Rate, factor: float) -> None:
+        """Multiply a schedule's rates until `fit` ends."""
+        self._factor = factor
+        rate.adjust().lever.assign(factor)
+        self.run.after_end(rate.restore)
+
+    def _report(self, found: Suggestion | None) -> None:
+        assert self.curve is not None
+        end = "it did not explode"
+        if self.exploded_rate is not None:
+            end = f"it explodes at {self.exploded_rate:.2g}"
+        if found is None:
+            last = float(self._rates[-1])
+            self.say(
+                "no rate is suggested: the loss does not fall with any rate from "
+                f"{self._rates[0]:.2g} to {self.exploded_rate or last:.2g}; {end}."
+            )
+            return
+        used = " and used from now on" if self.apply else ""
+        self.say(
+            f"a rate of {found.steepest:.2g} is suggested{used}. There the loss falls fastest; it "
+            f"is lowest at {found.lowest:.2g} (a tenth of that is another common choice), and "
+            f"{end}."
+        )
+
+
+def require_range(low: Any, high: Any) -> None:
+    numbers = all(isinstance(rate, (int, float)) for rate in (low, high))
+    if not numbers or not 0 < low < high < np.inf:
+        raise value_error(
+            "`low` and `high` are not a range of learning rates.",
+            "Expected numbers with 0 < low < high.",
+            "Pass for example low=1e-6 and high=10.0.",
+            low=low,
+            high=high,
+        )
+
+
+def moving_mean(losses: np.ndarray, kept: float) -> np.ndarray:
+    """The exponential moving mean, corrected for its start."""
+    total, weight, means = 0.0, 0.0, []
+    for loss in losses:
+        total = kept * total + (1 - kept) * loss
+        weight = kept * weight + (1 - kept)
+        means.append(total / weight)
+    return np.array(means)
+
+
+def smoothed(losses: np.ndarray, smoothing: float) -> np.ndarray:
+    """The losses smoothed by a Gaussian."""
+    # A moving mean would lag, and its long tail would carry the noise of single batches into the
+    # slope.
+    steps = np.arange(len(losses))
+    weights = np.exp(-0.5 * ((steps[:, None] - steps) / smoothing) ** 2)
+    return np.asarray(weights @ losses / weights.sum(axis=1))
+
+
+def explodes(losses: list[float], first: float, smoothing: float, stop_at: float) -> bool:
+    """Whether the mean over about `smoothing` losses shows that the rate is too large."""
+    if not np.isfinite(losses[-1]):
+        return True
+    means = moving_mean(np.array([first, *losses]), 1 - 1 / smoothing)
+    best = means.min()
+    # Also correct for losses that are negative or close to zero.
+    return bool(means[-1] > best + (stop_at - 1) * max(abs(best), first - best))
+
+
+def suggestion(curve: RateCurve) -> Suggestion | None:
+    """The rate where the loss falls fastest; None if it does not fall. All losses are finite."""
+    if len(curve.rates) < 3:
+        return None
+    lowest = int(np.argmin(curve.smoothed))
+    noise = float(np.std((curve.losses - curve.smoothed)[: lowest + 1]))
+    fall = float(curve.smoothed[0] - curve.smoothed[lowest])
+    if fall <= max(noise, FLAT * abs(float(curve.smoothed[0]))):
+        return None
+    slopes = np.gradient(curve.smoothed, np.log(curve.rates))
+    steepest = int(np.argmin(slopes[: lowest + 1]))
+    return Suggestion(float(curve.rates[steepest]), float(curve.rates[lowest]))
+
+
+def rate_figure(curve: RateCurve, found: Suggestion | None, exploded_at: float | None) -> Any:
+    """A figure of the loss against the rate."""
+    figure, axes = one_panel()
+    axes.set_xscale("log")
+    axes.plot(curve.rates, curve.losses, color=PALE, linewidth=1, label="loss of each batch")
+    axes.plot(curve.rates, curve.smoothed, color=BLUE, linewidth=2, label="smoothed")
+    if found is not None:
+        mark(axes, curve, found.steepest, f"suggested: {found.steepest:.2g}", "o", BLUE)
+        mark(axes, curve, found.lowest, f"lowest loss: {found.lowest:.2g}", "s", INK)
+    if exploded_at is not None:
+        label = f"loss explodes: {exploded_at:.2g}"
+        axes.axvline(exploded_at, color=RED, linewidth=1.2, linestyle="--", label=label)
+    axes.set_ylim(*visible(curve))
+    axes.set_xlabel("learning rate", color=GREY)
+    axes.set_ylabel("loss of the next batch", color=GREY)
+    title(figure, "Learning rate range test", f"{len(curve.rates)} steps")
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
+def mark(axes: Any, curve: RateCurve, rate: float, label: str, marker: str, color: str) -> None:
+    loss = curve.smoothed[np.argmin(np.abs(curve.rates - rate))]
+    style = {"markersize": 9, "markeredgecolor": "white", "linestyle": "none", "zorder": 5}
+    axes.plot([rate], [loss], marker=marker, color=color, label=label, **style)
+
+
+def visible(curve: RateCurve) -> tuple[float, float]:
+    """The range to show: all losses that training would see, and the start of the explosion."""
+    start, least = float(curve.smoothed[0]), float(curve.losses.min())
+    most = float(curve.losses[: int(np.argmin(curve.smoothed)) + 1].max())
+    height = max(most, start) - least or abs(start) or 1.0
+    return least - 0.08 * height, max(most, start) + 0.35 * height

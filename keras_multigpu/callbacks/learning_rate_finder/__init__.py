@@ -1,1 +1,0 @@
-"""`LearningRateFinder`: losses over a range of rates."""

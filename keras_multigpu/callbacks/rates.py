@@ -1,0 +1,289 @@
+"""The learning rate of a model, and callbacks that change it inside the step."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.callbacks.base import RunCallback
+from keras_multigpu.checks import require_choice, value_error
+from keras_multigpu.keras_internals import optimizer_internals
+from keras_multigpu.training.replica_group import copies_of
+from keras_multigpu.training.steps.probes import Probe
+from keras_multigpu.training.variables.adjusted_schedule import AdjustedSchedule
+
+# 16 kB on the device. At 1,000 steps a second they are read, half full, every two seconds.
+CAPACITY = 4096
+"""For how many steps the rate is kept on the device before it is read."""
+
+
+class Rate:
+    """Reads, scales and sets the learning rate of a compiled model, also of stock Keras.
+
+    A plain rate is changed where Keras keeps it. A schedule is replaced by one that adjusts it
+    through variables, from `adjust` until `restore`; steps compiled without it are not used in
+    between. Model files always name the user's schedule.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self.model = model
+        self.optimizer = innermost(model)
+        self.strategy: tf.distribute.Strategy = model.distribute_strategy
+        self._given = optimizer_internals.compiled_rate(self.optimizer)
+        if isinstance(self._given, AdjustedSchedule):
+            self._given = self._given.schedule
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a number, not a schedule or a function."""
+        return isinstance(self._given, keras.Variable)
+
+    def adjust(self) -> "Rate":
+        """Make a schedule adjustable until `restore`; a plain rate already is."""
+        present = optimizer_internals.compiled_rate(self.optimizer)
+        if self.is_plain or isinstance(present, AdjustedSchedule):
+            return self
+        known = vars(self.optimizer).get("_adjusted_schedule")
+        if known is None or known.schedule is not present or known.strategy is not self.strategy:
+            known = AdjustedSchedule(present, self.strategy)
+            # Always the same one: the steps of an earlier `fit` are compiled for it.
+            self.optimizer.__dict__["_adjusted_schedule"] = known
+        known.factor.assign(1.0)
+        known.offset.assign(0.0)
+        self.optimizer.learning_rate = known
+        self._compile_again()
+        return self
+
+    def restore(self) -> None:
+        """Restore the schedule that the optimizer was compiled with; a plain rate stays."""
+        if isinstance(optimizer_internals.compiled_rate(self.optimizer), AdjustedSchedule):
+            self.optimizer.learning_rate = self._given
+            self._compile_again()
+
+    @property
+    def lever(self) -> keras.Variable:
+        """The variable that scales the rate: the rate itself, or a schedule's factor."""
+        return self._given if self.is_plain else self._adjusted.factor
+
+    @property
+    def state(self) -> float | None:
+        """What a schedule is multiplied by; None for a plain rate, which the optimizer keeps."""
+        return None if self.is_plain else float(self.lever.numpy())
+
+    @state.setter
+    def state(self, state: float | None) -> None:
+        if state is not None and not self.is_plain:
+            self.lever.assign(state)
+
+    @property
+    def next(self) -> float:
+        return float(self.optimizer.learning_rate)
+
+    def scale(self, factor: float) -> None:
+        """Multiply the rate of all steps to come."""
+        for variable in self._variables:
+            # In single precision, as a training step would do it.
+            variable.assign(variable.numpy() * tf.constant(factor, tf.float32).numpy())
+
+    def set(self, rate: float) -> None:
+        """Use this rate for all steps to come, whatever a schedule says."""
+        if self.is_plain:
+            self._given.assign(rate)
+        else:
+            self._adjusted.factor.assign(0.0)
+            self._adjusted.offset.assign(rate)
+
+    @contextlib.contextmanager
+    def tried(self) -> Iterator[None]:
+        """Let rates be set in this context; everything is restored afterwards."""
+        adjusted = isinstance(optimizer_internals.compiled_rate(self.optimizer), AdjustedSchedule)
+        self.adjust()
+        before = [variable.numpy() for variable in self._variables]
+        try:
+            yield
+        finally:
+            for variable, value in zip(self._variables, before, strict=True):
+                variable.assign(value)
+            if not adjusted:
+                self.restore()
+
+    # Inside a training step.
+
+    def lever_copies(self) -> tuple[tf.Variable, ...]:
+        return copies_of(self.lever)
+
+    def steps(self) -> tf.Tensor:
+        counter = copies_of(optimizer_internals.step_counter(self.optimizer))
+        return counter[0].read_value()
+
+    def of_step(self) -> tf.Tensor:
+        lever = self.lever_copies()[0].read_value()
+        if self.is_plain:
+            return lever
+        offset = copies_of(self._adjusted.offset)[0].read_value()
+        return tf.cast(self._adjusted.unadjusted(self.steps()), lever.dtype) * lever + offset
+
+    def velocities(self) -> list[tuple[tf.Variable, ...]]:
+        """The velocities of SGD with momentum on each replica, which contain the rate."""
+        if not isinstance(self.optimizer, keras.optimizers.SGD) or not self.optimizer.momentum:
+            return []
+        return [copies_of(v) for v in getattr(self.optimizer, "momentums", ()) if v is not None]
+
+    @property
+    def _variables(self) -> list[keras.Variable]:
+        return [self._given] if self.is_plain else self._adjusted.variables
+
+    @property
+    def _adjusted(self) -> AdjustedSchedule:
+        return self.optimizer.__dict__["_adjusted_schedule"]
+
+    def _compile_again(self) -> None:
+        # A distributed model notices a new schedule; Keras's compiled step does not.
+        if hasattr(self.model, "replication"):
+            return
+        if getattr(self.model, "train_function", None) is not None:
+            self.model.make_train_function(force=True)
+
+
+class RateCallback(RunCallback):
+    """Changes the learning rate inside the step, and keeps the rate of each step.
+
+    Of two in one `fit` the later one keeps the rates, because it has the last word.
+
+    Args:
+        momentum_correction: See `BatchSizeScaling`.
+        probe: What keeps the rates.
+    """
+
+    single = True
+
+    def __init__(self, momentum_correction: bool | str, probe: "RateProbe") -> None:
+        super().__init__()
+        require_choice("momentum_correction", momentum_correction, ["auto", True, False])
+        self.momentum_correction = momentum_correction
+        self.record = probe
+        """What keeps the rates of the steps."""
+        self._rate: Rate | None = None
+        self._begun = False
+        self._step = 0
+
+    @property
+    def learning_rates(self) -> np.ndarray:
+        """The rate of each step of this `fit`, or of the last one; from where it was resumed."""
+        return self.record.read()
+
+    def multiplied(self, factor: float) -> None:
+        """Another callback has multiplied the rate and the velocity."""
+
+
+class RateProbe(Probe):
+    """Keeps the rate that each step uses; `rate` is set before a step is traced."""
+
+    rate: Rate
+
+    def __init__(self) -> None:
+        self._strategy: tf.distribute.Strategy | None = None
+        self._seen, self._read = 0, 0
+        self._rates: list[np.ndarray] = []
+
+    def build(self, strategy: tf.distribute.Strategy) -> None:
+        """Create the variables once for each strategy: compiled steps contain them."""
+        if strategy is not self._strategy:
+            self._strategy = strategy
+            with tf.device(self.rate.lever_copies()[0].device):
+                self.make()
+        self.active.assign(False)
+
+    def make(self) -> None:
+        self.active = tf.Variable(False)
+        self._last = tf.Variable(0.0)
+        self._count = tf.Variable(0, dtype=tf.int64)
+        self._kept = tf.Variable(tf.zeros([CAPACITY]))
+
+    def begin(self) -> None:
+        """Keep the rates from now on; earlier steps were only tried."""
+        self._count.assign(0)
+        self._seen, self._read, self._rates = 0, 0, []
+        self.active.assign(True)
+
+    def before_step(self) -> None:
+        tf.cond(self.active, self._note, nothing)
+
+    def _note(self) -> bool:
+        rate = tf.cast(self.rate.of_step(), tf.float32)
+        self._last.assign(rate)
+        place = self._count % CAPACITY
+        self._kept.scatter_nd_update([[place]], [rate])
+        self._count.assign_add(1)
+        return True
+
+    @property
+    def last(self) -> float:
+        return float(self._last.numpy())
+
+    def go_on(self, last: float) -> None:
+        """Begin as if after a step with this rate, which is logged if no step follows."""
+        self.begin()
+        self._last.assign(last)
+
+    def passed(self, steps: int) -> None:
+        """Note that steps were called; read the rates if there is little room left."""
+        self._seen += steps
+        # Rarely, because it waits for the device; half a buffer early, because the next call may
+        # bring many steps. With more than 4096 steps per execution the oldest ones are lost.
+        if self._seen - self._read > CAPACITY // 2:
+            self.read()
+
+    def read(self) -> np.ndarray:
+        """The rates of all steps so far. Waits for the device."""
+        count = int(self._count.numpy())
+        if count > self._read:
+            places = np.arange(max(self._read, count - CAPACITY), count) % CAPACITY
+            self._rates.append(self._kept.numpy()[places])
+            self._read = self._seen = count
+        return np.concatenate([np.zeros(0, np.float32), *self._rates])
+
+
+def innermost(model: keras.Model) -> keras.optimizers.Optimizer:
+    """The optimizer that updates the weights, inside one that scales the loss."""
+    optimizer: Any = getattr(model, "optimizer", None)
+    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        optimizer = optimizer.inner_optimizer
+    if not isinstance(optimizer, keras.optimizers.Optimizer) or hasattr(optimizer, "optimizers"):
+        raise value_error(
+            "The model has no single learning rate.",
+            "Expected one compiled Keras optimizer.",
+            "Pass `optimizer` to `compile`; with several optimizers, set their rates yourself.",
+            optimizer=optimizer,
+        )
+    return optimizer
+
+
+def corrects_momentum(choice: bool | str, rate: Rate) -> bool:
+    """Whether SGD's velocity follows the rate; a `ValueError` if it should and there is none."""
+    optimizer = rate.optimizer
+    # Keras's velocity contains the rate: `v = momentum * v - rate * gradient`. When the rate
+    # changes, the old gradients in `v` would keep the old one (Goyal et al. 2017, 3.3).
+    has_velocity = isinstance(optimizer, keras.optimizers.SGD) and bool(optimizer.momentum)
+    if choice is True and not has_velocity:
+        raise value_error(
+            "`momentum_correction=True` needs a velocity to correct, and the optimizer has none.",
+            "Expected `keras.optimizers.SGD` with momentum.",
+            'Leave it out, which means "auto".',
+            optimizer=type(optimizer).__name__,
+        )
+    return has_velocity and choice is not False
+
+
+def multiply_velocities(velocities: list[tuple[tf.Variable, ...]], change: Any) -> None:
+    for parts in velocities:
+        for part in parts:
+            with tf.device(part.device):
+                part.assign(part * tf.cast(change, part.dtype), read_value=False)
+
+
+def nothing() -> bool:
+    return False

@@ -1,4 +1,0 @@
-"""Learning rates that callbacks change together.
-
-rates ───> probe
-"""

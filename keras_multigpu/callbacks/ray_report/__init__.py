@@ -1,1 +1,0 @@
-"""`RayReport`: logs and the model go to Ray Train after each epoch."""

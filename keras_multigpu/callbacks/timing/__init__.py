@@ -1,4 +1,0 @@
-"""When steps begin and end.
-
-step_probe ───> step_clock
-"""

@@ -1,0 +1,65 @@
+"""Batches to try steps on, before the first epoch."""
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from keras_multigpu.checks import value_error
+from keras_multigpu.training.lengths import is_one_row, length_of
+from keras_multigpu.training.loops import concatenated
+from keras_multigpu.training.replica_group import HOST
+from keras_multigpu.training.run import TrainingRun
+from keras_multigpu.training.shares import Batch, batch_size_of, cut
+
+
+def batches_going_round(run: TrainingRun) -> Iterator[Batch]:
+    """The batches of `fit` from the beginning of the data, again and again."""
+    while True:
+        found = False
+        for batch in run.first_batches():
+            if batch_size_of(batch):
+                found = True
+                yield batch
+        if not found:
+            raise value_error(
+                "There is no batch to try a step on.",
+                "Expected at least one example.",
+                "Check that the dataset is not empty.",
+                batches=0,
+            )
+
+
+def of_size(batch: Batch, size: int) -> Batch:
+    """A batch of another size, of the same examples, repeated as often as needed.
+
+    Leaves of other lengths keep their ratio: of 32 labelled and 96 unlabelled rows, 64 and 192.
+    """
+    before = int(batch_size_of(batch) or 1)
+
+    def resized(leaf: Any) -> Any:
+        # A single row belongs to all examples, unless there is only one.
+        if leaf is None or leaf.shape.rank == 0 or (is_one_row(leaf) and before > 1):
+            return leaf
+        rows = int(length_of(leaf) or 0)
+        wanted = -(-rows * size // before)
+        return cut(concatenated([leaf] * -(-wanted // max(rows, 1))), 0, wanted)
+
+    # On the host, as batches that were read: a device receives only its part, and in the step.
+    with tf.device(HOST):
+        return keras.tree.map_structure(resized, batch)
+
+
+@contextlib.contextmanager
+def same_draws() -> Iterator[None]:
+    """Restore Python's and NumPy's random state afterwards: reading data may draw numbers."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
