@@ -3,77 +3,72 @@
 import logging
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
 
 import keras
+import numpy as np
 
 from keras_multigpu.data.pipeline.damage import Damaged
 from keras_multigpu.data.pipeline.loader import CORES
+from keras_multigpu.data.pipeline.source import Source
+from keras_multigpu.writing import size_text
 
 PIECE_BYTES = 4 * 2**20
 PIECE_EXAMPLES = 256
 # What takes no longer than this is not worth a word.
 QUIET_SECONDS = 1.0
 
-_log = logging.getLogger("keras_multigpu")
+logger = logging.getLogger("keras_multigpu")
 
 
-class Piece(NamedTuple):
-    """Examples `low` to `high` of all, as read; `(row, cause)` of damaged ones, from `low` on."""
+def fill(source: Source, rows: np.ndarray, place: str, read: Callable[[int, int], None]) -> None:
+    """Call `read(low, high)` from several threads until all of `rows` are read.
 
-    low: int
-    high: int
-    damaged: Damaged
-
-
-def in_pieces(
-    read: Callable[[int, int], Damaged], count: int, example_bytes: int
-) -> Generator[Piece, None, None]:
-    """Call `read(low, high)` from several threads for consecutive ranges, up to `count`.
-
-    A few ranges are read ahead of the one that is yielded. To `close` the iterator is to wait until
-    the threads have ended.
+    A bar grows on a terminal; elsewhere the log gets a line at begin and end. After an error, or
+    Ctrl-C, what was read by then is kept.
     """
+    source.prepare()
+    count, size = len(rows), size_of_one(source.spec)
+    what = f"Caching {count:,} examples of {source.name} {place} ({size_text(count * size)})."
     # Pieces that are too large leave cores idle at the end, so there are four for each.
-    size = min(PIECE_BYTES // max(example_bytes, 1), PIECE_EXAMPLES, -(-count // (4 * CORES)))
-    size = max(size, 1)
-    waiting: deque[tuple[int, int, Future[Damaged]]] = deque()
+    step = max(1, min(PIECE_BYTES // max(size, 1), PIECE_EXAMPLES, -(-count // (4 * CORES))))
+    start, done, said = time.monotonic(), 0, False
+    bar = keras.utils.Progbar(count, unit_name="example") if sys.stdout.isatty() else None
     # Not the threads that share the work on a batch: a source may use those while it reads.
     pool = ThreadPoolExecutor(CORES, thread_name_prefix="keras_multigpu_cache")
     try:
-        for low in range(0, count, size):
-            high = min(low + size, count)
-            waiting.append((low, high, pool.submit(read, low, high)))
-            if len(waiting) > 2 * CORES:
-                yield finished(*waiting.popleft())
-        while waiting:
-            yield finished(*waiting.popleft())
+        pieces = {
+            pool.submit(read, low, min(low + step, count)): min(step, count - low)
+            for low in range(0, count, step)
+        }
+        for piece in as_completed(pieces):
+            piece.result()
+            done += pieces[piece]
+            if not said and time.monotonic() - start > QUIET_SECONDS:
+                said = True
+                logger.info("%s", what)
+            if said and bar is not None:
+                bar.update(done)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def finished(low: int, high: int, result: Future[Damaged]) -> Piece:
-    return Piece(low, high, result.result())
-
-
-def shown(pieces: Iterator[Piece], count: int, what: str) -> Iterator[Piece]:
-    """The pieces; a bar grows on a terminal, elsewhere the log gets a line at begin and end."""
-    start = time.monotonic()
-    bar = keras.utils.Progbar(count, unit_name="example") if sys.stdout.isatty() else None
-    said = False
-    for piece in pieces:
-        yield piece
-        if not said and time.monotonic() - start > QUIET_SECONDS:
-            said = True
-            _log.info("%s", what)
-        if said and bar is not None:
-            bar.update(piece.high)
     if said:
-        _log.info("Cached %s examples in %.0f s.", f"{count:,}", time.monotonic() - start)
+        logger.info("Cached %s examples in %.0f s.", f"{count:,}", time.monotonic() - start)
 
 
-def size_of_one(leaves: Sequence[Any]) -> int:
+def size_of_one(spec: Any) -> int:
+    leaves = [leaf for leaf in keras.tree.flatten(spec) if leaf is not None]
     return sum(leaf.dtype.size * leaf.shape.num_elements() for leaf in leaves)
+
+
+def empty(leaves: Sequence[Any], count: int) -> list[np.ndarray]:
+    """Arrays for the leaves of so many examples."""
+    return [np.empty((count, *leaf.shape), leaf.dtype.as_numpy_dtype) for leaf in leaves]
+
+
+def damaged_among(indices: np.ndarray, damaged: dict[int, str]) -> Damaged:
+    """`(row, cause)` of each of the examples that is damaged."""
+    if not damaged:
+        return []
+    return [(row, damaged[index]) for row, index in enumerate(indices.tolist()) if index in damaged]

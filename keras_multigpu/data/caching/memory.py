@@ -1,13 +1,12 @@
 """Decoded examples in memory."""
 
-import contextlib
 import threading
 from collections.abc import Sequence
 
 import numpy as np
 
 from keras_multigpu.checks import error_of
-from keras_multigpu.data.caching import filling as cache_filling
+from keras_multigpu.data.caching.filling import damaged_among, empty, fill, size_of_one
 from keras_multigpu.data.pipeline.damage import Damaged
 from keras_multigpu.data.pipeline.source import Source, present
 from keras_multigpu.host_memory import available_bytes
@@ -35,7 +34,6 @@ class MemoryCache:
         with self._lock:
             rows = np.unique(rows[self._slots[rows] < 0])
             if rows.size:
-                source.prepare()
                 self._fill(source, rows)
 
     def read(self, source: Source, out: Sequence[np.ndarray], indices: np.ndarray) -> Damaged:
@@ -47,44 +45,28 @@ class MemoryCache:
             places = slots[chosen] - self._starts[block]
             for target, array in zip(out, self._blocks[block], strict=True):
                 if chosen.all():
-                    # "clip" lets `take` write into `target` at once; the places are all valid.
+                    # "clip" lets `take` write into `target` without a copy; the places are valid.
                     np.take(array, places, axis=0, out=target, mode="clip")
                 else:
                     target[chosen] = array[places]
         return damaged_among(indices, self._damaged)
 
     def _fill(self, source: Source, rows: np.ndarray) -> None:
-        size = cache_filling.size_of_one(self._leaves)
-        require_memory(len(rows) * size, source.name)
-        arrays = [
-            np.empty((len(rows), *leaf.shape), leaf.dtype.as_numpy_dtype) for leaf in self._leaves
-        ]
-        start = self._length
+        require_memory(len(rows) * size_of_one(self._leaves), source.name)
+        arrays, start = empty(self._leaves, len(rows)), self._length
         self._blocks.append(arrays)
         self._starts.append(start)
         self._length += len(rows)
         # The same for every example: a source that draws is not cached.
         seeds = np.zeros((len(rows), 2), np.int32)
 
-        def read(low: int, high: int) -> Damaged:
+        def read(low: int, high: int) -> None:
             part = slice(low, high)
-            return source.read([array[part] for array in arrays], rows[part], seeds[part])
+            damaged = source.read([array[part] for array in arrays], rows[part], seeds[part])
+            self._damaged.update((int(rows[low + row]), cause) for row, cause in damaged)
+            self._slots[rows[part]] = np.arange(start + low, start + high)
 
-        what = (
-            f"Caching {len(rows):,} examples of {source.name} in memory "
-            f"({size_text(len(rows) * size)})."
-        )
-        with contextlib.closing(cache_filling.in_pieces(read, len(rows), size)) as pieces:
-            for low, high, damaged in cache_filling.shown(pieces, len(rows), what):
-                self._damaged.update((int(rows[low + row]), cause) for row, cause in damaged)
-                self._slots[rows[low:high]] = np.arange(start + low, start + high)
-
-
-def damaged_among(indices: np.ndarray, damaged: dict[int, str]) -> Damaged:
-    """`(row, cause)` of each of the examples that is damaged."""
-    if not damaged:
-        return []
-    return [(row, damaged[index]) for row, index in enumerate(indices.tolist()) if index in damaged]
+        fill(source, rows, "in memory", read)
 
 
 def require_memory(needed: int, name: str) -> None:

@@ -7,7 +7,6 @@ import numpy as np
 import tensorflow as tf
 from helpers.example_source import ExampleSource
 
-from keras_multigpu.data.caching import folder as cache_folder
 from keras_multigpu.data.caching.cached_source import cached
 from keras_multigpu.data.pipeline.damage import DamagedExample
 
@@ -45,7 +44,6 @@ def fill(folder, seconds, as_nobody, results):
         as_nobody: Whether to give up the rights of root, to whom all files can be written.
         results: A connection; an error is sent as its text.
     """
-    cache_folder.FLUSH_SECONDS = 0.05
     if as_nobody and os.geteuid() == 0:
         os.setgid(NOBODY)
         os.setuid(NOBODY)

@@ -3,10 +3,12 @@
 import logging
 import sys
 
+import numpy as np
 import pytest
+from numbered_examples import Numbers
 
-from keras_multigpu.data.caching import filling as cache_filling
-from keras_multigpu.data.caching.filling import Piece, in_pieces, shown
+from keras_multigpu.data.caching import filling
+from keras_multigpu.data.caching.filling import fill
 from keras_multigpu.writing import size_text
 
 
@@ -16,32 +18,38 @@ def test_sizes_are_said_in_short():
     assert [size_text(size) for size in sizes] == texts
 
 
-def pieces_of_ten():
-    return iter([Piece(low, low + 10, []) for low in range(0, 100, 10)])
+def fill_ten_pieces():
+    fill(Numbers(100), np.arange(100), "here", lambda low, high: None)
 
 
 def test_short_work_is_quiet(capsys, caplog, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     with caplog.at_level(logging.INFO, "keras_multigpu"):
-        assert len(list(shown(pieces_of_ten(), 100, "Caching."))) == 10
+        fill_ten_pieces()
     assert caplog.messages == []
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_long_work_shows_how_far_it_is(capsys, caplog, monkeypatch, terminal):
-    monkeypatch.setattr(cache_filling, "QUIET_SECONDS", 0)
+    monkeypatch.setattr(filling, "QUIET_SECONDS", 0)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     with caplog.at_level(logging.INFO, "keras_multigpu"):
-        assert len(list(shown(pieces_of_ten(), 100, "Caching."))) == 10
-    assert caplog.messages == ["Caching.", "Cached 100 examples in 0 s."]
-    out = capsys.readouterr().out
-    assert ("100/100" in out) == terminal
+        fill_ten_pieces()
+    assert caplog.messages == [
+        "Caching 100 examples of numbers here (800 bytes).",
+        "Cached 100 examples in 0 s.",
+    ]
+    assert ("100/100" in capsys.readouterr().out) == terminal
 
 
-def test_pieces_that_are_not_wanted_any_more_are_not_read():
+def test_after_an_error_no_further_piece_is_read():
     read = []
-    pieces = in_pieces(lambda low, high: read.append(low) or [], 1_000_000, 1)
-    assert next(pieces) == (0, 256, [])
-    pieces.close()
+
+    def fail(low, high):
+        read.append(low)
+        raise RuntimeError("the disk is gone")
+
+    with pytest.raises(RuntimeError, match="the disk is gone"):
+        fill(Numbers(100_000), np.arange(100_000), "here", fail)
     assert len(read) < 100
