@@ -135,6 +135,15 @@ def attach(tensors: list[Any], attachments: list[Any]) -> None:
             tensor._keras_logits = logits
 
 
+def end_of_epoch(model: keras.Model, logs: Any) -> Any:
+    """What `fit` and `evaluate` report of an epoch: the metrics, if the last step's logs are these.
+
+    A step of the user's may return other values under their names, and hooks of batches have those.
+    """
+    # Keras asks the same private method.
+    return model._get_metrics_result_or_logs(logs)
+
+
 def overridden(model: keras.Model, *methods: str) -> list[str]:
     """Which of these methods of the model are others than `keras.Model` has."""
 

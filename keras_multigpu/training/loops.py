@@ -190,6 +190,9 @@ def run_epoch(
     logs = replication.settle() or logs
     if not logs and not feed.has_come:
         raise_no_data("fit" if mode == "train" else "evaluate")
+    if logs and overridden(model, f"{mode}_step", "get_metrics_result"):
+        replication.show()
+        logs = model_internals.end_of_epoch(model, logs)
     return numbers(logs)
 
 

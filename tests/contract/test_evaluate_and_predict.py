@@ -5,6 +5,7 @@ import functools
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from exactness import models as made
 from keras import layers
 
@@ -50,6 +51,40 @@ def test_an_evaluate_of_the_users_own_validates(pairs):
 
     validation = {"validation_data": (X[:9], Y[:9]), "validation_batch_size": 4}
     pairs.assert_same_fit(lambda: {"x": X, "y": Y, "epochs": 2, **validation}, model)
+
+
+def test_the_end_of_an_epoch_reports_metrics_whatever_steps_return(pairs):
+    """Where the names are those of metrics, an epoch's numbers are what these have seen."""
+
+    class Returns(keras.Model):
+        def train_step(self, data):
+            super().train_step(data)
+            return {"loss": tf.constant(7.0), "mae": tf.constant(8.0)}
+
+        def test_step(self, data):
+            return {"loss": tf.reduce_mean(self(data[0], training=False))}
+
+        def get_metrics_result(self):
+            return {**super().get_metrics_result(), "mae": 5.0}
+
+    class Untracked(Returns):
+        def train_step(self, data):
+            return {"loss": tf.reduce_mean(self(data[0], training=True))}
+
+        metrics = property(lambda self: [self._loss_tracker])
+
+        def get_metrics_result(self):
+            return {metric.name: metric.result() for metric in self.metrics}
+
+    for kind in (Returns, Untracked):
+
+        def model(kind=kind):
+            inputs = keras.Input((5,))
+            return kind(inputs, layers.Dense(1)(inputs))
+
+        data = {"validation_data": (X[:9], Y[:9]), "batch_size": 8}
+        history = pairs.assert_same_fit(lambda data=data: {"x": X, "y": Y, **data}, model)
+        assert 7.0 not in history["loss"]
 
 
 def doubles():

@@ -81,3 +81,12 @@ def test_the_arguments_that_get_config_leaves_out_are_found():
     assert arguments(keras.losses.Huber(2.0)) == {"delta": 2.0}
     assert arguments(keras.metrics.MeanMetricWrapper(lambda y, y_pred, by: y, by=3)) == {"by": 3}
     assert arguments(keras.layers.Dense(1)) == {}
+
+
+def test_metrics_take_the_place_of_logs_of_their_names():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.train_on_batch(np.ones((2, 1)), np.ones((2, 1)))
+    tracked = model.get_metrics_result()["loss"]
+    assert model_internals.end_of_epoch(model, {"loss": 7.0}) == {"loss": tracked}
+    assert model_internals.end_of_epoch(model, {"other": 7.0}) == {"other": 7.0}
