@@ -37,6 +37,7 @@ def function(
     strategy: tf.distribute.Strategy | None = None,
     devices: Sequence[str] | int | None = None,
     jit_compile: bool = False,
+    self_check: bool = True,
 ) -> Any:
     """Let the step of a training loop of your own run on all replicas, as `tf.function` on one.
 
@@ -58,6 +59,9 @@ def function(
             one that `keras_multigpu.strategy` was asked for last, or what it chooses itself.
         devices: Instead of a strategy: names, or how many, as `keras_multigpu.strategy` takes them.
         jit_compile: Whether XLA compiles the step.
+        self_check: Whether each graph of the step is tried on a few examples of its first batch,
+            split and unsplit, and where the numbers differ one replica computes the whole; as in
+            `keras_multigpu.distribute`.
 
     Returns:
         A function with the same arguments and results.
@@ -87,7 +91,11 @@ def function(
         )
     if step is None:
         return functools.partial(
-            function, strategy=strategy, devices=devices, jit_compile=jit_compile
+            function,
+            strategy=strategy,
+            devices=devices,
+            jit_compile=jit_compile,
+            self_check=self_check,
         )
     if not callable(step):
         raise type_error(
@@ -99,7 +107,7 @@ def function(
     if devices is not None:
         # Now, while logical devices can still be made.
         strategy = default_strategy(devices)
-    return SharedFunction(step, strategy, jit_compile)
+    return SharedFunction(step, strategy, jit_compile, self_check)
 
 
 class SharedFunction:
@@ -109,6 +117,7 @@ class SharedFunction:
         step: The function, for one device.
         strategy: As in `function`; None for that of the models.
         jit_compile: As in `function`.
+        self_check: As in `function`.
     """
 
     def __init__(
@@ -116,11 +125,12 @@ class SharedFunction:
         step: Callable[..., Any],
         strategy: tf.distribute.Strategy | None,
         jit_compile: bool,
+        self_check: bool,
     ) -> None:
         # A `tf.function` would go on with variables that have moved since.
         self._step: Callable[..., Any] = getattr(step, "python_function", step)
         functools.update_wrapper(self, self._step)
-        self._given = strategy, jit_compile
+        self._given = strategy, jit_compile, self_check
         self._replication: Replication | None = None
         self._functions: dict[Any, StepFunctions] = {}
         self._specs: dict[Any, list[Any]] = {}
@@ -157,7 +167,7 @@ class SharedFunction:
     def _replicated(self) -> Replication:
         """The replicas: those of the distributed models that the step uses, by default."""
         if self._replication is None:
-            strategy, _ = self._given
+            strategy, _, self_check = self._given
             models = [part for part in kept_by(self._step).layers if is_replicated(part)]
             strategies = {id(model.replication.strategy): model for model in models}
             if strategy is None and len(strategies) > 1:
@@ -170,13 +180,15 @@ class SharedFunction:
                 )
             if strategy is None and models:
                 strategy = models[0].replication.strategy
-            self._replication = Replication(strategy or default_strategy())
-            if self._replication.elsewhere is not None:
+            self._replication = Replication(strategy or default_strategy(), self_check=self_check)
+            replications = [self._replication, *(model.replication for model in models)]
+            elsewhere = [each.elsewhere for each in replications if each.elsewhere is not None]
+            if elsewhere:
                 raise value_error(
-                    "A step of one's own cannot run on parameter servers or TPUs.",
+                    f"A custom training step cannot run on {elsewhere[0].name}.",
                     "Expected replicas that exchange sums.",
-                    "Pass `devices=2`, or a `kmg.strategy` of GPUs.",
-                    strategy=type(self._replication.strategy).__name__,
+                    "Distribute its models over `devices=2`, or a `kmg.strategy` of GPUs.",
+                    step=self._step.__name__,
                 )
         return self._replication
 

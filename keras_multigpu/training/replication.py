@@ -223,7 +223,10 @@ class Replication:
             elif method == "train_step":
                 kind = EagerTrainStep if eager else SplitTrainStep
             function = function or getattr(model, method)
-            make = functools.partial(made_step, kind, model, self.setting, method, function)
+            # What changes nothing shows its numbers, and costs no training.
+            checks = self.self_check and method == "train_step"
+            setting = self.setting._replace(self_check=checks)
+            make = functools.partial(made_step, kind, model, setting, method, function)
             # A coordinator does not compute what workers do.
             direct = eager or elsewhere is not None
             self._functions[key] = StepFunctions(

@@ -278,6 +278,31 @@ def bench_start() -> list[str]:
     return rows
 
 
+def bench_self_check() -> list[str]:
+    """What it adds to the first step, that a step is tried before it is relied on."""
+    rows = []
+    for name, build in (("small MLP", mlp), ("MobileNetV2", mobilenet)):
+        x, y = data(build, 1)
+        pairs = []
+        for _ in range(ROUNDS):
+            pair = []
+            for self_check in (False, True):
+                strategy = kmg.strategy("mirrored", devices=names(REPLICAS))
+                model = compiled(kmg.distribute(build(), strategy, self_check=self_check))
+                pair.append(seconds(model, x, y))
+                del model
+                keras.utils.clear_session()
+            pairs.append(tuple(pair))
+        without, tried = (statistics.median(side) for side in zip(*pairs, strict=True))
+        ratios = [second / first for first, second in pairs]
+        rows.append(
+            f"| {name} | {without:.2f} s | {tried:.2f} s | {statistics.median(ratios):.2f} "
+            f"({min(ratios):.2f} to {max(ratios):.2f}) |"
+        )
+        print(rows[-1], flush=True)
+    return rows
+
+
 def bench_memory() -> list[str]:
     """Growth of memory over 200 calls of `fit` and `predict`, after the first 20."""
     x, y = data(mlp, 2)
@@ -300,6 +325,10 @@ TABLES = {
     "input": (bench_input, "| model, 2 replicas | on the devices | on the host | ratio (range) |"),
     "buckets": (bench_buckets, "| bucket, 2 replicas | one bucket | buckets | ratio (range) |"),
     "start": (bench_start, "| MobileNetV2 | stock | ours | ratio (range) | limit |"),
+    "check": (
+        bench_self_check,
+        "| first step, 2 replicas | without self-check | with it | ratio (range) |",
+    ),
     "memory": (bench_memory, "| 200 x `fit` + `predict` | after 20 | after 200 | growth |"),
 }
 

@@ -6,6 +6,8 @@ import pytest
 import tensorflow as tf
 
 import keras_multigpu as kmg
+from keras_multigpu.partition.plan import Plan
+from keras_multigpu.partition.rules import RULES
 
 SIZES = (7, 7, 5, 1, 2)
 
@@ -233,3 +235,20 @@ def test_what_makes_no_sense_is_named():
     step = kmg.function(lambda x: first(x) + second(x))
     with pytest.raises(ValueError, match="distributed over different devices"):
         step(np.ones((4, 1), "float32"))
+
+
+def test_a_custom_step_is_tried_before_it_runs(monkeypatch, caplog):
+    """A false rule does no harm, and without the self-check it does."""
+    monkeypatch.setitem(RULES, "Cumsum", lambda op, ins, facts: Plan(ins, ins[:1]))
+    x = np.arange(20, dtype="float32").reshape(10, 2)
+    expected = np.cumsum(x, axis=0).sum()
+    results = []
+    for self_check in (True, False):
+
+        @kmg.function(devices=2, self_check=self_check)
+        def step(x):
+            return tf.reduce_sum(tf.cumsum(x, axis=0))
+
+        results.append(float(step(x)))
+    assert results[0] == expected != results[1]
+    assert "split, it would not give the numbers of one device" in caplog.text

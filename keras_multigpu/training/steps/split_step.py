@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from keras_multigpu.batch_sizes import share_bounds
+from keras_multigpu.checks import runtime_error
 from keras_multigpu.keras_internals import (
     graph_internals,
     optimizer_internals,
@@ -55,6 +56,7 @@ from keras_multigpu.training.shares import (
 )
 from keras_multigpu.training.steps.same_batch import require_same_batch
 from keras_multigpu.training.steps.same_graph import require_same_graph
+from keras_multigpu.training.steps.self_check import difference
 from keras_multigpu.training.steps.setting import Setting
 from keras_multigpu.training.steps.trial import Trial, following
 from keras_multigpu.training.variables.adjusted_schedule import adjustments
@@ -108,6 +110,8 @@ class SplitStep:
         self._model, self._group, self.spec = model, setting.group, spec
         self._name = getattr(function, "__name__", "the step")
         self._setting, self._asked = setting, pieces
+        self.is_checked = not setting.self_check
+        """Whether it has shown that it gives the numbers of one device."""
         self._pieces = pieces * self._workers
         self._count = self._replicas()
         known = known_variables(model)
@@ -379,6 +383,35 @@ class SplitStep:
         function = traced(local, self._specs_of_arguments(), False)
         self._pieces = pieces
         return function
+
+    def check(self, shares: Sequence[Rows]) -> None:
+        """Try the step on some rows of its first batch; one replica takes it all if that fails."""
+        if self.is_checked or self._group.pretends:
+            return
+        self.is_checked = True
+        own = [rows for rows in shares if rows.is_here]
+        found = None
+        # What has effects, or draws from a state of its own, would leave traces.
+        if not (self.alone or self.parts == 1 or self.account.once):
+            if len(own) == len(shares) or self.takes_any_number:
+                found = difference(self._trial(), gathered(own, self.spec))
+        self._captured = []
+        if not self._group.agree(found is not None):
+            return
+        what = found or "as another worker found"
+        if self._setting.on_inexact == "error":
+            raise runtime_error(
+                f"Split over {self.parts} parts, `{self._name}` does not give the numbers of one "
+                f"device: {what}.",
+                "Expected the same numbers, but for rounding.",
+                "Leave out `on_inexact`: one replica then computes the whole step. And please "
+                "report it: this is a fault of keras_multigpu.",
+                on_inexact="error",
+            )
+        reason = f"split, it would not give the numbers of one device ({what})"
+        self._stay_alone(CannotSplit(reason))
+        self._pieces = 1
+        self._split(1)
 
     # The step.
 

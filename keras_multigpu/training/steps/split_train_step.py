@@ -13,8 +13,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from keras_multigpu.checks import runtime_error
-from keras_multigpu.partition.planner import CannotSplit
 from keras_multigpu.partition.source_line import place_of
 from keras_multigpu.training.exchange.packing import SumAll
 from keras_multigpu.training.exchange.stages import present_sum, summing
@@ -23,14 +21,12 @@ from keras_multigpu.training.shares import (
     Batch,
     Rows,
     batch_size_of,
-    gathered,
     held_until,
     open_spec,
     own_rows,
     tensors_of,
 )
 from keras_multigpu.training.steps.probes import Times, now_that
-from keras_multigpu.training.steps.self_check import difference
 from keras_multigpu.training.steps.setting import Setting
 from keras_multigpu.training.steps.split_step import (
     BATCH,
@@ -71,8 +67,6 @@ class SplitTrainStep(SplitStep):
     ) -> None:
         self._watched = Watched(model, setting.group, setting.probes)
         self._watches: dict[int, Stopwatch] = {}
-        self.is_checked = not setting.self_check
-        """Whether it has shown that it gives the numbers of one device."""
         self._make(model, setting, spec, function)
         if self._unsplit is not None:
             self._watched.refuse_unsplit(str(self.alone))
@@ -121,35 +115,6 @@ class SplitTrainStep(SplitStep):
             most.op.type,
             round(100 * part),
         )
-
-    def check(self, shares: Sequence[Rows]) -> None:
-        """Try the step on some rows of its first batch; one replica takes it all if that fails."""
-        if self.is_checked or self._group.pretends:
-            return
-        self.is_checked = True
-        own = [rows for rows in shares if rows.is_here]
-        found = None
-        # What has effects, or draws from a state of its own, would leave traces.
-        if not (self.alone or self.parts == 1 or self.account.once):
-            if len(own) == len(shares) or self.takes_any_number:
-                found = difference(self._trial(), gathered(own, self.spec))
-        self._captured = []
-        if not self._group.agree(found is not None):
-            return
-        what = found or "as another worker found"
-        if self._setting.on_inexact == "error":
-            raise runtime_error(
-                f"Split over {self.parts} parts, `{self._name}` does not give the numbers of one "
-                f"device: {what}.",
-                "Expected the same numbers, but for rounding.",
-                "Leave out `on_inexact`: one replica then computes the whole step. And please "
-                "report it: this is a fault of keras_multigpu.",
-                on_inexact="error",
-            )
-        reason = f"split, it would not give the numbers of one device ({what})"
-        self._stay_alone(CannotSplit(reason))
-        self._pieces = 1
-        self._split(1)
 
     def __call__(self, shares: Sequence[Rows]) -> Any:
         """Train on a batch; what the step returns, as one device gives it."""

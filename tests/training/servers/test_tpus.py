@@ -318,3 +318,15 @@ def test_the_step_is_traced_under_a_tpu_strategy(monkeypatch, caplog):
     sums = [each.inputs[0].dtype for each in operations if each.type == "CrossReplicaSum"]
     # The moments forward and backward, the divisor of the loss, the rest, and rows of the table.
     assert len(sums) >= 5
+
+
+def test_a_custom_step_over_a_model_on_tpus_is_refused():
+    """It would run on the host, which only keeps the model."""
+    model, x, _ = regression()
+
+    @kmg.function
+    def step(x):
+        return model(x)
+
+    with pytest.raises(ValueError, match="A custom training step cannot run on TPUs"):
+        step(x)
