@@ -117,6 +117,10 @@ class Recipe:
                 self._initial_weights = [value_of(weight) for weight in model.weights]
                 self.precision = precision_of(model)
             model.set_weights(self._initial_weights)
+            if not model_internals.overridden(model, "train_step"):
+                # As `distribute` does. Keras builds it within the first step, where what copies of
+                # weights ScheduleFreeAdamW begins with are lost (Keras 3.15).
+                model.optimizer.build(model.trainable_variables)
         return model
 
 

@@ -29,6 +29,7 @@ def same_weights():
 # Others stand in tests of their own, below and in `commands/test_verify.py`.
 MODELS = [
     models.right_with_adam,
+    models.begins_at_its_weights,
     models.half_precision,
     models.batch_norm,
     models.unbuilt_with_dropout,

@@ -44,6 +44,14 @@ def right_with_adam():
     return sequential(layers.Activation("tanh"), optimizer="adam")
 
 
+# Keras 3.10 has none.
+begun_at_weights = getattr(keras.optimizers, "ScheduleFreeAdamW", keras.optimizers.Adam)
+
+
+def begins_at_its_weights():
+    return sequential(layers.Activation("tanh"), optimizer=begun_at_weights(0.01))
+
+
 def half_precision():
     policy = "mixed_bfloat16"
     parts = [layers.Dense(5, "tanh", dtype=policy), layers.Dense(1, dtype=policy)]

@@ -6,6 +6,7 @@ later `fit`, `evaluate` and `predict`, so that repeated calls neither trace nor 
 
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -32,6 +33,11 @@ from keras_multigpu.training.shares import (
 )
 from keras_multigpu.training.steps.set_apart import SetApart, held
 from keras_multigpu.training.steps.setting import Setting
+
+logger = logging.getLogger("keras_multigpu")
+
+# TensorFlow warns of a function that it has traced five times.
+MANY_SIZES = 5
 
 RunStep = Callable[[Sequence[Rows]], Any]
 """Runs a step on the rows of each replica."""
@@ -103,6 +109,7 @@ class StepFunctions:
         self._forms: dict[Hashable, Batch] = {}
         self._of_sizes = False
         """Whether there is a step for each number of examples, which the model has to know."""
+        self._sizes: set[int | None] = set()
 
     @property
     def steps(self) -> list[Any]:
@@ -198,6 +205,14 @@ class StepFunctions:
         spec = sized_spec(spec, shares.sizes)
         self._step(spec, here, shares.groups)
         self._of_sizes = True
+        self._sizes.add(batch_size_of(spec))
+        if len(self._sizes) == MANY_SIZES:
+            logger.warning(
+                "The model asks how many examples a batch has (`int(x.shape[0])`, say), so its "
+                "step is traced anew for each batch size, %d times so far. `tf.shape(x)[0]` needs "
+                "no number, and batches of one size need one trace.",
+                MANY_SIZES,
+            )
         return spec
 
     def make(self, spec: Batch, here: Here = ()) -> None:

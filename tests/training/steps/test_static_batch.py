@@ -90,3 +90,14 @@ def test_another_fault_is_told_as_it_is():
         model.fit(X, Y, batch_size=4, verbose=0)
     with pytest.raises(RuntimeError, match="a fault of the model"):
         model.train_on_batch(X, Y)
+
+
+def test_a_trace_for_each_of_many_sizes_is_named(caplog):
+    model = kmg.distribute(CountsInStep(), devices=2)
+    model.compile("sgd", "mse", jit_compile=False)
+    for size in (4, 3, 4, 5, 2):
+        model.train_on_batch(X[:size], Y[:size])
+    assert "traced anew for each batch size" not in caplog.text
+    for size in (6, 6, 7):
+        model.train_on_batch(X[:size], Y[:size])
+    assert caplog.text.count("traced anew for each batch size, 5 times so far") == 1
