@@ -205,8 +205,9 @@ class StepFunctions:
         spec = sized_spec(spec, shares.sizes)
         self._step(spec, here, shares.groups)
         self._of_sizes = True
+        known = len(self._sizes)
         self._sizes.add(batch_size_of(spec))
-        if len(self._sizes) == MANY_SIZES:
+        if known < len(self._sizes) == MANY_SIZES:
             logger.warning(
                 "The model asks how many examples a batch has (`int(x.shape[0])`, say), so its "
                 "step is traced anew for each batch size, %d times so far. `tf.shape(x)[0]` needs "
