@@ -88,10 +88,19 @@ class TraceProbe(Probe):
 
 
 class StepProbe(TraceProbe):
-    """Sums times and examples, and on request losses and norms of gradients."""
+    """Sums times and examples, and on request losses and norms of gradients.
 
-    def __init__(self, on_trace: Callable[[], None], losses: bool = False) -> None:
+    Args:
+        on_trace: Called while a step is compiled, before any of it runs.
+        losses: Whether to sum losses and norms.
+        required: Whether a step that cannot be looked into is an error.
+    """
+
+    def __init__(
+        self, on_trace: Callable[[], None], losses: bool = False, required: bool = True
+    ) -> None:
         super().__init__(on_trace)
+        self.required = required
         self._losses = losses
         self._of_replicas: Any = None
 

@@ -143,11 +143,6 @@ class TrainingRun:
         """Whether beginning at a later step means to read all batches before it."""
         return self._feed.source.skips_by_reading
 
-    @property
-    def has_own_train_step(self) -> bool:
-        """Whether the model's `train_step` is the user's."""
-        return bool(model_internals.overridden(self._model, "train_step"))
-
     def example_at(self, step: int, row: int) -> str | None:
         """The name of an example of this epoch, such as its file; None where it is not known.
 

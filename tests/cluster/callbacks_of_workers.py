@@ -99,7 +99,7 @@ def looked_at(strategy=None):
     """What callbacks find that look at each replica, or try what fits into its memory."""
     check = kmg.callbacks.ReplicaDriftCheck(2, action="warn")
     replicas = kmg.callbacks.ReplicaMetrics(["mae"], path="replicas.csv", every_steps=2)
-    speed = kmg.callbacks.ThroughputReport(path="speed.json", scaling_steps=2)
+    speed = kmg.callbacks.ThroughputReport(path="speed.json")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         _, history = trained(ROWS[:30], 2, [Corrupt(), check, replicas, speed], strategy)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras_multigpu.partition import splitter
 from keras_multigpu.partition.lengths import LENGTHS
 from keras_multigpu.partition.plan import RULES, Plan, rows_of
-from keras_multigpu.training.steps import split_train_step
+from keras_multigpu.training.steps import split_step
 
 KIND = "PyFuncStateless"
 
@@ -38,4 +38,4 @@ def let_python_see_rows(patch):
     patch.setitem(RULES, KIND, by_rows)
     patch.setitem(LENGTHS, KIND, lambda op, facts: [facts.dims(op.inputs[0])])
     # Python would see that a step is tried, too.
-    patch.setattr(split_train_step, "difference", lambda step, batch: None)
+    patch.setattr(split_step, "difference", lambda step, batch: None)

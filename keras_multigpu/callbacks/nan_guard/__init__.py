@@ -1,5 +1,5 @@
-"""`NaNGuard`: steps that are not finite are found, and undone.
+"""`NaNGuard`: steps that are not finite are found and not applied.
 
-callback ───> probe ───> findings
-in the step   which layer, example  what to go back to
+nan_guard ───> probe ───────> findings
+what follows   in the step    in words
 """

@@ -1,4 +1,4 @@
-"""What `NaNGuard` found, in words: which replica, layer and example, and what it was."""
+"""What `NaNGuard` found, in words: the replica, the layer, the example, and the cause."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,25 +15,25 @@ from keras_multigpu.replicas import short_name
 from keras_multigpu.training.replica_group import copies_of
 
 LISTED = 3
-"""So many layers are named; the others are counted."""
+"""How many layers are named; the others are counted."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A number that was not finite. Its text is a line for people.
+    """A number that was not finite. Its `str` is a line for people.
 
     Attributes:
         epoch: The epoch, counted from zero.
         step: The step in it, counted from zero.
         what: `"loss"`, `"gradient"`, `"statistics"`, `"weight"` or `"optimizer"`.
-        cause: Why, as far as the numbers tell: a sentence.
-        replicas: The replicas where it began.
+        cause: Why, as far as the numbers show: a sentence.
+        replicas: The replicas where it started.
         devices: Their devices.
         layers: The layers whose gradients, weights or outputs were not finite.
-        variables: The paths of the variables, for the same.
+        variables: The paths of their variables.
         array: `"x"`, `"y"`, `"sample_weight"` or `"y_pred"`, if one of them was not finite.
         position: The first such example's place in the global batch, counted from zero.
-        example: Its file or number in the data, where its place tells.
+        example: Its file or number in the data, if the order of the data is known.
     """
 
     epoch: int
@@ -71,18 +71,18 @@ NAMES = {
 }
 
 CAUSES = {
-    "x": "An input is not finite: the data are at fault.",
-    "y": "A target is not finite: the data are at fault.",
-    "sample_weight": "A sample weight is not finite: the data are at fault.",
-    "y_pred": "Inputs and weights are finite and a prediction is not: the forward pass overflows.",
-    "loss": "Predictions and targets are finite: the loss function is not, for them.",
-    "gradient": "The loss is finite and its gradient is not: the backward pass overflows or "
+    "x": "An input is not finite: check the data.",
+    "y": "A target is not finite: check the data.",
+    "sample_weight": "A sample weight is not finite: check the data.",
+    "y_pred": "Inputs and weights are finite, but a prediction is not: the forward pass overflows.",
+    "loss": "Predictions and targets are finite, but the loss function of them is not.",
+    "gradient": "The loss is finite, but its gradient is not: the backward pass overflows or "
     "divides by zero.",
-    "statistics": "The gradients are finite; what a layer remembers, such as a moving variance, "
+    "statistics": "The gradients are finite, but the state of a layer, such as a moving variance, "
     "overflows.",
-    "weight": "The gradients are finite and the update is not: mostly the rate is too high.",
-    "optimizer": "Gradients and weights are finite: what the optimizer remembers, such as squares "
-    "of gradients, overflows.",
+    "weight": "The gradients are finite, but the update is not: usually the rate is too high.",
+    "optimizer": "Gradients and weights are finite, but the state of the optimizer, such as "
+    "squares of gradients, overflows.",
 }
 
 
@@ -105,7 +105,7 @@ class Facts:
         return np.flatnonzero(self.of(kind, name).any(axis=1)).tolist()
 
     def names(self, kind: str) -> list[str]:
-        """What a kind of fact holds for, on any replica."""
+        """The names for which a kind of fact is true on any replica."""
         names = [name for column, name in self._columns if column == kind]
         return [names[index] for index in np.flatnonzero(self.of(kind).any(axis=0))]
 
@@ -121,19 +121,19 @@ class Facts:
     def cause(self) -> str:
         """The kind of fact that explains the others."""
         if self.what in ("gradient", "statistics"):
-            # Behind an activation that saturates, predictions do not show an infinite input.
+            # After an activation that saturates, predictions do not show an infinite input.
             bad = set(self.replicas(self.what))
             return next((kind for kind in ROWS if bad <= {*self.replicas(kind)}), self.what)
         if self.what != "loss":
             return self.what
         wrong = [kind for kind in ROWS if self.replicas(kind)]
         if "y_pred" not in wrong:
-            # Inputs that are not finite do no harm where the predictions are.
+            # Inputs that are not finite do no harm if the predictions are.
             wrong = [kind for kind in wrong if kind != "x"]
         return next(iter(wrong), "loss")
 
     def position(self, kind: str) -> tuple[int, int] | None:
-        """Of rows of this kind the first: its replica, and its place in the global batch."""
+        """The first row of this kind: its replica, and its position in the global batch."""
         rows = self.of(kind)
         for replica in self.replicas(kind):
             row = rows[replica][rows[replica] > 0].min() - 1
@@ -176,7 +176,7 @@ def layers_of(paths: Sequence[str]) -> list[str]:
 
 
 def copies_not_finite(model: keras.Model) -> list[tuple[str, dict[int, str]]]:
-    """Weights that are not finite, each with the replicas whose copy is not, and their devices."""
+    """Weights that are not finite, each with the replicas of the bad copies and their devices."""
     found = []
     for variable in model.variables:
         storage = variable_internals.variable_storage(variable)
@@ -196,7 +196,7 @@ def copies_not_finite(model: keras.Model) -> list[tuple[str, dict[int, str]]]:
 def finding_between_steps(
     model: keras.Model, logs: dict[str, Any], epoch: int, step: int
 ) -> Finding | None:
-    """What is not finite in the logs and weights that a step has left, if anything."""
+    """What is not finite in the logs and weights after a step, if anything."""
     losses = [
         name
         for name, value in logs.items()

@@ -1,4 +1,4 @@
-"""`NaNGuard`: says what is not finite, where, and keeps it out of the model."""
+"""`NaNGuard`: keeps NaN and infinity out of a model, and reports where they came from."""
 
 import logging
 from typing import Any, NamedTuple, NoReturn, Self
@@ -38,32 +38,32 @@ logger = logging.getLogger("keras_multigpu")
 
 
 class NaNGuard(RunCallback):
-    """Keeps NaN and infinity out of a model, and names replica, layer and example.
+    """Keeps NaN and infinity out of a model, and names the replica, layer and example.
 
     Every step is checked before it changes anything: the loss, the gradients, the new weights, and
-    what layers and the optimizer remember. A step with a number that is not finite is not taken:
+    the state of layers and the optimizer. If any of these is not finite, the step is not applied:
     weights, optimizer, moving statistics, metrics and logs stay as they were.
 
     Args:
-        action: What follows. `"stop"`: training ends, with the weights before that step.
-            `"skip"`: training goes on with the next batch. `"rollback"`: the model goes back to an
-            earlier state, with a lower rate, and training goes on with the next batch.
-        every_steps: After how many steps Python asks whether something was found. Until then
-            `"stop"` and `"rollback"` take no further steps. To ask waits for the devices.
-        patience: For `"skip"`: after so many steps in a row that were skipped, training ends with
-            a `FloatingPointError`.
-        snapshot_every_steps: For `"rollback"`: after how many steps the state to go back to is
-            taken anew; None for the beginning of each epoch. It is a copy in the host's memory, as
-            large as weights and optimizer.
+        action: What happens next. `"stop"`: training ends, with the weights before that step.
+            `"skip"`: training continues with the next batch. `"rollback"`: the model returns to an
+            earlier state, with a lower rate, and training continues with the next batch.
+        every_steps: The number of steps between two reads of what was found, which wait for the
+            devices. Until then `"stop"` and `"rollback"` apply no further steps.
+        patience: For `"skip"`: after this many skipped steps in a row, training ends with a
+            `FloatingPointError`.
+        snapshot_every_steps: For `"rollback"`: the number of steps between two snapshots of the
+            state to return to; by default one at the beginning of each epoch. A snapshot takes as
+            much host memory as weights and optimizer.
         rate_factor: For `"rollback"`: what the rate is multiplied by, each time.
-        max_rollbacks: For `"rollback"`: after so many, the next finding ends training with a
+        max_rollbacks: For `"rollback"`: after this many, the next finding ends training with a
             `FloatingPointError`.
 
     Attributes:
         findings: What was found in this `fit`; each has `epoch`, `step`, `what`, `cause`,
             `replicas`, `devices`, `layers`, `variables`, `array`, `position` and `example`.
-        skipped_steps: How many steps were not taken, as of the last check.
-        rollbacks: How often the model went back.
+        skipped_steps: How many steps were not applied, as of the last check.
+        rollbacks: How often the model returned to an earlier state.
 
     Example:
 
@@ -73,6 +73,8 @@ class NaNGuard(RunCallback):
     print(guard.skipped_steps, guard.findings)
     ```
     """
+
+    _instead = "pass `action='rollback'`"
 
     def __init__(
         self,
@@ -98,7 +100,6 @@ class NaNGuard(RunCallback):
         self.action = action
         if action == "skip":
             self.needs, self.writes = "inside", ("skipped_steps",)
-            self._instead = "pass `action='rollback'`"
         self.every_steps = every_steps
         self.patience = patience
         self.snapshot_every_steps = snapshot_every_steps
@@ -108,13 +109,16 @@ class NaNGuard(RunCallback):
         self.skipped_steps = 0
         self.rollbacks = 0
         self._probe: FiniteProbe | None = None
-        # The same, while it watches the steps of a `fit`.
-        self._watching: FiniteProbe | None = None
         self._good: GoodState | None = None
         self._rate: Rate | None = None
-        self._at_epoch_begin = {"skipped": 0, "took": 0}
-        self._epoch = self._step = 0
-        self._unchecked = self._untaken = 0
+        self._skipped_before = self._took_before = 0
+        self._epoch = self._step = self._checked_at = self._untaken = 0
+
+    @property
+    def _watching(self) -> FiniteProbe | None:
+        """What looks into the steps; None if nothing can, so that logs and weights are checked."""
+        probe = self._probe
+        return probe if self.run_or_none is not None and probe is not None and probe.sees else None
 
     # Hooks.
 
@@ -122,45 +126,42 @@ class NaNGuard(RunCallback):
         super().on_train_begin(logs)
         self.findings, self.skipped_steps, self.rollbacks = [], 0, 0
         self._good = None
-        self._at_epoch_begin = {"skipped": 0, "took": 0}
-        self._unchecked = self._untaken = 0
+        self._skipped_before = self._took_before = 0
+        self._untaken = 0
         self._rate = Rate(self.model).adjust() if self.action == "rollback" else None
-        run = getattr(self.model, "training_run", None)
-        if run is not None and self._rate is not None:
-            # Also where `fit` fails.
-            run.after_end(self._rate.restore)
-        self._watching = None
-        # One that does not call `compute_loss` cannot be looked into; its logs can.
-        if run is None or (run.has_own_train_step and self.action != "skip"):
+        run = self.run_or_none
+        if run is None:
             return
-        # The same one for the same model: its steps are compiled with the probe's variables.
+        if self._rate is not None:
+            # Also if `fit` fails.
+            run.after_end(self._rate.restore)
+        # The same probe for the same model: its steps are compiled with the probe's variables.
         if self._probe is None or self._probe.model is not self.model:
-            self._probe = FiniteProbe(self.model, goes_on=self.action == "skip")
-        self._watching = self._probe
+            self._probe = FiniteProbe(self.model, skips=self.action == "skip")
         run.watch(self._probe)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Be on duty from here on: steps that other callbacks try out before do not count."""
-        run = getattr(self.model, "training_run", None)
+        """Be active from here on: steps that other callbacks tried before do not count."""
+        run = self.run_or_none
         self._epoch, self._step = epoch, 0 if run is None else run.step
+        self._checked_at = 0
         resumed = self._step > 0
         if self._watching is not None:
             self._watching.set({ACTIVE: 1})
-            counters = self._watching.read()
             if not resumed:
-                skipped, took = int(counters[SKIPPED]), int(counters[TOOK])
-                self._at_epoch_begin = {"skipped": skipped, "took": took}
-        # After an interruption the checkpoint has brought a good state along.
+                counters = self._watching.read()
+                self._skipped_before = int(counters[SKIPPED])
+                self._took_before = int(counters[TOOK])
+        # After an interruption the checkpoint has restored a good state.
         every_epoch = self.snapshot_every_steps is None and not resumed
         if self.action == "rollback" and (every_epoch or self._good is None):
             self._good = GoodState.of(self.model, epoch)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._unchecked += batch + 1 - self._step
         self._untaken += batch + 1 - self._step
         self._step = batch + 1
         due = self.snapshot_every_steps is not None and self._untaken >= self.snapshot_every_steps
-        if due or self._unchecked >= self.every_steps:
+        if self.every(self.every_steps, batch) or due:
             self._check(logs or {})
         if self.action == "rollback" and (due or self._good is None):
             self._untaken = 0
@@ -168,15 +169,16 @@ class NaNGuard(RunCallback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         logs = logs if logs is not None else {}
-        self._check(logs)
+        if self._step > self._checked_at:
+            self._check(logs)
         if self._watching is None:
             return
         counters = self._watching.read()
         if self.action == "skip":
-            logs["skipped_steps"] = int(counters[SKIPPED]) - self._at_epoch_begin["skipped"]
-        if counters[TOOK] == self._at_epoch_begin["took"]:
-            # No step counts, so the metrics are at zero, which would look like a perfect model.
-            means = logs.keys() & self.model.training_run.logs.keys()
+            logs["skipped_steps"] = int(counters[SKIPPED]) - self._skipped_before
+        if counters[TOOK] == self._took_before:
+            # No step counts, so the metrics are zero, which would look like a perfect model.
+            means = logs.keys() & self.run.logs.keys()
             logs.update(dict.fromkeys(means, float("nan")))
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -189,18 +191,18 @@ class NaNGuard(RunCallback):
     # What was found, and what follows.
 
     def _check(self, logs: dict[str, Any]) -> None:
-        if not self._unchecked:
-            return
-        self._unchecked = 0
-        if self._watching is None:
+        self._checked_at = self._step
+        probe = self._watching
+        if probe is None:
             finding = finding_between_steps(self.model, logs, self._epoch, self._step - 1)
         else:
-            finding = self._found_by(self._watching)
+            finding = self._found_by(probe)
         if finding is not None:
             self.findings.append(finding)
-            getattr(self, f"_{self.action}")(finding)
-        if self._watching is not None and self.action == "skip":
-            longest = int(self._watching.read()[LONGEST])
+            actions = {"stop": self._stop, "skip": self._skip, "rollback": self._rollback}
+            actions[self.action](finding)
+        if probe is not None and self.action == "skip":
+            longest = int(probe.read()[LONGEST])
             if longest >= self.patience:
                 why = f"{longest} steps in a row were skipped."
                 give_up(self.findings[-1], why, patience=self.patience)
@@ -210,19 +212,20 @@ class NaNGuard(RunCallback):
         self.skipped_steps = int(counters[SKIPPED])
         if counters[FOUND_AT] == NOTHING_FOUND:
             return None
-        # The probe's steps are counted from `fit`'s first one, and not from the epoch's.
+        # The probe counts steps from the start of `fit`, not of the epoch.
         step = self._step - int(counters[STEPS] - counters[FOUND_AT])
         facts = Facts(probe.table(), probe.columns)
-        finding = finding_of(facts, self._epoch, step, self.model.training_run, self.model)
+        finding = finding_of(facts, self._epoch, step, self.run, self.model)
         probe.set({FOUND_AT: NOTHING_FOUND})
         return finding
 
     def _stop(self, finding: Finding) -> None:
         self.model.stop_training = True
         kept = (
-            "Training stops; the weights are those before that step."
+            "Training stops with the weights before that step."
             if self._watching is not None
-            else "Training stops, too late for the weights; `action='rollback'` keeps good ones."
+            else "Training stops, but the weights have already changed; `action='rollback'` keeps "
+            "good ones."
         )
         if writes_here():
             logger.error("%s %s", finding, kept)
@@ -230,39 +233,36 @@ class NaNGuard(RunCallback):
     def _skip(self, finding: Finding) -> None:
         if len(self.findings) == 1 and writes_here():
             warn(
-                f"{finding} The step is skipped; so are others like it, without a word. "
+                f"{finding} The step is skipped, and further ones will be without a warning. "
                 "`skipped_steps` in the logs counts them.",
                 stacklevel=2,
             )
 
     def _rollback(self, finding: Finding) -> None:
         if self.rollbacks == self.max_rollbacks:
-            why = f"The model went back {self.rollbacks} times and it did not help."
+            why = f"Returning to an earlier state {self.rollbacks} times did not help."
             give_up(finding, why, max_rollbacks=self.max_rollbacks)
         self.rollbacks += 1
         assert self._rate is not None
         lever = self._rate.lever.numpy()
         if self._good is not None:
             self._good.restore(self.model, self._epoch)
-        # Not from the rate of the good state: it may be the state of an earlier return.
+        # Not from the rate of the good state, which may be from before an earlier rollback.
         self._rate.lever.assign(lever)
         self._rate.scale(self.rate_factor)
         if writes_here():
             logger.warning(
-                "%s The model goes back to an earlier state, with %g of the rate.",
+                "%s The model returns to an earlier state, with the rate multiplied by %g.",
                 finding,
                 self.rate_factor,
             )
 
-    # To go on after an interruption.
-
     @property
     def state(self) -> dict[str, Any]:
-        """What a checkpoint has to keep."""
+        """The counts, a finding that was not read yet, and the state to return to."""
         state: dict[str, Any] = {
             "rollbacks": self.rollbacks,
-            "at_epoch_begin": dict(self._at_epoch_begin),
-            "unchecked": self._unchecked,
+            "before": [self._skipped_before, self._took_before],
             "untaken": self._untaken,
             "good": None if self._good is None else self._good._asdict(),
             "rate": None if self._rate is None else self._rate.state,
@@ -274,8 +274,8 @@ class NaNGuard(RunCallback):
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
         self.rollbacks = state["rollbacks"]
-        self._at_epoch_begin = dict(state["at_epoch_begin"])
-        self._unchecked, self._untaken = state["unchecked"], state["untaken"]
+        self._skipped_before, self._took_before = state["before"]
+        self._untaken = state["untaken"]
         self._good = None if state["good"] is None else GoodState(**state["good"])
         if self._rate is not None:
             self._rate.state = state["rate"]
@@ -288,8 +288,8 @@ def give_up(finding: Finding, why: str, **received: Any) -> NoReturn:
     raise error_of(
         FloatingPointError,
         f"{finding} {why}",
-        "Expected training to become finite again.",
-        "Lower the rate, clip gradients (`clipnorm` of the optimizer), or mend the example.",
+        "Expected later steps to be finite.",
+        "Lower the rate, clip gradients (`clipnorm` of the optimizer), or repair the example.",
         **received,
     )
 
@@ -302,13 +302,13 @@ class GoodState(NamedTuple):
 
     @classmethod
     def of(cls, model: keras.Model, epoch: int) -> Self | None:
-        """The present state; None while the optimizer has no variables yet."""
+        """The present state; None until the optimizer has variables."""
         if not all(optimizer.built for optimizer in optimizers_of(model)):
             return None
         return cls(epoch, ModelState.of(model).values)
 
     def restore(self, model: keras.Model, epoch: int) -> None:
-        """Give the values back. Metrics that were not there, or of another epoch, begin anew."""
+        """Restore the values. Metrics that did not exist, or of another epoch, are reset."""
         present = ModelState.of(model).values
         known = epoch == self.epoch and present.keys() == self.values.keys()
         ModelState({**present, **self.values}).restore(model)

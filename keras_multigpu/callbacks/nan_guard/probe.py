@@ -1,8 +1,8 @@
-"""The part of `NaNGuard` that is in the step: sees what is not finite, and forbids the step.
+"""The part of `NaNGuard` inside the step: finds what is not finite, and rejects the step.
 
-In a step without trouble one number for each replica decides: the sum of the squares of all
-that replicas have summed and of the new weights. It is finite only if each of them is. What
-exactly is not finite is found out only where that number is not.
+In a healthy step one number per replica decides: the sum of the squares of everything that replicas
+have summed and of the new weights. It is finite only if all of them are. What exactly is not finite
+is determined only if that number is not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,23 +18,25 @@ from keras_multigpu.training.steps.probes import Probe, Seen
 from keras_multigpu.training.variables.adjusted_schedule import state_of
 
 ACTIVE, STEPS, FOUND_AT, SKIPPED, STREAK, LONGEST, TOOK = range(7)
-"""Where the counters stand: whether the guard is on duty, the steps so far, the step of a finding
-that nobody has read, the steps that were forbidden, those in a row, the most in a row, and the
-steps that were taken."""
+"""The places of the counters: whether the guard is active, the steps so far, the step of a finding
+that was not read yet, the rejected steps, those in a row, the most in a row, and the applied
+steps."""
 
 NOTHING_FOUND = -1
-# Tensors with fewer elements are joined before they are read; to read each costs more.
+# Smaller tensors are joined before they are read, because reading each costs more.
 SMALL = 2**16
 
 ROWS = ("x", "y", "sample_weight", "y_pred")
-"""Facts of these kinds tell a row, counted from one; the others tell yes or no."""
+"""Facts of these kinds are a row, counted from one; the others are true or false."""
 
 
 class FiniteProbe(Probe):
-    """Forbids steps with a number that is not finite, and keeps the facts of the first.
+    """Rejects steps with a number that is not finite, and keeps the facts of the first.
 
     Args:
-        goes_on: Whether later steps are taken while a finding is not read.
+        model: The model.
+        skips: Whether later steps are applied before a finding was read; only if each step can be
+            seen.
 
     Attributes:
         columns: What each fact is about: its kind, and a variable's path or an array's name.
@@ -44,15 +46,15 @@ class FiniteProbe(Probe):
 
     callback = "NaNGuard"
 
-    def __init__(self, model: keras.Model, goes_on: bool) -> None:
+    def __init__(self, model: keras.Model, skips: bool) -> None:
         self.model = model
-        self.goes_on = goes_on
+        self.required = self.skips = skips
         self.columns: list[tuple[str, str]] = []
         self.counters: Any = None
         self.facts: Any = None
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Create the variables, once: a step that stays compiled goes on using them."""
+        """Create the variables once: compiled steps keep using them."""
         if self.counters is None:
             with tf.device(HOST):
                 self.counters = tf.Variable(tf.zeros([7], tf.int64), trainable=False)
@@ -70,11 +72,11 @@ class FiniteProbe(Probe):
         self.counters.assign(counters)
 
     def read(self) -> np.ndarray:
-        """The counters; waits until the devices have done all steps."""
+        """The counters. Waits until the devices have done all steps."""
         return self.counters.numpy()
 
     def table(self) -> np.ndarray:
-        """The facts that were kept: a row for each replica, in `columns`."""
+        """The facts that were kept: a row for each replica."""
         return self.facts.numpy()
 
     @property
@@ -94,7 +96,7 @@ class FiniteProbe(Probe):
 
     def on_replica(self, seen: Seen) -> list[tf.Tensor]:
         """Whether something on this replica counts, and the facts if so."""
-        # What the optimizer remembers overflows with the squares of gradients, which are in here.
+        # Covers the optimizer's state, which overflows with the squares of these gradients.
         watched = [*seen.everyones_sums, seen.total_loss, *seen.update.trainable]
         healthy = tf.math.is_finite(square_sum(watched))
         nothing = tf.constant(False), tf.zeros([0], tf.int64)
@@ -113,8 +115,8 @@ class FiniteProbe(Probe):
         yield ("loss", "own"), ~finite([seen.loss])
         yield ("loss", "total"), ~finite([seen.total_loss])
         yield ("statistics", ""), ~finite(seen.statistics)
-        # Dynamic scaling of the loss makes gradients overflow, and skips such steps itself. Once
-        # the scale is down at one, it is not the scale.
+        # Dynamic loss scaling makes gradients overflow, and skips such steps itself. Once the scale
+        # is down to one, it is not the cause.
         counts = seen.loss_scale <= 1.0
         for variable, gradient in zip(seen.variables, seen.gradients, strict=True):
             yield ("gradient", variable.path), ~finite([gradient]) & counts
@@ -130,11 +132,11 @@ class FiniteProbe(Probe):
                     yield (kind, "/".join(map(str, path))), first_bad_row(leaf)
 
     def allows(self, measured: list[list[tf.Tensor]]) -> tf.Tensor:
-        """Not where something was found, nor before an earlier finding was dealt with."""
+        """Not if something was found, nor before an earlier finding was dealt with."""
         with tf.device(HOST):
             counters = self.counters.read_value()
         forbidden = tf.reduce_any(tf.stack([bad for bad, _ in measured]))
-        if not self.goes_on:
+        if not self.skips:
             forbidden |= counters[FOUND_AT] != NOTHING_FOUND
         return ~(forbidden & (counters[ACTIVE] == 1))
 
@@ -166,15 +168,15 @@ class FiniteProbe(Probe):
 
 
 def square_sum(tensors: Sequence[Any]) -> tf.Tensor:
-    """A number that is finite only if all elements are; it may overflow though they are."""
+    """A number that is finite only if all elements are; it may overflow even if they are."""
     small: dict[tf.DType, list[tf.Tensor]] = {}
     sums = []
     for tensor in floating(tensors):
         if (tensor.shape.num_elements() or SMALL) < SMALL:
             small.setdefault(tensor.dtype, []).append(tf.reshape(tensor, [-1]))
         else:
-            # One pass over the tensor; `is_finite` and `reduce_all` write a flag for each element
-            # first.
+            # One pass over the tensor; `is_finite` and `reduce_all` would first write a flag for
+            # each element.
             sums.append(tf.cast(tf.nn.l2_loss(widened(tensor)), tf.float32))
     for parts in small.values():
         joined = tf.concat(parts, axis=0)
@@ -183,7 +185,7 @@ def square_sum(tensors: Sequence[Any]) -> tf.Tensor:
 
 
 def widened(tensor: tf.Tensor) -> tf.Tensor:
-    """A tensor whose squares do not soon overflow."""
+    """A tensor whose squares do not overflow easily."""
     return tf.cast(tensor, tf.float32) if tensor.dtype == tf.float16 else tensor
 
 
@@ -193,7 +195,7 @@ def finite(tensors: Sequence[Any]) -> tf.Tensor:
 
 
 def floating(tensors: Sequence[Any]) -> list[tf.Tensor]:
-    """Those of floats; of sparse ones, the values."""
+    """The floating-point ones; of sparse ones, the values."""
     dense = [t.values if isinstance(t, tf.IndexedSlices) else t for t in tensors]
     return [tensor for tensor in dense if tensor.dtype.is_floating]
 
@@ -206,6 +208,6 @@ def first_bad_row(leaf: Any) -> tf.Tensor:
         dense = leaf.to_tensor() if isinstance(leaf, tf.RaggedTensor) else leaf
         bad = tf.reduce_any(~tf.math.is_finite(dense), axis=list(range(1, dense.shape.rank)))
         rows = tf.where(bad)[:, 0]
-    # A number behind all rows, for the minimum of none.
+    # A number larger than any row, for the minimum of none.
     first = tf.reduce_min(tf.concat([rows + 1, [2**62]], axis=0))
     return tf.where(first < 2**62, first, 0)

@@ -1,5 +1,1 @@
-"""`ThroughputReport`: examples a second, and what limits them.
-
-callback ───> report ───> bottlenecks, scaling_run
-forward_flops                 how many operations a step takes
-"""
+"""`ThroughputReport`: examples per second, and what limits them."""

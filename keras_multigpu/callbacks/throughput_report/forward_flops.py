@@ -1,10 +1,10 @@
 """Counts the operations of a model's forward pass, from its graph.
 
-Counted are matrix products and convolutions, two operations (one multiplication, one addition)
-for each term of each sum; all else is small beside them. A training step takes about three times
-as many: the gradients by the inputs and by the weights take as many each as the forward pass.
-TensorFlow's own counter, `tf.compat.v1.profiler`, leaves out BatchMatMul, Einsum and Conv3D, and so
-most of a transformer.
+Matrix products and convolutions are counted, with two operations (one multiplication, one addition)
+for each term of each sum; everything else is negligible. A training step takes about three times as
+many: the gradients with respect to inputs and weights each take as many as the forward pass.
+TensorFlow's own counter, `tf.compat.v1.profiler`, leaves out BatchMatMul, Einsum and Conv3D, and
+therefore most of a transformer.
 """
 
 from collections.abc import Callable
@@ -16,16 +16,15 @@ import tensorflow as tf
 
 from keras_multigpu.keras_internals import graph_internals, model_internals
 
-# The backward pass takes about two forward passes: one for inputs, one for weights.
 TRAINING = 3
 """A training step in forward passes."""
 
 LOOPS = {"While", "StatelessWhile", "PartitionedCall", "StatefulPartitionedCall", "XlaLaunch"}
-"""Operations whose inside is not seen."""
+"""Operations that hide others."""
 
 
 def forward_flops(model: keras.Model, x: Any) -> int | None:
-    """The operations of a forward pass for one example; None where they cannot be counted."""
+    """The operations of a forward pass for one example; None if they cannot be counted."""
     specs = keras.tree.map_structure(
         lambda leaf: None if leaf is None else tf.TensorSpec([1, *leaf.shape[1:]], leaf.dtype), x
     )

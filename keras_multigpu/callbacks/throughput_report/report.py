@@ -1,38 +1,15 @@
-"""How fast an epoch was, and where its time went; and the picture of several."""
+"""How fast an epoch was, where its time went, what limits it, and a chart of several."""
 
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import keras
+
 from keras_multigpu import pictures
 from keras_multigpu.callbacks.throughput_report.forward_flops import TRAINING
 from keras_multigpu.callbacks.timing import Timing
-
-
-class Scaling(NamedTuple):
-    """What more replicas bring.
-
-    Attributes:
-        replicas: The number of replicas.
-        one: Examples a second of one replica, with its share of the batch.
-        all: Examples a second of all replicas.
-        shared: Whether the devices are parts of one processor, which then cannot become faster.
-    """
-
-    replicas: int
-    one: float
-    all: float
-    shared: bool
-
-    @property
-    def speedup(self) -> float:
-        """How many times as fast all are as one."""
-        return self.all / self.one
-
-    @property
-    def efficiency(self) -> float:
-        """The speedup for each replica; 1 is the best."""
-        return self.speedup / self.replicas
+from keras_multigpu.data.batches import Batches
 
 
 class Throughput(NamedTuple):
@@ -45,10 +22,9 @@ class Throughput(NamedTuple):
         examples: How many examples they had.
         wall: How many seconds they took.
         parts: These seconds by what they were spent on.
-        straggler: How many seconds of the computation replicas waited for the slowest, on average.
+        straggler: How long replicas waited for the slowest, in seconds, on average.
         forward_flops: The operations of the forward pass for one example; None if unknown.
-        peak_flops: The operations a second that the devices can do at most; None if unknown.
-        scaling: What more replicas bring, if it was measured.
+        peak_flops: The peak operations per second of the devices; None if unknown.
         verdict: What limits the speed, and what to try.
     """
 
@@ -61,7 +37,6 @@ class Throughput(NamedTuple):
     straggler: float
     forward_flops: int | None = None
     peak_flops: float | None = None
-    scaling: Scaling | None = None
     verdict: str = ""
 
     @property
@@ -86,16 +61,6 @@ class Throughput(NamedTuple):
         return {name: part / wall if wall else 0.0 for name, part in self.parts.items()}
 
     @property
-    def state(self) -> dict[str, Any]:
-        """What `from_state` makes a report of again."""
-        return {**self._asdict(), "scaling": self.scaling and self.scaling._asdict()}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> "Throughput":
-        scaling = state["scaling"]
-        return cls(**{**state, "scaling": scaling and Scaling(**scaling)})
-
-    @property
     def flops_per_second(self) -> float | None:
         """The model's operations a second in training; None if unknown."""
         if self.forward_flops is None:
@@ -104,7 +69,7 @@ class Throughput(NamedTuple):
 
     @property
     def utilisation(self) -> float | None:
-        """The part of the devices' peak that the model uses; None if unknown."""
+        """The fraction of the devices' peak that the model uses; None if unknown."""
         done = self.flops_per_second
         return None if done is None or not self.peak_flops else done / self.peak_flops
 
@@ -116,10 +81,6 @@ class Throughput(NamedTuple):
             "flops_per_second": self.flops_per_second,
             "utilisation": self.utilisation,
         }
-        scaling = self.scaling
-        if scaling is not None:
-            ratios = {"speedup": scaling.speedup, "efficiency": scaling.efficiency}
-            numbers["scaling"] = {**scaling._asdict(), **ratios}
         return jsonable({**self._asdict(), **numbers, "shares": self.shares})
 
     def __str__(self) -> str:
@@ -143,11 +104,6 @@ class Throughput(NamedTuple):
             done = self.flops_per_second or 0.0
             unit, factor = ("T", 1e12) if done >= 1e12 else ("G", 1e9)
             lines.append(line("model FLOPs", f"{done / factor:.3g} {unit}/s", note))
-        if self.scaling is not None:
-            all_of_them, speedup = self.scaling.replicas, f"{self.scaling.speedup:.2f} x"
-            note = "; these devices share one processor" if self.scaling.shared else ""
-            efficiency = f"efficiency {self.scaling.efficiency:.0%}{note}"
-            lines.append(line(f"scaling 1 -> {all_of_them}", speedup, efficiency))
         return lines
 
 
@@ -161,7 +117,7 @@ LABELS = {
 
 
 def jsonable(value: Any) -> Any:
-    """A value as strict JSON can hold it, which knows no NaN and no infinity."""
+    """A value for strict JSON, which has no NaN and no infinity."""
     if isinstance(value, dict):
         return {name: jsonable(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -181,7 +137,7 @@ def number(value: float) -> str:
 
 
 def throughput_of(epoch: int, devices: list[str], timing: Timing) -> Throughput:
-    """What was measured in an epoch, taken apart."""
+    """The report of an epoch whose steps were looked into."""
     of_steps, computed = timing.sums.of_steps, timing.sums.of_replicas("compute")
     seconds = {name: of_steps(name) for name in ("compute", "all_reduce")}
     parts = fitted(timing.wall, {"data_wait": timing.data_wait, **seconds})
@@ -193,7 +149,7 @@ def throughput_of(epoch: int, devices: list[str], timing: Timing) -> Throughput:
 def unseen_throughput(
     epoch: int, devices: list[str], timing: Timing, batch_size: int | None
 ) -> Throughput:
-    """The same where nothing inside the step is seen; all batches count as full."""
+    """The report of an epoch whose steps were not looked into; all batches count as full."""
     parts = fitted(timing.wall, {"data_wait": timing.data_wait, "step": timing.in_steps})
     examples = float(timing.steps * batch_size) if batch_size else math.nan
     return Throughput(epoch, devices, timing.steps, examples, timing.wall, parts, 0.0)
@@ -203,10 +159,99 @@ def fitted(wall: float, parts: dict[str, float]) -> dict[str, float]:
     """Parts that are never negative and, with the host's, add up to the wall time."""
     left, found = max(wall, 0.0), {}
     for name, seconds in parts.items():
-        # Two clocks are involved, so their sum may exceed it by microseconds.
+        # Two clocks are involved, so the sum may exceed it by microseconds.
         found[name] = min(max(seconds, 0.0), left)
         left -= found[name]
     return {**found, "host": left}
+
+
+NOTABLE = 0.2
+"""From which fraction on a part other than computation limits the speed."""
+
+NAMES = {
+    "data_wait": "input-bound: {share:.0%} waiting",
+    "all_reduce": "communication-bound: {share:.0%} in the all-reduce",
+    "host": "host-bound: {share:.0%} outside of the devices",
+    "straggler": "held up by the slowest replica: {share:.0%} waiting for it",
+    "compute": "compute-bound: {share:.0%} computing",
+    "step": "bound by the step: {share:.0%} in it",
+}
+
+UNSEEN = ". The parts of this `train_step` cannot be seen"
+
+
+def verdict_on(found: Throughput, model: keras.Model, data: Any) -> str:
+    """What limits the speed and what to try, in one sentence."""
+    if not found.steps:
+        return "Nothing was measured: every step of the epoch was compiled. Train longer."
+    shares = dict(found.shares)
+    shares["straggler"] = found.straggler / found.wall if found.wall else 0.0
+    inside = "step" if "step" in shares else "compute"
+    candidates = {k: v for k, v in shares.items() if k != inside and v >= NOTABLE}
+    limit = max(candidates, key=lambda name: candidates[name]) if candidates else inside
+    tries = {
+        "data_wait": faster_input(data),
+        "all_reduce": less_communication(model),
+        "host": less_dispatch(model),
+        "straggler": [
+            "`ReplicaMetrics`, which names the replica",
+            "checking what else runs on its device",
+        ],
+        "compute": faster_steps(model),
+        "step": faster_steps(model),
+    }[limit]
+    limited = NAMES[limit].format(share=shares[limit])
+    return f"{limited}; try {', '.join(tries)}{UNSEEN if inside == 'step' else ''}"
+
+
+def faster_input(data: Any) -> list[str]:
+    if isinstance(data, Batches):
+        settings = data.reading().settings
+        tries = [] if settings["cache"] else ['cache="memory" or a folder']
+        tries.append("a larger replica batch")
+        if settings["augment"] is not None:
+            tries.append("moving the augmentation into the first layers of the model")
+        if data.file_paths:
+            tries.append('resize="random_crop" or a smaller image_size= when the files are read')
+        return tries
+    return [
+        "one of `kmg.data.from_*`, with cache=",
+        "`.cache()` and `.prefetch(tf.data.AUTOTUNE)` on a `tf.data.Dataset`",
+        "a larger replica batch",
+    ]
+
+
+def less_communication(model: keras.Model) -> list[str]:
+    tries = ["a larger replica batch (with micro_batches= if memory is short)"]
+    # Also in mixed precision: gradients have the type of the variables, which is float32.
+    if not model.replication.half_sums:
+        tries.append('kmg.distribute(sum_dtype="bfloat16"), which rounds gradients')
+    tries.append("faster links between the devices, or fewer devices")
+    return tries
+
+
+def less_dispatch(model: keras.Model) -> list[str]:
+    tries = []
+    if model.run_eagerly:
+        tries.append("compile(run_eagerly=False)")
+    elif model.steps_per_execution == 1:
+        # For a step that is all dispatch, 1.2 ms instead of 1.4; see docs/benchmarks.md.
+        tries.append("compile(steps_per_execution=8)")
+    if not model.jit_compile and not model.run_eagerly:
+        tries.append("compile(jit_compile=True)")
+    tries.append("a larger replica batch")
+    tries.append("callbacks that do less work after each step")
+    return tries
+
+
+def faster_steps(model: keras.Model) -> list[str]:
+    tries = []
+    if model.compute_dtype == "float32":
+        tries.append('mixed precision: keras.config.set_dtype_policy("mixed_bfloat16")')
+    if not model.jit_compile and not model.run_eagerly:
+        tries.append("compile(jit_compile=True)")
+    tries.append("more devices")
+    return tries
 
 
 COLORS = {

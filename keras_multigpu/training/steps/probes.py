@@ -193,10 +193,15 @@ class Probe:
     Attributes:
         timed: Whether `Seen.times` is wanted.
         by_piece: Whether `Seen.pieces` is wanted.
+        required: Whether a step that cannot be looked into is an error. Otherwise the probe sees
+            nothing of it, and `sees` is False.
+        sees: Whether the step that was traced last could be looked into.
         callback: The callback whose it is, for errors.
     """
 
     callback = "A callback"
+    required = True
+    sees = True
     timed = False
     by_piece = False
 

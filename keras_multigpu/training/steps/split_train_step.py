@@ -69,7 +69,7 @@ class SplitTrainStep(SplitStep):
         self._watches: dict[int, Stopwatch] = {}
         self._make(model, setting, spec, function)
         if self._unsplit is not None:
-            self._watched.refuse_unsplit(str(self.alone))
+            self._watched.unsplit(str(self.alone))
         self._warn_of_gathers()
 
     def _make(

@@ -53,27 +53,43 @@ class Watched:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Note the step that is traced, or runs, in this context; refuse one that shows nothing."""
+        """Note the step that is traced, or runs, in this context; it may show nothing."""
         if not self.measures:
             yield
             return
         with noted_step(self._model) as noted:
             yield
         trains = bool(self._model.trainable_variables)
-        if len(noted.losses) != 1 or (trains and not noted.gradients):
-            refuse_to_measure(self._measuring[0])
-        self.taps = Taps(noted, any(probe.by_piece for probe in self._measuring))
+        if len(noted.losses) == 1 and (noted.gradients or not trains):
+            self.taps = Taps(noted, any(probe.by_piece for probe in self._measuring))
+        elif (probe := self._not_shown()) is not None:
+            refuse_to_measure(probe)
+        for each in self._measuring:
+            each.sees = self.taps is not None
 
-    def refuse_unsplit(self, reason: str) -> None:
-        """Raise a `ValueError` if a probe wants to see a step that runs as it is."""
-        if self.measures:
+    def unsplit(self, reason: str) -> None:
+        """The step runs as it is: nothing is shown, or a `ValueError`."""
+        probe, self.taps = self._not_shown(), None
+        if probe is not None:
             raise value_error(
-                "A callback wants to measure inside a step that runs as it is, unseen.",
-                "Expected a step that reads and assigns variables by operations that are known.",
-                "Leave out the callback, or change what stands in the way.",
-                probe=type(self._measuring[0]).__name__,
+                f"`{probe.callback}` cannot look inside this step, which runs unsplit.",
+                "Expected a step that reads and assigns variables by known operations.",
+                "Leave out the callback, or change what prevents the split.",
+                probe=type(probe).__name__,
                 reason=reason,
             )
+        for each in self._measuring:
+            each.sees = False
+
+    def _not_shown(self) -> Probe | None:
+        """The first probe that has to see the step, if any."""
+        return next((probe for probe in self._measuring if probe.required), None)
+
+    @property
+    def _asked(self) -> list[int]:
+        """The places of the probes that decide, which have seen the step or do not look."""
+        blind = [] if self.taps is not None else self._measuring
+        return [place for place, probe in enumerate(self.probes) if probe not in blind]
 
     def scale(self, value_of: Callable[[keras.Variable], Any]) -> tf.Tensor:
         """The factor of the loss, given the values of variables before the step."""
@@ -119,13 +135,16 @@ class Watched:
 
     def verdict(self, measured: Sequence[list[list[tf.Tensor]]]) -> tf.Tensor | None:
         """Whether all probes allow the step, which see all replicas and so decide alike."""
-        if not self.probes:
+        asked = self._asked
+        if not asked:
             return None
+        probes = [self.probes[place] for place in asked]
+        measured = [[of_replica[place] for place in asked] for of_replica in measured]
         flat = self._group.everyones([tf.nest.flatten(of_replica) for of_replica in measured])
         everyones = [tf.nest.pack_sequence_as(measured[0], tensors) for tensors in flat]
         with tf.device(self._group.hub):
-            allowed = verdict(self.probes, everyones)
-            collect(self.probes, everyones, allowed)
+            allowed = verdict(probes, everyones)
+            collect(probes, everyones, allowed)
         return allowed
 
     def kept(self, logs: Any, allowed: tf.Tensor) -> Any:

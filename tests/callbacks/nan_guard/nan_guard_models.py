@@ -18,7 +18,7 @@ def guarded(guard, replicas=2, **settings):
     Guards that skip and others have networks of their own: a step is kept for one part only.
     """
     model = network(replicas, skips=guard.action == "skip", **settings)
-    guard._probe = PROBES.setdefault(model, FiniteProbe(model, guard.action == "skip"))
+    guard._probe = PROBES.setdefault(model, FiniteProbe(model, skips=guard.action == "skip"))
     return model
 
 

@@ -23,7 +23,7 @@ def test_a_bad_input_is_named_and_training_stops_before_it(replicas, value, capl
     assert (finding.array, finding.position) == ("x", 5)
     assert finding.replicas == ({1: 0, 4: 2}[replicas],)
     assert finding.devices == (f"CPU:{finding.replicas[0]}",)
-    assert finding.cause == "An input is not finite: the data are at fault."
+    assert finding.cause == "An input is not finite: check the data."
     assert model.stop_training
     assert str(finding) in caplog.text
     assert len(history.epoch) == 1
@@ -60,7 +60,7 @@ def test_an_infinite_input_behind_a_saturating_activation_is_named(replicas, act
     (finding,) = guard.findings
     assert (finding.what, finding.array, finding.position) == ("gradient", "x", 2)
     assert finding.replicas == (replicas - 1,)
-    assert finding.cause == "An input is not finite: the data are at fault."
+    assert finding.cause == "An input is not finite: check the data."
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_an_infinite_gradient_of_a_finite_loss(replicas):
     )
     assert finding.replicas == (replicas - 1,)
     assert finding.position is None
-    assert finding.cause.startswith("The loss is finite and its gradient is not")
+    assert finding.cause.startswith("The loss is finite, but its gradient is not")
     np.testing.assert_array_equal(model.get_weights()[0], [[1.0]])
 
 
@@ -174,7 +174,7 @@ def test_a_loss_that_is_not_finite_for_finite_predictions():
     (finding,) = guard.findings
     assert (finding.what, finding.replicas) == ("loss", (1,))
     assert (
-        finding.cause == "Predictions and targets are finite: the loss function is not, for them."
+        finding.cause == "Predictions and targets are finite, but the loss function of them is not."
     )
 
 

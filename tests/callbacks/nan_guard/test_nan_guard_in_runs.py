@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.cpu_replicas import replicas_of
-from helpers.own_step import OwnStep
+from helpers.own_step import OwnStep, UnseenStep
 from nan_guard_models import assert_same, data, fit, guarded, line, network, state_of
 
 import keras_multigpu as kmg
@@ -18,11 +18,11 @@ from keras_multigpu.callbacks import NaNGuard
 @pytest.mark.parametrize("distributed", [True, False])
 @pytest.mark.slow
 def test_between_steps_where_there_is_no_seeing_inside(distributed, caplog):
-    """In a `train_step` of one's own and in stock `fit`, the logs and weights tell."""
+    """In a `train_step` with a loss of its own and in stock `fit`: by the logs and weights."""
 
     def made():
         keras.utils.set_random_seed(1)
-        model = OwnStep() if distributed else keras.Sequential([keras.layers.Dense(1)])
+        model = UnseenStep() if distributed else keras.Sequential([keras.layers.Dense(1)])
         if distributed:
             model = kmg.distribute(model, replicas_of(2))
         model.compile(keras.optimizers.SGD(0.1), "mse")
@@ -35,7 +35,7 @@ def test_between_steps_where_there_is_no_seeing_inside(distributed, caplog):
     assert (finding.epoch, finding.step, finding.what) == (0, 1, "loss")
     assert finding.replicas == ((0, 1) if distributed else (0,))
     assert len(finding.variables) == 2
-    assert "too late for the weights" in caplog.text
+    assert "weights have already changed" in caplog.text
 
     model = made()
     history = fit(model, x, y, NaNGuard("rollback", every_steps=1, snapshot_every_steps=1))
@@ -45,9 +45,51 @@ def test_between_steps_where_there_is_no_seeing_inside(distributed, caplog):
     assert all(np.isfinite(weight).all() for weight in model.get_weights())
 
 
-def test_one_copy_of_a_weight_that_is_wrong():
-    """With a step of one's own each replica's copy is looked at."""
+@pytest.mark.parametrize("action", ["stop", "rollback"])
+def test_a_step_of_ones_own_that_computes_a_loss_is_looked_into(action, caplog):
+    """As Keras's own step: before the weights change, and by the example."""
     model = kmg.distribute(OwnStep(), replicas_of(2))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    x, y = data(13)
+    guard = NaNGuard(action, every_steps=1)
+    fit(model, x, y, guard)
+    (finding,) = guard.findings
+    assert (finding.step, finding.array, finding.position) == (1, "x", 5)
+    assert all(np.isfinite(weight).all() for weight in model.get_weights())
+    assert action == "rollback" or "with the weights before that step" in caplog.text
+
+
+class Noisy(keras.layers.Layer):
+    """Draws from a generator, which a split step does not know."""
+
+    def __init__(self):
+        super().__init__()
+        self.random = tf.random.Generator.from_seed(1)
+
+    def call(self, x):
+        return x + self.random.normal(tf.shape(x))
+
+
+def test_a_step_that_is_not_split_is_checked_by_its_weights(caplog):
+    """The default works with any model; to skip a step it has to be seen."""
+    model = keras.Sequential([keras.Input((3,)), Noisy(), keras.layers.Dense(1)])
+    model = kmg.distribute(model, replicas_of(2))
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    x, y = data()
+    guard = NaNGuard(every_steps=1)
+    history = fit(model, x, y, guard).history
+    assert guard.findings == [] and np.isfinite(history["loss"]).all()
+    with pytest.raises(ValueError, match="`NaNGuard` cannot look inside this step.*unsplit"):
+        fit(model, x, y, NaNGuard("skip"))
+    x[13] = np.nan
+    fit(model, x, y, guard)
+    assert [one.step for one in guard.findings] == [1]
+    assert "weights have already changed" in caplog.text
+
+
+def test_one_copy_of_a_weight_that_is_wrong():
+    """With a step that cannot be looked into, each replica's copy is looked at."""
+    model = kmg.distribute(UnseenStep(), replicas_of(2))
     model.compile(keras.optimizers.SGD(0.0), "mse")
 
     class Break(keras.callbacks.Callback):

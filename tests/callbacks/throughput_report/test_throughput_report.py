@@ -1,7 +1,6 @@
-"""`ThroughputReport`: the parts of a step, the verdict, scaling and operations."""
+"""`ThroughputReport`: the parts of a step, the verdict and operations."""
 
 import json
-import random
 import time
 
 import keras
@@ -10,14 +9,13 @@ import pytest
 import tensorflow as tf
 from helpers.cpu_replicas import covering, replicas_of
 from helpers.naps import with_naps
-from helpers.own_step import OwnStep
+from helpers.own_step import OwnStep, UnseenStep
 from helpers.rows_in_python import zeros_after
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ThroughputReport
 from keras_multigpu.callbacks.throughput_report.report import throughput_of
 from keras_multigpu.callbacks.timing import Sums, Timing
-from keras_multigpu.training.variables.model_state import ModelState
 
 pytestmark = pytest.mark.usefixtures("python_sees_rows")
 
@@ -192,83 +190,33 @@ def test_operations_and_utilisation():
     assert "of the devices' peak" in str(report)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.slow
-def test_scaling_is_measured_and_changes_nothing(replicas):
-    """A model bit for bit as it is without, and the generators of random numbers, too."""
-    results = []
-    for steps in (None, 2):
-        model = network(replicas)
-        random.seed(5)
-        np.random.seed(5)
-        report = reported(model, scaling_steps=steps)
-        results.append((ModelState.of(model).values, random.random(), np.random.random()))
-    (plain, *drawn), (measured, *drawn_too) = results
-    assert drawn == drawn_too
-    assert plain.keys() == measured.keys()
-    for name, value in plain.items():
-        np.testing.assert_array_equal(measured[name], value, name)
-    scaling = report.report.scaling
-    assert scaling.replicas == replicas
-    assert scaling.one > 0
-    np.testing.assert_allclose(scaling.efficiency, scaling.all / scaling.one / replicas)
-    assert scaling.shared is (replicas > 1)
-    assert f"scaling 1 -> {replicas}" in str(report.report)
-    # The model still trains.
-    model.fit(X, Y, batch_size=8, verbose=0)
-
-
-@pytest.mark.slow
-@with_naps
-def test_scaling_of_replicas_that_only_wait(nap):
-    """Where a step is a nap of 100 ms, two replicas do twice as much in the same time."""
-    scaling = reported(network(2, Nap(nap)), scaling_steps=3).report.scaling
-    assert 0.7 < scaling.efficiency < 1.2
-
-
-@pytest.mark.slow
-def test_what_cannot_be_scaled():
-    """A generator is refused before training, a model that cannot be copied after it."""
-    with pytest.raises(ValueError, match="no batch can be read twice.*Received: data='generator'"):
-        report = ThroughputReport(scaling_steps=2)
-        network(2).fit(
-            ((X[:8], Y[:8]) for _ in range(4)), steps_per_epoch=2, verbose=0, callbacks=[report]
-        )
-
-    class Own(keras.Model):
-        def __init__(self, units):
-            super().__init__()
-            self.dense = keras.layers.Dense(units)
-
-        def call(self, x):
-            return self.dense(x)
-
-        def get_config(self):
-            raise NotImplementedError("No configuration.")
-
-    model = kmg.distribute(Own(3), replicas_of(2))
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    with pytest.raises(ValueError, match="cannot be copied.*Leave out `scaling_steps`.*Received"):
-        reported(model, scaling_steps=2)
-
-
 @pytest.mark.parametrize("compiled", [{}, {"steps_per_execution": 2}])
 @pytest.mark.slow
 @with_naps
-def test_a_train_step_of_ones_own(compiled, nap):
-    """What happens inside is not seen, and the report says so."""
-    layers = Nap(nap / 3), keras.layers.Dense(3)
-    model = kmg.distribute(OwnStep(*layers), replicas_of(2))
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss, **compiled)
+def test_a_train_step_whose_loss_is_not_known(compiled, nap):
+    """It is measured as a whole, and the report says so."""
+    layers = Nap(nap / 3), keras.layers.Dense(1)
+    model = kmg.distribute(UnseenStep(*layers), replicas_of(2))
+    model.compile("sgd", "mse", **compiled)
     report = reported(model, x=slow_data(nap)).report
     assert list(report.parts) == ["data_wait", "step", "host"]
     np.testing.assert_allclose(sum(report.parts.values()), report.wall, rtol=1e-9)
     assert report.parts["step"] > 0.3 * nap * report.steps
     # The next batch is read while a step runs.
     assert report.parts["data_wait"] > 0.33 * nap * report.steps
-    assert "inside your own `train_step` is not seen" in report.verdict
+    assert "The parts of this `train_step` cannot be seen" in report.verdict
     assert "step, as a whole" in str(report)
+
+
+@pytest.mark.slow
+def test_a_train_step_of_ones_own_is_split_into_its_parts():
+    """Where it computes its loss once, also after one that does not, by the same object."""
+    report = ThroughputReport(verbose=0)
+    for cls, part in ((OwnStep, "compute"), (UnseenStep, "step"), (OwnStep, "compute")):
+        model = kmg.distribute(cls(keras.layers.Dense(1)), replicas_of(2))
+        model.compile("sgd", "mse")
+        model.fit(X, Y, batch_size=8, epochs=2, verbose=0, callbacks=[report])
+        assert report.report.parts[part] > 0
 
 
 @pytest.mark.slow
@@ -338,7 +286,6 @@ def test_files(tmp_path):
     [
         ({"path": "a.csv"}, r"not a JSON file.*ends in \.json.*Received: path='a.csv'"),
         ({"picture": "a.jpg"}, r"not a PNG.*Received: path='a.jpg'"),
-        ({"scaling_steps": 0}, "`scaling_steps` is not a positive.*Received: scaling_steps=0"),
         ({"peak_flops": -1.0}, "above zero.*Received: peak_flops=-1.0"),
         ({"verbose": 3}, "`verbose` has an unknown value.*0, 1, 2.*Received: verbose=3"),
     ],

@@ -11,7 +11,6 @@ from test_throughput_report import X, Y, network
 
 import keras_multigpu as kmg
 from keras_multigpu.callbacks import ResumableCheckpoint, ThroughputReport
-from keras_multigpu.callbacks.throughput_report.report import Scaling, Throughput
 
 
 class StopBefore(keras.callbacks.Callback):
@@ -49,14 +48,6 @@ def test_a_resumed_training_has_the_reports_of_all_epochs(tmp_path):
     assert epochs_in(path) == [one.epoch for one in report.reports] == [0, 1, 2]
     assert json.loads(path.read_text())["epochs"][:2] == before
     assert [one.forward_flops for one in report.reports] == [24, 24, 24]
-
-
-def test_a_report_comes_back_from_its_state():
-    """With the scaling that was measured."""
-    parts = {"data_wait": 0.0, "compute": 1.0, "all_reduce": 0.0, "host": 1.0}
-    report = Throughput(1, ["CPU:0"], 2, 8.0, 2.0, parts, 0.0, scaling=Scaling(2, 1.0, 2.0, True))
-    assert Throughput.from_state(report.state) == report
-    assert Throughput.from_state(report._replace(scaling=None).state).scaling is None
 
 
 @pytest.mark.slow

@@ -158,6 +158,21 @@ def test_probes_are_refused_where_a_step_computes_a_loss_of_its_own():
         model.fit(X, np.zeros((3, 1)), verbose=0, callbacks=[Watch(Remember())])
 
 
+def test_a_probe_that_need_not_see_is_told_what_it_sees():
+    """It takes part in steps that can be looked into, and in no other; training goes on."""
+
+    class Curious(Forbid):
+        required = False
+
+    for cls, sees in ((UnseenStep, False), (OwnStep, True)):
+        layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        model, probe = kmg.distribute(cls(layer), replicas_of(2)), Curious()
+        model.compile("sgd", "mse")
+        history = model.fit(X * 10, np.zeros((3, 1)), verbose=0, callbacks=[Watch(probe)]).history
+        assert probe.sees is sees
+        assert (history["loss"][0] > 0) is not sees, "A step that is seen is forbidden here."
+
+
 def test_a_train_step_of_ones_own_is_seen_where_it_computes_a_loss():
     """As Keras's own: with `compute_loss`, and gradients that an optimizer is given."""
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")

@@ -6,8 +6,7 @@ import pytest
 from test_throughput_report import X, Y, network
 
 import keras_multigpu as kmg
-from keras_multigpu.callbacks.throughput_report.bottlenecks import verdict_on
-from keras_multigpu.callbacks.throughput_report.report import Throughput
+from keras_multigpu.callbacks.throughput_report.report import Throughput, verdict_on
 
 
 def shares(**parts):
@@ -24,7 +23,7 @@ def shares(**parts):
             shares(data_wait=61, compute=39),
             kmg.data.from_arrays(X, Y, augment=lambda x, y: (x, y)),
             'input-bound: 61% waiting; try cache="memory" or a folder, a larger replica batch, '
-            "the augmentation as first layers of the model",
+            "moving the augmentation into the first layers of the model",
         ),
         (
             shares(data_wait=61, compute=39),
@@ -34,16 +33,16 @@ def shares(**parts):
         (
             shares(all_reduce=30, compute=45, host=25),
             X,
-            "communication-bound: 30% in the all-reduce; try a larger replica batch (micro_batches="
-            ' where memory is short), kmg.distribute(sum_dtype="bfloat16"), which rounds gradients'
-            ", faster links between the devices, or fewer devices",
+            "communication-bound: 30% in the all-reduce; try a larger replica batch (with "
+            'micro_batches= if memory is short), kmg.distribute(sum_dtype="bfloat16"), which '
+            "rounds gradients, faster links between the devices, or fewer devices",
         ),
         (
             shares(host=55, compute=45),
             X,
             "host-bound: 55% outside of the devices; try compile(steps_per_execution=8), "
-            "compile(jit_compile=True), a larger replica batch, callbacks that do less after each "
-            "step",
+            "compile(jit_compile=True), a larger replica batch, callbacks that do less work after "
+            "each step",
         ),
         (
             shares(compute=90, host=10),
@@ -56,7 +55,7 @@ def shares(**parts):
             shares(compute=90, host=10, straggler=40),
             X,
             "held up by the slowest replica: 40% waiting for it; try `ReplicaMetrics`, which names "
-            "the replica, a look at what else runs on its device",
+            "the replica, checking what else runs on its device",
         ),
     ],
 )
