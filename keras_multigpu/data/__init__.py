@@ -7,7 +7,7 @@
 A source offers its examples in any order (`pipeline/source.py`). Every source goes through
 `pipeline/`: `order.py` shuffles an epoch, `plan.py` cuts it into batches, `loader.py` reads them,
 and `dataset.py` makes a `tf.data.Dataset` of them. Sources that can only be read from front to end
-go through `streams/`. `files/`, `flows/` and `tfds/` are kinds of sources, `caching/` keeps decoded
+go through `streams/`. `files/` and `tfds/` are kinds of sources, `caching/` keeps decoded
 examples, and `preview.py` draws them.
 """
 

@@ -1,21 +1,19 @@
 """`ImageDataGenerator` flows, `PyDataset`s and generators as `Batches`."""
 
-import importlib.util
 import inspect
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Unpack
 
 import keras
-import tensorflow as tf
 
 from keras_multigpu.checks import require_positive_integer, type_error, value_error
 from keras_multigpu.data.batches import Batches
-from keras_multigpu.data.flows.sources import FlowArrays, FlowFiles
-from keras_multigpu.data.flows.transforms import FILL_MODES
+from keras_multigpu.data.flow_source import FlowSource, moves, slow_warp
 from keras_multigpu.data.pipeline.settings import Batching, require_known, with_settings
 from keras_multigpu.data.pipeline.source import Source, Stream
 from keras_multigpu.data.streams.python_batches import FlowStream, GeneratorStream, PyDatasetStream
+from keras_multigpu.keras_internals.flow_internals import legacy_images
 
 logger = logging.getLogger("keras_multigpu")
 
@@ -28,11 +26,12 @@ def from_flow(flow: Any, *, steps: int | None = None, **batching: Unpack[Batchin
 
     A flow's files, labels and parameters are taken over; so are its batch size, as the global one,
     `shuffle` and `seed`, where they are not given. Its images are then loaded and changed
-    with OpenCV in parallel threads (`pip install opencv-python-headless`), to the same pixels as
-    `ImageDataGenerator` would for the same random parameters, which are drawn from the same
-    ranges. Unlike the flow's, the draws depend on seed, epoch and image only. The order is that
-    of all `Batches`. What cannot be taken over, such as a subclass with a method of its own, runs
-    as the flow itself would; a warning of the logger "keras_multigpu" says so and why.
+    in parallel threads, to the same pixels as `ImageDataGenerator` would for the same random
+    parameters, which are drawn from the same ranges; OpenCV warps them, which takes a tenth of
+    SciPy's time (`pip install opencv-python-headless`). Unlike the flow's, the draws depend on
+    seed, epoch and image only. The order is that of all `Batches`. What cannot be taken over,
+    such as a subclass with a method of its own, runs as the flow itself would; a warning of the
+    logger "keras_multigpu" says so and why.
 
     A `PyDataset` or a generator gives whole batches. They are cut or joined to the batch size;
     each is read once in an epoch. A `PyDataset` is read by as many threads as it has `workers`,
@@ -81,8 +80,11 @@ def source_of(flow: Any, steps: int | None) -> tuple[Source | Stream, Batching]:
             defaults["seed"] = int(flow.seed)
         reason = hindrance(flow)
         if reason is None:
-            has_files = hasattr(flow, "filepaths")
-            return FlowFiles(flow) if has_files else FlowArrays(flow), defaults
+            source = FlowSource(flow)
+            slow = slow_warp(flow.image_data_generator, source.spec_of_image)
+            if slow and moves(flow.image_data_generator):
+                logger.warning("SciPy warps the images of this flow, as Keras lets it: %s.", slow)
+            return source, defaults
         logger.warning("This flow runs as ImageDataGenerator itself would: %s.", reason)
         return FlowStream(flow), defaults
     if isinstance(flow, keras.utils.PyDataset):
@@ -93,16 +95,10 @@ def source_of(flow: Any, steps: int | None) -> tuple[Source | Stream, Batching]:
     return generator, Batching(global_batch_size=generator.batch_size, shuffle=False)
 
 
-def legacy_images() -> Any:
-    """The module of `ImageDataGenerator`, which `keras` itself does not offer any more."""
-    return tf.keras.preprocessing.image  # noqa: TID251
-
-
 def hindrance(flow: Any) -> str | None:
     """Why a flow cannot be taken over, as a clause; None if it can."""
     image = legacy_images()
     generator = getattr(flow, "image_data_generator", None)
-    shape: Any = flow.x.shape[1:] if hasattr(flow, "x") else getattr(flow, "image_shape", ())
     if type(flow).__module__ != image.Iterator.__module__ or type(flow) is image.Iterator:
         return f"its class {type(flow).__name__} is not one of Keras's own"
     if not isinstance(generator, image.ImageDataGenerator):
@@ -114,17 +110,6 @@ def hindrance(flow: Any) -> str | None:
         return "`save_to_dir` asks for pictures of each batch"
     if generator.data_format != "channels_last" or flow.data_format != "channels_last":
         return "`data_format` is not channels_last"
-    if generator.interpolation_order != 1:
-        return f"`interpolation_order` is {generator.interpolation_order}, not 1"
-    if generator.fill_mode not in FILL_MODES:
-        return f"`fill_mode` is {generator.fill_mode!r}, none of {', '.join(FILL_MODES)}"
-    dtype = keras.backend.standardize_dtype(flow.dtype)
-    if dtype not in ("float32", "float64"):
-        return f"`dtype` is {dtype}, neither float32 nor float64"
-    if shape[-1] not in (1, 3, 4):
-        return f"its images have {shape[-1]} channels, not 1, 3 or 4"
-    if importlib.util.find_spec("cv2") is None:
-        return "OpenCV is missing (pip install opencv-python-headless)"
     return None
 
 

@@ -1,12 +1,14 @@
 """The pixels of flows are those of `ImageDataGenerator`."""
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from unmoved import IDENTITY
 
-from keras_multigpu.data.flows.parameters import matrices
+from keras_multigpu.data.flow_source import UNMOVED, loaded
 from keras_multigpu.data.from_flow import from_flow
+from keras_multigpu.data.pipeline.order import draw_seeds
+from keras_multigpu.keras_internals.flow_internals import drawn_transform
 
 cv2 = pytest.importorskip("cv2")
 photographs = pytest.importorskip("skimage.data")
@@ -52,22 +54,15 @@ COMBINATIONS = [
 ]
 
 
-def changed(generator, images, parameters, **flow_arguments):
+def changed(generator, images, parameters):
     """Images as the source of a flow changes them, for given parameters."""
-    source = from_flow(generator.flow(images, **flow_arguments))._source
-    source.parameters.moves = True
-    every = {**IDENTITY, **parameters}
-    drawn = {name: np.full(len(images), float(value)) for name, value in every.items()}
-    places = matrices(drawn, *images.shape[1:3])
-    result = np.empty(images.shape, np.float32)
-    for row in range(len(images)):
-        source.change(source.load(row), places[row], every, result[row])
-    return result
+    source = from_flow(generator.flow(images)).reading().source
+    return np.stack([source.changed(image.copy(), {**UNMOVED, **parameters}) for image in images])
 
 
 def expected(generator, images, parameters):
     """The same with `ImageDataGenerator`'s own methods."""
-    every = {**IDENTITY, **parameters}
+    every = {**UNMOVED, **parameters}
     return np.stack(
         [generator.standardize(generator.apply_transform(image.copy(), every)) for image in images]
     )
@@ -109,19 +104,6 @@ def test_colors_equal_the_generators(parameters, channels):
     generator = Generator()
     np.testing.assert_allclose(
         changed(generator, images, parameters), expected(generator, images, parameters), atol=1e-3
-    )
-
-
-@pytest.mark.parametrize("brightness", [0.5, 1.5])
-def test_brightness_of_images_outside_of_8_bits(brightness):
-    """Keras scales such images to 0 to 255 and back."""
-    images = PHOTOS * 2 - 100
-    generator = Generator()
-    np.testing.assert_allclose(
-        changed(generator, images, {"brightness": brightness}),
-        expected(generator, images, {"brightness": brightness}),
-        # One of 255 levels, where rounding decides.
-        atol=4,
     )
 
 
@@ -169,7 +151,83 @@ def test_whitened_pixels_equal_the_generators():
     )
 
 
-def test_double_precision_is_kept():
-    generator = Generator(dtype="float64", rotation_range=10, rescale=1 / 255)
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_the_type_is_the_flows(dtype):
+    generator = Generator(dtype=dtype, rotation_range=10, rescale=1 / 255)
     (x, _) = next(iter(from_flow(generator.flow(PHOTOS, np.arange(3))).epoch(0)))
-    assert x.dtype == tf.float64
+    assert x.dtype == dtype
+
+
+def drawn(generator, shape=(200, 100, 3), count=300):
+    """What is drawn for the first images of an epoch, each as Keras names it."""
+    seeds = draw_seeds(5, 0, np.arange(count), np.zeros(count, int))
+    every = [drawn_transform(generator, shape, one) for one in seeds]
+    return {name: np.array([one[name] for one in every]) for name in every[0]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "low", "high"),
+    [
+        ({"rotation_range": 40}, "theta", -40, 40),
+        ({"shear_range": 0.3}, "shear", -0.3, 0.3),
+        ({"zoom_range": 0.2}, "zx", 0.8, 1.2),
+        ({"height_shift_range": 0.1}, "tx", -20, 20),
+        ({"width_shift_range": 12.5}, "ty", -12.5, 12.5),
+        ({"width_shift_range": [10, 25]}, "ty", -25, 25),
+        ({"channel_shift_range": 30}, "channel_shift_intensity", -30, 30),
+        ({"brightness_range": (0.2, 1.5)}, "brightness", 0.2, 1.5),
+    ],
+)
+def test_parameters_are_drawn_from_the_generators_ranges(arguments, name, low, high):
+    """By Keras's own method, from the seeds of each image; nothing else is drawn."""
+    found = drawn(Generator(**arguments))
+    values = found.pop(name)
+    assert low <= values.min() < low + 0.1 * (high - low)
+    assert high - 0.1 * (high - low) < values.max() <= high
+    others = UNMOVED
+    for other, still in others.items():
+        if other not in (name, "zy"):
+            assert (found[other] == still).all()
+
+
+def test_flips_come_half_of_the_time():
+    found = drawn(Generator(horizontal_flip=True, vertical_flip=True), count=2000)
+    assert abs(found["flip_horizontal"].mean() - 0.5) < 0.05
+    assert abs((found["flip_horizontal"] * found["flip_vertical"]).mean() - 0.25) < 0.05
+
+
+def test_draws_leave_numpys_own_state_alone():
+    """Other threads draw from it, and users set its seed."""
+    np.random.seed(3)
+    before = np.random.get_state()[1].tolist()
+    generator = Generator(rotation_range=9, width_shift_range=[1, 2])
+    assert (drawn(generator)["theta"] == drawn(generator)["theta"]).all()
+    assert np.random.get_state()[1].tolist() == before
+
+
+@pytest.mark.parametrize("color_mode", ["rgb", "rgba", "grayscale"])
+@pytest.mark.parametrize("keep_aspect_ratio", [False, True])
+@pytest.mark.parametrize("size", [(60, 80), (128, 160), (250, 90)])
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "lanczos"])
+def test_files_are_loaded_as_keras_does(
+    tmp_path, color_mode, keep_aspect_ratio, size, interpolation
+):
+    """Bit by bit: with their Exif rotation, one color and colours of four inks."""
+    from PIL import Image
+
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    photo = Image.fromarray(PHOTOS[0].astype(np.uint8))
+    photo.save(tmp_path / "rotated.jpg", exif=exif)
+    photo.convert("CMYK").save(tmp_path / "ink.jpg")
+    photo.convert("L").save(tmp_path / "grey.jpg")
+    photo.convert("P").save(tmp_path / "palette.png")
+    for path in map(str, tmp_path.iterdir()):
+        how = {
+            "color_mode": color_mode,
+            "target_size": size,
+            "interpolation": interpolation,
+            "keep_aspect_ratio": keep_aspect_ratio,
+        }
+        wanted = keras.utils.img_to_array(keras.utils.load_img(path, **how))
+        np.testing.assert_array_equal(loaded(path, "float32", how), wanted)

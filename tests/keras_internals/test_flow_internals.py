@@ -1,0 +1,19 @@
+"""What `ImageDataGenerator` draws, from a generator of our own."""
+
+import numpy as np
+
+from keras_multigpu.keras_internals.flow_internals import drawn_transform, legacy_images
+
+
+def test_keras_draws_from_the_numpy_of_its_module():
+    """As `np.random`, for which `drawn_transform` puts another one."""
+    generator = legacy_images().ImageDataGenerator(rotation_range=9, zoom_range=0.5)
+    first, second = (
+        drawn_transform(generator, (8, 8, 3), np.array(seeds, np.int32))
+        for seeds in ([1, 2], [1, 3])
+    )
+    np.random.seed(0)
+    state = np.random.get_state()[1].tolist()
+    again = drawn_transform(generator, (8, 8, 3), np.array([1, 2], np.int32))
+    assert first == again != second
+    assert np.random.get_state()[1].tolist() == state, "Keras draws by another name"
