@@ -1,4 +1,4 @@
 """`ReplicaMetrics`: what each replica does.
 
-callback ───> scores ───> window ───> row_file, figure
+replica_metrics ───> scores ───> window ───> row_file
 """

@@ -1,15 +1,14 @@
-"""`ReplicaMetrics`: what each replica does, by itself."""
+"""`ReplicaMetrics`: what each replica does."""
 
 import logging
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from keras_multigpu.callbacks.base import RunCallback
-from keras_multigpu.callbacks.replica_metrics.figure import replica_figure
 from keras_multigpu.callbacks.replica_metrics.row_file import RowFile
 from keras_multigpu.callbacks.replica_metrics.scores import ScoreProbe, require_targets
 from keras_multigpu.callbacks.replica_metrics.window import (
@@ -18,40 +17,48 @@ from keras_multigpu.callbacks.replica_metrics.window import (
     Slowest,
     Window,
     behind,
+    replica_figure,
     window_of,
 )
 from keras_multigpu.callbacks.timing import StepClock, Sums, Timing, no_sums, no_time, of_replicas
 from keras_multigpu.checks import require_number, require_positive_integer, value_error
 from keras_multigpu.keras_internals.compile_internals import compile_arguments
-from keras_multigpu.pictures import picture_file, write_png
 from keras_multigpu.writing import require_writable, writes_here
 
 logger = logging.getLogger("keras_multigpu")
 
-# More than that are thinned out: a picture has no more pixels.
+# More are thinned out, because a picture has no more pixels.
 MOST_WINDOWS = 2000
 
 
-class ReplicaMetrics(RunCallback):
-    """Shows loss, metrics, examples, gradients and times of each replica by itself.
+class Mark(NamedTuple):
+    """Where a measurement ended: the step, and the sums and times of the epoch until then."""
 
-    What `fit` reports is true for the global batch, and hides which replica has other data,
-    diverges, or is slow. This callback measures inside the step, adds up on the devices, and reads
-    once an epoch. For each replica the history gets, under `replica_0/` and so on: `loss`, your
+    step: int
+    sums: Sums
+    timing: Timing
+
+
+class ReplicaMetrics(RunCallback):
+    """Reports loss, metrics, examples, gradients and times of each replica.
+
+    What `fit` reports is true for the global batch, and hides which replica has different data,
+    diverges, or is slow. This callback measures inside the step, sums on the devices, and reads
+    once per epoch. For each replica the history gets, under `replica_0/` and so on: `loss`, your
     `metrics`, `examples`, `examples_per_second`, `gradient_norm`, `compute_time`, `sync_time`,
-    `step_time` and `data_wait`; and under `replicas/` of each the `_min`, `_max` and `_spread`.
-    A replica that had no example has no loss: NaN stands there, and is left out of the extremes.
+    `step_time` and `data_wait`; and under `replicas/` the `_min`, `_max` and `_spread` of each. A
+    replica without examples has no loss: it is NaN, and left out of the extremes.
 
     Args:
         metrics: Names or `keras.metrics.Metric` objects, which mean what they mean in `compile`;
-            for several outputs a dict: for each output's name a list.
-        path: A `.csv` file for all values, which grows by a row for each replica and measurement.
-            An older file is replaced, unless training goes on from a `ResumableCheckpoint`.
-        every_steps: Measure also every so many steps, for the file and the picture.
-        picture: A PNG that is drawn when training ends.
-        slow_factor: A replica is behind if its passes take so many times as long as the median of
+            for several outputs a dict of lists by output name.
+        path: A `.csv` file for all values, with a row for each replica and measurement. An older
+            file is replaced, unless training resumes from a `ResumableCheckpoint`.
+        every_steps: Measure also every `every_steps` steps, for the file and the picture.
+        picture: A `.png` file for a chart, drawn when training ends. Needs matplotlib.
+        slow_factor: A replica is behind if its passes take more than this many times the median of
             the others'.
-        slow_windows: After so many measurements in a row behind, a warning names the replica.
+        slow_windows: After this many measurements in a row behind, a warning names the replica.
 
     Attributes:
         windows: The measurements so far, of the model that was trained last.
@@ -77,7 +84,7 @@ class ReplicaMetrics(RunCallback):
         slow_factor: float = 1.25,
         slow_windows: int = 3,
     ) -> None:
-        super().__init__()
+        super().__init__(picture=picture)
         if every_steps is not None:
             require_positive_integer("every_steps", every_steps)
         require_positive_integer("slow_windows", slow_windows)
@@ -93,81 +100,79 @@ class ReplicaMetrics(RunCallback):
         self._behind: Slowest | None = None
         self._named: set[int] = set()
         self._file = None if path is None else RowFile(path)
-        self._picture = picture_file(picture)
         self._probe = ScoreProbe(self._compiling, self.metrics)
         self._measured: tuple[Any, Any] | None = None
         self._clock: StepClock | None = None
-        self._base = (0, no_sums(1), no_time(1))
+        self._begun = False
+        self._last = Mark(0, no_sums(1), no_time(1))
         self._restored: dict[str, Any] | None = None
         if self._file is not None:
             require_writable(self._file.path)
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        super().on_train_begin(logs)
-        self._run = self.run
-        if self.metrics and self._run.batch_spec is not None:
-            require_targets(self.metrics, self._run.batch_spec[1])
-        self._begin_anew_for_another_model()
-        self._named = set()
-        self._place = Place.of(self.model.replication.group)
-        self._probe.output_names = list(getattr(self.model, "output_names", None) or ["output"])
-        self._run.watch(self._probe)
-        self._clock = StepClock(self._run, self._probe, self._run.is_eager)
-        self._run.after_each("on_train_batch_end", self._step_done)
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        # In the middle of an epoch: what was added up before the interruption counts, too.
-        restored, self._restored = self._restored, None
-        self._probe.reset()
-        base = 0, no_sums(self._probe.replicas)
-        fits = restored is not None and len(restored["sums"][0]) == self._probe.replicas
-        if restored is not None and fits and self._run.step:
-            self._probe.write(sums_of(restored["sums"]))
-            self._probe.write_scores(restored["scores"])
-            base = restored["base_step"], sums_of(restored["base_sums"])
-        assert self._clock is not None
-        self._clock.begin_epoch()
-        self._base = (*base, no_time(self._probe.replicas))
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        assert self._clock is not None
-        timing, sums = self._clock.read(), self._probe.read()
-        whole = self._window(sums, timing)
-        for callback in self._run.callbacks:
-            if isinstance(callback, keras.callbacks.History):
-                add_to_history(callback.history, whole)
-        if self._run.step > self._base[0]:
-            self._report(self._since_last(sums, timing))
-
-    def on_train_end(self, logs: Any = None) -> None:
-        if self._picture is not None and self.windows:
-            write_png(replica_figure(self.windows, self._ends), self._picture)
-
     @property
     def state(self) -> dict[str, Any]:
-        """What goes on from step to step: the sums, the metrics, the lines of the file."""
+        """The sums and metrics of the epoch, and the lines of the file."""
         # A checkpoint may be taken before this callback was told of the step.
         self._step_done()
-        step, base, _ = self._base
-        sums = self._probe.read()
         return {
             "lines": 0 if self._file is None else self._file.lines,
-            "sums": list(sums),
+            "sums": list(self._probe.read()),
             "scores": self._probe.score_values,
-            "base_step": step,
-            "base_sums": list(base),
+            "last_step": self._last.step,
+            "last_sums": list(self._last.sums),
             "behind": None if self._behind is None else list(self._behind),
         }
 
     @state.setter
     def state(self, state: dict[str, Any]) -> None:
         if self._file is not None:
-            self._file.go_on_after(int(state["lines"]))
+            self._file.resume_after(int(state["lines"]))
         found = state["behind"]
         self._behind = None if found is None else Slowest(*found)
         self._restored = state
 
-    def _begin_anew_for_another_model(self) -> None:
+    def on_train_begin(self, logs: Any = None) -> None:
+        super().on_train_begin(logs)
+        run = self.run
+        if self.metrics and run.batch_spec is not None:
+            require_targets(self.metrics, run.batch_spec[1])
+        self._reset_for_another_model()
+        self._named, self._begun = set(), False
+        self._place = Place.of(self.model.replication.group)
+        self._probe.output_names = list(getattr(self.model, "output_names", None) or ["output"])
+        run.watch(self._probe)
+        self._clock = StepClock(run, self._probe, run.is_eager)
+        run.after_each("on_train_batch_end", self._step_done)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        assert self._clock is not None
+        # In a resumed epoch, what was summed before the interruption counts as well.
+        restored, self._restored = self._restored, None
+        self._probe.reset()
+        self._clock.begin_epoch()
+        self._begun = True
+        replicas = self._probe.replicas
+        self._last = Mark(0, no_sums(replicas), no_time(replicas))
+        if restored is not None and self.run.step and len(restored["sums"][0]) == replicas:
+            self._probe.write(sums_of(restored["sums"]))
+            self._probe.write_scores(restored["scores"])
+            sums = sums_of(restored["last_sums"])
+            self._last = Mark(restored["last_step"], sums, self._last.timing)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        mark = self._mark()
+        whole = self._window(mark.sums, mark.timing)
+        for callback in self.run.callbacks:
+            if isinstance(callback, keras.callbacks.History):
+                add_to_history(callback.history, whole)
+        if mark.step > self._last.step:
+            self._report(mark)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self.windows:
+            self.draw(replica_figure, self.windows, self._ends)
+
+    def _reset_for_another_model(self) -> None:
         """Metrics mean what `compile` makes of them for one model, and so do measurements."""
         now = self.model, compile_arguments(self.model)
         before, self._measured = self._measured, now
@@ -177,25 +182,23 @@ class ReplicaMetrics(RunCallback):
         self.windows, self._ends = [], []
         self.slowest = self._behind = None
         if self._file is not None:
-            self._file.go_on_after(self._file.lines)
+            self._file.resume_after(self._file.lines)
 
     def _compiling(self) -> None:
         if self._clock is not None:
             self._clock.compiling()
 
     def _step_done(self) -> None:
-        if self._clock is None or self._clock.step == self._run.step:
+        # Before the first epoch there is no step, even if a resumed run has a number of steps.
+        if not self._begun or self._clock is None or self._clock.step == self.run.step:
             return
         self._clock.step_done()
-        every = self.every_steps
-        if every and self._run.step // every > self._base[0] // every:
-            self._report(self._since_last(self._probe.read(), self._clock.read()))
+        if self.every_steps and self.every(self.every_steps, self.run.step - 1):
+            self._report(self._mark())
 
-    def _since_last(self, sums: Sums, timing: Timing) -> Window:
-        _, before, time_before = self._base
-        window = self._window(sums.since(before), timing.since(time_before))
-        self._base = self._run.step, sums, timing
-        return window
+    def _mark(self) -> Mark:
+        assert self._clock is not None
+        return Mark(self.run.step, self._probe.read(), self._clock.read())
 
     def _window(self, sums: Sums, timing: Timing) -> Window:
         replicas = range(len(self._place.devices))
@@ -203,22 +206,25 @@ class ReplicaMetrics(RunCallback):
             score.name: np.array([score.result(replica) for replica in replicas])
             for score in self._probe.scores or ()
         }
-        run = self._run
+        run = self.run
         timings = of_replicas(timing, self.model.replication.group)
         return window_of(run.epoch, run.step, self._place, sums, scores, timings)
 
-    def _report(self, window: Window) -> None:
+    def _report(self, mark: Mark) -> None:
+        """Keep what was measured since the last report."""
+        last, self._last = self._last, mark
+        window = self._window(mark.sums.since(last.sums), mark.timing.since(last.timing))
         if len(self.windows) >= MOST_WINDOWS:
-            # Every second one, and with them the newest.
+            # Every second one, including the newest.
             self.windows, self._ends = self.windows[1::2], self._ends[1::2]
         self.windows.append(window)
-        self._ends.append(window.epoch + window.step / (self._run.steps_per_epoch or window.step))
+        self._ends.append(window.epoch + window.step / (self.run.steps_per_epoch or window.step))
         if self._file is not None and writes_here():
             self._file.add(window.rows, [*WHERE, *window.values])
         self._judge(window)
 
     def _judge(self, window: Window) -> None:
-        """Tell once when a replica stays behind."""
+        """Warn once if a replica stays behind."""
         self._behind = behind(window, self.slow_factor, self._behind)
         streak = 0 if self._behind is None else self._behind.windows
         self.slowest = self._behind if streak >= self.slow_windows else None
@@ -247,14 +253,14 @@ def metrics_of(metrics: Any) -> Any:
             metrics=metrics,
         )
     for metric in flat:
-        # Which accuracy is meant, only targets tell.
+        # Only the targets show which accuracy is meant.
         if isinstance(metric, str) and metric.lower() not in ("accuracy", "acc"):
             keras.metrics.get(metric)
     return metrics if isinstance(metrics, dict) else list(metrics)
 
 
 def add_to_history(history: dict[str, list[Any]], window: Window) -> None:
-    """Add the values of an epoch to Keras's history, which the progress bar does not show."""
+    """Add the values of an epoch to Keras's history, but not to the progress bar."""
     for name, values in window.values.items():
         for index, value in enumerate(values):
             key = f"replica_{index}/{name}"

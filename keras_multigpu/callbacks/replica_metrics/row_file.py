@@ -1,7 +1,7 @@
 """Writes rows to a CSV file, so that no reader sees half a line.
 
-Lines are added by a single write to a file that is opened for appending. A file is begun, or
-cut back when training goes on from a checkpoint, by writing it anew beside and renaming it.
+Lines are added by a single write to a file opened for appending. A file is started, or truncated
+when training resumes from a checkpoint, by writing a new one and renaming it.
 """
 
 import csv
@@ -24,8 +24,8 @@ class RowFile:
         self._columns: list[str] = []
         self._begun = False
 
-    def go_on_after(self, lines: int) -> None:
-        """Keep so many lines of the file and drop what was written after them."""
+    def resume_after(self, lines: int) -> None:
+        """Keep this many lines of the file and drop what was written after them."""
         self.lines, self._begun, self._columns = lines, False, []
 
     def add(self, rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> None:
@@ -37,7 +37,7 @@ class RowFile:
         self.lines += len(rows)
 
     def _begin(self) -> None:
-        """Write the header, and the lines of before the interruption if training goes on."""
+        """Write the header, and the lines from before the interruption if training resumes."""
         header = csv_lines([], self._columns, header=True)
         kept: list[str] = []
         if self.lines:
@@ -52,8 +52,8 @@ class RowFile:
 
     def _refuse_columns(self, found: str) -> None:
         raise value_error(
-            "The file has other columns than the rows that are to be added to it.",
-            "Expected the columns of the run that is continued.",
+            "The columns of the file differ from those of the new rows.",
+            "Expected the columns of the run that is resumed.",
             "Choose another path, or the same metrics as before.",
             path=str(self.path),
             found=found,
@@ -62,7 +62,7 @@ class RowFile:
 
 
 def csv_lines(rows: Sequence[dict[str, Any]], columns: Sequence[str], header: bool = False) -> str:
-    """Rows as lines of CSV; nothing stands where there is no value."""
+    """Rows as lines of CSV; missing values are empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
     if header:
@@ -72,7 +72,7 @@ def csv_lines(rows: Sequence[dict[str, Any]], columns: Sequence[str], header: bo
 
 
 def appended(path: Path, content: bytes) -> None:
-    """Add to a file in one write; what a full disk has left half written is taken back."""
+    """Add to a file in one write; a write that a full disk cut short is undone."""
     handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         before = os.fstat(handle).st_size

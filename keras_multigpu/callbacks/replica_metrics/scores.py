@@ -19,7 +19,7 @@ OF_STEP_PROBE = 2
 
 
 class Score(NamedTuple):
-    """A metric, used without its own variables: what they begin with, and hold for each replica."""
+    """A metric with variables for each replica instead of its own, and their initial values."""
 
     name: str
     metric: keras.metrics.Metric
@@ -36,7 +36,7 @@ class Score(NamedTuple):
 
 
 class ScoreProbe(StepProbe):
-    """Adds up times, losses and norms, and updates metrics (as in `compile`) of each replica."""
+    """Sums times, losses and norms, and updates metrics (as in `compile`) of each replica."""
 
     callback = "ReplicaMetrics"
 
@@ -49,7 +49,7 @@ class ScoreProbe(StepProbe):
         self._pending: list[Any] = []
 
     def build(self, strategy: tf.distribute.Strategy) -> None:
-        """Create the variables; those of metrics wait until predictions have a shape."""
+        """Create the variables; those of metrics when predictions have a shape."""
         super().build(strategy)
         group = ReplicaGroup(strategy)
         here = {replica.id: replica.device for replica in group.replicas}
@@ -95,11 +95,11 @@ class ScoreProbe(StepProbe):
 
     @property
     def score_values(self) -> list[np.ndarray]:
-        """The values that the metrics keep, one metric and replica after another."""
+        """The values of the metrics' variables, by metric and replica."""
         return [state.numpy() for state in self._all_states()]
 
     def write_scores(self, values: list[Any]) -> None:
-        """Give the metrics the values back, now or once they are made."""
+        """Restore the values of the metrics, now or when they are made."""
         self._pending = values
         states = self._all_states()
         if len(states) == len(values):
@@ -126,7 +126,7 @@ class ScoreProbe(StepProbe):
 def chosen(
     metrics: Any, y: Any, y_pred: Any, output_names: list[str]
 ) -> list[tuple[str, Any, Any, Any]]:
-    """For each metric the beginning of its name, itself, its targets and its predictions."""
+    """For each metric its name's prefix, itself, its targets and its predictions."""
     require_targets(metrics, y)
     if not isinstance(metrics, dict):
         if keras.tree.is_nested(y_pred) and len(keras.tree.flatten(y_pred)) > 1:
@@ -150,8 +150,8 @@ def chosen(
 def require_targets(metrics: Any, y: Any) -> None:
     if y is None:
         raise value_error(
-            "`metrics` came with data that have no targets.",
-            "Expected targets `y`, which metrics compare predictions with.",
+            "`metrics` needs targets, and the data have none.",
+            "Expected targets `y` to compare the predictions with.",
             "Leave out `metrics`: loss, gradients and times are shown without them.",
             metrics=metrics,
             y=y,
@@ -159,7 +159,7 @@ def require_targets(metrics: Any, y: Any) -> None:
 
 
 def output_of(parts: Any, output: str, output_names: list[str]) -> Any:
-    """What belongs to one output, in a dict or in the order of the outputs."""
+    """The part of one output, in a dict or in the order of the outputs."""
     if isinstance(parts, dict) and output in parts:
         return parts[output]
     if not isinstance(parts, dict) and output in output_names:

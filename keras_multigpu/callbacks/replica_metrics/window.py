@@ -1,4 +1,4 @@
-"""What each replica did in some steps, and who stays behind."""
+"""What each replica did in some steps, which one stays behind, and a chart of several windows."""
 
 import math
 from collections.abc import Sequence
@@ -7,17 +7,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from keras_multigpu.callbacks.timing import Sums, Timing
+from keras_multigpu.pictures import GREY, INK, LIGHT, new_figure, plain_axes, title
 from keras_multigpu.training.replica_group import ReplicaGroup
 
-# A lag below this part of a step is not worth a word: on small steps it is noise.
+# A smaller fraction of a step is noise.
 NOTABLE_LAG = 0.05
 
 WHERE = ("epoch", "step", "replica", "worker", "device")
 """What comes before the values in a row of a file."""
 
+COLORS = ("#0b6fb3", "#d9541e", "#1a9a6c", "#8a4fbf", "#c4a000", "#c2307a", "#4d8a8f", "#7a5a3a")
+
+PANELS = (
+    ("loss", "Loss", "mean of the replica's examples", 1.0),
+    ("gradient_norm", "Gradient norm", "mean of the steps", 1.0),
+    ("compute_time", "Compute time of a step", "milliseconds", 1e3),
+    ("examples_per_second", "Speed", "examples a second", 1.0),
+)
+"""For each panel: the value, the title, the label of the axis, a factor."""
+
 
 class Place(NamedTuple):
-    """Where the replicas run: each one's process, by its index among the workers, and device."""
+    """Where the replicas run: the index of each one's worker, and its device."""
 
     workers: list[int]
     devices: list[str]
@@ -34,9 +45,8 @@ class Window(NamedTuple):
     Attributes:
         epoch: The epoch, from zero.
         step: How many of its steps were done.
-        place: Where they run.
-        values: By name, a value for each replica; NaN where there is none.
-        compute: For each replica the seconds that a pass took.
+        place: Where the replicas run.
+        values: By name, a value for each replica; NaN if there is none.
     """
 
     epoch: int
@@ -66,7 +76,7 @@ class Window(NamedTuple):
         for name, values in self.values.items():
             known = values[~np.isnan(values)]
             low, high = (known.min(), known.max()) if len(known) else (np.nan, np.nan)
-            # Without a replica that diverged to infinity the spread would be NaN for no reason.
+            # Infinity minus infinity would be NaN.
             spread = 0.0 if low == high else high - low
             found[name] = {"min": plain(low), "max": plain(high), "spread": plain(spread)}
         return found
@@ -87,13 +97,13 @@ def window_of(
     scores: dict[str, np.ndarray],
     timings: Sequence[Timing],
 ) -> Window:
-    """A window from what was added up in it, and from the timing of each replica's process."""
+    """A window from its sums, and from the timing of each replica's process."""
     timing = timings[0]
     present = sums.of_replicas("present")
     examples = sums.of_replicas("examples")
     steps = np.full(len(present), float(timing.steps))
     of_replicas = timing.sums.of_replicas
-    # Where every step was compiled there is wall time, and no step it belongs to.
+    # If every step was compiled, there is wall time without a step.
     wall = np.array([each.wall if timing.steps else 0.0 for each in timings])
     values = {
         "loss": ratio(sums.of_replicas("loss"), examples),
@@ -120,7 +130,7 @@ class Slowest(NamedTuple):
         replica: Its index.
         worker: The index of its worker.
         device: The name of its device.
-        factor: How many times as long as the median of the others its passes take.
+        factor: How long its passes take, relative to the median of the others.
         windows: In how many windows in a row.
     """
 
@@ -132,7 +142,7 @@ class Slowest(NamedTuple):
 
 
 def behind(window: Window, factor: float, before: Slowest | None) -> Slowest | None:
-    """The replica `factor` times slower than the others' median, by a notable part of a step."""
+    """The replica that is `factor` times slower than the others' median, by more than noise."""
     times = window.values["compute_time"]
     if len(times) < 2 or np.isnan(times).any():
         return None
@@ -146,3 +156,50 @@ def behind(window: Window, factor: float, before: Slowest | None) -> Slowest | N
     slower = float(times[index]) / others
     workers, devices = window.place
     return Slowest(index, workers[index], devices[index], slower, streak + 1)
+
+
+def replica_figure(windows: Sequence[Window], ends: Sequence[float]) -> Any:
+    """A figure with a panel for each of the most important values; `ends` are in epochs."""
+    figure = new_figure((9.5, 6.2))
+    grid = figure.subplots(2, 2, sharex=True)
+    for axes, panel in zip(grid.flat, PANELS, strict=True):
+        draw_panel(axes, windows, ends, *panel)
+    for axes in grid[1]:
+        axes.set_xlabel("epoch", color=GREY)
+    rows = windows[-1].rows
+    title(figure, "Replica by replica", f"{len(rows)} replicas, {len(windows)} measurements")
+    handles, labels = grid.flat[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False
+    )
+    return figure
+
+
+def draw_panel(
+    axes: Any,
+    windows: Sequence[Window],
+    ends: Sequence[float],
+    name: str,
+    heading: str,
+    unit: str,
+    factor: float,
+) -> None:
+    """One value of all replicas, with the spread between them shaded."""
+    values = np.stack([window.values[name] for window in windows]) * factor
+    values = np.where(np.isfinite(values), values, np.nan)
+    marker = "o" if len(windows) < 40 else None
+    known = ~np.isnan(values).all(axis=1)
+    if known.any() and values.shape[1] > 1:
+        low, high = np.nanmin(values[known], axis=1), np.nanmax(values[known], axis=1)
+        axes.fill_between(np.asarray(ends)[known], low, high, color=LIGHT, linewidth=0)
+    for index, row in enumerate(windows[-1].rows):
+        color, dashes = COLORS[index % len(COLORS)], "-" if index < len(COLORS) else "--"
+        label = f"replica {row['replica']} ({row['device']})"
+        axes.plot(
+            ends, values[:, index], dashes, color=color, label=label, marker=marker, markersize=3
+        )
+    axes.set_title(heading, fontsize=10, color=INK, loc="left")
+    axes.set_ylabel(unit, color=GREY)
+    if known.any() and np.nanmin(values) >= 0 and name != "loss":
+        axes.set_ylim(bottom=0)
+    plain_axes(axes)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from test_replica_metrics import fit, line
 
-from keras_multigpu.callbacks import ReplicaMetrics
+from keras_multigpu.callbacks import ReplicaMetrics, ResumableCheckpoint
 
 
 class StopAt(keras.callbacks.Callback):
@@ -18,7 +18,7 @@ class StopAt(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         run = self.model.training_run
         if (run.epoch, run.step) == self.at:
-            self.taken = run.state, self.callback.state
+            self.taken = run.state, self.callback.state if self.callback else None
         elif self.taken is not None:
             raise KeyboardInterrupt
 
@@ -73,3 +73,27 @@ def test_a_state_of_other_replicas_begins_the_epoch_anew(tmp_path):
     resumed = ReplicaMetrics()
     history = fit(line(4), GoOn(resumed, stop.taken), resumed)
     np.testing.assert_allclose(history["replica_0/loss"], [(25 + 81) / 2], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_brings_no_measurement_of_its_own(tmp_path):
+    """Also where it asks for the state before the first step: the file is that of one training."""
+
+    def trained(folder, *others):
+        measures = ReplicaMetrics(path=tmp_path / f"{folder}.csv", every_steps=1)
+        saves = ResumableCheckpoint(tmp_path / folder, every_steps=1)
+        fit(line(2), measures, *others, saves, epochs=2)
+        return measures
+
+    whole = trained("whole")
+    with pytest.raises(KeyboardInterrupt):
+        trained("parts", StopAt(None, 1, 1))
+    resumed = trained("parts")
+    expected, found = (
+        [line.split(",")[:3] for line in (tmp_path / f"{name}.csv").read_text().splitlines()]
+        for name in ("whole", "parts")
+    )
+    assert found == expected
+    steps = [(one.epoch, one.step) for one in whole.windows]
+    assert [(one.epoch, one.step) for one in resumed.windows] == steps[-len(resumed.windows) :]
+    assert len(resumed.windows) < len(steps) / 2
