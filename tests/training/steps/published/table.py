@@ -84,6 +84,7 @@ class Published(Case):
     Args:
         gathers: The types of operations for which rows are gathered.
         alone: Whether one replica takes the whole batch.
+        in_graph: Whether it needs a graph in plain Keras, too.
     """
 
     model: Callable[[], keras.Model] = made.mlp
@@ -92,6 +93,7 @@ class Published(Case):
     after: tuple[str, ...] = ()
     gathers: frozenset[str] = frozenset()
     alone: bool = False
+    in_graph: bool = False
 
 
 def own(name, model, data=ROWS_OF_SIX, gathers="", **more):
@@ -140,7 +142,7 @@ PUBLISHED = [
     layered("stochastic depth", sequential(lambda: DropPath(layers.Dense(6)))),
     own("mixup", Mixup, classes(), gathers="GatherV2"),
     own("SAM", of_body(Sharpness, 8, 1)),
-    own("gradient accumulation", Collected),
+    own("gradient accumulation", Collected, in_graph=True),
     own("clipping by unit", of_body(Adaptive, 8, 1)),
     own("gradients of each row", of_body(Private, 4, 1), gathers="Reshape Transpose"),
     own("second derivatives", of_body(Physics, 4, 1)),
