@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.all_replicas import in_test_all
 from keras import layers
 
 import keras_multigpu as kmg
@@ -203,7 +204,9 @@ def partly():
 
 
 @pytest.mark.parametrize(
-    ("make", "compiles"), [(convnet, True), (recurrent, True), (noisy, True), (partly, False)]
+    ("make", "compiles"),
+    # XLA takes longest for a loop, which the table of trainings has without it.
+    [(convnet, True), *in_test_all((recurrent, True)), (noisy, True), (partly, False)],
 )
 @pytest.mark.slow
 def test_what_xla_compiles_is_what_it_compiles_for_one_device(make, compiles, caplog):

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers.cpu_replicas import covering
 from keras import layers
 
 import keras_multigpu as kmg
@@ -52,11 +53,14 @@ def outcome(model, batch_size, evaluates, **compiled):
     return found
 
 
-@pytest.mark.parametrize(("make", "evaluates"), [(Counts, True), (CountsInStep, False)])
-@pytest.mark.parametrize(("replicas", "batch_size"), [(2, 4), (3, 5), (2, 7)])
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    covering([(Counts, True), (CountsInStep, False)], [(2, 4), (3, 5), (2, 7)]),
+)
 @pytest.mark.slow
-def test_each_size_of_batch_has_a_step(make, evaluates, replicas, batch_size):
+def test_each_size_of_batch_has_a_step(model, sizes):
     """Also that of the last batch, which is smaller, and where several steps are one graph."""
+    (make, evaluates), (replicas, batch_size) = model, sizes
     expected = in_keras(make, batch_size, evaluates)
     keras.utils.set_random_seed(0)
     model = kmg.distribute(make(), devices=replicas)
