@@ -62,7 +62,7 @@ def galleries(augmentation: Any) -> dict[str, tuple[Any, Any]]:
     Args:
         augmentation: `keras_multigpu.augmentation`.
     """
-    cat, astronaut, rocket = photo("chelsea"), photo("astronaut"), photo("rocket")
+    cat, astronaut = photo("chelsea"), photo("astronaut")
     made = {
         "random_geometry": (
             augmentation.RandomGeometry(
@@ -75,10 +75,6 @@ def galleries(augmentation: Any) -> dict[str, tuple[Any, Any]]:
                 brightness=0.2, contrast=0.4, saturation=(0.3, 0.7), hue=0.1, grayscale=0.1
             ),
             cat,
-        ),
-        "random_gaussian_blur": (
-            augmentation.RandomGaussianBlur(0.8, kernel_size=15, sigma=3.0),
-            rocket,
         ),
         "random_erasing": (augmentation.RandomErasing(1.0), cat),
         "rand_augment": (augmentation.RandAugment(), astronaut),

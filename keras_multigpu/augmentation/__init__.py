@@ -31,9 +31,6 @@ from keras_multigpu.augmentation.mix_up_or_cut_mix import MixUpOrCutMix as MixUp
 from keras_multigpu.augmentation.rand_augment import RandAugment as RandAugment
 from keras_multigpu.augmentation.random_color import RandomColor as RandomColor
 from keras_multigpu.augmentation.random_erasing import RandomErasing as RandomErasing
-from keras_multigpu.augmentation.random_gaussian_blur import (
-    RandomGaussianBlur as RandomGaussianBlur,
-)
 from keras_multigpu.augmentation.random_geometry import RandomGeometry as RandomGeometry
 from keras_multigpu.augmentation.random_numbers import Draws as Draws
 from keras_multigpu.augmentation.recipes import recipe as recipe
@@ -54,7 +51,6 @@ __all__ = [
     "RandAugment",
     "RandomColor",
     "RandomErasing",
-    "RandomGaussianBlur",
     "RandomGeometry",
     "recipe",
     "Sequence",

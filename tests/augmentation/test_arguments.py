@@ -28,7 +28,6 @@ LAYERS = [
     (augmentation.RandomColor, {"hue": np.array(PAIR), "channel_shift": HALF, "grayscale": HALF}),
     (augmentation.RandomErasing, {"factor": PAIR, "scale": PAIR, "fill_value": np.ones(3)}),
     (augmentation.RandomErasing, {"factor": HALF, "fill_value": HALF, "aspect_ratio": PAIR}),
-    (augmentation.RandomGaussianBlur, {"factor": PAIR, "kernel_size": np.int8(3), "sigma": PAIR}),
     (augmentation.RandomGeometry, {"rotation": PAIR, "translation": [PAIR] * 2, "zoom": HALF}),
     (augmentation.RandomGeometry, {"shear": np.array([PAIR, PAIR]), "fill_value": TWO}),
     (augmentation.RandomGeometry, {"crop_area": np.array(PAIR), "aspect_ratio": PAIR}),

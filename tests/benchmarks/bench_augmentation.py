@@ -90,8 +90,6 @@ def comparisons() -> list[Comparison]:
         Comparison("RandAugment", rand_augment(), policy_peers(), thorough=True),
         *single,
         alike("RandomErasing", factor=ALWAYS, scale=(0.02, 0.33)),
-        alike("RandomGaussianBlur", factor=ALWAYS, sigma=(0.5, 1.0), kernel_size=3),
-        alike("RandomGaussianBlur", factor=ALWAYS, sigma=(0.5, 1.0), kernel_size=15),
         Comparison(
             "AugMix",
             ours("AugMix", num_chains=peers.CHAINS, chain_depth=peers.DEPTH),
