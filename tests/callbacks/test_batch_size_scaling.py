@@ -77,6 +77,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize(("source", "as_function"), covering(list(SIZES), [False, True]))
+@pytest.mark.slow
 def test_the_batch_grows_between_epochs(source, as_function):
     """Steps, bar, rate and logs follow; `learning_rate` is that of the epoch's last step."""
     make, arguments = SIZES[source]
@@ -179,7 +180,6 @@ def test_the_warmup_leads_from_the_base_rate_to_the_scaled_one(replicas):
 
 
 @pytest.mark.parametrize(("schedule", "momentum"), covering([True, False], [0.0, 0.9]))
-@pytest.mark.slow
 def test_the_batch_grows_during_the_warmup(schedule, momentum):
     """The rest of the warm-up leads to the larger rate; the first step's part stays."""
     rate = keras.optimizers.schedules.PiecewiseConstantDecay([3], [0.1, 0.1])
@@ -272,6 +272,7 @@ def test_sizes_that_do_not_fit_the_data_are_named(wrong, source):
         trained(model, BatchSizeScaling(4, schedule=schedule), x=make(), **arguments)
 
 
+@pytest.mark.slow
 def test_data_without_a_size_are_named():
     """A generator's batches can have any size."""
 

@@ -180,7 +180,6 @@ class Let(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("case", ["forbidden", "one", "overflow"])
-@pytest.mark.slow
 def test_without_an_estimate_nothing_is_logged(case, caplog):
     """Steps that another callback forbids, with one group of examples, or not finite."""
     targets = np.full((4, 3), np.inf, "float32") if case == "overflow" else TARGETS[:4]
@@ -204,7 +203,6 @@ def test_a_gradient_that_is_all_noise_is_said_to_be(caplog):
     np.testing.assert_allclose(callback.state["noise"], [1, 0.01, 2, -1], rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_no_noise_at_all():
     """Equal examples have the noise scale 0, and the smallest batch is suggested."""
     history = fit(point(4), np.full((8, 3), 0.1, "float32"), GradientNoiseScale(), 8)

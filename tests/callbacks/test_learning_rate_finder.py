@@ -139,7 +139,6 @@ def test_training_is_the_same_as_without_the_search(replicas, rate, source):
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.slow
 def test_the_suggested_rate_is_used(replicas, capsys):
     """A plain rate stays afterwards; the weights are those of training with it from the start."""
     finder = LearningRateFinder(1e-3, high=100.0, steps=50, apply="learning_rate")
@@ -186,7 +185,6 @@ def test_a_warm_up_is_no_part_of_the_search(order, rate):
     assert weights[0] != weights[1] == weights[2]
 
 
-@pytest.mark.slow
 def test_the_same_object_searches_in_every_fit():
     """From the weights that the first `fit` left."""
     finder = LearningRateFinder(1e-3, high=100.0, steps=50, verbose=0)
@@ -198,7 +196,6 @@ def test_the_same_object_searches_in_every_fit():
 
 
 @pytest.mark.parametrize("rate", list(SCHEDULES))
-@pytest.mark.slow
 def test_a_run_that_goes_on_does_not_search(rate):
     """It has the rate that the first part of the run had."""
     first = LearningRateFinder(1e-3, high=100.0, steps=50, apply="learning_rate", verbose=0)
@@ -251,7 +248,6 @@ def test_a_loss_that_is_not_finite_ends_the_search():
 
 
 @pytest.mark.parametrize("apply", [None, "learning_rate"])
-@pytest.mark.slow
 def test_the_curve_is_drawn(tmp_path, apply):
     """A whole PNG, in a folder that is made."""
     path = tmp_path / "new" / "rates.png"
@@ -332,7 +328,6 @@ def test_wrong_arguments_are_named(arguments, text):
         LearningRateFinder(**arguments)
 
 
-@pytest.mark.slow
 def test_a_schedule_that_begins_with_zero_cannot_be_scaled():
     """The test itself works; to use its result does not."""
     schedule = keras.optimizers.schedules.CosineDecay(0.0, 10, warmup_target=0.1, warmup_steps=5)

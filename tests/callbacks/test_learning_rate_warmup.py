@@ -30,7 +30,6 @@ class Weights(keras.callbacks.Callback):
 
 
 @pytest.mark.parametrize("replicas", [None, 1, 2, 4])
-@pytest.mark.slow
 def test_each_step_has_its_rate(replicas):
     """The weight falls by the rate, as the log and the record say."""
     model, warmup, weights = slope(replicas, keras.optimizers.SGD(0.8)), None, Weights()
@@ -67,7 +66,6 @@ def test_the_curves(curve, compiled):
 
 
 @pytest.mark.parametrize(("replicas", "scaled"), covering([None, 2], [False, True]))
-@pytest.mark.slow
 def test_a_schedule_is_multiplied(replicas, scaled):
     """Each step's part times what the schedule says; afterwards the schedule is the user's."""
     schedule = keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5)
@@ -118,7 +116,6 @@ def test_empty_replicas_and_micro_batches():
     np.testing.assert_allclose(model.get_weights()[0].item(), -3.2 + 0.8, rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_a_train_step_of_ones_own():
     """The rate is set before it."""
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
@@ -129,7 +126,6 @@ def test_a_train_step_of_ones_own():
     np.testing.assert_allclose(model.get_weights()[0].item(), -sum(EVEN), rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_the_step_is_traced_once():
     """Warm-up, its end, and a second `fit` run the same graph."""
     traces = []

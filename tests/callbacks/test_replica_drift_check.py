@@ -184,7 +184,6 @@ def test_the_error_names_variable_device_and_step():
 
 
 @pytest.mark.parametrize("bit", [0, 31])
-@pytest.mark.slow
 def test_a_single_bit_is_found(bit):
     """The lowest bit and the sign; at the end of the epoch."""
     check = ReplicaDriftCheck(action="warn")
@@ -207,7 +206,6 @@ def test_one_of_four_is_outvoted(odd):
     assert drift.is_majority
 
 
-@pytest.mark.slow
 def test_optimizer_variables_and_seeds_are_compared():
     """A moment of Adam, and the state of a seed generator; NaN is equal to NaN."""
     check = ReplicaDriftCheck(action="warn", every_steps=7)
@@ -222,7 +220,6 @@ def test_optimizer_variables_and_seeds_are_compared():
     assert names[1].endswith("first_kernel_momentum")
 
 
-@pytest.mark.slow
 def test_many_variables_make_one_short_message():
     """Five are named, the others counted; what is not finite is said to be."""
 
@@ -380,6 +377,7 @@ def test_bad_arguments(arguments, text):
         ReplicaDriftCheck(**arguments)
 
 
+@pytest.mark.slow
 def test_a_pattern_that_fits_nothing_is_an_error():
     """So that a typo does not pass silently."""
     with pytest.raises(ValueError, match="not match any variable.*first/kernel.*pattern=.nrom"):

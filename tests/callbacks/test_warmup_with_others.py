@@ -78,7 +78,6 @@ def test_who_assigns_a_rate_wins(replicas):
 
 
 @pytest.mark.parametrize(("first", "length"), covering(["plateau", "warmup"], [(7, 0.5), (3, 0.8)]))
-@pytest.mark.slow
 def test_reduce_lr_on_plateau(first, length):
     """During the warm-up its reduced rate is used as printed, afterwards it halves the target."""
     steps, expected = length

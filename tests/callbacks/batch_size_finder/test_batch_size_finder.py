@@ -121,7 +121,6 @@ def test_the_picture_of_a_single_size():
     assert "1 replica" in [text.get_text() for text in figure.texts]
 
 
-@pytest.mark.slow
 def test_a_margin_is_left_where_memory_is_the_limit(capsys):
     """A tenth of 13 is more than one example: 11 are used."""
     finder = search(network(13), BatchSizeFinder(None))
@@ -136,7 +135,6 @@ def test_the_search_is_no_finer_than_the_margin():
     assert largest_size(lambda size: size <= 1000, 1, None, 0.05) == (992, 1024)
 
 
-@pytest.mark.slow
 def test_no_margin_where_maximum_or_the_data_are_the_limit(capsys):
     """90 examples on four replicas are 22 for each."""
     finder = search(network(99, 4), BatchSizeFinder(None))
@@ -204,7 +202,6 @@ def test_training_goes_on_if_xla_compiles_it():
     assert finder.best_replica_batch_size == 2
 
 
-@pytest.mark.slow
 def test_eager_steps_are_tried_eagerly():
     """`run_eagerly=True` needs no graph."""
     finder = search(network(5, run_eagerly=True), BatchSizeFinder(None, margin=0.0, verbose=0))
@@ -276,7 +273,6 @@ def test_a_model_that_does_not_fit_at_all(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.slow
 def test_data_that_cannot_be_cut_anew_are_refused_before_the_search():
     """Batches of their own: a `PyDataset`, a generator."""
 
@@ -296,7 +292,6 @@ def test_data_that_cannot_be_cut_anew_are_refused_before_the_search():
     search(network(9), BatchSizeFinder(None, maximum=4, verbose=0), Own())
 
 
-@pytest.mark.slow
 def test_an_error_that_is_none_of_memory_is_not_swallowed():
     """A label that does not exist fails the search as it would fail training."""
     data = kmg.data.from_arrays(X, np.full(90, "a"), global_batch_size=4)
@@ -305,7 +300,6 @@ def test_an_error_that_is_none_of_memory_is_not_swallowed():
     assert not is_out_of_memory(caught.value)
 
 
-@pytest.mark.slow
 def test_long_searches_say_how_far_they_are(monkeypatch, capsys):
     """Short ones print one line only."""
     monkeypatch.setattr("keras_multigpu.callbacks.batch_size_finder.search.PATIENCE", 0.0)

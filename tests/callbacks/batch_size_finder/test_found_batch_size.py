@@ -113,7 +113,6 @@ def test_a_share_that_fits_needs_no_pieces(capsys):
     )
 
 
-@pytest.mark.slow
 def test_a_probe_of_another_callback_sees_no_trial():
     """Else it would count examples that nobody trains on."""
     probe = Count()

@@ -49,6 +49,7 @@ def test_a_bad_target_or_weight_is_named():
 
 @pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("activation", ["tanh", "sigmoid"])
+@pytest.mark.slow
 def test_an_infinite_input_behind_a_saturating_activation_is_named(replicas, activation):
     """Prediction and loss are finite; the gradient is infinity times zero. The last of three."""
     inputs = keras.Input((1,))
@@ -117,7 +118,6 @@ def test_a_rate_that_overflows_a_weight(replicas):
     np.testing.assert_array_equal(model.get_weights()[0], [[1.0]])
 
 
-@pytest.mark.slow
 def test_a_sum_of_gradients_that_overflows():
     """Each replica's summand is 3e38; as the gradient of a global loss either is too large."""
 
@@ -147,7 +147,6 @@ def test_what_the_optimizer_remembers_may_overflow():
     assert guard.skipped_steps == 1
 
 
-@pytest.mark.slow
 def test_large_gradients_that_are_finite_do_not_count():
     """Squares overflow at 2e19 already; the guard's own arithmetic must not be what it finds."""
 
@@ -161,7 +160,6 @@ def test_large_gradients_that_are_finite_do_not_count():
     np.testing.assert_allclose(model.get_weights()[0], [[0.0]], atol=1e-6)
 
 
-@pytest.mark.slow
 def test_a_loss_that_is_not_finite_for_finite_predictions():
     """The logarithm of zero."""
 
@@ -260,6 +258,7 @@ def test_loss_scaling_does_not_hide_bad_data_or_gradients_that_are_always_infini
         ({"rate_factor": "half"}, "`rate_factor` is not a number in its range"),
     ],
 )
+@pytest.mark.slow
 def test_bad_arguments_are_named(arguments, error):
     """When the callback is made."""
     with pytest.raises(ValueError, match=error):

@@ -110,7 +110,6 @@ def test_the_rate_falls_each_time_until_it_is_enough():
     assert np.isfinite(model.get_weights()[0]).all()
 
 
-@pytest.mark.slow
 def test_going_back_too_often_ends_training():
     """Every batch is bad."""
     x, y = data()
@@ -121,7 +120,6 @@ def test_going_back_too_often_ends_training():
 
 
 @pytest.mark.parametrize("every_steps", [1, 10])
-@pytest.mark.slow
 def test_skipping_too_often_ends_training(every_steps):
     """Two bad batches in a row are two; with a good one between them they are not."""
     x, y = data(13, examples=64)
@@ -141,7 +139,6 @@ def test_skipping_too_often_ends_training(every_steps):
         fit(model, x, y, guard)
 
 
-@pytest.mark.slow
 def test_an_epoch_without_a_step_has_no_loss():
     """Metrics at zero would look like a perfect model, to `ModelCheckpoint` for example."""
     x, y = data()

@@ -201,6 +201,7 @@ def test_training_goes_on_with_its_state(tmp_path):
             assert_same(end, state_of(model))
 
 
+@pytest.mark.slow
 def test_who_writes_the_logs_comes_later(tmp_path):
     """A CSV file without `skipped_steps` would look as if none were skipped."""
     x, y = data()

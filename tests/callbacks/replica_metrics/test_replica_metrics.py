@@ -338,6 +338,7 @@ def test_it_changes_nothing():
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 def test_the_progress_bar_shows_nothing_of_it(capsys):
     """Dozens of values would fill the screen."""
     line(2).fit(X, Y, batch_size=4, verbose=2, callbacks=[ReplicaMetrics()])
@@ -364,6 +365,7 @@ def test_bad_arguments(arguments, message):
         ReplicaMetrics(**arguments)
 
 
+@pytest.mark.slow
 def test_a_path_that_cannot_be_written_is_named_before_training(tmp_path):
     """A file stands where a folder would have to be."""
     (tmp_path / "file").write_text("")

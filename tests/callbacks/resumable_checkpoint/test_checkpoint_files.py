@@ -114,6 +114,7 @@ def test_what_cannot_be_saved_is_named(value, phrase):
         Encoded(value)
 
 
+@pytest.mark.slow
 def test_every_damaged_byte_is_noticed(tmp_path):
     """A flipped bit anywhere that changes what is read, and a file that ends too early."""
     tree = {"array": np.arange(9.0)}
@@ -403,6 +404,7 @@ def test_a_copy_of_the_folder_does_not_lose_the_lock(tmp_path):
     copied.close()
 
 
+@pytest.mark.slow
 def test_a_forked_process_that_lives_longer_does_not_keep_the_lock(tmp_path):
     """Such as Keras's workers for a `PyDataset`, where the process itself was killed."""
     program = (

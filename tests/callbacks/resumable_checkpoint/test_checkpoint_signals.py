@@ -81,7 +81,6 @@ def test_a_signal_saves_and_ends(
     assert_same_values(values, validated[0])
 
 
-@pytest.mark.slow
 def test_a_second_signal_ends_at_once(tmp_path):
     """Before the step is done, and without a checkpoint."""
     twice = [Signal("SIGINT"), Signal("SIGINT")]
@@ -91,7 +90,6 @@ def test_a_second_signal_ends_at_once(tmp_path):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-@pytest.mark.slow
 def test_a_signal_that_comes_too_late_still_counts(tmp_path):
     """In `on_train_end` there is nothing to save any more; the process is to end all the same."""
     late = keras.callbacks.LambdaCallback(
@@ -101,7 +99,6 @@ def test_a_signal_that_comes_too_late_still_counts(tmp_path):
         fit(network(1), batches(), [late], checkpoint_in(tmp_path), epochs=1)
 
 
-@pytest.mark.slow
 def test_a_signal_does_not_touch_an_evaluation_of_the_users_own(tmp_path):
     """Only validation is cut short. What a callback evaluates by itself is what it asked for."""
 
@@ -120,7 +117,6 @@ def test_a_signal_does_not_touch_an_evaluation_of_the_users_own(tmp_path):
     assert result[0][1] == 0, "All examples were evaluated."
 
 
-@pytest.mark.slow
 def test_outside_of_the_main_thread_signals_are_left_alone(tmp_path):
     """Python lets only the main thread listen."""
     before = signal.getsignal(signal.SIGTERM)
@@ -136,7 +132,6 @@ def test_outside_of_the_main_thread_signals_are_left_alone(tmp_path):
     assert len(list(tmp_path.glob("*.kmg"))) == 2
 
 
-@pytest.mark.slow
 def test_a_signal_that_the_process_ignores_stays_ignored(tmp_path):
     """As of a process in the background: Ctrl-C is not meant for it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -52,7 +52,6 @@ def begun(tmp_path_factory):
         ({"callbacks": [ResumableCheckpoint("y")]}, "There is more than one `ResumableCheckpoint`"),
     ],
 )
-@pytest.mark.slow
 def test_what_does_not_belong_together_is_refused(begun, change, phrase):
     """By name, before a step is trained, and the checkpoints stay as they are."""
     change = dict(change)
@@ -114,6 +113,7 @@ def test_what_a_configuration_leaves_out_is_compared(tmp_path, then, now, phrase
         train(now)
 
 
+@pytest.mark.slow
 def test_what_may_change_is_said_and_applied(begun, caplog):
     """A rate, a clip, a cache; the state itself is that of the checkpoint."""
     shutil.copytree(begun, other := begun.with_name("other"))
@@ -145,7 +145,6 @@ def test_a_replica_batch_size_that_means_another_size_is_refused(tmp_path):
         fit(network(4), data, [], checkpoint_in(tmp_path), epochs=1)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_a_shuffle_without_a_seed_is_named(tmp_path, caplog, wrapped):
     """No process can repeat it."""
@@ -156,7 +155,6 @@ def test_a_shuffle_without_a_seed_is_named(tmp_path, caplog, wrapped):
     assert caplog.text.count("The dataset shuffles without a seed") == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("background", [False, True])
 def test_a_run_whose_folder_is_moved_ends_with_its_name(tmp_path, background):
     """And goes on once it is back; a copy made while training does not disturb it."""

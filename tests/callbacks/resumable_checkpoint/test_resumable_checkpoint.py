@@ -136,7 +136,6 @@ def test_data_that_are_read_from_the_front(tmp_path, caplog, source, replicas):
 
 
 @pytest.mark.parametrize("source", ["batches", "generator"])
-@pytest.mark.slow
 def test_a_run_that_has_ended_trains_no_further(tmp_path, caplog, source):
     """It has the same model and history again, also where early stopping has put weights back."""
     data, arguments = batches, {"epochs": 9}

@@ -181,6 +181,7 @@ def test_a_lowered_rate_is_given_back_where_training_fails():
     assert type(model.optimizer._learning_rate) is keras.optimizers.schedules.CosineDecay
 
 
+@pytest.mark.slow
 def test_a_scheduler_that_would_undo_the_scaling_is_refused():
     """It sets the rate anew in every epoch."""
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 0.1)

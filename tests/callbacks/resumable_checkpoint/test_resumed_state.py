@@ -71,7 +71,6 @@ def test_swapped_weights(tmp_path, swap_on_epoch):
     assert_same(one, run(tmp_path / "b", stops, extra=swap, **settings))
 
 
-@pytest.mark.slow
 def test_the_steps_of_tensorboard_go_on(tmp_path):
     """They are counted from the first process on."""
 
@@ -141,7 +140,6 @@ def test_two_fits_with_one_object(tmp_path):
     assert_same_values(values_of(whole), expected)
 
 
-@pytest.mark.slow
 def test_a_thread_that_cannot_write_ends_training(tmp_path):
     """The error comes at the next step, and the checkpoints before are still there."""
 

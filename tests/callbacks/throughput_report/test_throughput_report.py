@@ -130,7 +130,6 @@ def test_waiting_for_data_is_found(compiled, nap):
     assert "kmg.data.from_*" in report.verdict
 
 
-@pytest.mark.slow
 @with_naps
 def test_computation_is_found(nap):
     """A layer that takes 100 ms."""
@@ -290,6 +289,7 @@ def test_files(tmp_path):
         ({"verbose": 3}, "`verbose` has an unknown value.*0, 1, 2.*Received: verbose=3"),
     ],
 )
+@pytest.mark.slow
 def test_bad_arguments(arguments, message):
     """Each is named when the callback is made."""
     with pytest.raises(ValueError, match=message):
