@@ -17,8 +17,8 @@ from keras_multigpu.partition.lengths import LENGTHS, elements_after
 from keras_multigpu.partition.sizes import AnySize
 from keras_multigpu.partition.values import VALUES
 
-# More numbers than any shape or list of axes has.
-SMALL = 64
+# More numbers than hundreds of shapes have, which the gradient of `concat` puts side by side.
+SMALL = 2048
 INTEGERS = (tf.int32, tf.int64, tf.bool)
 LOOPS = ("While", "StatelessWhile")
 BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")

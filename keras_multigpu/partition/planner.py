@@ -222,7 +222,9 @@ class Planner:
         several = op.type == "AddN" and ins.count(PARTIAL) > 1
         if op.type in ("AddN", "AddV2", "Sub") and (several or scope.in_loop):
             dims = [scope.facts.dims(tensor) for tensor in (*op.inputs, op.outputs[0])]
-            if op.outputs[0].dtype in SUMMED and all(own == dims[0] for own in dims):
+            # The shapes that `AddN` adds are equal, known or not.
+            equal = op.type == "AddN" or all(own == dims[0] for own in dims)
+            if op.outputs[0].dtype in SUMMED and equal:
                 return Plan((PARTIAL,) * len(ins), (PARTIAL,))
         return None
 

@@ -196,6 +196,15 @@ def taken_apart(op: tf.Operation, facts: Any) -> Any:
     return [np.squeeze(part, int(axis)) for part in parts] if unpacks else parts
 
 
+@value_of("SplitV")
+def taken_apart_by_sizes(op: tf.Operation, facts: Any) -> Any:
+    found, sizes, axis = (facts.value(tensor) for tensor in op.inputs)
+    sizes, axis = numbers(sizes), numbers(axis)
+    if found is None or sizes is None or axis is None or -1 in sizes:
+        return None
+    return np.split(found, np.cumsum(sizes[:-1]).astype(int), int(axis))
+
+
 @value_of("ConcatV2")
 def concatenated(op: tf.Operation, facts: Any) -> Any:
     *parts, axis = [facts.value(tensor) for tensor in op.inputs]

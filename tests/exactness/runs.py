@@ -17,8 +17,10 @@ from helpers.all_replicas import ALL_REPLICAS
 
 from exactness.cases import Case
 from keras_multigpu.training.logs import flattened
+from keras_multigpu.training.steps.split_step import SplitStep
 
 FLOOR = 1e-3
+STEPS = ("train_step", "test_step", "predict_step")
 
 
 @dataclass
@@ -105,3 +107,17 @@ def difference(expected: np.ndarray | None, found: np.ndarray | None) -> float:
         return np.inf
     scale = max(np.abs(expected).max(), FLOOR)
     return float(np.abs(expected - found).max() / scale)
+
+
+def gathered_in(model):
+    """For each step what replicas gather, and whether one of them takes the whole batch."""
+    found = set()
+    for method in STEPS:
+        for functions in model.replication.steps_of(method).values():
+            for compiled in functions.steps:
+                step = getattr(compiled, "step", None)
+                if isinstance(step, SplitStep):
+                    moved = [each for each in step.account.moved if each.kind == "gathered"]
+                    found |= {f"{method}: {each.op and each.op.type}" for each in moved}
+                    found |= {f"{method}: alone"} if step.alone else set()
+    return found

@@ -14,10 +14,7 @@ from helpers.all_replicas import ALL_REPLICAS
 import keras_multigpu as kmg
 from exactness import models as made
 from exactness.cases import CASES, QUICK, REPLICAS, Case, kinds
-from exactness.runs import alone, difference, differences, run
-from keras_multigpu.training.steps.split_step import SplitStep
-
-STEPS = ("train_step", "test_step", "predict_step")
+from exactness.runs import STEPS, alone, difference, differences, gathered_in, run
 
 pytestmark = [
     # Keras 3.15.1 writes weights through an `__array__` that NumPy 2 finds outdated.
@@ -62,20 +59,6 @@ GATHERED = {
     }
 }
 """What replicas gather, by row, so that none becomes exact by becoming slow."""
-
-
-def gathered_in(model):
-    """For each step what replicas gather, and whether one of them takes the whole batch."""
-    found = set()
-    for method in STEPS:
-        for functions in model.replication.steps_of(method).values():
-            for compiled in functions.steps:
-                step = getattr(compiled, "step", None)
-                if isinstance(step, SplitStep):
-                    moved = [each for each in step.account.moved if each.kind == "gathered"]
-                    found |= {f"{method}: {each.op and each.op.type}" for each in moved}
-                    found |= {f"{method}: alone"} if step.alone else set()
-    return found
 
 
 # Keras says so of the output without a loss.

@@ -102,8 +102,10 @@ ARITHMETIC = {
     "parts of a shape": lambda x: (
         tf.zeros(tf.unstack(tf.shape(x))[:2]),
         tf.zeros(tf.concat(tf.split(tf.shape(x), 3)[::-1], axis=0)),
+        tf.zeros(tf.split(tf.shape(x), [2, 0, 1])[0]),
     ),
     "mapped by one graph": lambda x: tf.vectorized_map(lambda row: tf.reduce_sum(row, axis=-1), x),
+    "frames": lambda x: tf.signal.frame(x, 2, 1),
     "patches": lambda x: tf.space_to_batch(x[..., None], [2], [[0, tf.shape(x)[1]]])[..., 0],
     "cond": lambda x: tf.cond(tf.reduce_sum(x) > 0, lambda: x, lambda: x[:1]),
     "loop": lambda x: tf.while_loop(
